@@ -136,7 +136,7 @@ class VerifierAnswerer:
         self, ask: AnswerRequest, session: ClientSession, encoded: Encoded, line: Loopback
     ) -> AsyncGenerator[AnswerEvent, None]:
         predicted = encoded.prediction
-        yield Began(len(session.log), encoded.thinking)
+        yield Began(encoded.thinking)
         start, text = len(session.log), TextStream(self._tokenizer, ask.stop)
         prediction, most = Prediction(predicted), self._service.limits.max_chain_tokens - 1
         calls = offered = accepted = 0

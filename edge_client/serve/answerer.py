@@ -177,7 +177,7 @@ class Marks:
         match event:
             case Prompt(ids=ids):
                 self._start, self._ids = len(ids), ids[-1:]
-                return Began(len(ids))
+                return Began()
             case Token(text=text, status=status, logprobs=told):
                 self._ends.append(self._end(len(self._ends)) + len(text))
                 self._ids.append(event.id)

@@ -33,6 +33,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     may_trim: bool = True
     """Whether a chat that outgrows the context may lose its oldest turns."""
 
+    @property
+    def may_call(self) -> bool:
+        """Whether the answer may contain calls."""
+        return self.tools is not None and self.tools.choice != "none"
+
 
 class Encoded(NamedTuple):
     """A question in tokens."""
@@ -87,7 +92,6 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 class Began(msgspec.Struct, frozen=True):
     """The prompt is encoded and fits; `thinking`: it ends within `<think>`."""
 
-    prompt_tokens: int
     thinking: bool = False
 
 
@@ -145,18 +149,14 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 AnswerEvent = Began | Piece | Verified | Cut | LinkNews | Note | Ended
 
 
-class AnswerSource(Protocol):
-    """A source of answers. Errors are `MoaError`s; closing a generator stops its work at once."""
+class Answerer(Protocol):
+    """One end's answers, and what the endpoint tells of it. Errors are `MoaError`s."""
 
     async def encode(self, ask: AnswerRequest) -> Encoded:
         """The question in tokens, encoded in a thread; a `UsageError` if it does not fit the context."""
 
     def answer(self, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
-        """`Began` first, `Ended` last. Many may run at once."""
-
-
-class Answerer(AnswerSource, Protocol):
-    """One end's answers, and what the endpoint tells of it."""
+        """`Began` first, `Ended` last. Many may run at once; closing a generator stops its work at once."""
 
     @property
     def model(self) -> str:

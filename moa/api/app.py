@@ -8,7 +8,8 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -16,22 +17,25 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 
 from moa.api import metrics as metrics_page
-from moa.api import shapes
 from moa.api.access import Access
-from moa.api.answer import Answerer, AnswerRequest
+from moa.api.answer import Answerer
+from moa.api.completions import parse_chat, parse_completion
 from moa.api.errors import ApiError
-from moa.api.fairness import Counted, Fairness, charged
+from moa.api.fairness import Fairness, charged
 from moa.api.guard import Guard
 from moa.api.http import EventStream, Json, frames, read_body, while_connected
+from moa.api.load import Counted
 from moa.api.metrics import ApiMetrics
 from moa.api.recheck import Rechecks
 from moa.api.replay import Recordings, position
-from moa.api.requests import Defaults, ParsedRequest, parse_chat, parse_completion
+from moa.api.requests import Defaults, ParsedRequest
 from moa.api.responses import ResponseShape, parse_response
-from moa.api.shapes import Shape
-from moa.api.stream import streamed, whole
+from moa.api.shapes import Shape, model_entry, model_list
+from moa.api.stream import streamed
+from moa.api.tools import ToolFormat
 from moa.process.memory import give_back_free_memory
 
+AnyCall = TypeVar("AnyCall", bound=ParsedRequest)
 _LARGE_BODY = 2**16
 _TRIM_SECONDS = 10.0
 """After a large request memory is given back to the system, so often at most."""
@@ -89,11 +93,11 @@ class Api:
             Route("/metrics", keyed(self._metrics)),
             Route("/v1/models", keyed(self._models)),
             Route("/v1/models/{model:path}", keyed(self._model)),
-            Route("/v1/chat/completions", keyed(self._chat), methods=["POST"]),
-            Route("/v1/completions", keyed(self._completion), methods=["POST"]),
+            Route("/v1/chat/completions", keyed(partial(self._answer, parse_chat, Shape)), methods=["POST"]),
+            Route("/v1/completions", keyed(partial(self._answer, parse_completion, Shape)), methods=["POST"]),
             Route("/v1/streams/{id}", keyed(self._follow)),
             Route("/v1/streams/{id}", keyed(self._stop), methods=["DELETE"]),
-            Route("/v1/responses", keyed(self._respond), methods=["POST"]),
+            Route("/v1/responses", keyed(partial(self._answer, parse_response, ResponseShape)), methods=["POST"]),
             Route("/moa/status", keyed(self._status)),
         ]
         return Guard(Router(routes), self.access, self.metrics, self._fairness, origins)
@@ -127,60 +131,45 @@ class Api:
         return Json(self._counted.status())
 
     async def _models(self, request: Request, principal: str) -> Response:
-        return Json(shapes.models(self.answerer.model, self._created))
+        return Json(model_list(self.answerer.model, self._created))
 
     async def _model(self, request: Request, principal: str) -> Response:
         self._known(request.path_params["model"])
-        return Json(shapes.model(self.answerer.model, self._created))
+        return Json(model_entry(self.answerer.model, self._created))
 
-    # ---- chat and completions
+    # ---- answers
 
-    async def _chat(self, request: Request, principal: str) -> Response:
-        body = await self._body(request, principal)
-        return await self._answer(request, parse_chat(body, self.defaults, principal), principal)
-
-    async def _completion(self, request: Request, principal: str) -> Response:
-        body = await self._body(request, principal)
-        return await self._answer(request, parse_completion(body, self.defaults, principal), principal)
-
-    async def _answer(self, request: Request, call: ParsedRequest, principal: str) -> Response:
+    async def _answer(
+        self,
+        parse: Callable[[bytes, Defaults, str], AnyCall],
+        shape_of: Callable[[str, AnyCall, ToolFormat | None], Shape | ResponseShape],
+        request: Request,
+        principal: str,
+    ) -> Response:
+        call = parse(await self._body(request, principal), self.defaults, principal)
         self._known(call.model)
-        tools = call.asks[0].question.tools
-        form = self.answerer.tool_format if tools is not None and tools.choice != "none" else None
-        usage_after = len(call.asks) if call.include_usage else 0
-        shape = shapes.Shape(
-            self.answerer.model, chat=call.chat, separate=call.separate, form=form, usage_after=usage_after
-        )
+        may_call = call.asks[0].question.may_call
+        shape = shape_of(self.answerer.model, call, self.answerer.tool_format if may_call else None)
+        events = streamed(call.asks, shape, self._counted)
         if call.stream:
-            return await self._stream(request, call.asks, shape, resumable=call.resumable)
-        answer = await while_connected(request.receive, whole(call, shape, self._counted))
-        verified = all(choice["moa"]["verified"] for choice in answer["choices"])
-        body = await asyncio.to_thread(msgspec.json.encode, answer)
-        return Json(body, headers={"X-Moa-Link": self._link, "X-Moa-Verified": str(verified).lower()})
-
-    async def _respond(self, request: Request, principal: str) -> Response:
-        call = parse_response(await self._body(request, principal), self.defaults, principal)
-        self._known(call.model)
-        shape = ResponseShape(self.answerer.model, call, self.answerer.tool_format)
-        if call.stream:
-            return await self._stream(request, [call.ask], shape, resumable=call.resumable)
-        await while_connected(request.receive, _drain(streamed([call.ask], shape, self._counted)))
+            return self._stream(await _opened(request, events), call, shape)
+        await while_connected(request.receive, _drain(events))
         if shape.error is not None:
             raise shape.error
-        return Json(shape.snapshot())
+        # Log-probabilities of thousands of tokens take a second to write.
+        body = await asyncio.to_thread(lambda: msgspec.json.encode(shape.snapshot()))
+        verified = all(ended.verified for ended in shape.ends.values())
+        return Json(body, headers={"X-Moa-Link": self._link, "X-Moa-Verified": str(verified).lower()})
 
     # ---- streams
 
-    async def _stream(
-        self, request: Request, asks: Sequence[AnswerRequest], shape: Shape | ResponseShape, *, resumable: bool
-    ) -> Response:
-        events = await _opened(request, streamed(asks, shape, self._counted))
+    def _stream(self, events: AsyncGenerator[Any, None], call: ParsedRequest, shape: Shape | ResponseShape) -> Response:
         headers = {"X-Request-Id": shape.id, "X-Moa-Link": self._link}
-        if not resumable:
+        if not call.resumable:
             return EventStream(frames(events), headers)
-        recording = self._kept.open(shape.id, asks[0].principal)
-        if len(asks) == 1 and asks[0].mode == "provisional":
-            self._rechecks.add(recording, asks[0], shape)
+        recording = self._kept.open(shape.id, call.asks[0].principal)
+        if len(call.asks) == 1 and call.asks[0].mode == "provisional":
+            self._rechecks.add(recording, call.asks[0], shape)
         self._kept.record(recording, events)
         return EventStream(recording.listen(0), headers)
 

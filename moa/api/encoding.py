@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from moa.api.answer import AnswerRequest, Encoded, Question
 from moa.api.errors import ApiError, bad
-from moa.api.present import within_thinking
+from moa.api.parts import within_thinking
 from moa.api.tools import ToolFormat, Tools, listed
 from moa.chat_window import fitting, prompt_room
 from moa.grammar.spec import Grammar

@@ -1,7 +1,7 @@
 """Who keeps the event loop busy waits. The processor time that the requests of a key take on it is measured and charged
 to the key, a refusal more than it took, and a key that has used more than its share waits before its next request. A
 refusal of somebody without a key is charged to the address, and comes later the more of them there were: neither delays
-anybody else. And answers at once are limited, with a fair share for each key."""
+anybody else."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ import contextlib
 import time
 import types
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextvars import ContextVar
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
 
 from moa.api.access import ANONYMOUS
-from moa.api.answer import Answerer, AnswerEvent, AnswerRequest, Cut, Encoded, Ended, Piece
 from moa.api.errors import ApiError
-from moa.api.metrics import ApiMetrics
 from moa.token_bucket import TokenBucket
 
 Result = TypeVar("Result")
@@ -127,80 +124,3 @@ def _charged(work: Coroutine[Any, Any, Result], charge: Callable[[float], None])
             step = work.send
         except BaseException as error:  # a cancellation, for the work to see
             step, given = work.throw, error
-
-
-class Counted:
-    """Wraps an answerer; at most `most` answers at once, and a fair share of them for each principal."""
-
-    def __init__(self, inner: Answerer, metrics: ApiMetrics, most: int) -> None:
-        self._inner, self._metrics, self._most = inner, metrics, most
-        self._running: Counter[str] = Counter()
-        self._encoding: Counter[str] = Counter()
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """Questions that are being encoded, or wait for it, and whose turn it is."""
-        self._totals: Counter[str] = Counter()
-
-    @property
-    def running(self) -> int:
-        """Answers that are being written."""
-        return self._running.total()
-
-    def status(self) -> dict[str, Any]:
-        """The inner answerer's figures, the load, and totals over all answers: tokens as they come, the rest when an
-        answer ends."""
-        load = {"running": self.running, "most_running": self._most}
-        totals = {name: self._totals[name] for name in ("tokens", "drafted", "accepted", "calls")}
-        return {**self._inner.status(), **load, **totals}
-
-    async def encode(self, ask: AnswerRequest) -> Encoded:
-        """The inner answerer's encoding, one at a time for each principal."""
-        if self._encoding[ask.principal] >= self._most:
-            raise self._busy()
-        self._encoding[ask.principal] += 1
-        turn = self._turns.setdefault(ask.principal, asyncio.Lock())
-        try:
-            async with turn:
-                return await self._inner.encode(ask)
-        finally:
-            self._encoding[ask.principal] -= 1
-            self._encoding += Counter()  # removes entries at zero
-
-    async def answer(self, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
-        """The inner answerer's events."""
-        others = len(self._running.keys() - {ask.principal})
-        if self.running >= self._most or (
-            others and self._running[ask.principal] >= max(1, self._most // (others + 1))
-        ):
-            raise self._busy()
-        began, first = time.monotonic(), True
-        self._running[ask.principal] += 1
-        self._metrics.running.set(self.running)
-        withdrawn = self._metrics.withdrawn
-        length = 0
-        try:
-            async with contextlib.aclosing(self._inner.answer(ask, encoded)) as events:
-                async for event in events:
-                    match event:
-                        case Piece():
-                            length += len(event.text)
-                            self._totals["tokens"] += 1
-                            if first and event.text:
-                                first = False
-                                self._metrics.first_text.observe(time.monotonic() - began)
-                        case Cut():
-                            withdrawn.inc(max(0, length - event.characters))
-                            length = event.characters
-                        case Ended(counts=counts):
-                            self._metrics.tokens.labels("prompt").inc(counts.prompt_tokens)
-                            self._metrics.tokens.labels("answer").inc(counts.tokens)
-                            self._totals.update(drafted=counts.drafted, accepted=counts.accepted, calls=counts.calls)
-                        case _:
-                            pass
-                    yield event
-        finally:
-            self._running[ask.principal] -= 1
-            self._running += Counter()  # removes entries at zero
-            self._metrics.running.set(self.running)
-
-    def _busy(self) -> ApiError:
-        return ApiError(429, f"{self.running} answers are running: try again soon", code="busy", retry_after=1.0)

@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from moa.api.answer import AnswerRequest, Ended
-from moa.api.fairness import Counted
+from moa.api.load import Counted
 from moa.api.present import Show
 from moa.api.replay import Recording, Recordings
 from moa.api.responses import ResponseShape
@@ -42,7 +42,8 @@ class Recheck:
     @property
     def over(self) -> bool:
         """Whether the answer is complete, and there is nothing more to check."""
-        return self.recording.closed and (self.shape.unverified is None or self.failures >= _MOST_FAILURES)
+        ended = self.shape.ends.get(0)
+        return self.recording.closed and (ended is None or ended.verified or self.failures >= _MOST_FAILURES)
 
     async def correct(self, answerer: Counted) -> None:
         """Append what the verifier says of the answer; nothing if it is gone again."""
@@ -59,7 +60,7 @@ class Recheck:
             self.recording.close()
 
     async def _correction(self, answerer: Counted) -> list[Any]:
-        written = self.shape.unverified or ""
+        written = self.shape.ends[0].text
         question = replace(self.ask.question, prediction=written)
         ended = None
         async with contextlib.aclosing(side_by_side(answerer, [replace(self.ask, question=question)])) as events:
@@ -67,10 +68,9 @@ class Recheck:
                 ended = event if isinstance(event, Ended) else ended
         if ended is None or not ended.verified:
             return []
-        self.shape.unverified = None
         same = common_prefix(written, ended.text)
         show = Show(ended.text[same:], len(ended.text), same if same < len(written) else None)
-        return [*self.shape.piece(0, show, marked=True, last=True), *self.shape.end(0, ended)]
+        return [*self.shape.piece(0, show, last=True), *self.shape.end(0, ended)]
 
 
 class Rechecks:

@@ -1,4 +1,4 @@
-"""`/v1/responses`: the text part of Open Responses. Requests, the response object, and stream events."""
+"""The text part of Open Responses, `/v1/responses`, from its request to its events."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import msgspec
 from msgspec import Meta
 
 from moa.api import logprobs
-from moa.api.answer import AnswerRequest, Began, Counts, Ended, LinkNews, Note, Question, Scored
+from moa.api.answer import Began, Counts, Ended, LinkNews, Note, Scored
 from moa.api.errors import ApiError, bad
-from moa.api.present import Separator, Show
+from moa.api.parts import Separator
+from moa.api.present import Show
 from moa.api.requests import (
     Content,
     Defaults,
+    ParsedRequest,
     PositiveInt,
     Role,
     TextRequest,
@@ -24,11 +26,11 @@ from moa.api.requests import (
     answer_format,
     answer_request,
     chat_role,
+    common_fields,
     content_text,
     decode,
-    predicted_text,
+    question_of,
     refuse,
-    template_variables,
 )
 from moa.api.tools import Function, Tool, ToolFormat, WrittenCall, chosen
 from moa.logprobs import MAX_TOP
@@ -83,15 +85,11 @@ _LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that requests log-probabilities."""
 
 
-class ResponseCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A parsed request."""
+class ResponseCall(ParsedRequest, frozen=True, kw_only=True):
+    """A parsed request for a response, which has one choice."""
 
-    ask: AnswerRequest
-    model: str | None
     fields: dict[str, Any]
     """The fields of the response that repeat the request's."""
-    stream: bool
-    resumable: bool
 
 
 def parse_response(body: bytes, defaults: Defaults, principal: str) -> ResponseCall:
@@ -104,10 +102,9 @@ def parse_response(body: bytes, defaults: Defaults, principal: str) -> ResponseC
     instructions = ({"role": "system", "content": request.instructions},) if request.instructions else ()
     offered = request.tools or ()
     grammar = answer_format((request.text or {}).get("format"), "text.format")
-    question = Question(
+    question = question_of(
+        request,
         messages=(*instructions, *_messages(request.input)),
-        prediction=predicted_text(request.prediction),
-        template=template_variables(request.chat_template_kwargs),
         may_trim=request.truncation != "disabled",
         tools=chosen(request.tool_choice, [Tool(one) for one in offered], request.parallel_tool_calls),
     )
@@ -121,8 +118,8 @@ def parse_response(body: bytes, defaults: Defaults, principal: str) -> ResponseC
         grammar=grammar,
     )
     return ResponseCall(
-        ask=ask,
-        model=request.model,
+        **common_fields(request),
+        asks=(ask,),
         fields={name: getattr(request, name) for name in _REPEATED}
         | {
             "top_p": 1.0 if request.top_p is None else request.top_p,
@@ -135,8 +132,6 @@ def parse_response(body: bytes, defaults: Defaults, principal: str) -> ResponseC
             "truncation": request.truncation or "auto",
             "text": {"format": (request.text or {}).get("format") if grammar else {"type": "text"}},
         },
-        stream=bool(request.stream),
-        resumable=bool(request.moa and request.moa.resumable),
     )
 
 
@@ -167,20 +162,8 @@ def _messages(given: str | Sequence[Item]) -> Iterator[dict[str, Any]]:
 OutputKind = Literal["reasoning", "message"]
 
 
-class CallItem:
-    """A call as an item of a response."""
-
-    def __init__(self, call: WrittenCall) -> None:
-        self.id, self.call_id, self.call = f"fc_{secrets.token_hex(16)}", f"call_{secrets.token_hex(12)}", call
-
-    def snapshot(self, status: str) -> dict[str, Any]:
-        """The item, which is complete whatever becomes of the response."""
-        told = {"call_id": self.call_id, "name": self.call.name, "arguments": self.call.arguments}
-        return {"type": "function_call", "id": self.id, "status": "completed", **told}
-
-
 class OutputItem:
-    """One item of a response: the reasoning, or the message."""
+    """An item of a response whose text grows: the reasoning, or the message."""
 
     def __init__(self, kind: OutputKind) -> None:
         self.kind = kind
@@ -216,21 +199,22 @@ class ResponseShape:
     """One response: its current state, and the events for each change."""
 
     def __init__(self, model: str, call: ResponseCall, form: ToolFormat | None = None) -> None:
-        """`form` is how the model writes calls."""
+        """`form`: how the model writes calls, if it may."""
         self.id = f"resp_{secrets.token_hex(16)}"
-        tools = call.ask.question.tools
-        self._form = form if tools is not None and tools.choice != "none" else None
+        self._form = form
+        self.marked = call.asks[0].mode == "provisional"
+        """For clients that know our events, and so can take text back."""
         self._parts = Separator()
-        self._items: list[OutputItem | CallItem] = []
+        self._items: list[OutputItem | dict[str, Any]] = []
+        """A call is complete when it comes, and so an object already."""
         self._model, self._created = model, int(time.time())
         self._fields = call.fields
         self._status = "in_progress"
         self._completed: int | None = None
         self._why: dict[str, Any] | None = None
         self.error: ApiError | None = None
-        self.unverified: str | None = None
-        """The text, when it is complete and part of it was never verified."""
-        self._counts: Counts | None = None
+        self.ends: dict[int, Ended] = {}
+        """How the answer has ended, when it has."""
         self._number = -1
 
     def snapshot(self) -> dict[str, Any]:
@@ -244,15 +228,15 @@ class ResponseShape:
             "status": self._status,
             "incomplete_details": self._why,
             "model": self._model,
-            "output": [item.snapshot(self._status) for item in self._items],
-            "error": _error(self.error) if self.error is not None else None,
+            "output": [item if isinstance(item, dict) else item.snapshot(self._status) for item in self._items],
+            "error": self.error and {"code": self.error.code or "server_error", "message": str(self.error)},
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "reasoning": None,
             "previous_response_id": None,
             "store": False,
             "background": False,
-            "usage": _usage(self._counts) if self._counts is not None else None,
+            "usage": _usage(self.ends[0].counts) if self.ends else None,
             "max_tool_calls": None,
             "service_tier": "default",
         }
@@ -266,36 +250,34 @@ class ResponseShape:
         yield self._event("response.in_progress", response=self.snapshot())
 
     def piece(
-        self, index: int, show: Show | None, *, marked: bool = False, alone: bool = False, last: bool = False
+        self, index: int, show: Show | None, *, alone: bool = False, last: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """Events for added and removed text; `marked` for clients that know our events. The `last` change brings what
-        was held back."""
+        """Events for added and removed text; the `last` change brings what was held back."""
         reasoning, answer = self._parts.take(show, last=last)
         if reasoning.text or reasoning.cut is not None:
-            yield from self._change("reasoning", reasoning, (), marked=marked)
+            yield from self._change("reasoning", reasoning)
         scored = show.logprobs if show is not None else ()
         nothing = last and not self._parts.calls
-        if answer.text or answer.cut is not None or scored or nothing or (marked and show is not None):
-            yield from self._change("message", answer, scored, marked=marked)
-        if last or not marked:  # else the text of a call may still be withdrawn
-            for call in self._parts.calls[sum(isinstance(item, CallItem) for item in self._items) :]:
-                yield from self._call(CallItem(call))
+        if answer.text or answer.cut is not None or scored or nothing or (self.marked and show is not None):
+            yield from self._change("message", answer, scored)
+        if last or not self.marked:  # else the text of a call may still be withdrawn
+            for call in self._parts.calls[sum(isinstance(item, dict) for item in self._items) :]:
+                yield from self._call(call)
 
-    def _call(self, item: CallItem) -> Iterator[dict[str, Any]]:
+    def _call(self, call: WrittenCall) -> Iterator[dict[str, Any]]:
         yield from self._close_items()
-        place = {"output_index": len(self._items)}
+        id, place = f"fc_{secrets.token_hex(16)}", {"output_index": len(self._items)}
+        told = {"call_id": f"call_{secrets.token_hex(12)}", "name": call.name, "arguments": call.arguments}
+        item = {"type": "function_call", "id": id, "status": "completed", **told}
         self._items.append(item)
-        told, arguments = item.snapshot(self._status), item.call.arguments
-        begun = told | {"arguments": "", "status": "in_progress"}
+        begun = item | {"arguments": "", "status": "in_progress"}
         yield self._event("response.output_item.added", item=begun, **place)
-        yield self._event("response.function_call_arguments.delta", item_id=item.id, delta=arguments, **place)
-        done = {"item_id": item.id, "name": item.call.name, "arguments": arguments}
+        yield self._event("response.function_call_arguments.delta", item_id=id, delta=call.arguments, **place)
+        done = {"item_id": id, "name": call.name, "arguments": call.arguments}
         yield self._event("response.function_call_arguments.done", **done, **place)
-        yield self._event("response.output_item.done", item=told, **place)
+        yield self._event("response.output_item.done", item=item, **place)
 
-    def _change(
-        self, kind: OutputKind, part: Show, scored: Sequence[Scored], *, marked: bool
-    ) -> Iterator[dict[str, Any]]:
+    def _change(self, kind: OutputKind, part: Show, scored: Sequence[Scored] = ()) -> Iterator[dict[str, Any]]:
         item = next((item for item in self._items if isinstance(item, OutputItem) and item.kind == kind), None)
         if item is None:
             yield from self._close_items()
@@ -305,11 +287,11 @@ class ResponseShape:
             yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=empty)
             yield self._part_event(item, "response.content_part.added", part=item.part())
         told = item.take(part, scored)
-        if marked and (part.cut is not None or not part.text):
+        if self.marked and (part.cut is not None or not part.text):
             yield self._part_event(item, f"moa:{item.content}.revised", cut=part.cut, verified=part.verified)
         if part.text or scored:
             more: dict[str, Any] = {"logprobs": told} if kind == "message" else {}
-            more |= {"moa": {"verified": part.verified}} if marked else {}
+            more |= {"moa": {"verified": part.verified}} if self.marked else {}
             yield self._part_event(item, f"response.{item.content}.delta", delta=part.text, **more)
 
     def _close_items(self) -> Iterator[dict[str, Any]]:
@@ -330,7 +312,7 @@ class ResponseShape:
 
     def end(self, index: int, ended: Ended) -> Iterator[dict[str, Any]]:
         """Events at the end of the answer."""
-        self._counts = ended.counts
+        self.ends[index] = ended
         cut_short = ended.reason not in ("eos", "stop")
         self._status = "incomplete" if cut_short else "completed"
         self._completed = None if cut_short else int(time.time())
@@ -364,7 +346,3 @@ def _usage(counts: Counts) -> dict[str, Any]:
         "total_tokens": counts.prompt_tokens + counts.tokens,
         "moa": {"drafted": counts.drafted, "accepted": counts.accepted, "calls": counts.calls, **counts.more},
     }
-
-
-def _error(error: ApiError) -> dict[str, Any]:
-    return {"code": error.code or "server_error", "message": str(error)}

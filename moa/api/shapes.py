@@ -5,13 +5,15 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from moa.api import logprobs
-from moa.api.answer import Began, Counts, Ended, LinkNews, Note, Reason, Scored
+from moa.api.answer import Began, Ended, LinkNews, Note, Reason, Scored
+from moa.api.completions import CompletionCall
 from moa.api.errors import ApiError
-from moa.api.present import Separator, Show
+from moa.api.parts import Separator
+from moa.api.present import Show
 from moa.api.tools import ToolFormat
 
 _FINISH: dict[Reason, str] = {"eos": "stop", "stop": "stop"}
@@ -21,88 +23,82 @@ _FINISH: dict[Reason, str] = {"eos": "stop", "stop": "stop"}
 class Shape:
     """The envelope of one response: its id, and how choices are written in it."""
 
-    def __init__(
-        self, model: str, *, chat: bool, separate: bool = True, form: ToolFormat | None = None, usage_after: int = 0
-    ) -> None:
-        """`separate`: thinking goes into a field of its own; `form`: how the model writes calls, if it may;
-        `usage_after`: after the end of so many choices a stream has a chunk with the usage of all (0: none)."""
-        self._usage_after, self._counts = usage_after, list[Counts]()
-        self.chat, self._separate, self._form = chat, separate, form
+    def __init__(self, model: str, call: CompletionCall, form: ToolFormat | None = None) -> None:
+        """`form`: how the model writes calls, if it may."""
+        self._call, self._form = call, form
+        self.marked = call.asks[0].mode == "provisional"
+        """For clients that know our field, and so can take text back."""
         self._called: Counter[int] = Counter()
         """Calls of each choice that have been sent."""
         self._parts: dict[int, Separator] = {}
-        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(16)}"
+        self.id = f"{'chatcmpl' if call.chat else 'cmpl'}-{secrets.token_hex(16)}"
         self._created = int(time.time())
         self._model = model
-        self._scored: Counter[int] = Counter()
+        self._scored: dict[int, list[Scored]] = {index: [] for index in range(len(call.asks))}
+        """What is to be told with a whole answer."""
+        self._told: Counter[int] = Counter()
         """Characters of each streamed choice whose log-probabilities have been sent."""
-        self.unverified: str | None = None
-        """The text, when it is complete and part of it was never verified; of a stream with one choice."""
+        self.ends: dict[int, Ended] = {}
+        """How each choice has ended, when it has."""
+        self.error: ApiError | None = None
 
-    # ---- whole
-
-    def whole(
-        self,
-        texts: Sequence[str],
-        ends: Sequence[tuple[Reason, bool]],
-        counts: Sequence[Counts],
-        scored: Sequence[Sequence[Scored] | None],
-    ) -> Any:
-        """The response of a request that does not stream; `scored` is None if it was not requested."""
+    def snapshot(self) -> dict[str, Any]:
+        """The response of a request that does not stream, when all choices have ended."""
         choices = [
             self._choice(
                 index,
-                {"message": self._message(index, text)} if self.chat else {"text": text},
-                reason,
-                {"reason": reason, "verified": verified},
-                entries,
+                {"message": self._message(index)} if self._call.chat else {"text": self._parts[index].answer},
+                ended.reason,
+                {"reason": ended.reason, "verified": ended.verified},
+                None if self._call.asks[index].logprobs is None else self._scored[index],
             )
-            for index, (text, (reason, verified), entries) in enumerate(zip(texts, ends, scored, strict=True))
+            for index, ended in sorted(self.ends.items())
         ]
-        kind = "chat.completion" if self.chat else "text_completion"
-        return self._envelope(kind, choices) | {"usage": usage(counts)}
+        kind = "chat.completion" if self._call.chat else "text_completion"
+        return self._envelope(kind, choices) | {"usage": _usage(self.ends.values())}
 
     # ---- chunks
 
     def begin(self, index: int, event: Began) -> list[Any]:
         """A choice begins: the chunk that opens it in a chat."""
-        separate = self.chat and self._separate
-        self._parts[index] = Separator(separate=separate, thinking=event.thinking, form=self._form)
+        self._parts[index] = Separator(separate=self._call.separate, thinking=event.thinking, form=self._form)
         opening = {"delta": {"role": "assistant", "content": ""}}
-        return [self._chunk([self._choice(index, opening)])] if self.chat else []
+        return [self._chunk([self._choice(index, opening)])] if self._call.chat else []
 
-    def piece(
-        self, index: int, show: Show | None, *, marked: bool = False, alone: bool = False, last: bool = False
-    ) -> Iterator[Any]:
-        """The chunk for a change, if there is one. `marked`: for clients that know our field; `alone`: the device's own
-        text; the `last` change brings what was held back, and calls in texts that may be cut."""
+    def piece(self, index: int, show: Show | None, *, alone: bool = False, last: bool = False) -> Iterator[Any]:
+        """The chunk for a change, if there is one. `alone`: the device's own text; the `last` change brings what was
+        held back, and calls in texts that may be cut."""
         reasoning, answer = self._parts[index].take(show, last=last)
-        delta: dict[str, Any] = {"reasoning_content": reasoning.text, "content": answer.text}
-        if last or not marked:
-            delta["tool_calls"] = self._calls(index)
         scored = show.logprobs if show is not None else ()
-        if not (any(delta.values()) or scored or (marked and show is not None)):
+        if not self._call.stream:
+            self._scored[index] += scored
+            return
+        delta: dict[str, Any] = {"reasoning_content": reasoning.text, "content": answer.text}
+        if last or not self.marked:
+            delta["tool_calls"] = self._calls(index)
+        if not (any(delta.values()) or scored or (self.marked and show is not None)):
             return
         delta = {name: value for name, value in delta.items() if value}
-        marks: dict[str, Any] = {"unverified": True} if alone and not marked else {}
-        if marked:
+        marks: dict[str, Any] = {"unverified": True} if alone and not self.marked else {}
+        if self.marked:
             marks["verified"] = answer.verified
             cuts = {"cut": answer.cut, "reasoning_cut": reasoning.cut}
             marks |= {name: cut for name, cut in cuts.items() if cut is not None}
-        body = {"delta": delta} if self.chat else {"text": answer.text}
+        body = {"delta": delta} if self._call.chat else {"text": answer.text}
         yield self._chunk([self._choice(index, body, None, marks, scored or None)])
 
     def end(self, index: int, ended: Ended) -> Iterator[Any]:
         """The chunk that closes a choice, and that of `stream_options.include_usage`."""
-        body: dict[str, Any] = {"delta": {}} if self.chat else {"text": ""}
+        body: dict[str, Any] = {"delta": {}} if self._call.chat else {"text": ""}
         marks = {"reason": ended.reason, "all_verified": ended.verified}
         yield self._chunk([self._choice(index, body, ended.reason, marks)])
-        self._counts.append(ended.counts)
-        if len(self._counts) == self._usage_after:
-            yield self._chunk([]) | {"usage": usage(self._counts)}
+        self.ends[index] = ended
+        if self._call.include_usage and len(self.ends) == len(self._call.asks):
+            yield self._chunk([]) | {"usage": _usage(self.ends.values())}
 
     def fail(self, error: ApiError) -> Any:
         """The event for an error, the last."""
+        self.error = error
         return error.body()
 
     def news(self, event: LinkNews | Note) -> Any:
@@ -114,7 +110,7 @@ class Shape:
     # ---- parts
 
     def _chunk(self, choices: list[Any]) -> dict[str, Any]:
-        return self._envelope("chat.completion.chunk" if self.chat else "text_completion", choices)
+        return self._envelope("chat.completion.chunk" if self._call.chat else "text_completion", choices)
 
     def _envelope(self, kind: str, choices: list[Any]) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self._created, "model": self._model, "choices": choices}
@@ -134,13 +130,13 @@ class Shape:
         choice = {"index": index, **body, "logprobs": told, "finish_reason": finish}
         return choice | {"moa": moa} if moa else choice
 
-    def _message(self, index: int, text: str) -> dict[str, Any]:
-        reasoning, answer = self._parts[index].split(text)
-        message: dict[str, Any] = {"role": "assistant", "content": answer, "refusal": None}
-        if reasoning:
-            message["reasoning_content"] = reasoning
+    def _message(self, index: int) -> dict[str, Any]:
+        parts = self._parts[index]
+        message: dict[str, Any] = {"role": "assistant", "content": parts.answer, "refusal": None}
+        if parts.reasoning:
+            message["reasoning_content"] = parts.reasoning
         if calls := self._calls(index):
-            message |= {"content": answer or None, "tool_calls": calls}
+            message |= {"content": parts.answer or None, "tool_calls": calls}
         return message
 
     def _calls(self, index: int) -> list[dict[str, Any]]:
@@ -158,16 +154,17 @@ class Shape:
         ]
 
     def _logprobs(self, index: int, scored: Sequence[Scored]) -> dict[str, Any]:
-        if self.chat:
+        if self._call.chat:
             return logprobs.chat(scored)
-        offset = self._scored[index]
-        self._scored[index] += sum(len(entry.token) for entry in scored)
+        offset = self._told[index]
+        self._told[index] += sum(len(entry.token) for entry in scored)
         return logprobs.completion(scored, offset)
 
 
-def usage(every: Sequence[Counts]) -> dict[str, Any]:
+def _usage(ends: Iterable[Ended]) -> dict[str, Any]:
     """Tokens of all choices together. Figures of speculation are in `moa`; those of the prediction are where OpenAI has
     them."""
+    every = [ended.counts for ended in ends]
     prompt, tokens = sum(c.prompt_tokens for c in every), sum(c.tokens for c in every)
     predicted, taken = sum(c.predicted for c in every), sum(c.predicted_accepted for c in every)
     return {
@@ -190,11 +187,11 @@ def usage(every: Sequence[Counts]) -> dict[str, Any]:
     }
 
 
-def models(name: str, created: int) -> dict[str, Any]:
+def model_list(name: str, created: int) -> dict[str, Any]:
     """The list of models: one."""
-    return {"object": "list", "data": [model(name, created)]}
+    return {"object": "list", "data": [model_entry(name, created)]}
 
 
-def model(name: str, created: int) -> dict[str, Any]:
+def model_entry(name: str, created: int) -> dict[str, Any]:
     """One model."""
     return {"id": name, "object": "model", "created": created, "owned_by": "moa-edge"}

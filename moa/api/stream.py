@@ -12,18 +12,16 @@ from msgspec.structs import replace
 from moa.api.answer import (
     AnswerEvent,
     AnswerRequest,
-    AnswerSource,
     Began,
     Encoded,
     Ended,
     LinkNews,
     Note,
     Piece,
-    Scored,
 )
 from moa.api.errors import from_error
+from moa.api.load import Counted
 from moa.api.present import Presenter, Show
-from moa.api.requests import ParsedRequest
 from moa.api.responses import ResponseShape
 from moa.api.shapes import Shape
 from moa.chat_window import left_out_notice
@@ -34,7 +32,7 @@ _WAITING = 64
 
 
 async def side_by_side(
-    answerer: AnswerSource, asks: Sequence[AnswerRequest]
+    answerer: Counted, asks: Sequence[AnswerRequest]
 ) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
     """Events of all answers as they come, each with the number of its answer. Closing the generator ends them all."""
     questions = {id(ask.question): ask for ask in asks}  # choices share theirs
@@ -72,7 +70,7 @@ async def side_by_side(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _answer(answerer: AnswerSource, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
+async def _answer(answerer: Counted, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
     """The answerer's events, and the news that messages were left out of the prompt."""
     left_out = encoded.left_out
     async with contextlib.aclosing(answerer.answer(ask, encoded)) as events:
@@ -86,30 +84,8 @@ async def _answer(answerer: AnswerSource, ask: AnswerRequest, encoded: Encoded) 
                 yield Note(left_out_notice(left_out))
 
 
-async def whole(call: ParsedRequest, shape: Shape, answerer: AnswerSource) -> Any:
-    """The response of a request that does not stream."""
-    presenters = [Presenter(ask.mode) for ask in call.asks]
-    texts = [""] * len(call.asks)
-    scored: list[list[Scored] | None] = [None if ask.logprobs is None else [] for ask in call.asks]
-    ends: dict[int, Ended] = {}
-    async with contextlib.aclosing(side_by_side(answerer, call.asks)) as events:
-        async for index, event in events:
-            if isinstance(event, Began):
-                shape.begin(index, event)
-            if (show := presenters[index].take(event)) is not None:
-                texts[index] = texts[index][: show.cut] + show.text
-                if (entries := scored[index]) is not None:
-                    entries += show.logprobs
-            if isinstance(event, Ended):
-                ends[index] = event
-    done = [ends[index] for index in range(len(texts))]
-    ends_of = [(end.reason, end.verified) for end in done]
-    # Log-probabilities of thousands of tokens take a second to write.
-    return await asyncio.to_thread(shape.whole, texts, ends_of, [end.counts for end in done], scored)
-
-
 async def streamed(
-    asks: Sequence[AnswerRequest], shape: Shape | ResponseShape, answerer: AnswerSource
+    asks: Sequence[AnswerRequest], shape: Shape | ResponseShape, answerer: Counted
 ) -> AsyncGenerator[Any, None]:
     """The events of a stream. An error after the first becomes one, and the last."""
     presenters = [Presenter(ask.mode) for ask in asks]
@@ -118,7 +94,7 @@ async def streamed(
         async with contextlib.aclosing(side_by_side(answerer, asks)) as events:
             async for index, event in events:
                 begun = begun or isinstance(event, Began)
-                for told in _shaped(index, event, presenters[index].take(event), shape, asks):
+                for told in _shaped(index, event, presenters[index].take(event), shape):
                     yield told
                     await asyncio.sleep(0)  # log-probabilities of thousands of tokens take a second to write
     except MoaError as error:
@@ -127,18 +103,15 @@ async def streamed(
         yield shape.fail(from_error(error))
 
 
-def _shaped(
-    index: int, event: AnswerEvent, show: Show | None, shape: Shape | ResponseShape, asks: Sequence[AnswerRequest]
-) -> Iterator[Any]:
+def _shaped(index: int, event: AnswerEvent, show: Show | None, shape: Shape | ResponseShape) -> Iterator[Any]:
     """What the client is sent for an event of a choice; `show` is the change of its text."""
-    marked, ended = asks[0].mode == "provisional", isinstance(event, Ended)
+    ended = isinstance(event, Ended)
     if isinstance(event, Began):
         yield from shape.begin(index, event)
-    if isinstance(event, LinkNews | Note) and marked:
+    if isinstance(event, LinkNews | Note) and shape.marked:
         yield shape.news(event)
     if show is not None or ended:
         alone = isinstance(event, Piece) and not event.verified
-        yield from shape.piece(index, show, marked=marked, alone=alone, last=ended)
+        yield from shape.piece(index, show, alone=alone, last=ended)
     if isinstance(event, Ended):
-        shape.unverified = event.text if marked and not event.verified and len(asks) == 1 else None
         yield from shape.end(index, event)

@@ -69,7 +69,7 @@ class Scripted:
 def says(*pieces: str, reason: Reason = "eos", verified: bool = True) -> list[AnswerEvent]:
     """An answer of these pieces."""
     return [
-        Began(3),
+        Began(),
         *(Piece(piece, verified) for piece in pieces),
         ended("".join(pieces), reason=reason, verified=verified, tokens=len(pieces)),
     ]

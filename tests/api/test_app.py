@@ -70,9 +70,9 @@ async def test_a_chat_answer_whole_and_as_a_stream() -> None:
     "script",
     [
         says("<th", "ink>\nhm", "m</thi", "nk>\n\n4", "2"),
-        [Began(3, thinking=True), *says("hm", "m</think>\n\n", "42")[1:]],
+        [Began(thinking=True), *says("hm", "m</think>\n\n", "42")[1:]],
         [
-            *(Began(3), Piece("<think>\nhxx</think>4", verified=False), Cut(9)),
+            *(Began(), Piece("<think>\nhxx</think>4", verified=False), Cut(9)),
             *(Piece("mm</think>42"), ended("<think>\nhmm</think>42")),
         ],
     ],
@@ -120,7 +120,7 @@ async def test_completions_take_texts_and_ids() -> None:
 
 
 async def test_provisional_text_is_marked_and_retracted() -> None:
-    script = [Began(3), Piece("ab"), LinkNews("offline"), Piece("cd", False), Cut(3), Piece("x"), ended("abcx")]
+    script = [Began(), Piece("ab"), LinkNews("offline"), Piece("cd", False), Cut(3), Piece("x"), ended("abcx")]
     async with talk(script) as (_, client):
         reply = await client.post(CHAT, json=chat(stream=True, moa={"mode": "provisional"}))
     chunks = data_of(reply.text)[:-1]
@@ -199,7 +199,7 @@ async def test_errors_from_inside_have_their_status_and_are_the_last_event_of_a_
             reply = await client.post(CHAT, json=chat(stream=stream))
             assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
             assert ("retry-after" in reply.headers) == (status in (429, 503))
-        begun += [Began(3), Piece("a")]
+        begun += [Began(), Piece("a")]
         *_, last, done = data_of((await client.post(CHAT, json=chat(stream=True))).text)
     assert (last["error"]["code"], done) == (code, "[DONE]")
 
@@ -262,7 +262,7 @@ async def test_memory_is_given_back_after_a_large_request(monkeypatch: pytest.Mo
     [(CHAT, chat()), (CHAT, chat(stream=True)), (RESPONSES, {"input": "hi", "stream": True})],
 )
 async def test_a_client_that_hangs_up_ends_its_answer_at_once(path: str, body: dict[str, Any], begun: bool) -> None:
-    script = [*([Began(3), Piece("a")] if begun else []), asyncio.Event()]
+    script = [*([Began(), Piece("a")] if begun else []), asyncio.Event()]
     async with talk(lambda ask: script) as (answerer, client):
         asked = asyncio.create_task(client.post(path, json=body))
         async with asyncio.timeout(PATIENCE):
@@ -274,7 +274,7 @@ async def test_a_client_that_hangs_up_ends_its_answer_at_once(path: str, body: d
 
 async def test_too_many_answers_are_refused_and_places_come_back() -> None:
     go = asyncio.Event()
-    script = [Began(3), go, *says("x")[1:]]
+    script = [Began(), go, *says("x")[1:]]
     limits = ApiLimits(max_running=2)
     async with talk(lambda ask: script, limits=limits) as (_, client):
         held = asyncio.create_task(client.post(CHAT, json=chat(n=2)))
@@ -292,7 +292,7 @@ async def test_too_many_answers_are_refused_and_places_come_back() -> None:
 
 async def test_a_resumable_stream_goes_on_without_its_client_and_is_taken_up_from_anywhere() -> None:
     go = asyncio.Event()
-    script = [Began(3), Piece("a"), go, Piece("b"), ended("ab")]
+    script = [Began(), Piece("a"), go, Piece("b"), ended("ab")]
     async with served(lambda ask: script, keys=["me", "other"]) as (answerer, address):
         async with browser(address, Authorization="Bearer me") as client:
             body = chat(stream=True, moa={"resumable": True})
@@ -320,7 +320,7 @@ async def test_a_resumable_stream_goes_on_without_its_client_and_is_taken_up_fro
 
 
 async def test_a_resumable_stream_is_stopped_by_its_id() -> None:
-    script = [Began(3), Piece("a"), asyncio.Event()]
+    script = [Began(), Piece("a"), asyncio.Event()]
     async with talk(lambda ask: script) as (answerer, client):
         body = chat(stream=True, moa={"resumable": True})
         async with client.stream("POST", CHAT, json=body) as reply:
@@ -353,7 +353,7 @@ async def test_what_is_kept_to_check_an_answer_again_is_counted_and_bounded() ->
 @pytest.mark.parametrize("path", ["chat/completions", "responses"])
 async def test_log_probabilities_of_many_tokens_do_not_block(path: str) -> None:
     entry = Scored("token", -1.0, tuple((f"other {number}", -2.0) for number in range(20)))
-    script = [Began(3), *(Piece("token", logprobs=(entry,)) for _ in range(4096)), ended("token" * 4096, tokens=4096)]
+    script = [Began(), *(Piece("token", logprobs=(entry,)) for _ in range(4096)), ended("token" * 4096, tokens=4096)]
     asked = {"logprobs": True, "top_logprobs": 20, "n": 4} if path.startswith("chat") else {"top_logprobs": 20}
     asked |= chat() if path.startswith("chat") else {"input": "hi", "include": ["message.output_text.logprobs"]}
     async with served(lambda ask: script) as (_, address), heartbeat() as beat:

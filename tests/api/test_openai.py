@@ -49,7 +49,7 @@ def scored() -> list[Any]:
     """ "hé!" by the target, whose second token is confirmed after it was sent."""
     first, second, third = (Scored(token, -0.5, ((token, -0.5), ("x", -2.0))) for token in ("h", "é", "!"))
     return [
-        *(Began(3), Piece("h", logprobs=(first,)), Piece("é", False), Verified(2, (second,))),
+        *(Began(), Piece("h", logprobs=(first,)), Piece("é", False), Verified(2, (second,))),
         *(Piece("!", logprobs=(third,)), ended("hé!")),
     ]
 
@@ -156,8 +156,8 @@ async def test_thinking_is_an_item_of_its_own_and_not_said_again() -> None:
 
 
 @pytest.mark.parametrize("script", [
-    [Began(3), Piece("<think>ab</think>c", verified=False), Cut(8), Piece("d</think>e"), ended("<think>ad</think>e")],
-    [Began(3), Piece("word", verified=False), Cut(0), Piece("<think>ad</think>e"), ended("<think>ad</think>e")],
+    [Began(), Piece("<think>ab</think>c", verified=False), Cut(8), Piece("d</think>e"), ended("<think>ad</think>e")],
+    [Began(), Piece("word", verified=False), Cut(0), Piece("<think>ad</think>e"), ended("<think>ad</think>e")],
 ])  # fmt: skip
 async def test_a_response_whose_thinking_is_corrected(script: list[AnswerEvent]) -> None:
     async with talking(lambda ask: script) as (_, client):

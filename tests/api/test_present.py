@@ -87,7 +87,7 @@ async def test_patience_bounds_an_answer_in_hold_that_a_device_goes_on_with(step
 @pytest.mark.parametrize("mode", ["hold", "provisional", "keep"])
 async def test_an_answer_without_any_token_ends(mode: Mode) -> None:
     async def silent(*events: AnswerEvent) -> AsyncGenerator[AnswerEvent, None]:
-        for event in (Began(3), *events):
+        for event in (Began(), *events):
             yield event
         await asyncio.sleep(30)
 

@@ -12,7 +12,8 @@ from openai import AsyncOpenAI
 
 from moa import demo
 from moa.api.errors import ApiError
-from moa.api.present import Separator, Show
+from moa.api.parts import Separator
+from moa.api.present import Show
 from moa.api.tools import Function, Tool, ToolFormat, Tools, chosen, listed
 from moa.grammar.matcher import GrammarCompiler
 from moa.grammar.spec import Grammar, GrammarError

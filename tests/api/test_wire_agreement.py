@@ -16,9 +16,10 @@ from cloud_verifier.openai.answerer import session_for
 from edge_client import ClientSettings
 from edge_client.serve.answerer import changes_of
 from moa.api.answer import AnswerRequest, Encoded
+from moa.api.completions import parse_chat, parse_completion
 from moa.api.encoding import answer_limit, encoded
 from moa.api.errors import ApiError, from_error
-from moa.api.requests import Defaults, parse_chat, parse_completion
+from moa.api.requests import Defaults
 from moa.api.responses import parse_response
 from moa.errors import MoaError
 from moa.wire import ClientSession, decode_client, encode
@@ -74,7 +75,7 @@ def asks_of(fields: dict[str, Any], prompt: dict[str, Any]) -> Sequence[AnswerRe
     body = json.dumps({"model": "m", **prompt, **fields}).encode()
     try:
         if "input" in prompt:
-            return [parse_response(body, Defaults(), "me").ask]
+            return parse_response(body, Defaults(), "me").asks
         return (parse_chat if "messages" in prompt else parse_completion)(body, Defaults(), "me").asks
     except ApiError as error:
         assert error.status == 400  # noqa: PT017

@@ -55,7 +55,7 @@ def test_positions_in_tokens_become_positions_in_the_text() -> None:
     ]
     counts = Counts(prompt_tokens=3, tokens=2, drafted=4, accepted=3, calls=1, more={"seconds": 0.1})
     assert told == [
-        *(Began(3), Piece("ab"), Piece("", False), Piece("cde", False), Verified(2), Cut(2), Piece("f", False)),
+        *(Began(), Piece("ab"), Piece("", False), Piece("cde", False), Verified(2), Cut(2), Piece("f", False)),
         *(Verified(3), LinkNews("offline", "gone"), Note("far")),
         Ended(reason="eos", verified=True, text="abf", counts=counts),
     ]

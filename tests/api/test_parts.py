@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moa.api.present import Separator, Show, split, within_thinking
+from moa.api.parts import Separator, split, within_thinking
+from moa.api.present import Show
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,217 @@
+"""Requests of `/v1/chat/completions` and `/v1/completions`: from JSON to requests for the answerer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from moa.api.answer import Question
+from moa.api.errors import bad
+from moa.api.requests import (
+    Content,
+    Defaults,
+    ParsedRequest,
+    PositiveInt,
+    Role,
+    TextRequest,
+    ToolChoice,
+    answer_format,
+    answer_request,
+    chat_role,
+    common_fields,
+    content_text,
+    decode,
+    question_of,
+    refuse,
+    unsupported,
+)
+from moa.api.tools import Tool, chosen
+from moa.logprobs import MAX_TOP
+from moa.wire.limits import Limits
+from moa.wire.messages import TokenId
+
+Stops = str | Annotated[list[str], Meta(max_length=Limits.max_stop_strings)]
+TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
+
+
+class CalledFunction(msgspec.Struct):
+    """What an earlier call called, and its arguments as JSON."""
+
+    name: Annotated[str, Meta(max_length=64)]
+    arguments: str = "{}"
+
+
+class ToolCall(msgspec.Struct):
+    """An earlier call of the model."""
+
+    id: Annotated[str, Meta(max_length=128)]
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class ChatMessage(msgspec.Struct):
+    """A message of a conversation."""
+
+    role: Role
+    content: Content = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=128)] | None = None
+    tool_call_id: Annotated[str, Meta(max_length=128)] | None = None
+    name: Annotated[str, Meta(max_length=128)] | None = None
+
+
+class StreamOptions(msgspec.Struct):
+    """Options of a stream."""
+
+    include_usage: bool | None = None
+
+
+class Common(TextRequest, kw_only=True):
+    """Fields of chats and completions."""
+
+    max_tokens: PositiveInt | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**20)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, lt=1.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.1, le=10.0)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Stops | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    stream_options: StreamOptions | None = None
+    logit_bias: dict[str, float] | None = None
+    reasoning_format: Literal["auto", "deepseek", "none"] | None = None
+    """As llama.cpp's server has it; `none` leaves `<think>` in the text."""
+
+
+class ChatRequest(Common, kw_only=True):
+    """Body of `/v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=1024)]
+    max_completion_tokens: PositiveInt | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    function_call: ToolChoice = None
+    response_format: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    audio: Any = None
+
+
+class CompletionRequest(Common, kw_only=True):
+    """Body of `/v1/completions`."""
+
+    prompt: str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1)]
+    """A text, ids, or a list of either."""
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: Annotated[int, Meta(ge=0, le=128)] | None = None
+
+
+class CompletionCall(ParsedRequest, frozen=True, kw_only=True):
+    """A parsed request for a chat or a completion."""
+
+    chat: bool
+    include_usage: bool
+    separate: bool
+    """Whether thinking goes into a field of its own."""
+
+
+def parse_chat(body: bytes, defaults: Defaults, principal: str) -> CompletionCall:
+    """A chat request."""
+    request = decode(body, ChatRequest)
+    _refuse_unsupported(request)
+    _check_choices(1, request, defaults)
+    if request.function_call not in (None, "auto", "none"):  # the old way to demand a call
+        raise unsupported("function_call")
+    grammar = answer_format(request.response_format, "response_format")
+    if request.modalities not in (None, [], ["text"]):
+        raise unsupported("modalities")
+    if request.top_logprobs and not request.logprobs:
+        raise bad("top_logprobs needs logprobs: true", "top_logprobs")
+    messages = [_message(message, f"messages[{number}]") for number, message in enumerate(request.messages)]
+    tools = chosen(request.tool_choice, request.tools, request.parallel_tool_calls)
+    return _call(
+        request,
+        [question_of(request, messages=messages, tools=tools)],
+        defaults,
+        chat=True,
+        max_tokens=request.max_completion_tokens or request.max_tokens,
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        principal=principal,
+        grammar=grammar,
+    )
+
+
+def parse_completion(body: bytes, defaults: Defaults, principal: str) -> CompletionCall:
+    """A completion request."""
+    request = decode(body, CompletionRequest)
+    _refuse_unsupported(request)
+    if request.chat_template_kwargs:  # a completion has no template
+        raise unsupported("chat_template_kwargs")
+    prompts = _prompts(request.prompt)
+    _check_choices(len(prompts), request, defaults)  # before anything is made of them
+    asked = [{"text": one} if isinstance(one, str) else {"ids": tuple(one)} for one in prompts]
+    most = request.max_tokens or 16  # OpenAI's default for this route
+    how = {"max_tokens": most, "logprobs": request.logprobs, "principal": principal}
+    return _call(request, [question_of(request, **one) for one in asked], defaults, chat=False, **how)
+
+
+def _message(message: ChatMessage, where: str) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "role": message.role if message.role == "tool" else chat_role(message.role, where),
+        "content": content_text(message.content, f"{where}.content"),
+    }
+    if message.tool_calls:
+        told["tool_calls"] = msgspec.to_builtins(message.tool_calls)
+    return told | {name: given for name in ("tool_call_id", "name") if (given := getattr(message, name))}
+
+
+def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The stop texts of a request, each within the wire's limit."""
+    texts = tuple(text for text in ((stop,) if isinstance(stop, str) else stop or ()) if text)
+    longest = max((len(text.encode()) for text in texts), default=0)
+    if longest > Limits.max_stop_bytes:
+        raise bad(f"stop: a text of {longest} bytes, at most {Limits.max_stop_bytes}", "stop")
+    return texts
+
+
+def _call(
+    request: Common, questions: Sequence[Question], defaults: Defaults, *, chat: bool, **more: Any
+) -> CompletionCall:
+    more["stop"] = stop_texts(request.stop)
+    asks = tuple(
+        answer_request(request, question, defaults, choice=choice, **more)
+        for question in questions
+        for choice in range(request.n or 1)
+    )
+    options = request.stream_options or StreamOptions()
+    return CompletionCall(
+        **common_fields(request),
+        asks=asks,
+        chat=chat,
+        include_usage=bool(options.include_usage),
+        separate=chat and request.reasoning_format != "none",
+    )
+
+
+def _check_choices(questions: int, request: Common, defaults: Defaults) -> None:
+    choices = questions * (request.n or 1)
+    if choices > defaults.max_choices:
+        raise bad(f"{choices} answers in one request, at most {defaults.max_choices}", "n")
+
+
+def _prompts(prompt: str | list[Any]) -> list[str | list[int]]:
+    given: list[Any] = [prompt] if isinstance(prompt, str) else prompt
+    if len({type(one) for one in given}) > 1:
+        raise bad("the prompt mixes texts and ids", "prompt")
+    return [given] if isinstance(given[0], int) else given
+
+
+def _refuse_unsupported(request: Common) -> None:
+    refuse(request, "presence_penalty", "frequency_penalty", "logit_bias", "audio", "echo", "suffix")
+    if (getattr(request, "best_of", None) or 1) > (request.n or 1):
+        raise unsupported("best_of")
