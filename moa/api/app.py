@@ -16,7 +16,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 
-from moa.api import metrics as metrics_page
 from moa.api.access import Access
 from moa.api.answer import Answerer
 from moa.api.completions import parse_chat, parse_completion
@@ -25,7 +24,7 @@ from moa.api.fairness import Fairness, charged
 from moa.api.guard import Guard
 from moa.api.http import EventStream, Json, frames, read_body, while_connected
 from moa.api.load import Counted
-from moa.api.metrics import ApiMetrics
+from moa.api.metrics import CONTENT_TYPE, ApiMetrics
 from moa.api.recheck import Rechecks
 from moa.api.replay import Recordings, position
 from moa.api.requests import Defaults, ParsedRequest
@@ -125,7 +124,7 @@ class Api:
     async def _metrics(self, request: Request, principal: str) -> Response:
         self.observe()
         self.metrics.kept_bytes.set(self._kept.size)
-        return Response(self.metrics.page(), media_type=metrics_page.CONTENT_TYPE)
+        return Response(self.metrics.page(), media_type=CONTENT_TYPE)
 
     async def _status(self, request: Request, principal: str) -> Response:
         return Json(self._counted.status())

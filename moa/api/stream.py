@@ -94,9 +94,11 @@ async def streamed(
         async with contextlib.aclosing(side_by_side(answerer, asks)) as events:
             async for index, event in events:
                 begun = begun or isinstance(event, Began)
-                for told in _shaped(index, event, presenters[index].take(event), shape):
+                show = presenters[index].take(event)
+                for told in _shaped(index, event, show, shape):
                     yield told
-                    await asyncio.sleep(0)  # log-probabilities of thousands of tokens take a second to write
+                if show is not None and show.logprobs:
+                    await asyncio.sleep(0)  # those of thousands of tokens take a second to write
     except MoaError as error:
         if not begun:
             raise
