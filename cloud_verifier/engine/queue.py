@@ -51,22 +51,21 @@ class RoundQueue:
     def __init__(self, limits: Limits, max_rows: int, max_tokens: int) -> None:
         self._limits, self._max_rows, self._max_tokens = limits, max_rows, max_tokens
         self._principals: dict[str, _Principal] = {}
+        self._parked: dict[Lease, Job] = {}
+        """Rounds that wait for their prompt."""
+        self.queued = 0
+        """Rounds that are ready, or wait for their prompt."""
         self._level = 0.0
         """Seconds that those had been served that ran lately."""
         self._batches = itertools.count()
-
-    @property
-    def queued(self) -> int:
-        """Rounds that are ready, or wait for their prompt."""
-        return sum(principal.queued for principal in self._principals.values())
 
     @property
     def ready(self) -> int:
         """Rounds that can run now."""
         return sum(len(principal.ready) for principal in self._principals.values())
 
-    def admit(self, job: Job) -> None:
-        """Count a round; a `Refusal` when there is no room."""
+    def admit(self, job: Job) -> bool:
+        """Take a round in; a `Refusal` when there is no room. Whether it can run: else it waits for its prompt."""
         self.arrive(job.lease.principal)
         principal = self._principal(job.lease.principal)
         if self.queued >= self._limits.max_queue:
@@ -74,32 +73,39 @@ class RoundQueue:
         if principal.queued >= self._limits.max_queue_per_principal:
             raise self._busy("max_queue_per_principal", principal.queued)
         self._count(job, 1)
-
-    def add(self, job: Job) -> None:
-        """An admitted round can run."""
-        self._principal(job.lease.principal).ready.append(job)
+        if job.lease.length < job.base:
+            self._parked[job.lease] = job
+            return False
+        principal.ready.append(job)
+        return True
 
     def again(self, job: Job) -> None:
         """A round that has begun wants its next forward: it is not refused."""
         self._count(job, 1)
-        self.add(job)
+        self._principal(job.lease.principal).ready.append(job)
 
-    def leave(self, job: Job) -> None:
-        """A round that was admitted, and is not ready, is given up."""
-        self._count(job, -1)
+    def prompt_ran(self, lease: Lease) -> None:
+        """A round that waited for its prompt can run."""
+        if (job := self._parked.pop(lease, None)) is not None:
+            self._principal(lease.principal).ready.append(job)
 
     def remove(self, lease: Lease) -> Job | None:
-        """Take the lease's ready round out."""
+        """Take the lease's round out, if there is one."""
         ready = self._principal(lease.principal).ready
-        job = next((job for job in ready if job.lease is lease), None)
-        if job is not None:
+        job = self._parked.pop(lease, None)
+        if job is None and (job := next((job for job in ready if job.lease is lease), None)) is not None:
             ready.remove(job)
+        if job is not None:
             self._count(job, -1)
         return job
 
+    def parked(self, lease: Lease) -> bool:
+        """Whether a round of this lease waits for its prompt."""
+        return lease in self._parked
+
     def __contains__(self, job: Job) -> bool:
-        """Whether a round can run and has not."""
-        return job in self._principal(job.lease.principal).ready
+        """Whether a round is still to be run."""
+        return self._parked.get(job.lease) is job or job in self._principal(job.lease.principal).ready
 
     def served(self, principal: str) -> float:
         """Seconds that the engine has worked for a principal."""
@@ -197,6 +203,7 @@ class RoundQueue:
         return self._principals.setdefault(name, _Principal())
 
     def _count(self, job: Job, change: int) -> None:
+        self.queued += change
         self._principal(job.lease.principal).queued += change
 
     def _busy(self, limit: str, queued: int) -> Refusal:

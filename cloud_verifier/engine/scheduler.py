@@ -101,8 +101,6 @@ class Scheduler:
     ) -> None:
         self._max_rows, self._prefill_tokens, self._batch_wait = max_batch_rows, prefill_tokens, batch_wait
         self._queue = RoundQueue(limits, max_batch_rows, max_batch_tokens)
-        self._parked: dict[Lease, Job] = {}
-        """Rounds that wait for their prompt."""
         self._prompts: dict[Lease, _Prompt] = {}
         self._releases: list[Lease] = []
         self._active: dict[Lease, tuple[float, int]] = {}
@@ -129,16 +127,14 @@ class Scheduler:
 
     def submit(self, job: Job, now: float) -> None:
         """Queue a round; a `Refusal` when there is no room. Tokens before its base are run first, where missing."""
-        self._queue.admit(job)
+        ready = self._queue.admit(job)
         if (seen := self._active.get(job.lease)) is not None:
             self._queue.came_back(job.lease, now - seen[0])
         self._active[job.lease] = now, job.cost
-        if job.lease.length < job.base:
-            self._parked[job.lease] = job
-            self.prefill(job.lease, job.ids, job.base)
-        else:
-            self._queue.add(job)
+        if ready:
             self._pacing.round_ready(now)
+        else:
+            self.prefill(job.lease, job.ids, job.base)
 
     def prefill(self, lease: Lease, ids: Sequence[int], goal: int) -> None:
         """Have the slot hold the first `goal` tokens of `ids`."""
@@ -151,11 +147,12 @@ class Scheduler:
         lease.revoked = True
         self._active.pop(lease, None)
         self._releases.append(lease)
-        return self._give_up(lease) or self._queue.remove(lease)
+        self._prompts.pop(lease, None)
+        return self._queue.remove(lease)
 
     def holds(self, job: Job) -> bool:
         """Whether a round is still to be run."""
-        return self._parked.get(job.lease) is job or job in self._queue
+        return job in self._queue
 
     # ---- what the model runs
 
@@ -202,14 +199,15 @@ class Scheduler:
             prompt = self._prompts.get(lease)
             if prompt is not None and lease.length >= prompt.goal:
                 del self._prompts[lease]
-                if (job := self._parked.pop(lease, None)) is not None:
-                    self._queue.add(job)
+                self._queue.prompt_ran(lease)
         for job in outcome.again:
             if not job.lease.revoked:
                 self._queue.again(job)
         if self._queue.ready and (step.jobs or step.prefill):
             self._pacing.round_ready(now)
-        return [job for lease in outcome.full if (job := self._give_up(lease)) is not None]
+        for lease in outcome.full:
+            self._prompts.pop(lease, None)
+        return [job for lease in outcome.full if (job := self._queue.remove(lease)) is not None]
 
     def background_room(self, now: float) -> float:
         """Seconds for which activation records may be made now."""
@@ -241,16 +239,9 @@ class Scheduler:
             seconds[name] += extra / len(aided)
         return seconds
 
-    def _give_up(self, lease: Lease) -> Job | None:
-        self._prompts.pop(lease, None)
-        job = self._parked.pop(lease, None)
-        if job is not None:
-            self._queue.leave(job)
-        return job
-
     def _expected(self) -> int:
         """Sessions that are about to send a round."""
-        return sum(lease not in self._parked for lease in self._active)
+        return sum(not self._queue.parked(lease) for lease in self._active)
 
     def _forget_inactive(self, now: float) -> None:
         self._active = {lease: seen for lease, seen in self._active.items() if now - seen[0] < RECENT}
@@ -278,7 +269,7 @@ class Scheduler:
         return until - now
 
     def _rounds(self, now: float) -> EngineStep:
-        active = {lease: tokens for lease, (_, tokens) in self._active.items() if lease not in self._parked}
+        active = {lease: tokens for lease, (_, tokens) in self._active.items() if not self._queue.parked(lease)}
         jobs, expired = self._queue.take(now, active, self._cost, self._extra)
         pieces: list[PrefillPiece] = []
         tokens = sum(job.cost for job in jobs)

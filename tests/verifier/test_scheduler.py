@@ -90,7 +90,6 @@ def test_who_was_served_waits_for_many_that_were_not_as_for_one() -> None:
         queue.charge({"busy": 0.01}, 0.01)
     for name in [*crowd, "busy"]:
         queue.admit(one := job(lease(name)))
-        queue.add(one)
     while True:
         ((one,), _) = queue.take(0.0, {}, Cost(0.01), 0.0)
         if one.lease.principal == "busy":
@@ -107,7 +106,6 @@ def test_how_soon_a_principal_comes_back_outlasts_newcomers() -> None:
         queue.came_back(lease(name), 0.002)
     for number in range(3):
         queue.admit(one := job(lease(f"newcomer {number}")))
-        queue.add(one)
         queue.charge({one.lease.principal: 0.1}, 0.01)
     assert queue.owed() == {"first": 0.002, "second": 0.002}
     queue.forget({"first"})
