@@ -77,6 +77,8 @@ class StepOutcome:
     """Prompts that found no memory: they are given up."""
     extra: float = 0.0
     """Seconds of drafts, and of masks where the forward was over sooner."""
+    ended: float | None = None
+    """When its latest forward ended; None if none has run."""
 
 
 @dataclass(slots=True)
@@ -207,7 +209,7 @@ class Scheduler:
             self._pacing.round_ready(now)
         for lease in outcome.full:
             self._prompts.pop(lease, None)
-        return [job for lease in outcome.full if (job := self._queue.remove(lease)) is not None]
+        return [round for lease in outcome.full if (round := self._queue.remove(lease)) is not None]
 
     def background_room(self, now: float) -> float:
         """Seconds for which activation records may be made now."""

@@ -116,6 +116,11 @@ class Lease:
     """Slot of the server's own drafter."""
 
     @property
+    def usable(self) -> bool:
+        """Whether it has a slot, and is not void."""
+        return self.slot is not None and not self.revoked
+
+    @property
     def start(self) -> int:
         """Tokens that need not be run: those in the slot or, before there is one, those that it will share."""
         source = self.share

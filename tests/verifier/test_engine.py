@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.kit.speculator import GenerationSettings, Speculator
-from cloud_verifier.engine import core
+from cloud_verifier.engine import runner
 from cloud_verifier.engine.core import PROBE_SECONDS, Engine
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import Scheduler
@@ -83,7 +83,7 @@ def test_the_time_of_a_prompt_is_that_until_the_accelerator_has_computed_it(monk
     monkeypatch.setattr(Step, "wait", lambda step: now.__setitem__(0, now[0] + 3.0))
     bench.work.prefill(bench.lease(1), kit.prompt(1, 9), 8)
     bench.engine.turn(0)
-    assert bench.engine._metrics.forward_seconds.labels("prompt")._sum.get() == 3.0
+    assert bench.engine._runner._metrics.forward_seconds.labels("prompt")._sum.get() == 3.0
     assert bench.engine.alive_at == 3.0
 
 
@@ -280,7 +280,7 @@ def test_a_stream_whose_edge_has_guessed_nothing_is_not_compared_with_drafts_of_
 ) -> None:
     bench = Bench()
     ids, compared = kit.prompt(0, 10), []
-    monkeypatch.setattr(bench.engine._drafting, "matching", lambda job: compared.append(job) or 0.0)
+    monkeypatch.setattr(bench.engine.drafting, "matching", lambda job: compared.append(job) or 0.0)
     job = bench.submit(bench.lease(0), ids, None)
     job.guesses = Guesses(waits=False)
     while not bench.of(StreamTokens):
@@ -304,7 +304,7 @@ def test_what_comes_between_two_rounds_of_a_stream_is_a_part_of_a_round(monkeypa
         return real(rows)
 
     monkeypatch.setattr(bench.served.target, "forward", forward)
-    monkeypatch.setattr(bench.engine._drafting, "ran", lambda won, tokens, took: won and rests.append(took - 1.0))
+    monkeypatch.setattr(bench.engine.drafting, "ran", lambda won, tokens, took: won and rests.append(took - 1.0))
     bench.submit(bench.lease(0), kit.prompt(0, 10), None).enqueued = now[0]
     now[0] += 0.5
     while not rests:
@@ -339,8 +339,8 @@ def test_numbers_that_are_none_end_their_session_alone_and_leave_nothing_behind(
 def test_masks_that_are_late_hold_up_no_other_row_and_change_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any time for masks a batch makes the first of one row: the others' rows run again."""
     faults: list[str] = []
-    monkeypatch.setattr(core, "_MASK_SECONDS", 0.0)
-    monkeypatch.setattr(Engine, "_fault", lambda _, where, error: faults.append(where))
+    monkeypatch.setattr(runner, "_MASK_SECONDS", 0.0)
+    monkeypatch.setattr(runner.StepRunner, "fault", lambda _, where, error: faults.append(where))
     target = Target.load(str(demo.paths().target), slots=8, capacity=256)
     bench = Bench(serve_model(target))
     prompt = target.tokenizer("Once upon a time")["input_ids"]

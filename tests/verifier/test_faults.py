@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from cloud_verifier.engine import core
+from cloud_verifier.engine import runner
 from cloud_verifier.engine.core import Engine
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import Scheduler
@@ -165,7 +165,7 @@ def forked(found: list[Accepted]) -> list[Accepted]:
 
 PLACES: dict[str, tuple[Callable[[World], Any], tuple[str, ...]]] = {
     "target": (lambda world: world.served.target, ("forward", "commit")),
-    "engine": (lambda world: core, ("accept_rows", "cut_path", "log_probabilities")),
+    "engine": (lambda world: runner, ("accept_rows", "cut_path", "log_probabilities")),
     "pool": (lambda world: world.pool, ("acquire", "share", "begin", "release")),
     "scheduler": (lambda world: world.scheduler, ("schedule", "finished", "background_room", "background_ran")),
     "drafting": (lambda world: world.drafting, ("draft", "ran", "matching", "close")),

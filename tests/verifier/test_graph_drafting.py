@@ -39,7 +39,7 @@ async def test_streams_drafted_by_the_graph_say_what_those_of_torch_say(monkeypa
     texts = []
     for graph, kind in ((served.graph, GraphServerDrafting), (None, MoaServerDrafting)):
         async with Verifier(replace(served, graph=graph), settings()).open() as running, kit.client(running) as edge:
-            drafting = running.engine._drafting
+            drafting = running.engine.drafting
             assert type(drafting) is kind
             for number, temperature in ((0, 0.0), (1, 0.0), (1, 0.7)):
                 ids = kit.prompt(number, 20 + 9 * number)

@@ -48,7 +48,7 @@ async def test_streams_are_the_targets_text_and_drafts_are_accepted(
 
     served.target.forward = forward  # type: ignore[method-assign]
     async with Verifier(served, settings).open() as running, kit.client(running) as edge:
-        drafting = running.engine._drafting
+        drafting = running.engine.drafting
         assert isinstance(drafting, FeatureServerDrafting)
         for (i, how), truth in truths.items():
             sampling = Sampling(temperature=how.temperature, seed=how.seed)
