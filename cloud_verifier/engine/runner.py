@@ -67,7 +67,10 @@ class StepRunner:
         for lease in planned.releases:
             self._release(lease)
         yield [self._expired(job) for job in planned.expired]
-        between = self._between(planned.jobs)
+        # What lies between two forwards of a stream is a part of each of its rounds. What lies between a forward and a
+        # request that arrives later is not; then nobody knows yet.
+        goes_on = any(job.enqueued == self._ended for job in planned.jobs)
+        between = self._clock() - self._ended if goes_on else None
         guesses = {job: self._guesses(job, planned.worth) for job in planned.jobs if job.guesses is not None}
         waiting = {job for job, draft in guesses.items() if draft is None and job.guesses and job.guesses.waits}
         yield [Waiting(job) for job in waiting]
@@ -93,9 +96,9 @@ class StepRunner:
                 job.nodes = len(tokens)
             drafted = self._clock()
             outcome.extra += drafted - started
-            grammars = any(job.matcher is not None for job in jobs)
-            until = time.perf_counter() + _MASK_SECONDS
-            masking = self._masks.submit(mask_rows, jobs, drafts, until) if grammars else None  # beside the forward
+            masking = None
+            if any(job.matcher is not None for job in jobs):  # beside the forward
+                masking = self._masks.submit(mask_rows, jobs, drafts, time.perf_counter() + _MASK_SECONDS)
             try:
                 # Sampled rows ask for the logits of the nodes they reach; only greedy ones need the best token of all.
                 best = {job for job in jobs if job.sampling.plain_greedy and job.matcher is None}
@@ -237,13 +240,6 @@ class StepRunner:
         lease.length += len(path)
         self.hint("records", lambda: self._recorder.add(lease, committed))
         self.hint("drafting", lambda: self._drafting.committed(lease, step, b, path))
-
-    def _between(self, jobs: Sequence[Job]) -> float | None:
-        """Seconds since the latest forward, where streams go on from it: these are a part of every round of theirs.
-        What comes between a forward and a request that arrives later is not; then nobody knows yet."""
-        if any(job.enqueued == self._ended for job in jobs):
-            return self._clock() - self._ended
-        return None
 
     def _count(self, step: Step, jobs: Sequence[Job], seconds: float) -> None:
         self._metrics.forward_seconds.labels("draft" if jobs else "prompt").observe(seconds)

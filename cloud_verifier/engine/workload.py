@@ -39,12 +39,11 @@ class Workload:
             self._scheduler.prefill(lease, ids, goal)
             self._changed.notify()
 
-    def release(self, lease: Lease) -> Job | None:
-        """Void the lease and release its slot; returns the round that was still queued for it, if any."""
+    def release(self, lease: Lease) -> None:
+        """Void the lease and release its slot; a round that is still queued for it is not run."""
         with self._changed:
-            job = self._scheduler.release(lease)
+            self._scheduler.release(lease)
             self._changed.notify()
-            return job
 
     def holds(self, job: Job) -> bool:
         """Whether a round waits or runs. One that does neither, and of which nothing was reported, is lost."""

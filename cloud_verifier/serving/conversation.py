@@ -58,68 +58,54 @@ async def converse(service: Service, socket: Socket, principal: str) -> None:
         await socket.close(CloseCode.TRY_LATER, "too many connections")
         return
     who: Who = {"peer": socket.peer, "principal": principal}
-    try:
-        await _converse(service, socket, principal, who)
-    except ConnectionClosed:
-        pass
-    except Exception:
-        await _failed(socket, who)
-
-
-async def _converse(service: Service, socket: Socket, principal: str, who: Who) -> None:
-    channel = Channel(service, principal, socket.meter, socket.peer)
-    began = service.clock()
-    tasks: list[asyncio.Task[None]] = []
-    try:
-        log.info("connected", extra=who | {"event": "connected"})
-        socket.meter.belongs_to(service.principal(principal))
-        socket.flooded = channel.flooded
-        tasks.append(asyncio.create_task(_await_hello(socket, channel)))
-        tasks.append(writer := asyncio.create_task(_write(socket, channel.outbox, who)))
+    async with _orderly_end(socket, who):
+        channel = Channel(service, principal, socket.meter, socket.peer)
+        began = service.clock()
+        tasks: list[asyncio.Task[None]] = []
         try:
-            async for frame in socket:
-                if not isinstance(frame, bytes):
-                    raise CloseConnection(CloseCode.BAD_DATA, "frames are binary")
-                await channel.receive(frame, socket.arrived)
-                await asyncio.sleep(0)  # between frames that arrived together, other connections get their turn
-        except CloseConnection as end:
-            channel.outbox.end(end)
-            await writer
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        channel.close()
-        seconds = round(service.clock() - began, 3)
-        log.info("disconnected", extra=who | {"event": "disconnected", "seconds": seconds})
+            log.info("connected", extra=who | {"event": "connected"})
+            socket.meter.belongs_to(service.principal(principal))
+            socket.flooded = channel.flooded
+            tasks.append(asyncio.create_task(_await_hello(socket, channel)))
+            tasks.append(writer := asyncio.create_task(_write(socket, channel.outbox, who)))
+            try:
+                async for frame in socket:
+                    if not isinstance(frame, bytes):
+                        raise CloseConnection(CloseCode.BAD_DATA, "frames are binary")
+                    await channel.receive(frame, socket.arrived)
+                    await asyncio.sleep(0)  # between frames that arrived together, other connections get their turn
+            except CloseConnection as end:
+                channel.outbox.end(end)
+                await writer
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            channel.close()
+            seconds = round(service.clock() - began, 3)
+            log.info("disconnected", extra=who | {"event": "disconnected", "seconds": seconds})
 
 
 async def _write(socket: Socket, outbox: Outbox, who: Who) -> None:
     try:
-        while True:
-            outbox.wake.clear()
-            frame, pause, latency = outbox.next()
-            if frame is None:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await outbox.wake.wait()
-                continue
-            await socket.send(frame)
-            outbox.sent(latency)
+        async with _orderly_end(socket, who):
+            await outbox.write(socket.send)
+    finally:
+        outbox.end(CloseConnection(CloseCode.NORMAL, "the connection is gone"))
+
+
+@contextlib.asynccontextmanager
+async def _orderly_end(socket: Socket, who: Who) -> AsyncIterator[None]:
+    try:
+        yield
     except ConnectionClosed:
         pass
     except CloseConnection as end:
         log.info("hung up: %s", end, extra=who | {"event": "hang_up"})
         await socket.close(end.code, end.reason)
     except Exception:
-        await _failed(socket, who)
-    finally:
-        outbox.end(CloseConnection(CloseCode.NORMAL, "the connection is gone"))
-
-
-async def _failed(socket: Socket, who: Who) -> None:
-    log.exception("a connection failed", extra=who | {"event": "connection_failed"})
-    await socket.close(CloseCode.INTERNAL, "internal error")
+        log.exception("a connection failed", extra=who | {"event": "connection_failed"})
+        await socket.close(CloseCode.INTERNAL, "internal error")
 
 
 async def _await_hello(socket: Socket, channel: Channel) -> None:

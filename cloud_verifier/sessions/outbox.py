@@ -6,9 +6,9 @@ Runs in the event loop; no sockets, no torch.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable
 
 from cloud_verifier.engine.work import Latency
 from cloud_verifier.metrics import Metrics
@@ -28,19 +28,11 @@ class CloseConnection(Exception):
         self.code, self.reason = code, reason
 
 
-class Outgoing(NamedTuple):
-    """A frame to send now; or none, and the seconds to wait (None: until woken)."""
-
-    frame: bytes | None
-    pause: float | None = None
-    latency: Latency | None = None
-
-
 class Outbox:
     """The outgoing frames of one connection, and the sessions that are attached to it."""
 
     def __init__(self, metrics: Metrics, limits: Limits, clock: Callable[[], float], meter: Meter) -> None:
-        self.wake = asyncio.Event()
+        self._wake = asyncio.Event()
         self.sessions: set[bytes] = set()
         """Ids of the attached sessions."""
         self._meter, self._metrics = meter, metrics
@@ -48,7 +40,7 @@ class Outbox:
         self._most_bytes, self._room_bytes = limits.max_waiting_bytes, limits.send_buffer_bytes
         self._answer_bytes = metrics.sent_bytes.labels("answers")
         self.record_sender = RecordSender(None, self._ceiling, clock)
-        self._answers: deque[Outgoing] = deque()
+        self._answers: deque[tuple[bytes, Latency | None]] = deque()
         self._waiting = 0
         self._room = asyncio.Event()
         self._room.set()
@@ -71,13 +63,13 @@ class Outbox:
     def offer(self, session: OutgoingRecords) -> None:
         """The session may have records to send."""
         self.record_sender.offer(session)
-        self.wake.set()
+        self._wake.set()
 
     def ack(self, received: int) -> bool:
         """The edge has received so many bytes of records in total; returns whether that is new."""
         new = self.record_sender.window.ack(received)
         if new:
-            self.wake.set()
+            self._wake.set()
         return new
 
     @property
@@ -104,38 +96,42 @@ class Outbox:
             self.end(CloseConnection(CloseCode.POLICY, "max_waiting_bytes: answers are not being read"))
             return
         self._meter.spend(BYTES, len(frame))
-        self._answers.append(Outgoing(frame, None, latency))
+        self._answers.append((frame, latency))
         if self._waiting > self._room_bytes:
             self._room.clear()
-        self.wake.set()
+        self._wake.set()
 
     def end(self, end: CloseConnection) -> None:
         """Close the connection after the answers that wait now."""
         self._end = self._end or end
         self._room.set()
-        self.wake.set()
+        self._wake.set()
 
-    def next(self) -> Outgoing:
-        """What to send now; raises `CloseConnection` when the connection ends and everything was sent."""
-        if self._answers:
-            out = self._answers.popleft()
-            self._waiting -= len(out.frame or b"")
-            if self._waiting <= self._room_bytes:
-                self._room.set()
-            return out
-        if self._end is not None:
-            raise self._end
-        message, pause = self.record_sender.next()
-        if message is None:
-            return Outgoing(None, pause)
-        frame = encode(message)
-        self._metrics.sent_bytes.labels("records").inc(len(frame))
-        self._metrics.record_bytes.labels(message.dtype).inc(len(message.payload))
-        return Outgoing(frame)
-
-    def sent(self, latency: Latency | None) -> None:
-        """The socket has taken a frame."""
-        if latency is not None:
-            seconds = self._clock() - latency.arrived
-            self._metrics.verify_seconds.observe(seconds)
-            self._metrics.overhead_seconds.observe(seconds - latency.forward)
+    async def write(self, send: Callable[[bytes], Awaitable[None]]) -> None:
+        """Send what waits, as soon as `send` has room for it; raises `CloseConnection` when the connection ends and
+        everything was sent."""
+        while True:
+            self._wake.clear()
+            if self._answers:
+                frame, latency = self._answers.popleft()
+                self._waiting -= len(frame)
+                if self._waiting <= self._room_bytes:
+                    self._room.set()
+                await send(frame)
+                if latency is not None:
+                    seconds = self._clock() - latency.arrived
+                    self._metrics.verify_seconds.observe(seconds)
+                    self._metrics.overhead_seconds.observe(seconds - latency.forward)
+                continue
+            if self._end is not None:
+                raise self._end
+            message, pause = self.record_sender.next()
+            if message is not None:
+                frame = encode(message)
+                self._metrics.sent_bytes.labels("records").inc(len(frame))
+                self._metrics.record_bytes.labels(message.dtype).inc(len(message.payload))
+                await send(frame)
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()

@@ -14,7 +14,6 @@ from cloud_verifier.engine.work import (
     Failed,
     Job,
     Latency,
-    Lease,
     ModelFacts,
     Recorded,
     Report,
@@ -33,7 +32,7 @@ from moa.grammar.spec import Grammar
 from moa.token_bucket import TokenBucket
 from moa.wire.codes import CloseCode, Code, Refusal
 from moa.wire.limits import Limits
-from moa.wire.messages import Error, Goaway, Open, Stream, StreamTokens, Verdict, Verify
+from moa.wire.messages import Error, Goaway, Open, StreamTokens, Verdict, Verify
 
 _SERVED_SECONDS = 1.0
 
@@ -202,8 +201,8 @@ class Service:
                 case Prefill():
                     lease = self.table.reserve(session)
                     self.work.prefill(lease, session.log, session.base)
-                case Run():
-                    job = new_job(session, self.table.reserve(session), output, self.limits)
+                case Run(arrived):
+                    job = session.as_job(self.table.reserve(session), arrived)
                     self.work.submit(job)
                     session.job = job
                 case _:
@@ -246,44 +245,41 @@ class Service:
             try:
                 lease = report.lease if isinstance(report, Recorded | Failed) else report.job.lease
                 session = self.table.find(lease.session, lease.principal)
-                if session is not None and session.lease is lease:  # else it comes for an older lease
-                    self._take(session, report)
+                if session is None or session.lease is not lease:
+                    continue  # it comes for an older lease
+                match report:
+                    case Failed():
+                        self._quarantine(session, report)
+                    case Recorded(_, start, stop):
+                        session.records.ready.add(start, stop)
+                        if session.outbox is not None:
+                            session.outbox.offer(session.records)
+                        continue
+                    case Answered(job, Verdict() as verdict):
+                        settled = session.settle(verdict, self.clock())
+                        self.perform(session, settled, Latency(job.enqueued, verdict.forward_ms / 1000))
+                        drafted = len(job.request.tokens) - 1 if isinstance(job.request, Verify) else 0
+                        self.metrics.accepted(drafted, len(verdict.path) - 1, len(verdict.path), "verify")
+                        self.metrics.queue_seconds.observe(verdict.queue_ms / 1000)
+                    case Answered(_, StreamTokens() as answer):
+                        self.perform(session, session.stream_on(answer, self.clock()))
+                        self._pay(session, answer)
+                    case Waiting():
+                        outputs = session.wait(report, self.clock())
+                        self.table.pass_on(session)
+                        self.go_on(session, outputs)
+                    case Dropped(job, refusal):
+                        session.give_up()
+                        told = refusal.error(session=session.id, round=job.request.round)
+                        self.count_refusal(told, session.principal)
+                        self.perform(session, [told])
+                if session.at_rest:
+                    self.table.pass_on(session)
             except Exception as error:
                 log.exception("a report could not be taken in", extra={"event": "quarantine"})
                 self.metrics.quarantined.inc()
                 if session is not None:
                     self._quarantine(session, Failed(lease, session.job, type(error).__name__))
-
-    def _take(self, session: ServerSession, report: Report) -> None:
-        if isinstance(report, Failed):
-            self._quarantine(session, report)
-            return
-        match report:
-            case Recorded(_, start, stop):
-                session.records.ready.add(start, stop)
-                if session.outbox is not None:
-                    session.outbox.offer(session.records)
-                return
-            case Answered(job, Verdict() as verdict):
-                settled = session.settle(verdict, self.clock())
-                self.perform(session, settled, Latency(job.enqueued, verdict.forward_ms / 1000))
-                drafted = len(job.request.tokens) - 1 if isinstance(job.request, Verify) else 0
-                self.metrics.accepted(drafted, len(verdict.path) - 1, len(verdict.path), "verify")
-                self.metrics.queue_seconds.observe(verdict.queue_ms / 1000)
-            case Answered(_, StreamTokens() as answer):
-                self.perform(session, session.stream_on(answer, self.clock()))
-                self._pay(session, answer)
-            case Waiting():
-                outputs = session.wait(report, self.clock())
-                self.table.pass_on(session)
-                self.go_on(session, outputs)
-            case Dropped(job, refusal):
-                session.give_up()
-                error = refusal.error(session=session.id, round=job.request.round)
-                self.count_refusal(error, session.principal)
-                self.perform(session, [error])
-        if session.at_rest:
-            self.table.pass_on(session)
 
     def _pay(self, session: ServerSession, answer: StreamTokens) -> None:
         """Count what a stream has had run; one above its principal's rate or share of slots ends with what it has
@@ -330,22 +326,3 @@ class Service:
         self.metrics.slots_free.set(self.table.slots_free)
         self.metrics.pages_free.set(self.free_pages())
         self.metrics.queue.set(self.work.queued)
-
-
-def new_job(session: ServerSession, lease: Lease, run: Run, limits: Limits) -> Job:
-    """The session's running round as a job of the engine."""
-    if session.running is None:
-        raise RuntimeError("no round is running")
-    begun = session.base > session.running.base
-    return Job(
-        lease=lease,
-        request=session.running,
-        ids=list(session.log) if isinstance(session.running, Stream) else session.log,
-        rules=session.rules,
-        sampling=session.sampling,
-        enqueued=run.arrived,
-        deadline=float("inf") if begun else run.arrived + limits.request_seconds,
-        logprobs=session.logprobs,
-        guesses=session.guesses,
-        matcher=session.matcher,
-    )

@@ -309,6 +309,24 @@ class ServerSession:
 
     # ---- to and from the engine
 
+    def as_job(self, lease: Lease, arrived: float) -> Job:
+        """The running round as a job of the engine; it, or its first guesses, arrived at this time."""
+        if self.running is None:
+            raise RuntimeError("no round is running")
+        begun = self.base > self.running.base
+        return Job(
+            lease=lease,
+            request=self.running,
+            ids=list(self.log) if isinstance(self.running, Stream) else self.log,
+            rules=self.rules,
+            sampling=self.sampling,
+            enqueued=arrived,
+            deadline=float("inf") if begun else arrived + self._limits.request_seconds,
+            logprobs=self.logprobs,
+            guesses=self.guesses,
+            matcher=self.matcher,
+        )
+
     def give_up(self) -> None:
         """The running round was not run (deadline, no room): its number may be used again."""
         self.running = self.job = self.guesses = None

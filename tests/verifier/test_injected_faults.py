@@ -24,7 +24,7 @@ from cloud_verifier.serving import conversation
 from cloud_verifier.serving.admission import Admission
 from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.serving.connection import Connection
-from cloud_verifier.sessions import channel, outbox, service, session
+from cloud_verifier.sessions import channel, outbox, session
 from cloud_verifier.sessions.budgets import Meter
 from cloud_verifier.sessions.channel import Channel
 from cloud_verifier.sessions.outbox import Outbox
@@ -175,16 +175,15 @@ FAULTS: dict[str, list[tuple[Any, str]]] = {
         (SlotShares, "may_take take"),
         (PageReservations, "reserve"),
         (Workload, "prefill submit wake"),
-        (Outbox, "answer attach carry room ack next sent"),
+        (Outbox, "answer attach carry room ack write"),
         (RecordSender, "next _frame offer"),
         (RecordWindow, "ack send"),
         (RecordRows, "read"),
         (OutgoingRecords, "newest_unsent"),
         (channel, "decode_client check answer_hello Outbox"),
         (outbox, "encode"),
-        (session, "sampling_settings chain_hash Guesses"),
-        (ServerSession, "open append resume round foresee cancel attach want_records"),
-        (service, "new_job Job"),
+        (session, "sampling_settings chain_hash Guesses Job"),
+        (ServerSession, "open append resume round foresee cancel attach want_records as_job"),
         (Service, "join admit open perform go_on prepare"),
         (Channel, "__init__ receive _hello"),
         (Meter, "belongs_to refund"),
@@ -195,7 +194,7 @@ FAULTS: dict[str, list[tuple[Any, str]]] = {
         (SessionTable, "pass_on must_yield"),
         (SlotShares, "must_yield"),
         (ServerSession, "settle stream_on"),
-        (Service, "_take _pay"),
+        (Service, "_pay"),
         (Metrics, "accepted"),
     ],
     HTTP: [(Admission, "answer"), (Authenticator, "principal"), (Service, "principal full"), (HalfOpen, "leave")],

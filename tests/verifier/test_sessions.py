@@ -11,15 +11,15 @@ from cloud_verifier.engine.scheduler import Scheduler
 from cloud_verifier.engine.work import Lease, ModelFacts
 from cloud_verifier.engine.workload import Workload
 from cloud_verifier.sessions.channel import answer_hello
-from cloud_verifier.sessions.service import Service, new_job
-from cloud_verifier.sessions.session import Run, ServerSession, sampling_settings
+from cloud_verifier.sessions.service import Service
+from cloud_verifier.sessions.session import ServerSession, sampling_settings
 from cloud_verifier.sessions.table import SessionTable
 from moa import demo
 from moa.grammar.matcher import MATCHER_BYTES, GrammarCompiler
 from moa.grammar.spec import Grammar
 from moa.wire import FEATURES, Code, Limits, Refusal
 from moa.wire.messages import Hello, RecordContract, Sampling, Welcome
-from tests.verifier.sessions import outbox, session, works
+from tests.verifier.sessions import LIMITS, outbox, session, works
 
 FACTS = ModelFacts(
     target="t", tokenizer="k", drafter="d", vocab_size=128, eos_ids=(2,), slots=2, capacity=100,
@@ -108,7 +108,7 @@ def test_a_live_session_that_has_paused_is_next_but_never_one_that_works() -> No
     world.now = 5
     third = world.session(3)
     assert working.lease is not None
-    assert new_job(working, working.lease, Run(5.0), Limits(request_seconds=3.0)).deadline == 8.0
+    assert working.as_job(working.lease, 5.0).deadline == 5.0 + LIMITS.request_seconds
     assert paused.lease is None
     assert third.lease is not None
     works(third)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from cloud_verifier.engine.work import Answered, Job, Lease, Waiting
-from cloud_verifier.sessions.service import new_job
 from cloud_verifier.sessions.session import Output, Prefill, Run, ServerSession
 from moa.logprobs import pack
 from moa.speculation.guess_tree import Picked
@@ -119,7 +118,7 @@ class Histories:
     def job(self, session: ServerSession) -> Job:
         """The running round, handed to the engine."""
         assert session.lease is not None
-        session.job = new_job(session, session.lease, Run(0.0), Limits())
+        session.job = session.as_job(session.lease, 0.0)
         return session.job
 
     def run(self, session: ServerSession, times: Times) -> list[Any]:
