@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from edge_client.conversation import Conversation, Shared
+from edge_client.conversation import Conversation
 from edge_client.device import Device
 from edge_client.events import Done, Event, Reason
 from edge_client.link.dialling import Dialling
 from edge_client.link.retry import Retry
 from edge_client.link.websocket import Endpoint, VerifierLink, tls_context
 from edge_client.settings import ClientSettings, SettingChanges, TurnChanges
+from edge_client.shared import Shared
 from edge_client.text.chat import Messages, prompt_ids
 from edge_client.turn.controller import Controller
 from edge_client.turn.worker import time_steps

@@ -5,24 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Unpack
 
-from edge_client.device import Device
 from edge_client.events import Done, Event, Notice, Prompt
 from edge_client.link.estimates import RecordFlow
-from edge_client.link.websocket import Mailbox, VerifierLink
+from edge_client.link.websocket import Mailbox
 from edge_client.settings import ClientSettings, TurnChanges
+from edge_client.shared import Shared
 from edge_client.text.chat import ChatLog, Messages, empty_prompt, prompt_ids
 from edge_client.text.codec import TextStream
-from edge_client.turn.budget import Budget, Spending
-from edge_client.turn.controller import Controller
 from edge_client.turn.deadlines import Deadlines
 from edge_client.turn.guard import OfflineGuard
 from edge_client.turn.machine import TurnMachine
-from edge_client.turn.reachability import Reachability, SessionState
+from edge_client.turn.reachability import Reachability
 from edge_client.turn.records import Records
+from edge_client.turn.session_state import SessionState
 from edge_client.turn.shell import TurnShell
 from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import Transcript
@@ -35,40 +33,6 @@ from moa.text_stream import common_prefix
 from moa.wire import ClientSession
 from moa.wire.finish import TurnRules
 from moa.wire.messages import Sampling
-
-
-@dataclass
-class Shared:
-    """The objects that all conversations of a client share."""
-
-    device: Device
-    settings: ClientSettings
-    controller: Controller
-    link: VerifierLink | None = None
-    is_open: bool = True
-    _spending: Spending = field(default_factory=lambda: Spending(Budget()))
-    _told: list[str] = field(default_factory=list)
-
-    @property
-    def spending(self) -> Spending:
-        """The rest of the budget."""
-        self._spending.budget = self.settings.budget
-        return self._spending
-
-    @property
-    def max_context(self) -> int:
-        """Most tokens of prompt and answer together."""
-        most = self.device.bundle.manifest.target.facts.max_positions
-        if self.link is not None and self.link.welcome is not None:
-            most = min(most, self.link.welcome.limits.max_context_tokens)
-        return most
-
-    def news(self) -> list[str]:
-        """The notices in the verifier's welcome, once."""
-        welcome = self.link.welcome if self.link is not None else None
-        news = [notice for notice in welcome.notices if notice not in self._told] if welcome is not None else []
-        self._told += news
-        return news
 
 
 class Conversation:

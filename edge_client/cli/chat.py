@@ -16,8 +16,9 @@ from edge_client.cli.dialogue import Ask, Dialogue, Quit
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
 from edge_client.events import AnswerSoFar, Done, Link
+from edge_client.screen.ctrl_c import CtrlC, Interrupted
 from edge_client.screen.pipe import refused
-from edge_client.screen.reader import CtrlC, Interrupted, Reader, make_reader
+from edge_client.screen.reader import Reader, make_reader
 from edge_client.screen.views import make_console, make_view
 from moa.errors import LinkError, MoaError, UsageError
 from moa.grammar.spec import Grammar

@@ -43,22 +43,22 @@ def run(arguments: argparse.Namespace) -> int:
     keys = {"api_keys": (key,)} if (key := os.environ.get(_KEY)) else {}
     serve = ServeSettings(**{**keys, **given_fields(arguments, ServeSettings)})
     try:
-        from edge_client.serve import answerer
+        from edge_client.serve import endpoint
     except ImportError as error:
         raise UsageError(f"{error.name} is not installed", hint=how_to_install("serve")) from None
-    asyncio.run(_serve(settings, serve, answerer))
+    asyncio.run(_serve(settings, serve, endpoint))
     return 0
 
 
-async def _serve(settings: ClientSettings, serve: ServeSettings, answerer: ModuleType) -> None:
+async def _serve(settings: ClientSettings, serve: ServeSettings, endpoint: ModuleType) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # not on every system; there Ctrl-C ends the program
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with Port(serve.host, serve.port) as port:
         async with EdgeClient(settings) as client:
-            model = serve.model_name or answerer.model_name(client.device.bundle.manifest.target.source)
-            async with answerer.endpoint(client, serve, model, port) as address:
+            model = serve.model_name or endpoint.model_name(client.device.bundle.manifest.target.source)
+            async with endpoint.endpoint(client, serve, model, port) as address:
                 leave_out_what_is_loaded()
                 print(f"chat page and API at {address} (model {model}); Ctrl-C ends", file=sys.stderr, flush=True)
                 look = asyncio.create_task(tell_of_the_verifier(client))

@@ -1,25 +1,17 @@
-"""Answers for the endpoint: an `EdgeClient`'s events, with token positions converted to text positions; and
-the endpoint itself: the API's routes over one client, the chat page, and the switch of the link."""
+"""Answers for the endpoint: an `EdgeClient`'s events, with token positions converted to text positions."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable
+from collections.abc import AsyncGenerator, Collection, Iterable
 from functools import partial
 from typing import Any, cast
 
-import msgspec
 from msgspec.structs import replace
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from edge_client.client import EdgeClient
 from edge_client.events import Adopt, Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
-from edge_client.serve.settings import ServeSettings
 from edge_client.settings import TurnChanges
-from moa.api.access import Access, ApiKeys
 from moa.api.answer import (
     AnswerEvent,
     AnswerRequest,
@@ -34,19 +26,13 @@ from moa.api.answer import (
     Scored,
     Verified,
 )
-from moa.api.app import Api, ApiLimits
-from moa.api.connections import serving
 from moa.api.encoding import answer_limit, encoded
 from moa.api.errors import bad
-from moa.api.http import Json, read_body
 from moa.api.logprobs import scored
-from moa.api.pages import page, web_app
 from moa.api.present import within_patience
-from moa.api.requests import Defaults, decode
 from moa.api.tools import ToolFormat
-from moa.errors import MoaError, UsageError
+from moa.errors import UsageError
 from moa.logprobs import TokenLogprobs
-from moa.process.listening import Port
 from moa.text_stream import Decoder, text_after
 from moa.wire.limits import Limits
 
@@ -220,48 +206,3 @@ class Marks:
             more={name: stats[name] for name in _FIGURES if name in stats},
         )
         return Ended(reason=done.reason, verified=done.verified, text=done.text, counts=counts)
-
-
-@contextlib.asynccontextmanager
-async def endpoint(client: EdgeClient, settings: ServeSettings, model: str, port: Port) -> AsyncIterator[str]:
-    """Serve an open client on `port` while the body runs; yields the address."""
-    answerer = EdgeAnswerer(client, model)
-    access = Access(
-        ApiKeys(settings.api_keys), host=settings.host, hosts=settings.allowed_hosts, origins=settings.origins
-    )
-    limits = ApiLimits(max_running=settings.most_answers, keep_seconds=settings.keep_seconds)
-    api = Api(answerer, access, limits, Defaults(mode=settings.mode, patience=settings.patience))
-    # The template's process takes 0.5 s to start, and a busy machine seconds: before the first question, not within it.
-    # A template that refuses this is told to whoever asks.
-    with contextlib.suppress(MoaError):
-        if client.device.codec.can_chat:
-            await asyncio.to_thread(client.encode, "hello")
-    async with api.running():
-        routes = [
-            *page("edge_client.serve", "page", "/"),
-            *page("moa.api", "assets", "/"),
-            *web_app(settings.app),
-            _link_route(api, answerer),
-        ]
-        async with serving(api.app(routes, settings.origins), port) as address:
-            yield address
-
-
-def model_name(source: str) -> str:
-    """A target's name for clients: the last part of where it came from."""
-    return source.rstrip("/").rpartition("/")[2] or "target"
-
-
-def _link_route(api: Api, answerer: EdgeAnswerer) -> Route:
-    """The switch that disconnects the verifier, to see what the device does offline."""
-
-    async def switch(request: Request, principal: str) -> Response:
-        body = await read_body(request, 1000)
-        answerer.cut_off(cut=not decode(body, _Switch).connected)
-        return Json(answerer.status())
-
-    return Route("/moa/link", api.keyed(switch), methods=["POST"])
-
-
-class _Switch(msgspec.Struct):
-    connected: bool

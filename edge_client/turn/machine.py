@@ -31,9 +31,10 @@ from edge_client.turn.budget import Spending
 from edge_client.turn.controller import Controller, Plan, WhoDrafts
 from edge_client.turn.deadlines import Deadlines, Moment
 from edge_client.turn.guard import OfflineGuard
-from edge_client.turn.reachability import Failure, Reachability, SessionState, classify
+from edge_client.turn.reachability import Failure, Reachability, classify
 from edge_client.turn.records import Records
 from edge_client.turn.rounds import Rounds
+from edge_client.turn.session_state import SessionState
 from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import Transcript
 from moa.errors import DeviceError, MoaError, ProtocolError

@@ -1,19 +1,16 @@
-"""Whether the verifier can be asked in a turn: the state of the link, what a refusal means, failures in a row; and
-the turn's session, on one connection at a time. Pure."""
+"""Whether the verifier can be asked in a turn: the state of the link, failures in a row, what a refusal means. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
 from edge_client.events import LinkState
 from edge_client.link.retry import Retry
-from edge_client.turn.deadlines import Moment
 from moa.safe_text import safe_line
-from moa.wire import ClientSession, Code
-from moa.wire.messages import ClientMessage, Error
+from moa.wire import Code
+from moa.wire.messages import Error
 
 _SETBACKS = 8
 """Attempts to repair a session without a verified token in between; then the device continues offline in this turn."""
@@ -108,45 +105,3 @@ _CLASSES = {
 def classify(error: Error) -> Failure:
     """The class of a refusal; an unknown code is final."""
     return _CLASSES.get(Code(error.code), Failure.FOR_GOOD) if error.code in set(Code) else Failure.FOR_GOOD
-
-
-@dataclass
-class SessionState:
-    """Opened, resumed, or waiting for a retry."""
-
-    session: ClientSession
-    connection: int = 0
-    """The number of the connection that the session was last brought up on; 0 for none."""
-    established: bool = False
-    """Whether rounds may be sent: the session is open on this connection, or its opening is on the way before them."""
-    again_at: float | None = None
-    """When a refused request is to be sent again."""
-
-    @property
-    def usable(self) -> bool:
-        """Whether messages about a round may be sent."""
-        return self.established and self.again_at is None
-
-    def bring_up(self, connection: int) -> Sequence[ClientMessage]:
-        """What to send first on a connection: an opening, the next turn of a session that is open here, or a resume."""
-        session = self.session
-        before, self.connection, self.again_at = self.connection, connection, None
-        self.established = not session.settled or connection == before
-        if not self.established:
-            return session.recover()
-        return list(session.unsettled) if session.settled or session.unsettled else [session.open()]
-
-    def lost(self) -> None:
-        """The connection is gone."""
-        self.established, self.again_at = False, None
-
-    def repeat(self, at: float) -> None:
-        """Nothing is sent before `at`; then unanswered requests are sent again."""
-        self.established, self.again_at = True, at
-
-    def due(self, moment: Moment) -> Sequence[ClientMessage]:
-        """The requests to send again now."""
-        if self.again_at is None or not moment.reached(self.again_at):
-            return ()
-        self.again_at = None
-        return list(self.session.unsettled)

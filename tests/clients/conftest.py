@@ -21,7 +21,7 @@ import pytest
 
 from cloud_verifier.app import Verifier
 from edge_client import EdgeClient
-from edge_client.serve.answerer import endpoint
+from edge_client.serve.endpoint import endpoint
 from edge_client.serve.settings import ServeSettings
 from moa.process.listening import Port
 from tests.edge.serve.pair import SETTINGS, served

@@ -17,7 +17,7 @@ from rich.console import Console
 from edge_client.cli.chat import ChatLoop
 from edge_client.cli.dialogue import Dialogue
 from edge_client.events import Done, Event, Prompt, Token
-from edge_client.screen.reader import Interrupted
+from edge_client.screen.ctrl_c import Interrupted
 from edge_client.settings import ClientSettings
 from moa.errors import LinkError, UsageError
 from moa.grammar.spec import Grammar

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from edge_client.screen.reader import CtrlC, Interrupted
+from edge_client.screen.ctrl_c import CtrlC, Interrupted
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs signals")
 

@@ -15,7 +15,8 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from edge_client.screen.reader import CtrlC, EditingReader, Interrupted, PlainReader, history_file, make_reader
+from edge_client.screen.ctrl_c import CtrlC, Interrupted
+from edge_client.screen.reader import EditingReader, PlainReader, history_file, make_reader
 
 
 @pytest.fixture(autouse=True)

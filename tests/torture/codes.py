@@ -12,7 +12,7 @@ import httpx2 as httpx
 
 from edge_client import EdgeClient
 from edge_client.device import Device
-from edge_client.serve.answerer import endpoint
+from edge_client.serve.endpoint import endpoint
 from edge_client.serve.settings import ServeSettings
 from moa.errors import MoaError
 from moa.process.listening import Port

@@ -23,7 +23,7 @@ from cloud_verifier.openai.endpoint import endpoint, model_name
 from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.settings import Settings
 from edge_client.device import Device
-from edge_client.serve.answerer import model_name as edge_model_name
+from edge_client.serve.endpoint import model_name as edge_model_name
 from moa.process.listening import Port
 from tests.api.large import LARGE, large_request
 from tests.api.scripted import check_that_the_loop_turns

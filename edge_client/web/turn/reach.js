@@ -1,5 +1,5 @@
 // Whether the verifier can be asked in a turn: the link, the session on it, failures and what they mean. As
-// reachability.py of edge_client/turn/, and edge_client/link/retry.py.
+// reachability.py and session_state.py of edge_client/turn/, and edge_client/link/retry.py.
 
 import { safeLine } from "./text.js";
 

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from edge_client import Done, EdgeClient, Notice
-from edge_client.serve.answerer import endpoint
+from edge_client.serve.endpoint import endpoint
 from edge_client.serve.settings import ServeSettings
 from edge_client.text.template import ChatTemplate
 from moa.process.listening import Port

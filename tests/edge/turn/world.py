@@ -22,8 +22,9 @@ from edge_client.turn.controller import Controller, WhoDrafts
 from edge_client.turn.deadlines import Deadlines, Patience
 from edge_client.turn.guard import OfflineGuard, OfflineLimits
 from edge_client.turn.machine import TurnMachine
-from edge_client.turn.reachability import Reachability, SessionState
+from edge_client.turn.reachability import Reachability
 from edge_client.turn.records import Records
+from edge_client.turn.session_state import SessionState
 from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import OnReconnect, Transcript
 from moa.errors import LinkError, MoaError

@@ -1,0 +1,61 @@
+"""Ctrl-C on a terminal stops what is being done, not the program."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+class Interrupted(Exception):
+    """The user has pressed Ctrl-C."""
+
+
+class CtrlC:
+    """Ctrl-C in a conversation stops what is being done. One handler from the first thing to the last: with one for
+    each, Ctrl-C would end the program between them."""
+
+    def __init__(self) -> None:
+        self._pressed = False
+        self._task: asyncio.Task[Any] | None = None
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[None]:
+        """While the body runs Ctrl-C does not end the program."""
+        self._hear()
+        try:
+            yield
+        finally:
+            with contextlib.suppress(NotImplementedError):
+                asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+
+    async def stoppable(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of `work`; `Interrupted`, and the work cancelled, if Ctrl-C comes before its end, or came after
+        the end of what was done before it."""
+        task = asyncio.create_task(work)
+        self._task = task
+        if self._pressed:
+            task.cancel()
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if not self._pressed:
+                raise
+            self._pressed = False
+            raise Interrupted from None
+        finally:
+            self._task = None
+            self._hear()  # prompt_toolkit takes its own handler away, and does not put ours back
+
+    def _hear(self) -> None:
+        with contextlib.suppress(NotImplementedError):  # not on every system: there Ctrl-C ends the program
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._press)
+
+    def _press(self) -> None:
+        self._pressed = True
+        if self._task is not None:
+            self._task.cancel()

@@ -1,0 +1,52 @@
+"""The session of a turn, on one connection at a time: opened, resumed, or waiting for a retry. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edge_client.turn.deadlines import Moment
+from moa.wire import ClientSession
+from moa.wire.messages import ClientMessage
+
+
+@dataclass
+class SessionState:
+    """Which messages of the session may be sent, and which must be sent first."""
+
+    session: ClientSession
+    connection: int = 0
+    """The number of the connection that the session was last brought up on; 0 for none."""
+    established: bool = False
+    """Whether rounds may be sent: the session is open on this connection, or its opening is on the way before them."""
+    again_at: float | None = None
+    """When a refused request is to be sent again."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether messages about a round may be sent."""
+        return self.established and self.again_at is None
+
+    def bring_up(self, connection: int) -> Sequence[ClientMessage]:
+        """What to send first on a connection: an opening, the next turn of a session that is open here, or a resume."""
+        session = self.session
+        before, self.connection, self.again_at = self.connection, connection, None
+        self.established = not session.settled or connection == before
+        if not self.established:
+            return session.recover()
+        return list(session.unsettled) if session.settled or session.unsettled else [session.open()]
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        self.established, self.again_at = False, None
+
+    def repeat(self, at: float) -> None:
+        """Nothing is sent before `at`; then unanswered requests are sent again."""
+        self.established, self.again_at = True, at
+
+    def due(self, moment: Moment) -> Sequence[ClientMessage]:
+        """The requests to send again now."""
+        if self.again_at is None or not moment.reached(self.again_at):
+            return ()
+        self.again_at = None
+        return list(self.session.unsettled)
