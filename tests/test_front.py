@@ -4,6 +4,7 @@ extra in one line."""
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -18,7 +19,7 @@ import pytest
 
 from moa import __version__
 from moa.cli.command_line import CommandParser
-from moa.cli.moa_edge import PROGRAMS, SHELLS, completion, main
+from moa.cli.moa_edge import MAIN_MODULES, PROGRAMS, SHELLS, completion, main
 
 _BASE = """
 import sys
@@ -42,6 +43,19 @@ def test_it_names_the_programs(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert all(program.name in shown for program in PROGRAMS)
     assert "edge-client demo" in shown
+
+
+@pytest.mark.parametrize(
+    ("missing", "extras"), [((), []), (("onnxscript",), ["export"]), (("torch",), ["verifier", "train"])], ids=str
+)
+def test_it_says_how_to_install_what_is_not_installed(
+    missing: tuple[str, ...], extras: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("moa.cli.moa_edge.find_spec", lambda module: None if module in missing else module)
+    with pytest.raises(SystemExit):
+        main([])
+    assert re.findall(r"install\s+'\.\[(\w+)\]'", capsys.readouterr().out) == extras
+    assert {program.extra for program in PROGRAMS if program.extra} == set(MAIN_MODULES)
 
 
 def test_version_and_help_need_the_base_install_only() -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from moa import __version__
@@ -17,6 +18,8 @@ from moa.cli.command_line import CommandParser
 from moa.errors import how_to_install, run_cli
 
 SHELLS = ("bash", "zsh", "fish")
+MAIN_MODULES = {"verifier": "torch", "train": "torch", "export": "onnxscript"}
+"""What tells whether an extra is installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +52,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     for program in PROGRAMS:
         if words and words[0] in (program.short, program.name):
             sys.exit(start(program, words[1:]))
-    options = parser().parse_args(words)
-    tell = parser().format_help if options.command != "completion" else lambda: completion(options.shell)
+    top = parser([extra for extra, module in MAIN_MODULES.items() if find_spec(module) is not None])
+    options = top.parse_args(words)
+    tell = top.format_help if options.command != "completion" else lambda: completion(options.shell)
     sys.exit(run_cli("moa-edge", lambda: print(tell().rstrip()), stdout_needed=True))
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line of `moa-edge` itself."""
+def parser(installed: Collection[str] = ()) -> argparse.ArgumentParser:
+    """The command line of `moa-edge` itself; it says how to install the extras that are not among the `installed`."""
     top = CommandParser(
         prog="moa-edge",
         description="A large language model that keeps answering when the network does not.",
@@ -65,7 +69,8 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(dest="command", metavar="PROGRAM")
     for program in PROGRAMS:
-        needs = f" ({how_to_install(program.extra)})" if program.extra else ""
+        missing = program.extra and program.extra not in installed
+        needs = f" ({how_to_install(program.extra)})" if missing else ""
         commands.add_parser(program.short, help=f"{program.name}: {program.says}{needs}", add_help=False)
     complete = commands.add_parser(
         "completion",
