@@ -10,7 +10,7 @@ from typing import Unpack
 
 from edge_client.events import Done, Event, Notice, Prompt
 from edge_client.link.estimates import RecordFlow
-from edge_client.link.websocket import Mailbox
+from edge_client.link.mailbox import Mailbox
 from edge_client.settings import ClientSettings, TurnChanges
 from edge_client.shared import Shared
 from edge_client.text.chat import ChatLog, Messages, empty_prompt, prompt_ids
@@ -159,7 +159,7 @@ class Conversation:
             self._session_state = machine.session_state
             if machine.session.unsettled:  # it cannot be continued; the next session will share its cached prefix
                 self._abandon()
-            await shell.worker.settle()
+            await shell.worker.finish()
             if shell.worker.failed:
                 self._take_drafter()
                 self._abandon()
@@ -206,7 +206,7 @@ class Conversation:
         self, context: list[int], settings: ClientSettings, prediction: Sequence[int], grammar: Grammar | None
     ) -> TurnShell:
         shared = self._shared
-        self.records.precision, self.records.budget = settings.sync, settings.budget
+        self.records.precision, shared.spending.max_kbps = settings.sync, settings.max_kbps
         session_state = self._continue(context, settings, grammar) or self._begin(context, settings, grammar)
         codec, sampling, controller = shared.device.codec, settings.sampling, shared.controller
         calibration = shared.device.bundle.manifest.calibration
@@ -235,7 +235,7 @@ class Conversation:
             Stats(started=now),
             Reachability(shared.link is not None),
             self._left,
-            draft=settings.draft,
+            who_drafts=settings.draft,
             guesses=settings.guess_ahead,
             prediction=Prediction(prediction) if prediction else None,
         )
@@ -270,7 +270,7 @@ class Conversation:
             stop=list(settings.stop),
             ignore_eos=settings.ignore_eos,
             records=self.records.dtype,
-            record_rate=settings.budget.record_rate,
+            record_rate=settings.record_rate,
             logprobs=settings.logprobs,
             grammar=grammar,
         )

@@ -90,7 +90,7 @@ class AnswerSoFar:
         self.texts: list[str] = []
         """What each token has added."""
         self.statuses: list[Status] = []
-        self.settled = 0
+        self.final = 0
         """Tokens from the beginning that cannot be withdrawn any more: verified, or adopted."""
         self.logprobs: dict[int, TokenLogprobs] = {}
         """By position, of the verified tokens, if they were asked for."""
@@ -112,7 +112,7 @@ class AnswerSoFar:
                 self.statuses[event.start - start : event.stop - start] = ["verified"] * (event.stop - event.start)
                 self.logprobs |= zip(range(event.start, event.stop), event.logprobs, strict=False)
             case Adopt():
-                self.settled = event.stop - start
+                self.final = event.stop - start
             case Retract():
                 for told in (self.ids, self.texts, self.statuses):
                     del told[event.start - start :]
@@ -120,8 +120,8 @@ class AnswerSoFar:
                 self.done = event
             case _:
                 pass
-        while self.settled < len(self.statuses) and self.statuses[self.settled] == "verified":
-            self.settled += 1
+        while self.final < len(self.statuses) and self.statuses[self.final] == "verified":
+            self.final += 1
 
     def text_of(self, start: int = 0, stop: int | None = None) -> str:
         """The text of tokens start..stop."""

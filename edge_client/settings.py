@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from edge_client.turn.budget import Budget
+from edge_client.turn.budget import BYTES_PER_KILOBIT
 from edge_client.turn.controller import WhoDrafts
 from edge_client.turn.deadlines import Patience
 from edge_client.turn.records import Precision
@@ -32,6 +32,8 @@ ENVIRONMENT = "MOA_EDGE_"
 CONFIG = "MOA_EDGE_CONFIG"
 """The variable that names the config file."""
 _LARGEST_FILE = 2**20
+_RECORD_SHARE = 0.7
+"""Share of the hard limit for activation records; the rest is for the tokens."""
 _LEAST = {"max_new_tokens": 1, "threads": 0, "max_offline_tokens": -1, "offline_after": 0, "settle_seconds": 0}
 _POSITIVE = ("answer_seconds", "connect_seconds", "keepalive_seconds", "reconnect_seconds")
 
@@ -131,7 +133,9 @@ class ClientSettings:
             _check_address(self.verifier)
         if self.offline and self.verifier:
             raise UsageError("--offline needs no verifier: give one or the other")
-        _ = self.sampling, self.budget
+        if self.max_kbps and self.max_kbps < 1:
+            raise ConfigError(f"max_kbps must be a number from 1 on, or 0 for no limit, not {self.max_kbps}")
+        _ = self.sampling
 
     @property
     def sampling(self) -> SamplingSettings:
@@ -145,9 +149,9 @@ class ClientSettings:
         return Patience(self.offline_after, self.settle_seconds, self.answer_seconds)
 
     @property
-    def budget(self) -> Budget:
-        """The hard limit."""
-        return Budget(self.max_kbps)
+    def record_rate(self) -> int:
+        """Bytes a second that activation records may take of the hard limit; 0 is no limit."""
+        return int(self.max_kbps * BYTES_PER_KILOBIT * _RECORD_SHARE)
 
     @classmethod
     def load(

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from edge_client.device import Device
 from edge_client.link.websocket import VerifierLink
 from edge_client.settings import ClientSettings
-from edge_client.turn.budget import Budget, Spending
+from edge_client.turn.budget import Spending
 from edge_client.turn.controller import Controller
+from moa.wire.messages import Welcome
 
 
 @dataclass
@@ -20,26 +21,22 @@ class Shared:
     controller: Controller
     link: VerifierLink | None = None
     is_open: bool = True
-    _spending: Spending = field(default_factory=lambda: Spending(Budget()))
+    spending: Spending = field(default_factory=Spending)
     _told: list[str] = field(default_factory=list)
 
     @property
-    def spending(self) -> Spending:
-        """The rest of the budget."""
-        self._spending.budget = self.settings.budget
-        return self._spending
+    def welcome(self) -> Welcome | None:
+        """What the verifier has said of itself, once it was reached."""
+        return self.link.welcome if self.link is not None else None
 
     @property
     def max_context(self) -> int:
         """Most tokens of prompt and answer together."""
         most = self.device.bundle.manifest.target.facts.max_positions
-        if self.link is not None and self.link.welcome is not None:
-            most = min(most, self.link.welcome.limits.max_context_tokens)
-        return most
+        return most if self.welcome is None else min(most, self.welcome.limits.max_context_tokens)
 
     def news(self) -> list[str]:
         """The notices in the verifier's welcome, once."""
-        welcome = self.link.welcome if self.link is not None else None
-        news = [notice for notice in welcome.notices if notice not in self._told] if welcome is not None else []
+        news = [notice for notice in self.welcome.notices if notice not in self._told] if self.welcome else []
         self._told += news
         return news

@@ -198,7 +198,6 @@ class Answers:
             "tokens": [answer.stats["tokens"] for answer in self.all[: len(self.seconds)]],
             "calls_per_100": round(found["calls_per_100"], 2),
             "first_token_ms": round(found["first_token_ms"], 1),
-            "overhead_ms": round(found["overhead_ms"], 3),
             "forwards_per_token": round(total["forwards"] / tokens, 4),
             "up_bytes_per_token": round(total["sent_bytes"] / tokens, 1),
             "down_bytes_per_token": round(total["received_bytes"] / tokens, 1),

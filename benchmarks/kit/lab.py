@@ -119,7 +119,7 @@ def turned(profile: Profile, share: float) -> Profile:
         ahead -= phases[0][0]
         phases = [*phases[1:], phases[0]]
     (first, condition), *others = phases
-    return Profile(profile.name, ((first - ahead, condition), *others, *([(ahead, condition)] if ahead else [])))
+    return Profile(((first - ahead, condition), *others, *([(ahead, condition)] if ahead else [])))
 
 
 def mean_over(profile: Profile, figure: Callable[[Condition], float]) -> float:

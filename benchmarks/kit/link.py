@@ -7,14 +7,14 @@ import asyncio
 import sys
 
 from benchmarks.kit.lab import link_to
-from edge_client.tools.emulated_network import PROFILES, Profile
+from edge_client.tools.emulated_network import PROFILES
 from moa.errors import run_cli
 
 
-async def serve(url: str, profile: Profile) -> None:
+async def serve(url: str, profile: str) -> None:
     """Carry connections until interrupted."""
-    async with link_to(url, profile) as link:
-        print(f"{link.url} -> {url} as {profile.name}", flush=True)
+    async with link_to(url, PROFILES[profile]) as link:
+        print(f"{link.url} -> {url} as {profile}", flush=True)
         await asyncio.Event().wait()
 
 
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--to", required=True, metavar="ws://HOST:PORT", help="the service behind the link")
     parser.add_argument("--profile", choices=sorted(PROFILES), default="4g")
     options = parser.parse_args()
-    asyncio.run(serve(options.to, PROFILES[options.profile]))
+    asyncio.run(serve(options.to, options.profile))
 
 
 if __name__ == "__main__":

@@ -22,9 +22,10 @@ from urllib.parse import urljoin, urlsplit
 
 from edge_client.bundles.store import PARTIAL, check_name, store
 from moa import __version__
+from moa.api.access import is_loopback
 from moa.bundle import MANIFEST, Bundle, read_manifest, sha256
 from moa.errors import BundleError, LinkError, MoaError, UsageError
-from moa.manifest import FileEntry, Manifest
+from moa.manifest import FileEntry
 from moa.process.files import named
 from moa.safe_text import safe_line
 
@@ -34,6 +35,7 @@ _CHUNK = 2**20
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _TIMEOUT_SECONDS = 60.0
 _LATER = (http.client.REQUEST_TIMEOUT, http.client.TOO_MANY_REQUESTS)
+_PRIVATE = (http.client.UNAUTHORIZED, http.client.FORBIDDEN)
 _AGAIN = "run the same command again to continue"
 _RANGE = re.compile(r"bytes (\d+)-")
 
@@ -66,7 +68,9 @@ def pull(source: str, *, name: str = "", force: bool = False, say: Notify = lamb
 def _download(source: str, partial: Path, say: Notify) -> None:
     opened = find(source)
     partial.mkdir(parents=True, exist_ok=True)
-    manifest = _pull_manifest(opened, partial)
+    with opened(MANIFEST, 0) as (file, _):
+        (partial / MANIFEST).write_bytes(file.read(_LARGEST_MANIFEST + 1))
+    manifest = read_manifest(partial)
     needed = sum(entry.size for entry in manifest.files.values())
     if shutil.disk_usage(partial).free < needed:
         raise UsageError(f"no room in {partial.parent}: {needed / 1e6:.0f} MB are needed")
@@ -78,13 +82,6 @@ def _download(source: str, partial: Path, say: Notify) -> None:
 def _name_of(source: str) -> str:
     last = (urlsplit(source).path if "://" in source else source).rstrip("/").removesuffix("/" + MANIFEST)
     return last.rpartition("/")[2]
-
-
-def _pull_manifest(source: BundleSource, folder: Path) -> Manifest:
-    with source(MANIFEST, 0) as (file, _):
-        content = file.read(_LARGEST_MANIFEST + 1)
-    (folder / MANIFEST).write_bytes(content)
-    return read_manifest(folder)
 
 
 def _pull_file(source: BundleSource, name: str, entry: FileEntry, path: Path, say: Notify) -> None:
@@ -153,7 +150,7 @@ def may_be_read(url: str) -> str:
     """The scheme of an address that bundles may come from: https, or http on this machine; empty for others."""
     try:
         parts = urlsplit(url)
-        local = parts.hostname in ("127.0.0.1", "::1", "localhost")
+        local = is_loopback(parts.hostname or "")
     except ValueError:
         return ""
     return parts.scheme if parts.scheme == "https" or (parts.scheme == "http" and local) else ""
@@ -199,13 +196,10 @@ def open_url(url: str, start: int = 0, token: str = "") -> Iterator[tuple[IO[byt
         says = f"{url} answers {error.code} {safe_line(error.reason)}"
         if error.code in _LATER or error.code >= http.client.INTERNAL_SERVER_ERROR:
             raise LinkError(says, hint=_AGAIN) from None
-        raise BundleError(says, hint=_hint(error.code)) from None
+        hint = "HF_TOKEN holds the token of a private one" if error.code in _PRIVATE else "is this a bundle's address?"
+        raise BundleError(says, hint=hint) from None
     except MoaError:
         raise
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise LinkError(f"cannot read {url}: {safe_line(str(reason))}", hint=_AGAIN) from None
-
-
-def _hint(status: int) -> str:
-    return "HF_TOKEN holds the token of a private one" if status in (401, 403) else "is this a bundle's address?"

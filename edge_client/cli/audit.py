@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import sys
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 from rich.console import Console
 
@@ -18,10 +16,11 @@ from edge_client.client import EdgeClient
 from edge_client.screen.views import make_console
 from edge_client.settings import ClientSettings
 from edge_client.text.codec import TextCodec
-from edge_client.tools.compare import TimedAnswer, ask, first_difference
+from edge_client.tools.compare import TimedAnswer, ask
 from moa.errors import MoaError, UsageError
 from moa.logprobs import MAX_TOP
 from moa.sampling import SamplingSettings, gumbel
+from moa.text_stream import common_prefix
 
 FLOAT32_TIE = 1e-3
 """Scores this close can differ in float32 by the order of additions."""
@@ -49,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     except MoaError as error:
         raise UsageError(f"nothing was compared: {error}", hint=error.hint) from error
     if arguments.json:
-        sys.stdout.buffer.write(msgspec.json.encode(audit.report()) + b"\n")
+        options.print_json(audit.report())
     else:
         show(make_console(), audit)
     return int(audit.at is not None)
@@ -98,7 +97,7 @@ async def _audit(settings: ClientSettings, prompt: str, *, raw: bool) -> Audit:
         drafted = await ask(client, ids, logprobs=MAX_TOP)
         client.settings = dataclasses.replace(settings, sync="off")
         alone = await ask(client, ids, draft="single", logprobs=MAX_TOP)
-    at = first_difference(drafted.ids, alone.ids)
+    at = None if drafted.ids == alone.ids else common_prefix(drafted.ids, alone.ids)
     lead = None if at is None else margin(alone, drafted, at, len(ids), settings.sampling)
     return Audit(client.device.codec, drafted, alone, at, lead)
 

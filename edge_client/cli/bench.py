@@ -6,11 +6,9 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
-import sys
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
 from rich.table import Table
 
 from edge_client.cli import options
@@ -19,7 +17,7 @@ from edge_client.device import Device
 from edge_client.link.local import local_verifier
 from edge_client.screen.views import make_console
 from edge_client.settings import ClientSettings
-from edge_client.tools.compare import ask_all, rates
+from edge_client.tools.compare import RATES, ask_all, cells, rates
 from edge_client.tools.emulated_network import PROFILES, LinkProxy
 from moa.errors import UsageError
 
@@ -55,25 +53,17 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("a benchmark needs the target", hint="pass --verifier ADDRESS, or --verifier local")
     results = asyncio.run(_measure(settings, ways, arguments.link))
     if arguments.json:
-        sys.stdout.buffer.write(msgspec.json.encode({"ways": results}) + b"\n")
+        options.print_json({"ways": results})
     else:
         make_console().print(_table(results))
     return 0
 
 
 def _table(results: dict[str, dict[str, Any]]) -> Table:
-    table = Table("draft", "tokens/s", "calls/100", "tokens/round", "first token ms", "kB", "overhead ms", "same text")
+    table = Table("draft", *RATES, "first token ms", "same text")
     for way, figures in results.items():
-        table.add_row(
-            way,
-            f"{figures['tokens_per_second']:.1f}",
-            f"{figures['calls_per_100']:.1f}",
-            f"{figures['tokens_per_round']:.2f}" if figures["tokens_per_round"] else "",
-            f"{figures['first_token_ms']:.0f}",
-            f"{figures['kilobytes']:.1f}",
-            f"{figures['overhead_ms']:.2f}" if figures["overhead_ms"] else "",
-            "yes" if figures["same"] else "NO",
-        )
+        same = "yes" if figures["same"] else "NO"
+        table.add_row(way, *cells(figures), f"{figures['first_token_ms']:.0f}", same)
     return table
 
 

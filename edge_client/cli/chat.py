@@ -120,7 +120,7 @@ class ChatLoop:
                 if isinstance(step, Ask):
                     await self._answer()
                 elif step is not None:
-                    self._console.print(safe_text(step.text), style="dim")
+                    self._console.print(safe_text(step), style="dim")
             except UsageError as error:
                 # The conversation continues: only this answer failed.
                 self.mistakes += 1

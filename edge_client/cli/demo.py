@@ -21,7 +21,7 @@ from edge_client.events import Event, Notice, Token
 from edge_client.link.local import local_verifier
 from edge_client.screen.views import make_view
 from edge_client.settings import ClientSettings
-from edge_client.tools.compare import TimedAnswer, ask, ask_all, rates
+from edge_client.tools.compare import RATES, TimedAnswer, ask, ask_all, cells, rates
 from edge_client.tools.emulated_network import PROFILES, LinkProxy
 
 _PROMPTS = ("What is 17 + 25 - 9?", "Write a short story about Ada, a fox and a garden.")
@@ -130,14 +130,7 @@ def _cutter(link: LinkProxy) -> Callable[[Event], str]:
 
 
 def _table(console: Console, ways: dict[str, list[TimedAnswer]]) -> None:
-    table = Table("", "tokens/s", "calls per 100 tokens", "tokens a round", "kB", title="what it took")
+    table = Table("", *RATES, title="what it took")
     for name, answers in ways.items():
-        figures = rates(answers)
-        table.add_row(
-            name,
-            f"{figures['tokens_per_second']:.1f}",
-            f"{figures['calls_per_100']:.1f}",
-            f"{figures['tokens_per_round']:.2f}" if figures["tokens_per_round"] else "",
-            f"{figures['kilobytes']:.1f}",
-        )
+        table.add_row(name, *cells(rates(answers)))
     console.print(table)

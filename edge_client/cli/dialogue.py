@@ -34,12 +34,6 @@ _LARGEST_FILE = 2**24
 DialogueMessage = dict[str, str]
 
 
-class Say(msgspec.Struct, frozen=True):
-    """Show this to the user."""
-
-    text: str
-
-
 class Ask(msgspec.Struct, frozen=True):
     """Ask for an answer to the latest message."""
 
@@ -48,7 +42,8 @@ class Quit(msgspec.Struct, frozen=True):
     """The end."""
 
 
-NextStep = Say | Ask | Quit
+NextStep = str | Ask | Quit
+"""A text is shown to the user."""
 
 
 class _Said(msgspec.Struct, forbid_unknown_fields=True):
@@ -123,23 +118,23 @@ class Dialogue:
 
     def _help(self, _: str) -> NextStep:
         lines = [f"{name:8} {says}" for name, says in COMMANDS.items()]
-        return Say("\n".join([*lines, f"Ctrl-C stops an answer. {self.keys}".rstrip()]))
+        return "\n".join([*lines, f"Ctrl-C stops an answer. {self.keys}".rstrip()])
 
     def _new(self, _: str) -> NextStep:
         self.messages.clear()
-        return Say("a new conversation")
+        return "a new conversation"
 
     def _system(self, text: str) -> NextStep:
         if not text:
-            return Say(self.system or "nothing is said first")
+            return self.system or "nothing is said first"
         self.system = text
-        return Say("said first from now on")
+        return "said first from now on"
 
     def _set(self, rest: str) -> NextStep:
         name, _, text = rest.partition(" ")
         if not rest:
             shown = {name: self.changes.get(name, getattr(self.settings, name)) for name in SETTABLE}
-            return Say("\n".join(f"{name:20} {_written(value)}" for name, value in shown.items()))
+            return "\n".join(f"{name:20} {_written(value)}" for name, value in shown.items())
         if name not in SETTABLE:
             raise UsageError(f"{safe_line(name, 40)} cannot be set here", hint=f"known: {', '.join(SETTABLE)}")
         if not text and name != "stop":
@@ -149,7 +144,7 @@ class Dialogue:
         changed = {**self.changes, name: value}
         dataclasses.replace(self.settings, **changed)  # refuses values out of range
         self.changes = changed
-        return Say(f"{name} is {_written(value)} from the next answer on")
+        return f"{name} is {_written(value)} from the next answer on"
 
     def _retry(self, _: str) -> NextStep:
         if self.messages and self.messages[-1]["role"] == "assistant":
@@ -170,7 +165,7 @@ class Dialogue:
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}") from None
         self._files.add(path)
-        return Say(f"{len(self.messages)} messages are in {path}")
+        return f"{len(self.messages)} messages are in {path}"
 
     def _load(self, name: str) -> NextStep:
         path = _path(name)
@@ -186,7 +181,7 @@ class Dialogue:
         messages = [{"role": one.role, "content": one.content} for one in said]
         self.system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
         self.messages = messages
-        return Say("\n\n".join(f"{m['role']}: {m['content']}" for m in messages) or "an empty conversation")
+        return "\n\n".join(f"{m['role']}: {m['content']}" for m in messages) or "an empty conversation"
 
     def _quit(self, _: str) -> NextStep:
         return Quit()

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import msgspec
 from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.events import AnswerSoFar, Done, Event, Link, Prompt, Token
-from edge_client.screen.pipe import PipeView, View, refused, rescue
+from edge_client.screen.pipe import PipeView, View, refused
 from edge_client.screen.views import make_view
 from edge_client.settings import ClientSettings
 from moa.cli.command_line import add_flags
@@ -49,16 +48,16 @@ def run(arguments: argparse.Namespace) -> int:
     seed = options.draw_seed()
     settings = options.settings_from(arguments, seed=seed)
     asked: dict[str, Any] = {"prompt": _messages(arguments, prompt), "raw": arguments.raw, "grammar": schema}
-    record = asyncio.run(_answer(settings, arguments.json_schema, asked, _view(arguments)))
+    answer = asyncio.run(_answer(settings, arguments.json_schema, asked, _view(arguments)))
     if arguments.json:
-        _print(msgspec.json.encode(record.report() | {"seed": settings.seed}))
+        options.print_json(answer.report() | {"seed": settings.seed})
     if not (arguments.json or arguments.quiet):
         options.tell_seed(settings, seed)
-    if record.stopped:
+    if answer.stopped:
         return 128 + signal.SIGTERM
-    if record.refused and not record.verified:
-        raise refused(record.refused)
-    if arguments.require_verified and not record.verified:
+    if answer.refused and not answer.verified:
+        raise refused(answer.refused)
+    if arguments.require_verified and not answer.verified:
         raise MoaError("not all of this was verified by the target", hint="--require-verified")
     return 0
 
@@ -79,39 +78,26 @@ def _view(arguments: argparse.Namespace) -> View:
     return make_view(quiet=arguments.json)
 
 
-async def _answer(settings: ClientSettings, schema_file: Path | None, asked: dict[str, Any], view: View) -> Record:
-    record, task = Record(), asyncio.current_task()
+async def _answer(settings: ClientSettings, schema_file: Path | None, asked: dict[str, Any], view: View) -> JsonAnswer:
+    answer, task = JsonAnswer(), asyncio.current_task()
     if task is not None:
         with contextlib.suppress(NotImplementedError):  # not on every system: there it ends the program
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, record.stop, task)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, answer.stop, task)
     try:
         async with EdgeClient(settings) as client:
             options.check_schema(asked["grammar"], schema_file, client.device)
             with view:
-                try:
-                    async for event in client.generate(**asked):
-                        record.take(event)
-                        view.take(event)
-                except asyncio.CancelledError:
-                    if not record.stopped:
-                        raise
-                    record.take(done := record.cancelled())
-                    if isinstance(view, JsonLines | PipeView):  # a terminal shows the text already
-                        view.take(done)
+                async for event in client.generate(**asked):
+                    answer.take(event)
+                    view.take(event)
     except asyncio.CancelledError:
-        if not record.stopped:
+        if not answer.stopped:
             raise
-    return record
-
-
-def _print(line: bytes) -> None:
-    try:
-        sys.stdout.buffer.write(line + b"\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise  # nobody reads
-    except OSError as error:
-        rescue(line.decode(), error)
+        if answer.done is None:
+            answer.take(done := answer.cancelled())
+            if isinstance(view, JsonLines | PipeView):  # a terminal shows the text already
+                view.take(done)
+    return answer
 
 
 class JsonLines(View):
@@ -119,10 +105,10 @@ class JsonLines(View):
 
     def take(self, event: Event) -> None:
         """Print it."""
-        _print(msgspec.json.encode(event))
+        options.print_json(event)
 
 
-class Record(AnswerSoFar):
+class JsonAnswer(AnswerSoFar):
     """An answer as one JSON object."""
 
     def __init__(self) -> None:

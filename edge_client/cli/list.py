@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-import msgspec
 from rich.table import Table
 
 from edge_client.bundles.store import EMBEDDED, installed, locate
@@ -30,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     found: list[tuple[str, Bundle | BundleError]] = [(EMBEDDED, Bundle.open(embedded_bundle())), *installed()]
     rows = [{"name": name, "in_use": locate(name) == in_use, **_about(bundle)} for name, bundle in found]
     if arguments.json:
-        sys.stdout.buffer.write(msgspec.json.encode(rows) + b"\n")
+        options.print_json(rows)
         return 0
     table = Table("", "name", "target", "MB", "variants")
     for row in rows:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from edge_client.bundles.store import locate
+from edge_client.screen.pipe import rescue
 from edge_client.settings import ClientSettings
 from moa.cli.command_line import add_flags, given_fields
 from moa.errors import UsageError
@@ -30,10 +31,10 @@ _CONNECTION = {
 }
 _SAMPLING = {
     **{"max_new_tokens": "N", "temperature": "T", "top_k": "K", "top_p": "P", "min_p": "P"},
-    **{"repetition_penalty": "X", "seed": "N"},
+    **{"repetition_penalty": "X", "seed": "N", "stop": "TEXT", "ignore_eos": ""},
 }
 _BEHAVIOUR = {
-    **{"draft": "WHO", "on_reconnect": "HOW", "sync": "PRECISION", "max_kbps": "N"},
+    **{"offline": "", "draft": "WHO", "on_reconnect": "HOW", "sync": "PRECISION", "max_kbps": "N"},
     **{"max_offline_tokens": "N", "offline_after": "S", "settle_seconds": "S"},
 }
 _LONGEST_PROMPT = 2**22
@@ -59,12 +60,8 @@ def add_config(command: Any) -> None:
 
 def add_generation(command: argparse.ArgumentParser) -> None:
     """What to generate, and how."""
-    sampling = command.add_argument_group("text")
-    add_flags(sampling, ClientSettings, _SAMPLING)
-    sampling.add_argument("--stop", action="append", metavar="TEXT", help="end at this text; may be repeated")
-    sampling.add_argument("--ignore-eos", action="store_const", const=True, help="continue after an end token")
+    add_flags(command.add_argument_group("text"), ClientSettings, _SAMPLING)
     behaviour = command.add_argument_group("behaviour")
-    behaviour.add_argument("--offline", action="store_const", const=True, help="only this device: nothing is verified")
     add_flags(behaviour, ClientSettings, _BEHAVIOUR)
     behaviour.add_argument(
         "--guess-ahead", action=argparse.BooleanOptionalAction, help="send guesses ahead of the verifier's answers"
@@ -87,6 +84,18 @@ def draw_seed() -> int:
 def say(line: str) -> None:
     """A remark, on standard error."""
     print(f"edge-client: {safe_line(line)}", file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """A result for programs, on a line of standard output."""
+    line = msgspec.json.encode(value)
+    try:
+        sys.stdout.buffer.write(line + b"\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise  # nobody reads
+    except OSError as error:
+        rescue(line.decode(), error)
 
 
 def tell_seed(settings: ClientSettings, drawn: int) -> None:
@@ -145,10 +154,8 @@ def read_prompt(words: Sequence[str], files: Sequence[Path] = ()) -> str:
     """The prompt: the words of the command line, then files, then what is piped in."""
     parts = [" ".join(word for word in words if word != "-")]
     parts += [read_file(file) for file in files]
-    wanted = "-" in words or not (words or files)
-    if wanted and (sys.stdin is None or (sys.stdin.isatty() and "-" not in words)):
-        raise UsageError("the prompt is empty", hint="give it as an argument or on standard input")
-    if wanted or _is_piped():
+    asked, readable = "-" in words, sys.stdin is not None
+    if readable and (asked or _is_piped() or not (words or files or sys.stdin.isatty())):
         parts.append(_decoded(sys.stdin.buffer.read(_LONGEST_PROMPT + 1), "standard input"))
     prompt = "\n\n".join(part for part in parts if part)
     if not prompt.strip():

@@ -29,7 +29,7 @@ _SETTLED_SECONDS = 5.0
 """A connection that lasted this long, or brought tokens, has worked; another one counts as a failed attempt."""
 _FINAL = frozenset({"unauthorized", Code.VERSION, Code.TOKENIZER, Code.TARGET})
 """Wrong credentials, a wrong pair, a wrong version: the same attempt fails until somebody changes something."""
-_HINTS = {
+_HINTS: dict[str, str] = {
     Code.TOKENIZER: "use the bundle that was made for this target",
     Code.TARGET: "use the bundle that was made for this target, or the address of its verifier",
     Code.VERSION: "update the older end",
@@ -50,9 +50,10 @@ class Dialling:
     failures: int = 0
     """Attempts that have failed so far, in all."""
     down_since: float = 0.0
+    asked_wait: float = 0.0
+    """Seconds that a verifier which is about to stop has asked us to wait."""
     _ended_at: float = float("-inf")
     _up_since: float | None = None
-    _asked_wait: float = 0.0
     _won: bool = False
     """Whether the connection has brought tokens."""
 
@@ -68,10 +69,6 @@ class Dialling:
         """Tokens arrived: however soon the connection ends, the next one may begin at once."""
         self._won = True
 
-    def goaway(self, seconds: float) -> None:
-        """The verifier is about to stop, and asked us to wait for this long."""
-        self._asked_wait = seconds
-
     def ended(self, error: MoaError, now: float) -> None:
         """An attempt failed, or a connection ended."""
         if self._up_since is not None:
@@ -83,8 +80,8 @@ class Dialling:
         self.failures += 1
         if isinstance(error, RemoteError) and error.code in _FINAL:
             self.refused = error
-        self.retry.failed(now, asked_wait=max(self._asked_wait, getattr(error, "retry_after", None) or 0.0))
-        self._asked_wait = 0.0
+        self.retry.failed(now, asked_wait=max(self.asked_wait, getattr(error, "retry_after", None) or 0.0))
+        self.asked_wait = 0.0
 
     def new_turn(self) -> None:
         """A new turn, or a user who asks for a connection: the cause of the last failure may be gone."""
@@ -140,5 +137,5 @@ def explain(error: BaseException, url: str, *, tls: bool, token: bool = False, w
 def refusal(message: Error) -> MoaError:
     """Why the verifier refuses us, with what to do about it."""
     error = remote_error(message)
-    error.hint = _HINTS.get(Code(message.code), error.hint) if message.code in set(Code) else error.hint
+    error.hint = _HINTS.get(message.code, error.hint)
     return error

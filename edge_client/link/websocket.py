@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import secrets
 import ssl
 from collections import deque
@@ -24,6 +23,8 @@ from websockets.typing import Subprotocol
 
 from edge_client.link.dialling import Dialling, explain, refusal
 from edge_client.link.estimates import RecordFlow, RoundTrip
+from edge_client.link.mailbox import Mailbox
+from moa.api.access import is_loopback
 from moa.errors import LinkError, ProtocolError, UsageError
 from moa.wire import PROTOCOL_VERSIONS, SUBPROTOCOL, Code, Refusal, client_frame, decode_server, encode
 from moa.wire.messages import (
@@ -44,9 +45,6 @@ from moa.wire.messages import (
 from moa.wire.versions import SESSION_HEADER
 
 _MAX_FRAME = 4 * 1024 * 1024
-_MAX_WAITING = 16_384
-_MAX_WAITING_BYTES = 16 * 1024 * 1024
-"""Most bytes that may wait for a conversation with a slow reader; a normal verifier does not send more."""
 _MAX_TO_CLOSE = 256
 _SEND_SECONDS = 5.0
 
@@ -62,44 +60,6 @@ class Endpoint:
     connect_seconds: float = 10.0
     keepalive_seconds: float = 5.0
     """Seconds between pings; a connection is closed if a ping is not answered for twice as long."""
-
-
-@dataclass(eq=False)
-class Mailbox:
-    """The messages that have arrived for one conversation, with their times."""
-
-    messages: deque[tuple[float, ServerMessage]] = field(default_factory=deque)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a message arrived or the state of the link changed."""
-    sessions: set[bytes] = field(default_factory=set)
-    waiting_bytes: int = 0
-
-    def put(self, arrived: float, message: ServerMessage, size: int) -> None:
-        """Add a message of `size` bytes."""
-        self.waiting_bytes += size
-        if len(self.messages) >= _MAX_WAITING or self.waiting_bytes > _MAX_WAITING_BYTES:
-            raise ProtocolError(f"the verifier sent {self.waiting_bytes} bytes that were not requested")
-        self.messages.append((arrived, message))
-        self.news.set()
-
-    def take(self) -> list[tuple[float, ServerMessage]]:
-        """All messages since the last call."""
-        taken = list(self.messages)
-        self.messages.clear()
-        self.waiting_bytes = 0
-        return taken
-
-    async def wait(self, seconds: float | None) -> None:
-        """Wait for news, or until the time is over."""
-        if self.messages:
-            return
-        timer = asyncio.get_running_loop().call_later(seconds, self.news.set) if seconds is not None else None
-        try:
-            await self.news.wait()
-        finally:
-            if timer is not None:
-                timer.cancel()
-        self.news.clear()
 
 
 @dataclass(eq=False)
@@ -166,29 +126,27 @@ class VerifierLink:
             for _, message in box.messages:
                 self._throw_away(message)
 
-    def deliver(self, session: bytes, box: Mailbox) -> None:
-        """From now on messages of this session go to this mailbox."""
-        box.sessions.add(session)
-        self._mailboxes[session] = box
-
     def new_turn(self) -> None:
         """A new turn: connect again, even if the verifier has refused us."""
         self.dialling.new_turn()
         self._redial.set()
 
-    async def send(self, message: ClientMessage) -> None:
+    async def send(self, message: ClientMessage, box: Mailbox | None = None) -> None:
         """Send now, or lose the connection: unanswered messages are sent again after a reconnect.
 
-        A message that no verifier would read is not sent: its session is refused, and the link goes on for the others.
+        From now on what comes for its session goes to this mailbox. A message that no verifier would read is not sent:
+        its session is refused, and the link goes on for the others.
         """
-        connection = self._connection
+        connection, session = self._connection, getattr(message, "session", b"")
+        if box is not None and session:
+            box.sessions.add(session)
+            self._mailboxes[session] = box
         if connection is None or not self.up or self.welcome is None:
             return
-        session = getattr(message, "session", b"")
         try:
             frame = client_frame(message, self.welcome.limits.max_frame_bytes)
         except Refusal as refused:
-            if (box := self._mailboxes.get(session)) is not None:
+            if box is not None:
                 box.put(perf_counter(), refused.error(session=session), 0)
             return
         if isinstance(message, Open | Append):
@@ -277,7 +235,7 @@ class VerifierLink:
             additional_headers=headers,
             subprotocols=[Subprotocol(SUBPROTOCOL)],
             compression=None,
-            proxy=None if _on_this_machine(endpoint.url) else True,
+            proxy=None if is_loopback(urlsplit(endpoint.url).hostname or "") else True,
             open_timeout=endpoint.connect_seconds,
             close_timeout=0.5,
             ping_interval=endpoint.keepalive_seconds,
@@ -321,7 +279,7 @@ class VerifierLink:
         self._tell_all()
         while True:
             size, message = await self._receive(connection)
-            self.take(perf_counter(), message, size)
+            self.deliver(perf_counter(), message, size)
 
     async def _receive(self, connection: ClientConnection) -> tuple[int, ServerMessage]:
         frame = await connection.recv(decode=False)
@@ -331,32 +289,32 @@ class VerifierLink:
         except Refusal as error:
             raise ProtocolError(f"the verifier sent an invalid message: {error}") from None
 
-    def take(self, arrived: float, message: ServerMessage, size: int) -> None:
+    def deliver(self, arrived: float, message: ServerMessage, size: int) -> None:
         """Deliver a message of `size` bytes to its conversation."""
-        if isinstance(message, Goaway):
-            self.dialling.goaway(message.retry_after_ms / 1000)
-            return
+        if isinstance(message, Error) and not message.session:
+            message = self._addressed(message)
         session = getattr(message, "session", b"")
-        if isinstance(message, Error) and not session:
-            # It could not be read, so the error cannot name it. If it may have been one of several, all of them are
-            # resumed on another connection: nobody can know which lost its message.
-            unread = list(self._opening) or list(self._asking)
-            if message.code != Code.BAD_MESSAGE or not unread or (len(unread) > 1 and not self._opening):
-                raise refusal(message)
-            session = unread[0]
-            message = replace(message, session=session)
-        if not isinstance(message, Activations):
+        if isinstance(message, Goaway):
+            self.dialling.asked_wait = message.retry_after_ms / 1000
+        elif isinstance(message, Activations):
+            self.flow.arrived(len(message.payload), arrived)
+        else:
             self._opening.pop(session, None)
             self._asking.pop(session, None)
-        if isinstance(message, Activations):
-            self.flow.arrived(len(message.payload), arrived)
-        elif isinstance(message, Verdict) or getattr(message, "tokens", None) or getattr(message, "tail", None):
+        if isinstance(message, Verdict) or getattr(message, "tokens", None) or getattr(message, "tail", None):
             self.dialling.won()
-        box = self._mailboxes.get(session)
-        if box is None:
+        if (box := self._mailboxes.get(session)) is not None:
+            box.put(arrived, message, size)
+        else:
             self._throw_away(message)
-            return
-        box.put(arrived, message, size)
+
+    def _addressed(self, message: Error) -> Error:
+        """The error with the session of the message that the verifier could not read, which it cannot name. If that may
+        have been one of several, all are resumed on another connection: nobody can know which lost its message."""
+        unread = list(self._opening) or list(self._asking)
+        if message.code != Code.BAD_MESSAGE or not unread or (len(unread) > 1 and not self._opening):
+            raise refusal(message)
+        return replace(message, session=unread[0])
 
     def _throw_away(self, message: ServerMessage) -> None:
         """No conversation waits for it. Records are acknowledged all the same, or the verifier would stop sending."""
@@ -382,14 +340,3 @@ def tls_context(authority: str) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=authority or None)
     except (OSError, ssl.SSLError) as error:
         raise UsageError(f"cannot use {authority} as a certificate authority: {error}") from None
-
-
-def _on_this_machine(url: str) -> bool:
-    """A verifier on this machine is never behind a proxy, even if the environment names one."""
-    host = urlsplit(url).hostname or ""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -52,13 +52,13 @@ class LiveView(View):
                 self._rest = event.text[len(self._answer.text_of()) :]
             case _:
                 pass
-        self._print_settled_lines()
+        self._print_final_lines()
         self._live.update(self._render())
 
-    def _print_settled_lines(self) -> None:
-        settled = self._answer.text_of(0, self._answer.settled)
-        if (end := settled.rfind("\n") + 1) > self._printed:
-            self._live.console.print(Text(safe_text(settled[self._printed : end - 1])))
+    def _print_final_lines(self) -> None:
+        final = self._answer.text_of(0, self._answer.final)
+        if (end := final.rfind("\n") + 1) > self._printed:
+            self._live.console.print(Text(safe_text(final[self._printed : end - 1])))
             self._printed = end
 
     def _render(self) -> RenderableType:
@@ -66,12 +66,10 @@ class LiveView(View):
 
     def _open_lines(self) -> Text:
         """The part that is still redrawn."""
-        settled = self._answer.text_of(0, self._answer.settled)[self._printed :]
-        provisional = self._answer.text_of(self._answer.settled)
+        final = self._answer.text_of(0, self._answer.final)[self._printed :]
+        provisional = self._answer.text_of(self._answer.final)
         style = "" if self._answer.done is None or self._answer.done.verified else _PROVISIONAL
-        return (
-            Text(safe_text(settled)) + Text(safe_text(provisional), _PROVISIONAL) + Text(safe_text(self._rest), style)
-        )
+        return Text(safe_text(final)) + Text(safe_text(provisional), _PROVISIONAL) + Text(safe_text(self._rest), style)
 
     def _status(self) -> Text:
         style = _LINK_STYLES.get(self._link.state, "")
@@ -79,7 +77,7 @@ class LiveView(View):
         if self._link.state in _TROUBLE and self._link.detail:
             status += Text(f" ({safe_line(self._link.detail)})", style="dim")
         status += Text(f" · {len(self._answer.texts)} tokens", style="dim")
-        if waiting := len(self._answer.texts) - self._answer.settled:
+        if waiting := len(self._answer.texts) - self._answer.final:
             status += Text(f" · {waiting} not verified", style="yellow dim")
         if self._withdrawn:
             status += Text(f" · {self._withdrawn} corrected", style="magenta dim")
@@ -96,13 +94,13 @@ class LiveView(View):
         self._live.stop()
         self._console.print(self._open_lines())
         if self._answer.done is not None:
-            line = summary(self._answer.done, self._answer.settled)
+            line = summary(self._answer.done, self._answer.final)
             if self._context:
                 line += f" · context {len(self._answer.prompt) + len(self._answer.texts)} of {self._context}"
             self._console.print(Text(line, style="dim"))
 
 
-def summary(done: Done, settled: int) -> str:
+def summary(done: Done, final: int) -> str:
     """One line about a turn, of which so many tokens were verified or kept."""
     stats = done.stats
     calls = "1 call" if stats["calls"] == 1 else f"{stats['calls']} calls"
@@ -117,7 +115,7 @@ def summary(done: Done, settled: int) -> str:
         parts += [f"RTT {stats['rtt_ms']:.0f} ms", f"{kilobytes:.1f} kB"]
     if stats["retracted"]:
         parts.append(f"{stats['retracted']} corrected")
-    parts.append("verified" if done.verified else "not all verified" if settled else "nothing verified")
+    parts.append("verified" if done.verified else "not all verified" if final else "nothing verified")
     if done.reason not in ("eos", "stop"):
         parts.append(f"ended by {done.reason}")
     return " · ".join(parts)

@@ -56,14 +56,14 @@ class PipeView(View):
             case Done():
                 self._write(len(self._answer.texts), event.text[len(self._answer.text_of()) :] + "\n")
                 if not event.verified and self._answer.texts:
-                    how_much = "not all" if self._answer.settled else "nothing"
+                    how_much = "not all" if self._answer.final else "nothing"
                     self._tell(f"{how_much} of this was verified by the target")
                 if event.reason in _ENDS:
                     self._tell(_ENDS[event.reason])
                 if self._broken is not None:
                     rescue(event.text, self._broken)
             case _:
-                self._write(self._answer.settled)
+                self._write(self._answer.final)
 
     def _write(self, stop: int, more: str = "") -> None:
         if self._broken is not None:

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,33 +143,20 @@ class PlainReader:
         return waiting.result()
 
     def _start(self, prompt: str) -> asyncio.Future[str | None]:
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[str | None] = loop.create_future()
-
-        def settle(line: str | None, error: Exception | None) -> None:
-            if result.done():
-                return
-            if error is not None:
-                result.set_exception(error)
-            else:
-                result.set_result(line)
+        line: Future[str | None] = Future()
 
         def read() -> None:
-            line: str | None = None
-            problem: MoaError | None = None
             try:
-                line = input(prompt)
+                line.set_result(input(prompt))
             except EOFError:
-                pass
+                line.set_result(None)
             except UnicodeDecodeError:
-                problem = UsageError("standard input is not text (UTF-8)")
+                line.set_exception(UsageError("standard input is not text (UTF-8)"))
             except (OSError, ValueError) as error:
-                problem = MoaError(f"cannot read the input: {error}")
-            with contextlib.suppress(RuntimeError):  # the program has ended
-                loop.call_soon_threadsafe(settle, line, problem)
+                line.set_exception(MoaError(f"cannot read the input: {error}"))
 
         threading.Thread(target=read, daemon=True).start()
-        return result
+        return asyncio.wrap_future(line)
 
 
 Reader = EditingReader | PlainReader

@@ -54,12 +54,9 @@ class EdgeAnswerer:
     """Answers with an open client."""
 
     def __init__(self, client: EdgeClient, model: str) -> None:
-        self._client, self._model = client, model
-
-    @property
-    def model(self) -> str:
+        self._client = client
+        self.model = model
         """The target's name, because clients get its text."""
-        return self._model
 
     @property
     def tool_format(self) -> ToolFormat:
@@ -79,7 +76,7 @@ class EdgeAnswerer:
 
     async def answer(self, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
         """The events of one answer, in a new conversation."""
-        welcome = self._client.link.welcome if self._client.link is not None else None
+        welcome = self._client.shared.welcome
         if ask.logprobs is not None and welcome is not None and "logprobs" not in welcome.features:
             raise bad("this verifier tells no log-probabilities", "logprobs", "unsupported_parameter")
         if encoded.grammar is not None and welcome is not None and "grammar" not in welcome.features:
@@ -96,7 +93,7 @@ class EdgeAnswerer:
 
     def _longest(self, ask: AnswerRequest) -> int:
         """Tokens of the answer at most: what the verifier allows, or what verifiers usually do."""
-        welcome = self._client.link.welcome if self._client.link is not None else None
+        welcome = self._client.shared.welcome
         most = welcome.limits.max_new_tokens if welcome is not None else Limits.max_new_tokens
         return answer_limit(ask, self._client.settings.max_new_tokens, most)
 

@@ -1,1 +1,1 @@
-"""Tools: doctor, comparisons, audits, start-up times, an emulated network."""
+"""Tools of the commands: comparisons of answers, an emulated network, the web app."""

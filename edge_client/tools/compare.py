@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Unpack
@@ -17,6 +17,7 @@ from moa.errors import MoaError
 from moa.logprobs import TokenLogprobs
 
 See = Callable[[Event], None]
+RATES = ("tokens/s", "calls per 100 tokens", "tokens a round", "kB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +63,22 @@ def rates(answers: Sequence[TimedAnswer]) -> dict[str, float]:
     for answer in answers:
         for name in ("tokens", "seconds", "calls", "rounds", "accepted", "sent_bytes", "received_bytes"):
             total[name] = total.get(name, 0) + answer.stats.get(name, 0)
-    firsts = sorted(answer.stats["first_token_seconds"] for answer in answers)
-    # Stats have only the median of an answer's rounds: weight it by the number of rounds.
-    medians = [(a.stats.get("overhead_ms"), a.stats["rounds"]) for a in answers]
-    overheads = [milliseconds for milliseconds, rounds in medians if milliseconds is not None for _ in range(rounds)]
     return {
         "tokens": total["tokens"],
         "tokens_per_second": total["tokens"] / max(1e-9, total["seconds"]),
         "calls_per_100": 100 * total["calls"] / max(1, total["tokens"]),
         "tokens_per_round": (total["accepted"] + total["rounds"]) / total["rounds"] if total["rounds"] else 0.0,
         "kilobytes": (total["sent_bytes"] + total["received_bytes"]) / 1000,
-        "first_token_ms": 1000 * firsts[len(firsts) // 2],
-        "overhead_ms": median(overheads) if overheads else 0.0,
+        "first_token_ms": 1000 * median(answer.stats["first_token_seconds"] for answer in answers),
     }
 
 
-def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
-    """The first position where two token lists differ, or None."""
-    for index, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return index
-    return None if len(a) == len(b) else min(len(a), len(b))
+def cells(figures: Mapping[str, float]) -> list[str]:
+    """Of a table with the columns `RATES`."""
+    a_round = figures["tokens_per_round"]
+    return [
+        f"{figures['tokens_per_second']:.1f}",
+        f"{figures['calls_per_100']:.1f}",
+        f"{a_round:.2f}" if a_round else "",
+        f"{figures['kilobytes']:.1f}",
+    ]

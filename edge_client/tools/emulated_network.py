@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
-from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
-
-from moa.errors import UsageError
 
 Direction = Literal["up", "down"]
 _PACKET = 1448
 _READ = 16 * 1024
+_LOOK_SECONDS = 0.02
+"""How often to look whether an outage has ended."""
 _QUEUE = 64 * 1024
 """Bytes that may queue in the link in one direction; more blocks the sender, like a full router buffer."""
 
@@ -35,16 +35,11 @@ class Condition:
     out: bool = False
     """No bytes pass in either direction, and neither end gets an error."""
 
-    def __post_init__(self) -> None:
-        if min(self.rtt_ms, self.down_mbps, self.up_mbps, self.jitter) < 0 or not 0 <= self.loss < 1:
-            raise UsageError(f"link condition out of range: {self}")
-
 
 @dataclass(frozen=True, slots=True)
 class Profile:
     """Conditions with their durations in seconds, repeated. A duration of 0 is unlimited."""
 
-    name: str
     phases: tuple[tuple[float, Condition], ...]
 
     def at(self, seconds: float) -> Condition:
@@ -59,38 +54,18 @@ class Profile:
         return self.phases[-1][1]
 
 
-def _steady(name: str, *, rtt: float, down: float, up: float, loss: float) -> Profile:
-    return Profile(name, ((0.0, Condition(rtt, down, up, loss)),))
-
-
 _4G = Condition(rtt_ms=60, down_mbps=20, up_mbps=8, loss=0.005)
 
-PROFILES: dict[str, Profile] = {
-    profile.name: profile
-    for profile in (
-        Profile("loopback", ((0.0, Condition()),)),
-        _steady("wifi", rtt=10, down=100, up=50, loss=0.002),
-        _steady("5g", rtt=20, down=100, up=20, loss=0.001),
-        Profile("4g", ((0.0, _4G),)),
-        _steady("4g-weak", rtt=150, down=2, up=1, loss=0.02),
-        Profile("bursty", ((8.0, Condition(40, 30, 15)), (2.0, Condition(250, 5, 2)))),
-        Profile("outage", ((10.0, _4G), (5.0, replace(_4G, out=True)))),
-    )
+PROFILES = {
+    "loopback": Profile(((0.0, Condition()),)),
+    "wifi": Profile(((0.0, Condition(rtt_ms=10, down_mbps=100, up_mbps=50, loss=0.002)),)),
+    "5g": Profile(((0.0, Condition(rtt_ms=20, down_mbps=100, up_mbps=20, loss=0.001)),)),
+    "4g": Profile(((0.0, _4G),)),
+    "4g-weak": Profile(((0.0, Condition(rtt_ms=150, down_mbps=2, up_mbps=1, loss=0.02)),)),
+    "bursty": Profile(((8.0, Condition(40, 30, 15)), (2.0, Condition(250, 5, 2)))),
+    "outage": Profile(((10.0, _4G), (5.0, replace(_4G, out=True)))),
 }
 """This project's own choices, made from published measurements of such links; not figures of the paper."""
-
-
-@dataclass(eq=False, slots=True)
-class _Connection:
-    near: asyncio.StreamWriter
-    far: asyncio.StreamWriter
-    tasks: list[asyncio.Task[None]] = field(default_factory=list)
-
-    def abort(self) -> None:
-        for task in self.tasks:
-            task.cancel()
-        for writer in (self.near, self.far):
-            writer.transport.abort()
 
 
 class LinkProxy:
@@ -105,13 +80,11 @@ class LinkProxy:
         """Connections accepted so far."""
         self._random = random.Random(seed)
         self._server: asyncio.Server | None = None
-        self._live: set[_Connection] = set()
-        self._dialling: set[asyncio.Task[None]] = set()
-        self._carrying: set[asyncio.Task[None]] = set()
+        self._live: set[asyncio.Task[None]] = set()
+        """One for each connection, also for one that is being made."""
         self._refusing = False
         self._silent = False
-        self._cuts: dict[Direction, int | None] = {"up": None, "down": None}
-        self._changed = asyncio.Event()
+        self._cuts: dict[Direction, float] = {"up": math.inf, "down": math.inf}
         self._started = 0.0
 
     # ---- life
@@ -125,9 +98,7 @@ class LinkProxy:
         assert self._server is not None
         self._server.close()
         self.go_down()
-        for task in list(self._dialling):
-            task.cancel()
-        await asyncio.gather(*self._dialling, *self._carrying, return_exceptions=True)
+        await asyncio.gather(*self._live, return_exceptions=True)
         await asyncio.sleep(0)  # aborted transports close their sockets in the loop's next turn
 
     @property
@@ -145,9 +116,8 @@ class LinkProxy:
 
     def cut(self) -> None:
         """Reset every connection now; new ones are still accepted."""
-        for connection in list(self._live):
-            connection.abort()
-        self._live.clear()
+        for connection in self._live:
+            connection.cancel()
 
     def cut_after(self, count: int, direction: Direction) -> None:
         """Reset every connection once `count` more bytes have passed in this direction."""
@@ -171,7 +141,6 @@ class LinkProxy:
     def use(self, profile: Profile) -> None:
         """Change the link's profile, from now on."""
         self.profile, self._started = profile, asyncio.get_running_loop().time()
-        self._changed.set()
 
     # ---- forwarding
 
@@ -185,39 +154,31 @@ class LinkProxy:
         self.connections += 1
         task = asyncio.current_task()
         assert task is not None
-        self._dialling.add(task)
+        self._live.add(task)
+        writers = [writer]
         try:
             await asyncio.sleep(self._condition().rtt_ms / 1000)
             far_reader, far_writer = await asyncio.open_connection(self.host, self.target_port)
-        except (OSError, asyncio.CancelledError):
-            writer.transport.abort()
-            return
+            writers.append(far_writer)
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._carry(reader, far_writer, "up"))
+                both.create_task(self._carry(far_reader, writer, "down"))
+        except* (OSError, asyncio.CancelledError):  # an end was reset, or the link cut
+            pass
         finally:
-            self._dialling.discard(task)
-        connection = _Connection(writer, far_writer)
-        if self._refusing:  # the link went down meanwhile
-            connection.abort()  # type: ignore[unreachable]  # mypy thinks that it cannot change meanwhile
-            return
-        self._live.add(connection)
-        connection.tasks = [
-            asyncio.create_task(self._carry(reader, far_writer, "up", connection)),
-            asyncio.create_task(self._carry(far_reader, writer, "down", connection)),
-        ]
-        self._carrying.update(connection.tasks)
-        for carrier in connection.tasks:
-            carrier.add_done_callback(self._carrying.discard)
+            self._live.discard(task)
+            for one in writers:
+                one.transport.abort()
 
-    async def _carry(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction, connection: _Connection
-    ) -> None:
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction) -> None:
         """Read, delay every chunk, deliver in order."""
         loop = asyncio.get_running_loop()
-        line: deque[tuple[float, bytes]] = deque()
-        room, ready = asyncio.Event(), asyncio.Event()
-        waiting, ended = 0, False
+        line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        room = asyncio.Event()
+        waiting = 0
 
         async def read() -> None:
-            nonlocal waiting, ended
+            nonlocal waiting
             free_at = due = 0.0
             with contextlib.suppress(OSError):  # a reset is an end, too
                 while data := await reader.read(_READ):
@@ -225,40 +186,23 @@ class LinkProxy:
                     rate = (condition.up_mbps if direction == "up" else condition.down_mbps) * 125_000
                     free_at = max(free_at, loop.time()) + (len(data) / rate if rate else 0.0)
                     due = max(due, free_at + self._delay(condition, len(data)))
-                    line.append((due, data))
+                    line.put_nowait((due, data))
                     waiting += len(data)
-                    ready.set()
                     while waiting > _QUEUE:
                         room.clear()
                         await room.wait()
-            ended = True
-            ready.set()
+            line.put_nowait((due, b""))
 
-        reading = asyncio.create_task(read())
-        try:
-            while True:
-                while line:
-                    due, data = line[0]
-                    await self._until(due)
-                    line.popleft()
-                    waiting -= len(data)
-                    room.set()
-                    await self._deliver(writer, data, direction)
-                if ended:
-                    break
-                ready.clear()
-                await ready.wait()
-            with contextlib.suppress(OSError, RuntimeError):
-                writer.write_eof()
-        except OSError:
-            connection.abort()
-        finally:
-            reading.cancel()
-            with contextlib.suppress(OSError, asyncio.CancelledError):
-                await reading
-            if all(task.done() or task is asyncio.current_task() for task in connection.tasks):
-                connection.abort()
-                self._live.discard(connection)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(read())
+            while (chunk := await line.get())[1]:
+                due, data = chunk
+                await self._until(due)
+                waiting -= len(data)
+                room.set()
+                await self._deliver(writer, data, direction)
+        with contextlib.suppress(OSError, RuntimeError):
+            writer.write_eof()
 
     def _delay(self, condition: Condition, size: int) -> float:
         one_way = condition.rtt_ms / 2000
@@ -270,31 +214,21 @@ class LinkProxy:
 
     async def _until(self, due: float) -> None:
         """Wait for the time of delivery, and for the end of an outage."""
-        loop = asyncio.get_running_loop()
-        while True:
-            if (left := due - loop.time()) > 0:
-                await asyncio.sleep(left)
-            elif self._condition().out:
-                self._changed.clear()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), 0.02)
-            else:
-                return
+        if (left := due - asyncio.get_running_loop().time()) > 0:
+            await asyncio.sleep(left)
+        while self._condition().out:
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def _deliver(self, writer: asyncio.StreamWriter, data: bytes, direction: Direction) -> None:
         if self._silent:
             return
-        limit = self._cuts[direction]
-        if limit is not None and self.passed[direction] + len(data) >= limit:
-            data = data[: limit - self.passed[direction]]
-            self._cuts[direction] = None
-            writer.write(data)
-            self.passed[direction] += len(data)
-            with contextlib.suppress(OSError):
-                await writer.drain()
-            # Bytes that were delivered must reach the socket before the reset.
-            asyncio.get_running_loop().call_soon(self.cut)
-            return
+        left = self._cuts[direction] - self.passed[direction]
+        if is_last := len(data) >= left:
+            data, self._cuts[direction] = data[: int(left)], math.inf
         writer.write(data)
         self.passed[direction] += len(data)
         await writer.drain()
+        if is_last:
+            # Bytes that were delivered must reach the socket before the reset.
+            asyncio.get_running_loop().call_soon(self.cut)
+            await asyncio.Event().wait()

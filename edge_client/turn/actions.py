@@ -39,7 +39,7 @@ class Grow:
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class Write:
     """Find the likeliest token after `ids`: the device writes offline."""
 
     ids: Sequence[int]
@@ -64,4 +64,4 @@ class End:
     reason: Reason
 
 
-Action = Send | Draft | Grow | Guess | Wait | Drop | End
+Action = Send | Draft | Grow | Write | Wait | Drop | End

@@ -89,8 +89,8 @@ class Ahead:
 
     def begin(self, plan: Plan) -> Stream:
         """The stream to ask for."""
-        self._shape, self._answered_at, self._server_drafts = plan.shape, None, plan.draft == "server"
-        self._waits_there = plan.draft == "device"
+        self._shape, self._answered_at, self._server_drafts = plan.shape, None, plan.who_drafts == "server"
+        self._waits_there = plan.who_drafts == "device"
         return self.transcript.session.stream(speculate=self._server_drafts, waits=self._waits_there)
 
     def grew(self, action: Grow, tree: GuessTreeGrower) -> None:

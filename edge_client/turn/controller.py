@@ -78,7 +78,7 @@ def _shapes(can_tree: bool, max_nodes: int, max_chain: int) -> tuple[TreeShape, 
 class Plan:
     """The plan for the next round. `shape` is used if the device drafts."""
 
-    draft: Literal["device", "server", "none", "single"]
+    who_drafts: Literal["device", "server", "none", "single"]
     shape: TreeShape
     tokens_per_second: float = 0.0
     drafting: float = 0.0
@@ -168,10 +168,6 @@ class Controller:
             min(most, MOST_IN_A_DRAFT) - 1 for most in (limits.max_tree_nodes, limits.max_chain_tokens)
         )
 
-    def drafted(self, width: int, seconds: float) -> None:
-        """One step of the drafter over `width` tokens."""
-        self.step.observe(width, seconds)
-
     def verified(self, tree: DraftTree, accepted: int, server_seconds: float) -> None:
         """A round came back with `accepted` drafted tokens."""
         depths, branching = [0], False  # plain lists: this is on the critical path, and small arrays are slower
@@ -194,10 +190,6 @@ class Controller:
         if server_seconds > 0:
             self.forward.observe(1, server_seconds)
 
-    def prefilled(self, tokens: int, seconds: float) -> None:
-        """The first verdict of a turn waited this long in the server for so many tokens of the prompt."""
-        self.prefill.add(seconds / max(1, tokens))
-
     # ---- what to do
 
     def answer_seconds(self, unread: int = 0) -> float:
@@ -205,18 +197,18 @@ class Controller:
         forward = self.forward.seconds(1) if self.forward else 0.0
         return self.rtt.usual(forward) + unread * self.prefill.value
 
-    def plan(self, remaining: int, draft: WhoDrafts = "auto", *, blind: bool = False, guesses: bool = False) -> Plan:
+    def plan(self, remaining: int, who: WhoDrafts = "auto", *, blind: bool = False, guesses: bool = False) -> Plan:
         """The next round, if at most `remaining` tokens are left.
 
         A stream for which the device sends `guesses` begins with the server's drafts; then it `waits` or not.
         `blind` (made without the prompt's records) limits the depth of a draft; it does not change who drafts.
         """
         device = self._best_device(remaining)
-        if draft == "auto":
-            draft = "server" if guesses or self._stream_pays(device, remaining) else "device"
-        if draft == "single" or (draft != "device" and self.can_stream):
-            return Plan(draft, device.shape)
-        return self._best_device(min(remaining, _BLIND_TOKENS)) if blind and device.draft == "device" else device
+        if who == "auto":
+            who = "server" if guesses or self._stream_pays(device, remaining) else "device"
+        if who == "single" or (who != "device" and self.can_stream):
+            return Plan(who, device.shape)
+        return self._best_device(min(remaining, _BLIND_TOKENS)) if blind and device.who_drafts == "device" else device
 
     def _stream_pays(self, device: Plan, remaining: int) -> bool:
         """Whether a stream that the server drafts is better than rounds of the device."""

@@ -6,7 +6,7 @@
         Send(messages)    the shell sends them
         Draft(ids)        the shell runs the drafter, then `machine.ran(action, result, now)`
         Grow(ids)         the same: a tree of guesses
-        Guess(ids)        the same: a token written offline
+        Write(ids)        the same: a token written offline
         Wait(until)       the shell waits for news
         Drop()            the shell gives the connection up
         End(reason)       the turn is over
@@ -25,7 +25,7 @@ from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 from edge_client.events import Event, Link, LinkState, Notice, Reason
-from edge_client.turn.actions import Action, Draft, Drop, End, Grow, Guess, Send, Wait
+from edge_client.turn.actions import Action, Draft, Drop, End, Grow, Send, Wait, Write
 from edge_client.turn.ahead import Ahead
 from edge_client.turn.budget import Spending
 from edge_client.turn.controller import Controller, Plan, WhoDrafts
@@ -70,7 +70,7 @@ class TurnMachine:
     reach: Reachability
     left: list[bytes]
     """Sessions of earlier turns to close, once this turn's own is open: it shares what the verifier has cached."""
-    draft: WhoDrafts = "auto"
+    who_drafts: WhoDrafts = "auto"
     guesses: InitVar[bool] = False
     """Whether guesses may go ahead of the answers."""
     prediction: InitVar[Prediction | None] = None
@@ -86,9 +86,9 @@ class TurnMachine:
 
     def __post_init__(self, guesses: bool, prediction: Prediction | None) -> None:
         self.rounds = Rounds(self.transcript, self.controller, self.records, self.stats, prediction)
-        wanted = guesses and self.draft in ("auto", "device") and prediction is None
+        wanted = guesses and self.who_drafts in ("auto", "device") and prediction is None
         self.ahead = Ahead(
-            self.transcript, self.controller, self.deadlines, self.stats, wanted, chooses=self.draft == "auto"
+            self.transcript, self.controller, self.deadlines, self.stats, wanted, chooses=self.who_drafts == "auto"
         )
         self.controller.begin()
 
@@ -135,20 +135,20 @@ class TurnMachine:
                 event = self.session.receive(message)
             except ProtocolError as error:
                 self._broken(error, now)
-                return
-            match event:
-                case Ready():
-                    self.session_state.established = True
-                case Advanced():
-                    self._advanced(event, now)
-                case Recovered():
-                    self._recovered(event, now)
-                case _:
-                    pass
+            else:
+                match event:
+                    case Ready():
+                        self.session_state.established = True
+                    case Advanced():
+                        self._advanced(event, now)
+                    case Recovered():
+                        self._recovered(event, now)
+                    case _:
+                        pass
 
     # ---- what the drafter has done
 
-    def ran(self, action: Draft | Grow | Guess, result: Any, now: float) -> None:
+    def ran(self, action: Draft | Grow | Write, result: Any, now: float) -> None:
         """The drafter's result; void if the turn has changed meanwhile."""
         log = self.session.log
         match action:
@@ -159,7 +159,7 @@ class TurnMachine:
             case Grow(ids):
                 if ids is log:
                     self.ahead.grew(action, result)
-            case Guess(ids):
+            case Write(ids):
                 if self._may_write and ids == self.transcript.ids:
                     self._write(result, now)
 
@@ -174,7 +174,7 @@ class TurnMachine:
     def drafter_failed(self, why: str) -> None:
         """The turn goes on without a drafter: the verifier drafts, and nothing is written offline."""
         self._events.append(Notice(message=f"{why}: the verifier drafts the rest of this answer"))
-        self.draft = "server" if self.controller.can_stream else "single"
+        self.who_drafts = "server" if self.controller.can_stream else "single"
         self._no_drafter, self.ahead.wanted, self._plan = True, False, None
         self._unguessed = self.session.streaming
         if self._usable:
@@ -192,7 +192,7 @@ class TurnMachine:
             elif self.session.unsettled and moment.reached(self.deadlines.give_up_at()):
                 return Drop()
         if self.records.arrived and self.rounds.lacks_records:
-            self._take_rows()  # the next draft waits for them
+            self._store_records()  # the next draft waits for them
         if not self._outbox and self._may_ask:
             match self._ask(moment):
                 case Verify() | Stream() as request:
@@ -215,13 +215,13 @@ class TurnMachine:
         if check := self.rounds.check():
             return check
         plan = self._plan = self._plan or self._next_plan()
-        if plan.draft == "single" or (plan.draft == "device" and not self.ahead.on):
+        if plan.who_drafts == "single" or (plan.who_drafts == "device" and not self.ahead.on):
             return self.rounds.next(plan, moment)
         return self.ahead.begin(plan)
 
     def _next_plan(self) -> Plan:
         blind = not self.transcript.length and self.records.misses(self.transcript.rules.start)
-        return self.controller.plan(self.transcript.remaining, self.draft, blind=blind, guesses=self.ahead.on)
+        return self.controller.plan(self.transcript.remaining, self.who_drafts, blind=blind, guesses=self.ahead.on)
 
     def drain(self) -> list[Event]:
         """The events for the user since the last call."""
@@ -234,8 +234,7 @@ class TurnMachine:
 
     def last_messages(self) -> Sequence[ClientMessage]:
         """The turn is over: store remaining records; returns the last messages to send."""
-        self._take_rows()
-        self.rounds.learn()
+        self._store_records()
         ack = self.records.flow.acknowledge() if self.reach.link == "up" else None
         return [*self._outbox, ack] if ack is not None else self._outbox
 
@@ -299,7 +298,8 @@ class TurnMachine:
         if event.path:
             self.rounds.answered(event, waited, prompt=unread > 0)
         if event.tokens and unread:
-            self.controller.prefilled(unread, event.queue_ms / 1000)
+            # The first verdict of a turn waited this long for so many tokens of the prompt.
+            self.controller.prefill.add(event.queue_ms / 1000 / unread)
             self.deadlines.unread = 0
         if not event.path:
             self.ahead.answered(event, now)
@@ -411,14 +411,14 @@ class TurnMachine:
         """Write offline after `offline_after`; until then use the time."""
         if self._may_write:
             if self.reach.hopeless or moment.reached(self.deadlines.write_at()):
-                self._say_how()
-                return Guess(self.transcript.ids)
+                self._say(*self.reach.news())
+                return Write(self.transcript.ids)
         else:
             unreachable = self.reach.link == "down" or self.session_state.again_at is not None
             empty = not self.transcript.length and not unreachable
             over = self.reach.hopeless or moment.reached(self.deadlines.end_at(moment.now, empty=empty))
             if over or unreachable:
-                self._say_how()
+                self._say(*self.reach.news())
             if over:
                 return End(self._reason())
         self._use_the_wait(moment.now)
@@ -434,9 +434,8 @@ class TurnMachine:
         return None
 
     def _use_the_wait(self, now: float) -> None:
-        """Idle: store records, learn from the last round, plan the next."""
-        self._take_rows()
-        self.rounds.learn()
+        """Idle: store records, plan the next round."""
+        self._store_records()
         if self.reach.link != "up":
             return
         if self.session.busy and self._plan is None and self.transcript.length:
@@ -446,10 +445,10 @@ class TurnMachine:
             if change := self.records.adjust(self.session, self.stats.speed(now)):
                 self._outbox.append(change)
 
-    def _take_rows(self) -> None:
+    def _store_records(self) -> None:
         try:
             rules = self.transcript.rules
-            self.records.take(self.session, rules.start + rules.max_new_tokens)
+            self.records.store(self.session, rules.start + rules.max_new_tokens)
         except ProtocolError as error:
             self._give_up(str(error))
         except Exception as error:  # tokens are exact whatever happens to records
@@ -461,10 +460,6 @@ class TurnMachine:
             self._state = state
             self._events.append(Link(state=state, detail=detail))
 
-    def _say_how(self) -> None:
-        """Tell how the answer goes on without the verifier."""
-        self._say(*self.reach.news())
-
     def _reason(self) -> Reason:
         if self.transcript.finish:
             return self.transcript.finish
@@ -475,7 +470,5 @@ class TurnMachine:
 
 def _credible(event: Advanced, waited_ms: float) -> Advanced:
     """Cap the server's reported times at the observed latency: the next deadline depends on them."""
-    if event.queue_ms + event.forward_ms <= waited_ms:
-        return event
     forward = min(event.forward_ms, waited_ms)
     return replace(event, forward_ms=forward, queue_ms=min(event.queue_ms, waited_ms - forward))

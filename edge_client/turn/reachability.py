@@ -90,7 +90,7 @@ class Failure(Enum):
     """It will be refused again: the device continues offline in this turn."""
 
 
-_CLASSES = {
+_CLASSES: dict[str, Failure] = {
     Code.BUSY: Failure.NOT_NOW,
     Code.DEADLINE: Failure.NOT_NOW,
     Code.DRAINING: Failure.NOT_NOW,
@@ -104,4 +104,4 @@ _CLASSES = {
 
 def classify(error: Error) -> Failure:
     """The class of a refusal; an unknown code is final."""
-    return _CLASSES.get(Code(error.code), Failure.FOR_GOOD) if error.code in set(Code) else Failure.FOR_GOOD
+    return _CLASSES.get(error.code, Failure.FOR_GOOD)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from edge_client.link.estimates import RecordFlow
-from edge_client.turn.budget import Budget
 from moa import records
 from moa.errors import ProtocolError
 from moa.graph.cache import RecordBuffer
@@ -35,7 +34,6 @@ class Records:
     buffer: RecordBuffer | None
     flow: RecordFlow = field(default_factory=RecordFlow)
     precision: Precision = "auto"
-    budget: Budget = field(default_factory=Budget)
     rows: int = 0
     """Rows received."""
     arrived: list[Activations] = field(default_factory=list)
@@ -63,7 +61,7 @@ class Records:
         """Whether records of the first `rows` tokens are wanted, and not all of them are here."""
         return self.buffer is not None and self.dtype != "off" and self.buffer.held.newest_missing(rows, 1) is not None
 
-    def take(self, session: ClientSession, longest: int) -> None:
+    def store(self, session: ClientSession, longest: int) -> None:
         """Store what has arrived, up to an error; records of another session are of an abandoned one.
 
         A verdict that was lost with its connection is told again only when it is asked for, and its records may come
@@ -110,8 +108,8 @@ class Records:
         heads = self.buffer.wire
         needed = tokens_per_second * records.row_bytes("int8", heads.count, heads.width)
         room = self.flow.bandwidth.value
-        if self.budget.record_rate:
-            room = min(room, float(self.budget.record_rate))
+        if session.record_rate:
+            room = min(room, session.record_rate)
         lowered = room < (_FAST_ENOUGH if self._lowered else _TOO_SLOW) * needed
         if lowered == self._lowered:
             return None

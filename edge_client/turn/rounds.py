@@ -32,8 +32,6 @@ class Rounds:
     """Whether the verifier makes activation records."""
     _draft: DraftTree | None = None
     """The draft that is being verified."""
-    _lesson: tuple[DraftTree, int, float, float] | None = None
-    """A verified draft, how much of it was accepted, and the seconds of the round trip and of the verification."""
     _records_until: float | None = None
     """Deadline for waiting on the prompt's records; None before the first verdict."""
 
@@ -50,7 +48,7 @@ class Rounds:
     def next(self, plan: Plan, moment: Moment) -> Verify | Draft | None:
         """The round to ask for, or the draft to make for it; None while the prompt's records are awaited."""
         log = self.transcript.session.log
-        if plan.draft == "single":
+        if plan.who_drafts == "single":
             return self.drafted(DraftTree([log[-1]], [-1], [0.0]))
         if self._waits_for_records(moment):
             return None
@@ -69,21 +67,14 @@ class Rounds:
         self.stats.accepted += accepted
         if self._draft is not None:
             # The first verdict of a turn also waited for the prompt, so its wait does not predict the next.
-            self._lesson = self._draft, accepted, waited - server, event.forward_ms / 1000 if prompt else server
+            self.controller.verified(self._draft, accepted, event.forward_ms / 1000 if prompt else server)
+            self.controller.rtt.add(waited - server)
         else:
             if not self.controller.forward:
                 self.controller.forward.observe(1, event.forward_ms / 1000)
             if self.prediction is not None:
                 self.prediction.judged(accepted)
         self._draft = None
-
-    def learn(self) -> None:
-        """Apply the latest measurement; while the device is idle."""
-        if self._lesson is not None:
-            draft, accepted, round_trip, verifying = self._lesson
-            self._lesson = None
-            self.controller.verified(draft, accepted, verifying)
-            self.controller.rtt.add(round_trip)
 
     def forget(self) -> None:
         """The answer will not be that of the draft."""

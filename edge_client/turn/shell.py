@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from time import perf_counter
 from typing import Any
 
 from edge_client.events import Event, Reason
-from edge_client.link.websocket import Mailbox, VerifierLink
-from edge_client.turn.actions import Draft, Drop, End, Grow, Guess, Send, Wait
+from edge_client.link.mailbox import Mailbox
+from edge_client.link.websocket import VerifierLink
+from edge_client.turn.actions import Draft, Drop, End, Grow, Send, Wait, Write
 from edge_client.turn.machine import TurnMachine
 from edge_client.turn.worker import DrafterWorker
 from moa.errors import DeviceError
-from moa.wire import ClientSession
-from moa.wire.messages import Verdict, Verify
+from moa.wire.messages import ClientMessage
 
 
 class TurnShell:
@@ -22,17 +22,15 @@ class TurnShell:
     def __init__(self, machine: TurnMachine, worker: DrafterWorker, link: VerifierLink | None) -> None:
         self.machine, self.worker, self.link = machine, worker, link
         self._bytes_before = (link.sent_bytes, link.received_bytes) if link else (0, 0)
-        self._box = Mailbox()
         self._seen: tuple[str, int, int] | None = None
-        self._session: ClientSession | None = None
         self.reason: Reason = "link"
 
     async def events(self, box: Mailbox) -> AsyncGenerator[Event, None]:
         """All events until the end of the turn; its messages arrive in `box`."""
         machine = self.machine
-        self._box, self._session, self._seen = box, None, None
+        self._seen = None
         while True:
-            self._take(box)
+            self._update(box)
             action = machine.next_action(perf_counter())
             urgent = isinstance(action, Send) or (isinstance(action, Draft) and action.quick)
             if not urgent and (told := self._drain()):
@@ -42,12 +40,10 @@ class TurnShell:
                 machine.events_read(told_at, perf_counter())
                 if not isinstance(action, End):
                     continue
-            if isinstance(action, Wait | Guess | Drop):
-                machine.stats.overhead.void()
             match action:
                 case Send(messages):
-                    await self._send(*messages)
-                case Draft() | Grow() | Guess():
+                    await self._send(messages, box)
+                case Draft() | Grow() | Write():
                     try:
                         result = await self.worker.run(action)
                         if result is not None:
@@ -62,7 +58,7 @@ class TurnShell:
                 case End(reason):
                     self.reason = reason
                     break
-        await self._send(*machine.last_messages())
+        await self._send(machine.last_messages(), box)
         machine.stats.finished = perf_counter()
         for event in self._drain():
             yield event
@@ -76,14 +72,12 @@ class TurnShell:
             report |= {"record_rows": self.machine.records.rows, "rtt_ms": round(1000 * link.rtt.smoothed, 2)}
         return report
 
-    def _take(self, box: Mailbox) -> None:
+    def _update(self, box: Mailbox) -> None:
         """Update the machine: the state of the link, then new messages."""
         machine, link = self.machine, self.link
         if link is None:
             return
         for arrived, message in box.take():
-            if isinstance(message, Verdict):
-                machine.stats.overhead.begin(arrived, self.worker.drafter.run_seconds)
             machine.receive(message, arrived)
         seen = link.state, link.connections, link.dialling.failures
         if seen != self._seen:
@@ -96,16 +90,10 @@ class TurnShell:
                 machine.link_up(link.welcome, link.connections, perf_counter())
         machine.spending.passed = link.sent_bytes + link.received_bytes
 
-    async def _send(self, *messages: Any) -> None:
-        if self.link is None:
-            return
-        if self.machine.session is not self._session:  # answers are routed to the session that asks
-            self._session = self.machine.session
-            self.link.deliver(self._session.id, self._box)
+    async def _send(self, messages: Sequence[ClientMessage], box: Mailbox) -> None:
         for message in messages:
-            await self.link.send(message)
-            if isinstance(message, Verify):
-                self.machine.stats.overhead.end(perf_counter(), self.worker.drafter.run_seconds)
+            if self.link is not None:
+                await self.link.send(message, box)
 
     def _drain(self) -> list[Event]:
         events = self.machine.drain()

@@ -5,36 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
 from edge_client.events import Adopt, Confirm, Event, Retract, Token
 from moa.speculation.guess_tree import GuessOutcome
-
-
-@dataclass(slots=True)
-class Overhead:
-    """The client's own time in each round that it drafts: from a verdict's arrival until the next request is passed to
-    the operating system, less the time inside ONNX Runtime."""
-
-    seconds: list[float] = field(default_factory=list)
-    _since: tuple[float, float] | None = None
-
-    def begin(self, arrived: float, model_seconds: float) -> None:
-        """A verdict has arrived; the model has run for so long in all."""
-        self._since = arrived, model_seconds
-
-    def end(self, now: float, model_seconds: float) -> None:
-        """The next request has gone."""
-        if self._since is not None:
-            arrived, before = self._since
-            self.seconds.append(now - arrived - (model_seconds - before))
-        self.void()
-
-    def void(self) -> None:
-        """The client has waited for something else."""
-        self._since = None
-
 
 _COUNTS = (
     *("tokens", "calls", "rounds", "drafted", "accepted", "offline_tokens", "confirmed"),
@@ -70,7 +44,6 @@ class Stats:
     """Forwards of such streams, by whether their tokens had been guessed."""
     by: Counter[str] = field(default_factory=Counter)
     """Tokens of streams, by who drafted the forward that brought them: device, server or none."""
-    overhead: Overhead = field(default_factory=Overhead)
 
     def count(self, events: Iterable[Event], now: float) -> None:
         """Take in events on their way to the user."""
@@ -97,14 +70,12 @@ class Stats:
     def report(self, now: float) -> dict[str, Any]:
         """As rounded numbers."""
         seconds = max(1e-3, (self.finished or now) - self.started)
-        overheads = self.overhead.seconds
         return {
             "seconds": round(seconds, 4),
             "first_token_seconds": round(max(0.0, self.first_token - self.started), 4),
             "last_token_seconds": round(max(0.0, self.last_token - self.started), 4),
             "tokens_per_second": round(self.tokens / seconds, 2),
             "tokens_per_round": round((self.accepted + self.rounds) / self.rounds, 3) if self.rounds else None,
-            "overhead_ms": round(1000 * median(overheads), 3) if overheads else None,
             **{name: getattr(self, name) for name in _COUNTS},
             "outcomes": dict(self.outcomes),
             "streamed_by": dict(self.by),

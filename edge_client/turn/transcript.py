@@ -171,19 +171,8 @@ class Transcript:
 
     def _replace(self, ids: Sequence[int]) -> None:
         """Continue from `ids` in a new session: the old one's log differs."""
-        old = self.session
-        self.superseded = old
-        self.session = ClientSession(
-            log=list(ids),
-            max_new_tokens=old.max_new_tokens,
-            sampling=old.sampling,
-            stop=old.stop,
-            ignore_eos=old.ignore_eos,
-            records=old.records,
-            record_rate=old.record_rate,
-            logprobs=old.logprobs,
-            grammar=old.grammar,
-        )
+        old = self.superseded = self.session
+        self.session = old.another(ids)
         self.session.turn_start = self.rules.start
         self.session.held = Ranges(old.held)
         self.session.held.truncate(self._known)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from edge_client.turn.actions import Draft, Grow, Guess
+from edge_client.turn.actions import Draft, Grow, Write
 from edge_client.turn.controller import GUESSED, Controller
 from moa.errors import DeviceError
 from moa.grammar.matcher import Matcher
@@ -42,7 +42,7 @@ def time_steps(drafter: OnnxDrafter, controller: Controller) -> None:
         while not done:
             start = perf_counter()
             done = next(steps, _DONE) is _DONE
-            books.drafted(drafter.run_tokens, perf_counter() - start)
+            books.step.observe(drafter.run_tokens, perf_counter() - start)
 
 
 @dataclass
@@ -58,7 +58,7 @@ class DrafterWorker:
     failed: bool = False
     """Whether its caches can be trusted no longer: the next turn needs another drafter."""
     _steps: Generator[None, None, Any] | None = None
-    _action: Draft | Grow | Guess | None = None
+    _action: Draft | Grow | Write | None = None
     """The current work, and the length that its ids had."""
     _length: int = 0
     _seen: int = 0
@@ -71,7 +71,7 @@ class DrafterWorker:
     _yield_at: float = 0.0
     """When the event loop must have had a turn, although every result is ready at once."""
 
-    async def run(self, action: Draft | Grow | Guess) -> Any:
+    async def run(self, action: Draft | Grow | Write) -> Any:
         """Work for a few milliseconds; returns the tree, the tree of guesses or the token, once it is ready, else None.
 
         Whatever the drafter raises is a `DeviceError`.
@@ -94,24 +94,24 @@ class DrafterWorker:
                 raise
             raise DeviceError(f"the drafter failed: {type(error).__name__}: {error}") from error
 
-    async def settle(self) -> None:
+    async def finish(self) -> None:
         """The turn is over: wait for the step in the thread, because the caches must not change under the next turn."""
         if self._pending is not None:
             await asyncio.wait([self._pending], timeout=max(0.0, self._since + STUCK - perf_counter()))
             self.failed |= not self._pending.done() or self._pending.exception() is not None
             self._give_up_step()
 
-    def _begin(self, action: Draft | Grow | Guess) -> Generator[None, None, Any]:
+    def _begin(self, action: Draft | Grow | Write) -> Generator[None, None, Any]:
         mask = self.matcher.after(action.ids) if self.matcher is not None else None
         match action:
             case Draft(ids, shape):
                 return self.drafter.draft(list(ids), shape, self.sampling, mask)
             case Grow(ids, breadth, least):
                 return self.drafter.grow(list(ids), breadth, least, self.sampling, mask)
-            case Guess(ids):
+            case Write(ids):
                 return self.drafter.guess(list(ids), self.sampling, mask)
 
-    def _is_about(self, action: Draft | Grow | Guess) -> bool:
+    def _is_about(self, action: Draft | Grow | Write) -> bool:
         """Whether this is the current work; a log grows in place and is then different work."""
         current = self._action
         if self._steps is None or type(current) is not type(action) or self._length != len(action.ids):
@@ -156,7 +156,7 @@ class DrafterWorker:
         if tokens > _PIECE:
             self.controller.piece = seconds
         else:
-            self.controller.drafted(tokens, seconds)
+            self.controller.step.observe(tokens, seconds)
         self._new -= tokens
         return done, result
 
@@ -175,9 +175,9 @@ class DrafterWorker:
         return self._pending.done()
 
 
-def _check(action: Draft | Grow | Guess, result: Any) -> None:
+def _check(action: Draft | Grow | Write, result: Any) -> None:
     """Refuse what is no result of this action."""
-    if isinstance(action, Guess):
+    if isinstance(action, Write):
         if not 0 <= result < _IDS:
             raise DeviceError(f"the drafter failed: {result} is no token")
         return

@@ -13,6 +13,7 @@ The log contains verified tokens only. Text written offline joins it after a rou
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -89,6 +90,10 @@ class ClientSession:
 
     def __post_init__(self) -> None:
         self.turn_start = len(self.log)
+
+    def another(self, ids: Sequence[int]) -> ClientSession:
+        """A new session that asks for the same, with this log."""
+        return dataclasses.replace(self, log=list(ids), id=secrets.token_bytes(16))
 
     @property
     def base(self) -> int:

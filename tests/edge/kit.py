@@ -115,7 +115,6 @@ class OracleDrafter:
     ) -> None:
         self.truth, self.right, self.seed = list(truth), right, seed
         self.records = records
-        self.run_seconds = 0.0
         self.run_tokens = 1
         self._growth: GuessTreeGrower | None = None
         self._grown_after: list[int] = []

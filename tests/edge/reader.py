@@ -34,16 +34,16 @@ class Reader(AnswerSoFar):
             case Token():
                 assert event.position == end, "a gap"
                 if event.status == "verified":
-                    assert self.settled == len(self.ids), "verified behind provisional text"
+                    assert self.final == len(self.ids), "verified behind provisional text"
                 self.told_at.append(now)
             case Confirm():
-                assert event.start == start + self.settled, "settled twice, or behind provisional text"
+                assert event.start == start + self.final, "final twice, or behind provisional text"
                 assert event.stop <= end, "settled what was never told"
             case Retract():
                 assert event.stop == end, "taken back from the middle"
-                assert event.start >= start + self.settled, "settled text was taken back"
+                assert event.start >= start + self.final, "final text was taken back"
             case Adopt():
-                assert event.start == start + self.settled, "settled twice, or behind provisional text"
+                assert event.start == start + self.final, "final twice, or behind provisional text"
                 assert event.stop == end, "adopted in the middle"
                 self.adopted = len(self.ids)
             case _:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.cli.dialogue import COMMANDS, Ask, Dialogue, Quit, Say
+from edge_client.cli.dialogue import COMMANDS, Ask, Dialogue, Quit
 from edge_client.screen.reader import EditingReader, PlainReader
 from edge_client.settings import ClientSettings
 from moa.errors import UsageError
@@ -19,8 +19,8 @@ def dialogue() -> Dialogue:
 
 def said(dialogue: Dialogue, line: str) -> str:
     step = dialogue.take(line)
-    assert isinstance(step, Say)
-    return step.text
+    assert isinstance(step, str)
+    return step
 
 
 def test_a_line_is_a_question_and_has_an_answer(dialogue: Dialogue) -> None:

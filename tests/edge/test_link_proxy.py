@@ -68,7 +68,7 @@ async def echo() -> AsyncIterator[int]:
 
 @contextlib.asynccontextmanager
 async def linked(condition: Condition) -> AsyncIterator[tuple[LinkProxy, asyncio.StreamReader, asyncio.StreamWriter]]:
-    async with echo() as port, LinkProxy("127.0.0.1", port, Profile("test", ((0.0, condition),))) as link:
+    async with echo() as port, LinkProxy("127.0.0.1", port, Profile(((0.0, condition),))) as link:
         reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
         try:
             yield link, reader, writer

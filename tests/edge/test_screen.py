@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.segment import ControlType
 from rich.text import Text
 
-from edge_client.cli.generate import Record
+from edge_client.cli.generate import JsonAnswer
 from edge_client.events import Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
 from edge_client.screen.live import LiveView, Region
 from edge_client.screen.pipe import PipeView
@@ -99,10 +99,10 @@ def test_a_remark_waits_for_the_end_of_the_line(
 
 
 def test_the_record_holds_ids_and_statuses() -> None:
-    record = Record()
+    answer = JsonAnswer()
     for event in STORY:
-        record.take(event)
-    report = record.report()
+        answer.take(event)
+    report = answer.report()
     assert report["token_ids"] == [2, 3, 4]
     assert report["status"] == ["verified"] * 3
     assert [event["event"] for event in report["events"]] == ["confirm", "retract"]

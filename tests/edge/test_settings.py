@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from edge_client.settings import ClientSettings, SettingChanges
-from edge_client.turn.budget import Budget, Spending
+from edge_client.turn.budget import Spending
 from edge_client.turn.guard import OfflineGuard, OfflineLimits
 from moa.errors import UsageError
 from moa.manifest import Acceptance, Calibration, Offline, TreeUsed
@@ -87,7 +87,7 @@ def test_keywords_are_the_settings() -> None:
 
 
 def test_spending_bytes_is_waited_for() -> None:
-    spending = Spending(Budget(max_kbps=8))  # 1000 bytes a second, two seconds of burst
+    spending = Spending(max_kbps=8)  # 1000 bytes a second, two seconds of burst
     assert spending.wait(now=0.0) == 0
     spending.passed = 3000
     assert spending.wait(now=0.0) == pytest.approx(1.0)

@@ -24,7 +24,7 @@ from tests.edge.test_exact import truth
 from tests.verifier import kit as verifier_kit
 
 IDS = verifier_kit.prompt(2, 40)
-FAR = Profile("far", ((0.0, Condition(rtt_ms=300.0)),))
+FAR = Profile(((0.0, Condition(rtt_ms=300.0)),))
 
 
 class Watching(kit.OracleDrafter):
@@ -53,13 +53,13 @@ async def drafts(monkeypatch: pytest.MonkeyPatch, *, records: bool = True) -> tu
     how = {"draft": "device", "guess_ahead": False, "max_new_tokens": 12, "offline_after": 60.0}
     async with kit.linked(device, FAR, drafter=records, **how) as (client, _, _):
         assert client.link is not None
-        real, verdicts = client.link.take, []
+        real, verdicts = client.link.deliver, []
 
-        def take(arrived: float, message: ServerMessage, size: int) -> None:
+        def deliver(arrived: float, message: ServerMessage, size: int) -> None:
             verdicts.extend([arrived] if isinstance(message, Verdict) else [])
             real(arrived, message, size)
 
-        monkeypatch.setattr(client.link, "take", take)
+        monkeypatch.setattr(client.link, "deliver", deliver)
         transcript = await kit.transcribe(client, IDS)
     assert transcript.tokens == text[:12]
     assert all(transcript.verified)
@@ -102,7 +102,7 @@ async def test_the_prompt_of_a_first_verdict_is_no_part_of_a_verification(monkey
 
 async def test_a_piece_of_a_prompt_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     controller, device, steps = Controller(), kit.device(), []
-    monkeypatch.setattr(controller, "drafted", lambda width, seconds: steps.append(width))
+    monkeypatch.setattr(controller.step, "observe", lambda width, seconds: steps.append(width))
     worker = DrafterWorker(device.new_drafter(), SamplingSettings(), controller, device.thread)
     draft = Draft(IDS, TreeShape.chain(3, min_score=-1e9), quick=False)
     while await worker.run(draft) is None:

@@ -93,7 +93,7 @@ def test_it_dials_when_python_does(node: Node) -> None:
                 case "cut":
                     dialling.cut = not dialling.cut
                 case _:
-                    dialling.goaway(now)
+                    dialling.asked_wait = now
             due = dialling.due()
             wanted.append([None if due == -math.inf else due, dialling.down_since, dialling.failures])
         for found, expected in zip(node.ask({"dialling": verbs, "jitter": jitter}), wanted, strict=True):

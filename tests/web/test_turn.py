@@ -81,7 +81,8 @@ class Recorded:
             linked=reach.linked,
             now=stats.started,
             left=list(left),
-            **how,
+            draft=how["who_drafts"],
+            guesses=how["guesses"],
         )
         self.inner = TurnMachine(transcript, state, controller, *parts, prediction=None, **how)
         tape.latest = self
@@ -145,7 +146,7 @@ def plain(value: Any) -> Any:
         case actions.Draft(ids, shape, quick):
             wanted = {"breadth": shape.breadth, "depth": shape.depth, "nodes": shape.nodes, "minScore": shape.min_score}
             return {"kind": "draft", "ids": list(ids), "shape": wanted, "quick": quick}
-        case actions.Grow() | actions.Guess() | actions.Wait() | actions.End() | actions.Drop():
+        case actions.Grow() | actions.Write() | actions.Wait() | actions.End() | actions.Drop():
             about = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
             return {"kind": type(value).__name__.lower(), **about}
         case _:

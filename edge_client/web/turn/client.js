@@ -535,7 +535,7 @@ class Shell {
 /** Refuse what is no result of this action. @param {Action} action @param {any} result */
 function checkResult(action, result) {
   const isId = (/** @type {number} */ id) => Number.isInteger(id) && id >= 0 && id < IDS;
-  if (action.kind === "guess") {
+  if (action.kind === "write") {
     if (!isId(result)) throw new Error(`${result} is no token`);
     return;
   }

@@ -6,7 +6,7 @@
 //     {kind: "send", messages}                    the shell sends them
 //     {kind: "draft", ids, shape, quick}          the shell runs the drafter, then machine.ran(action, result, now)
 //     {kind: "grow", ids, breadth, least}         the same: a tree of guesses
-//     {kind: "guess", ids}                        the same: a token written offline
+//     {kind: "write", ids}                        the same: a token written offline
 //     {kind: "wait", until}                       the shell waits for news; null: without a limit
 //     {kind: "drop"}                              the shell gives the connection up
 //     {kind: "end", reason}                       the turn is over
@@ -158,7 +158,7 @@ export class TurnMachine {
       if (again.length) this.repeat(again, now);
       else if (this.session.unsettled.length && moment.reached(this.deadlines.giveUpAt())) return { kind: "drop" };
     }
-    if (this.records.arrived.length && this.rounds.lacksRecords) this.takeRows(); // the next draft waits for them
+    if (this.records.arrived.length && this.rounds.lacksRecords) this.storeRecords(); // the next draft waits for them
     if (!this.outbox.length && this.mayAsk) {
       const asked = this.ask(moment);
       if (asked?.kind === "draft") action = asked;
@@ -204,8 +204,7 @@ export class TurnMachine {
 
   /** The turn is over: store remaining records; returns the last messages to send. */
   lastMessages() {
-    this.takeRows();
-    this.rounds.learn();
+    this.storeRecords();
     const ack = this.reach.link === "up" ? this.records.flow.acknowledge() : null;
     return ack ? [...this.outbox, ack] : this.outbox;
   }
@@ -392,7 +391,7 @@ export class TurnMachine {
     if (this.mayWrite) {
       if (alone || moment.reached(this.deadlines.writeAt())) {
         this.say(...this.reach.news());
-        return { kind: "guess", ids: this.transcript.ids };
+        return { kind: "write", ids: this.transcript.ids };
       }
     } else {
       const unreachable = this.reach.link === "down" || this.sessionState.againAt !== null;
@@ -409,10 +408,9 @@ export class TurnMachine {
     return null;
   }
 
-  /** Idle: store records, learn from the last round, plan the next. @param {number} now */
+  /** Idle: store records, plan the next round. @param {number} now */
   useTheWait(now) {
-    this.takeRows();
-    this.rounds.learn();
+    this.storeRecords();
     if (this.reach.link !== "up") return;
     if (this.session.busy && !this.plan && this.transcript.length) this.plan = this.nextPlan();
     const ack = this.records.flow.acknowledge();
@@ -422,10 +420,10 @@ export class TurnMachine {
     if (change) this.outbox.push(change);
   }
 
-  takeRows() {
+  storeRecords() {
     const { start, maxNewTokens } = this.transcript.rules;
     try {
-      this.records.take(this.session, start + maxNewTokens);
+      this.records.store(this.session, start + maxNewTokens);
     } catch (error) {
       if (error instanceof ProtocolError) this.giveUp(error.message);
       else {

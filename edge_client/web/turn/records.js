@@ -255,7 +255,7 @@ export class Records {
 
   /** Store what has arrived. Records may come before their tokens, if those were lost with a connection: they wait, up to
    * `longest`, the longest log that this turn can have. @param {import("./session.js").ClientSession} session @param {number} longest */
-  take(session, longest) {
+  store(session, longest) {
     for (const { payload } of this.arrived) this.flow.taken(payload.length);
     const waiting = [...this.early, ...this.arrived];
     this.arrived = [];

@@ -17,8 +17,6 @@ export class Rounds {
     this.recordService = false;
     /** The draft that is being verified. @type {DraftTree | null} */
     this.draft = null;
-    /** @type {{draft: DraftTree, accepted: number, roundTrip: number, verifying: number} | null} */
-    this.lesson = null;
     /** Deadline for waiting on the prompt's records; null before the first verdict. @type {number | null} */
     this.recordsUntil = null;
   }
@@ -53,19 +51,10 @@ export class Rounds {
     this.stats.accepted += accepted;
     if (this.draft) {
       // The first verdict of a turn also waited for the prompt, so its wait does not predict the next.
-      const verifying = prompt ? event.forward_ms / 1000 : server;
-      this.lesson = { draft: this.draft, accepted, roundTrip: waited - server, verifying };
+      this.controller.verified(this.draft, accepted, prompt ? event.forward_ms / 1000 : server);
+      this.controller.rtt.add(waited - server);
     } else if (!this.controller.forward.known) this.controller.forward.observe(1, event.forward_ms / 1000);
     this.draft = null;
-  }
-
-  /** Apply the latest measurement; while the device is idle. */
-  learn() {
-    if (!this.lesson) return;
-    const { draft, accepted, roundTrip, verifying } = this.lesson;
-    this.lesson = null;
-    this.controller.verified(draft, accepted, verifying);
-    this.controller.rtt.add(roundTrip);
   }
 
   /** The answer will not be that of the draft. */

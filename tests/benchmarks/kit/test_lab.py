@@ -21,7 +21,7 @@ def test_a_cycle_that_begins_elsewhere_is_the_same_cycle() -> None:
 
 def test_the_mean_round_trip_weighs_time() -> None:
     assert mean_rtt(PROFILES["4g"]) == 60
-    assert mean_rtt(Profile("x", ((3.0, Condition(10)), (1.0, Condition(50))))) == 20
+    assert mean_rtt(Profile(((3.0, Condition(10)), (1.0, Condition(50))))) == 20
 
 
 def test_a_link_needs_an_address() -> None:

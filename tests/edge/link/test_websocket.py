@@ -234,8 +234,7 @@ async def reader_of(refuses: Callable[[ClientMessage], bool]) -> AsyncIterator[t
 
 async def answer_to(link: VerifierLink, message: Open | Verify) -> ServerMessage:
     with link.mailbox() as box:
-        link.deliver(message.session, box)
-        await link.send(message)
+        await link.send(message, box)
         async with asyncio.timeout(30):
             await box.wait(None)
         return box.take()[0][1]
@@ -289,13 +288,13 @@ async def test_what_the_verifier_cannot_read_costs_its_session_only() -> None:
             await asyncio.sleep(0.01)
 
 
-def test_records_that_nobody_waits_for_are_acknowledged() -> None:
+async def test_records_that_nobody_waits_for_are_acknowledged() -> None:
     """Otherwise every conversation would use up part of the window, until no more records come."""
     link = VerifierLink(Endpoint(url="ws://127.0.0.1:9", hello=HELLO))
     with link.mailbox() as box:
-        link.deliver(b"n" * 16, box)
+        await link.send(Open(b"n" * 16, [1, 2]), box)
         for id in (b"n" * 16, b"m" * 16):
-            link.take(1.0, Activations(id, 0, 0, 1, "int8", 1, 2, bytes(8)), 50)
+            link.deliver(1.0, Activations(id, 0, 0, 1, "int8", 1, 2, bytes(8)), 50)
         assert link.flow.acknowledge() == Ack(8), "those of a session that is over"
     assert link.flow.acknowledge() == Ack(16), "and those that a conversation has left"
 
@@ -317,7 +316,7 @@ def test_a_connection_that_brings_tokens_is_followed_by_another_at_once(message:
     link = VerifierLink(Endpoint(url="ws://127.0.0.1:9", hello=HELLO), dialling)
     for now in range(0, 500, 100):
         dialling.welcomed(now)
-        link.take(now, message, 10)
+        link.deliver(now, message, 10)
         dialling.ended(LinkError("cut"), now)
     assert dialling.retry.not_before == now + longest
 

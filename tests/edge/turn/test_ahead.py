@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge_client.turn.budget import Budget
 from edge_client.turn.controller import WhoDrafts
 from edge_client.turn.deadlines import Patience
 from moa.wire import encode
@@ -33,7 +32,7 @@ def seconds(**settings: Any) -> float:
     return world.now
 
 
-@pytest.mark.parametrize(("latency", "gain"), [(0.0025, 0.0), (0.03, 1.4), (0.075, 1.1)])
+@pytest.mark.parametrize(("latency", "gain"), [(0.0025, 0.0), (0.03, 1.2), (0.075, 1.1)])
 def test_a_round_does_not_wait_for_the_link_and_guesses_never_slow_a_stream_down(latency: float, gain: float) -> None:
     assert seconds(latency=latency) > gain * seconds(latency=latency, guess_ahead=True)
     assert seconds(latency=latency, draft="auto", guess_ahead=True) < seconds(latency=latency, draft="none")
@@ -195,7 +194,7 @@ def test_predicted_text_and_a_verifier_of_before_go_by_rounds(
 
 @pytest.mark.parametrize("how", [{"guess_ahead": True}, {"draft": "single"}], ids=str)
 def test_bytes_are_waited_for(how: dict[str, Any]) -> None:
-    world = World(count=100, budget=Budget(max_kbps=8.0), **how)
+    world = World(count=100, max_kbps=8.0, **how)
     real, spending = world._send, world.machine.spending
 
     def counted(message: Any) -> None:

@@ -25,7 +25,7 @@ def measured(*, rtt: float, forward: float, step: float, accepted: int, depth: i
     controller = Controller(**how)
     for _ in range(60):
         controller.rtt.add(rtt)
-        controller.drafted(1, step)
+        controller.step.observe(1, step)
         controller.verified(chain(depth), accepted, forward)
     return controller
 
@@ -48,18 +48,18 @@ def test_who_drafts(how: dict[str, Any], stream: float, draft: str) -> None:
     controller = measured(**how)
     for _ in range(5):
         controller.streamed(10, 10 * stream, drafts="server")
-    assert controller.plan(200).draft == draft
+    assert controller.plan(200).who_drafts == draft
 
 
 @pytest.mark.parametrize("draft", ["device", "server", "none", "single"])
 def test_what_the_user_says_is_done(draft: Any) -> None:
-    assert measured(rtt=0.1, forward=0.1, step=0.1, accepted=1).plan(10, draft).draft == draft
+    assert measured(rtt=0.1, forward=0.1, step=0.1, accepted=1).plan(10, draft).who_drafts == draft
 
 
 def test_a_verifier_that_takes_no_drafts_is_asked_for_single_tokens() -> None:
     controller = measured(rtt=0.1, forward=0.01, step=0.01, accepted=1, can_tree=False, can_stream=False)
     controller.max_chain = 0
-    assert controller.plan(10).draft == controller.plan(10, "device").draft == "single"
+    assert controller.plan(10).who_drafts == controller.plan(10, "device").who_drafts == "single"
 
 
 def test_no_draft_is_larger_than_a_frame_may_carry() -> None:
@@ -107,7 +107,7 @@ def test_calibration_is_a_beginning_that_measurements_overrule() -> None:
 def test_a_blind_draft_is_short_whoever_drafts() -> None:
     sure = measured(rtt=0.01, forward=0.05, step=0.001, accepted=16, depth=16, can_tree=False)
     seeing, blind = sure.plan(200), sure.plan(200, blind=True)
-    assert seeing.draft == blind.draft == "device"
+    assert seeing.who_drafts == blind.who_drafts == "device"
     assert blind.shape.depth < 6 < seeing.shape.depth
 
 
@@ -154,7 +154,7 @@ def test_a_deadline_has_passed_or_ends_the_wait(now: float, deadlines: list[floa
 def test_the_prompt_and_the_link_are_part_of_the_usual_wait() -> None:
     controller = Controller()
     controller.rtt.add(0.1)
-    controller.prefilled(100, 2.0)
+    controller.prefill.add(2.0 / 100)
     new, running = (Deadlines(Patience(), controller, waiting_since=0.0, unread=unread) for unread in (50, 0))
     for deadlines in (new, running):
         deadlines.asked(10.0)

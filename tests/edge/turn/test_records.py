@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from edge_client.turn.budget import Budget
 from edge_client.turn.records import Records
 from moa import records
 from moa.errors import ProtocolError
@@ -55,11 +54,11 @@ def test_records_of_a_verdict_that_was_lost_wait_until_it_is_told_again() -> Non
     session, (sync, buffer) = ClientSession([3, 1, 4]), made()
     early, usual = of(session, 1, 5), of(session, 0, 1)
     sync.arrived += [early, usual]
-    sync.take(session, 10)
+    sync.store(session, 10)
     assert list(buffer.held) == [(0, 1)]
     assert sync.flow.acknowledge() == Ack(len(early.payload) + len(usual.payload)), "all that came, stored or not"
     session.log += [1, 5, 9]
-    sync.take(session, 10)
+    sync.store(session, 10)
     assert list(buffer.held) == [(0, 6)]
 
 
@@ -68,7 +67,7 @@ def test_records_of_tokens_that_cannot_be_and_too_many_early_ones_break_the_prot
     session, (sync, _) = ClientSession([3, 1, 4]), made()
     sync.arrived += [of(session, start, 5)] * times
     with pytest.raises(ProtocolError, match="records of tokens"):
-        sync.take(session, 10)
+        sync.store(session, 10)
     assert not sync.held()
 
 
@@ -86,13 +85,14 @@ def test_acknowledgements_count_by_connection() -> None:
 
 
 def test_a_link_that_cannot_carry_them_gets_smaller_ones_until_it_can() -> None:
-    session, (fast, _), (slow, _), (metered, _) = ClientSession([1, 2]), made(), made(), made(budget=Budget(16))
+    (fast, _), (slow, _), (metered, _) = made(), made(), made()
+    session, limited = ClientSession([1, 2]), ClientSession([1], record_rate=1400)
     for i in range(12):
         take(fast, message(i, 1), now=1 + i * 0.0001)
         take(metered, message(i, 1), now=1 + i * 0.0001)
         take(slow, message(i, 1), now=1 + i * 0.1)
     assert fast.adjust(session, tokens_per_second=20) is None
-    assert metered.adjust(ClientSession([1]), tokens_per_second=50) is not None, "a budget counts as a slow link"
+    assert metered.adjust(limited, tokens_per_second=50) is not None, "a budget counts as a slow link"
     assert slow.adjust(session, tokens_per_second=20) == Sync(session.id, "int4", 0)
     assert slow.dtype == "int4"
     assert slow.adjust(session, tokens_per_second=20) is None

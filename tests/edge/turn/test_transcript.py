@@ -9,7 +9,6 @@ import pytest
 
 from edge_client.events import Adopt, Confirm, Event, Prompt, Retract, Token
 from edge_client.text.codec import TextStream
-from edge_client.turn.stats import Overhead
 from edge_client.turn.transcript import Transcript
 from moa.logprobs import TokenLogprobs
 from moa.wire import ClientSession
@@ -121,14 +120,3 @@ def test_any_history_is_told_consistently() -> None:
         assert reader.tokens == truth
         assert all(reader.verified)
         assert reader.text == Letters().decode(truth)
-
-
-def test_overhead_is_what_neither_the_model_nor_the_verifier_took() -> None:
-    overhead = Overhead()
-    overhead.end(1.0, 0.0)  # the first request answers no verdict
-    overhead.begin(2.0, model_seconds=0.5)
-    overhead.end(2.1, model_seconds=0.58)
-    overhead.begin(3.0, model_seconds=0.6)
-    overhead.void()
-    overhead.end(9.0, model_seconds=0.6)
-    assert overhead.seconds == [pytest.approx(0.02)]

@@ -16,8 +16,8 @@ from typing import Any
 from edge_client.link.estimates import RoundTrip
 from edge_client.link.retry import Retry
 from edge_client.text.codec import TextStream
-from edge_client.turn.actions import Draft, Drop, End, Grow, Guess, Send, Wait
-from edge_client.turn.budget import Budget, Spending
+from edge_client.turn.actions import Draft, Drop, End, Grow, Send, Wait, Write
+from edge_client.turn.budget import Spending
 from edge_client.turn.controller import Controller, WhoDrafts
 from edge_client.turn.deadlines import Deadlines, Patience
 from edge_client.turn.guard import OfflineGuard, OfflineLimits
@@ -127,7 +127,7 @@ class World:
     draft: WhoDrafts = "device"
     patience: Patience = dataclasses.field(default_factory=Patience)
     on_reconnect: OnReconnect = "rewind"
-    budget: Budget = dataclasses.field(default_factory=Budget)
+    max_kbps: float = 0.0
     stop_at: int = 0
     """Of the offline guard."""
     up_after: float | None = 0.05
@@ -198,14 +198,14 @@ class World:
             self.transcript,
             self.session_state,
             self.controller,
-            Spending(self.budget),
+            Spending(self.max_kbps),
             Records(None),
             OfflineGuard(OfflineLimits(warn_at=0, stop_at=self.stop_at)),
             Deadlines(self.patience, self.controller, waiting_since=self.now, unread=unread),
             Stats(started=self.now),
             Reachability(self.linked, Retry(0.1, 1.0, self.random.random)),
             self.left,
-            draft=self.draft,
+            who_drafts=self.draft,
             guesses=self.guess_ahead,
             prediction=Prediction(self.prediction) if self.prediction else None,
         )
@@ -401,7 +401,7 @@ class World:
                     growth = self._grow(list(ids), breadth, least)
                     self.now += self.step
                     self.machine.ran(action, growth, self.now)
-                case Guess(ids):
+                case Write(ids):
                     self.now += self.step
                     self.machine.ran(action, self._guess(ids), self.now)
                 case Drop():
