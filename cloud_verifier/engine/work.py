@@ -65,11 +65,6 @@ class RecordRows:
     def __init__(self, heads: int, head_dim: int) -> None:
         self._rows: NDArray[np.float16] = np.zeros((2, 0, heads, head_dim), dtype=np.float16)
 
-    @property
-    def nbytes(self) -> int:
-        """Memory held."""
-        return self._rows.nbytes
-
     def write(self, start: int, keys: NDArray[Any], values: NDArray[Any]) -> None:
         """Write the rows of positions from `start` on, which are `finite`."""
         stop = start + len(keys)
