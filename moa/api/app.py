@@ -20,7 +20,7 @@ from moa.api.access import Access
 from moa.api.answer import Answerer
 from moa.api.completions import parse_chat, parse_completion
 from moa.api.errors import ApiError
-from moa.api.fairness import Fairness, charged
+from moa.api.fairness import Fairness, charged, one_more
 from moa.api.guard import Guard
 from moa.api.http import EventStream, Json, frames, read_body, while_connected
 from moa.api.load import Counted
@@ -77,6 +77,7 @@ class Api:
             time.monotonic, self.limits.keep_seconds, self.limits.alone_seconds, self.limits.keep_bytes
         )
         self._fairness = Fairness(self.others)
+        self.metrics.kept_bytes.set_function(lambda: self._kept.size)
         self._rechecks = Rechecks(self._counted, self._kept)
         self._reading: Counter[str] = Counter()
         self._large = False
@@ -123,7 +124,6 @@ class Api:
 
     async def _metrics(self, request: Request, principal: str) -> Response:
         self.observe()
-        self.metrics.kept_bytes.set(self._kept.size)
         return Response(self.metrics.page(), media_type=CONTENT_TYPE)
 
     async def _status(self, request: Request, principal: str) -> Response:
@@ -197,17 +197,12 @@ class Api:
 
     async def _body(self, request: Request, principal: str) -> bytes:
         """The body of a request; a principal may have only so many bytes of them on their way."""
-        most = self.limits.max_body_bytes
         if self._reading[principal] >= self.limits.max_bodies:
             raise ApiError(429, "too many requests are being received", code="busy", retry_after=1.0)
-        self._reading[principal] += 1
-        try:
-            body = await read_body(request, most)
-            self._large = self._large or len(body) > _LARGE_BODY
-            return body
-        finally:
-            self._reading[principal] -= 1
-            self._reading += Counter()  # removes entries at zero
+        with one_more(self._reading, principal):
+            body = await read_body(request, self.limits.max_body_bytes)
+        self._large = self._large or len(body) > _LARGE_BODY
+        return body
 
     def _known(self, model: str | None) -> None:
         if model not in (None, self.answerer.model):

@@ -10,7 +10,7 @@ import contextlib
 import time
 import types
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -92,13 +92,21 @@ class Fairness:
             return True
         if self._held[address] >= _MOST_HELD:
             return False
-        self._held[address] += 1
-        try:
+        with one_more(self._held, address):
             await asyncio.sleep(min(wait, _LONGEST_WAIT))
-        finally:
-            self._held[address] -= 1
-            self._held += Counter()  # removes entries at zero
         return True
+
+
+@contextlib.contextmanager
+def one_more(counts: Counter[str], name: str) -> Iterator[None]:
+    """Count one more of this name while the body runs; a name without any is forgotten."""
+    counts[name] += 1
+    try:
+        yield
+    finally:
+        counts[name] -= 1
+        if not counts[name]:
+            del counts[name]
 
 
 async def charged(work: Coroutine[Any, Any, Result]) -> Result:

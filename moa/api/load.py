@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 from moa.api.answer import Answerer, AnswerEvent, AnswerRequest, Cut, Encoded, Ended, Piece
 from moa.api.errors import ApiError
+from moa.api.fairness import one_more
 from moa.api.metrics import ApiMetrics
 
 
@@ -25,6 +26,7 @@ class Counted:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Questions that are being encoded, or wait for it, and whose turn it is."""
         self._totals: Counter[str] = Counter()
+        metrics.running.set_function(lambda: self.running)
 
     @property
     def running(self) -> int:
@@ -42,14 +44,10 @@ class Counted:
         """The inner answerer's encoding, one at a time for each principal."""
         if self._encoding[ask.principal] >= self._most:
             raise self._busy()
-        self._encoding[ask.principal] += 1
         turn = self._turns.setdefault(ask.principal, asyncio.Lock())
-        try:
+        with one_more(self._encoding, ask.principal):
             async with turn:
                 return await self._inner.encode(ask)
-        finally:
-            self._encoding[ask.principal] -= 1
-            self._encoding += Counter()  # removes entries at zero
 
     async def answer(self, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
         """The inner answerer's events."""
@@ -58,13 +56,10 @@ class Counted:
             others and self._running[ask.principal] >= max(1, self._most // (others + 1))
         ):
             raise self._busy()
-        began, first = time.monotonic(), True
-        self._running[ask.principal] += 1
-        self._metrics.running.set(self.running)
-        withdrawn = self._metrics.withdrawn
-        length = 0
-        try:
-            async with contextlib.aclosing(self._inner.answer(ask, encoded)) as events:
+        began, first, length = time.monotonic(), True, 0
+        events = self._inner.answer(ask, encoded)
+        with one_more(self._running, ask.principal):
+            async with contextlib.aclosing(events):
                 async for event in events:
                     match event:
                         case Piece():
@@ -74,19 +69,13 @@ class Counted:
                                 first = False
                                 self._metrics.first_text.observe(time.monotonic() - began)
                         case Cut():
-                            withdrawn.inc(max(0, length - event.characters))
+                            self._metrics.withdrawn.inc(max(0, length - event.characters))
                             length = event.characters
                         case Ended(counts=counts):
                             self._metrics.tokens.labels("prompt").inc(counts.prompt_tokens)
                             self._metrics.tokens.labels("answer").inc(counts.tokens)
                             self._totals.update(drafted=counts.drafted, accepted=counts.accepted, calls=counts.calls)
-                        case _:
-                            pass
                     yield event
-        finally:
-            self._running[ask.principal] -= 1
-            self._running += Counter()  # removes entries at zero
-            self._metrics.running.set(self.running)
 
     def _busy(self) -> ApiError:
         return ApiError(429, f"{self.running} answers are running: try again soon", code="busy", retry_after=1.0)
