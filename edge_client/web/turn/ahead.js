@@ -70,8 +70,8 @@ export class Ahead {
   begin(plan) {
     this.shape = plan.shape;
     this.answeredAt = null;
-    this.serverDrafts = plan.draft === "server";
-    this.waitsThere = plan.draft === "device";
+    this.serverDrafts = plan.whoDrafts === "server";
+    this.waitsThere = plan.whoDrafts === "device";
     return this.transcript.session.stream({ speculate: this.serverDrafts, waits: this.waitsThere });
   }
 

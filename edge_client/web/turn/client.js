@@ -131,7 +131,7 @@ export class EdgeClient {
       for (let done = false; !done; ) {
         const start = now();
         done = (await steps.next()).done;
-        books.drafted(drafter.runTokens, now() - start);
+        books.step.observe(drafter.runTokens, now() - start);
       }
     }
   }
@@ -504,7 +504,7 @@ class Shell {
         return machine.drafterFailed(`the drafter failed: ${error instanceof Error ? error.message : error}`);
       }
       const { runTokens } = this.drafter;
-      if (runTokens <= PIECE) machine.controller.drafted(runTokens, now() - start);
+      if (runTokens <= PIECE) machine.controller.step.observe(runTokens, now() - start);
       if (step.done) {
         this.action = null;
         machine.ran(action, step.value, now());

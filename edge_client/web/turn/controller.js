@@ -7,7 +7,7 @@ import { chain, depths } from "./tree.js";
 /** @typedef {import("./tree.js").TreeShape} TreeShape */
 /** @typedef {"auto" | "device" | "server" | "none" | "single"} WhoDrafts */
 /** The plan for the next round; `shape` is used if the device drafts, which takes `drafting` seconds.
- * @typedef {{draft: WhoDrafts, shape: TreeShape, speed: number, drafting: number}} Plan */
+ * @typedef {{whoDrafts: WhoDrafts, shape: TreeShape, speed: number, drafting: number}} Plan */
 
 /** Guesses that a step of the drafter makes. */
 export const GUESSED = 4;
@@ -97,11 +97,6 @@ export class Controller {
     this.maxChain = welcome.limits.max_chain_tokens - 1;
   }
 
-  /** One step of the drafter over `width` tokens. @param {number} width @param {number} seconds */
-  drafted(width, seconds) {
-    this.step.observe(width, seconds);
-  }
-
   /** A round came back. @param {import("./tree.js").DraftTree} tree @param {number} accepted @param {number} seconds */
   verified(tree, accepted, seconds) {
     const depth = Math.max(...depths(tree.parents));
@@ -121,11 +116,6 @@ export class Controller {
     if (server > 0) this.forward.observe(1, server);
   }
 
-  /** The first verdict of a turn waited so long for the prompt. @param {number} tokens @param {number} seconds */
-  prefilled(tokens, seconds) {
-    this.prefill.add(seconds / Math.max(1, tokens));
-  }
-
   // ---- what to do
 
   /** Seconds within which an answer is expected, if so much of the prompt must be read first. @param {number} unread */
@@ -135,12 +125,12 @@ export class Controller {
   }
 
   /** The next round, if at most `remaining` tokens are left. `blind`: made without the prompt's records; `guesses`: for a
-   * stream with guesses. @param {number} remaining @param {WhoDrafts} draft @param {{blind?: boolean, guesses?: boolean}} how */
-  plan(remaining, draft = "auto", { blind = false, guesses = false } = {}) {
+   * stream with guesses. @param {number} remaining @param {WhoDrafts} who @param {{blind?: boolean, guesses?: boolean}} how */
+  plan(remaining, who = "auto", { blind = false, guesses = false } = {}) {
     const device = this.bestDevice(remaining);
-    if (draft === "auto") draft = guesses || this.streamPays(device, remaining) ? "server" : "device";
-    if (draft === "single" || (draft !== "device" && this.canStream)) return { draft, shape: device.shape, speed: 0, drafting: 0 };
-    return blind && device.draft === "device" ? this.bestDevice(Math.min(remaining, BLIND_TOKENS)) : device;
+    if (who === "auto") who = guesses || this.streamPays(device, remaining) ? "server" : "device";
+    if (who === "single" || (who !== "device" && this.canStream)) return { whoDrafts: who, shape: device.shape, speed: 0, drafting: 0 };
+    return blind && device.whoDrafts === "device" ? this.bestDevice(Math.min(remaining, BLIND_TOKENS)) : device;
   }
 
   /** @param {Plan} device @param {number} remaining */
@@ -177,13 +167,13 @@ export class Controller {
       }
     }
     /** @type {Plan} */
-    let best = { draft: "device", shape: chain(1), speed: 0, drafting: 0 };
-    if (!shapes.length) best = { ...best, draft: "single", speed: 1 / Math.max(1e-6, roundTrip) };
+    let best = { whoDrafts: "device", shape: chain(1), speed: 0, drafting: 0 };
+    if (!shapes.length) best = { ...best, whoDrafts: "single", speed: 1 / Math.max(1e-6, roundTrip) };
     for (const shape of shapes) {
       const tokens = Math.min(1 + (shape.breadth > 1 ? this.trees : this.chains).totals[shape.depth - 1], most);
       const drafting = this.step.seconds(1) + (shape.depth - 1) * this.step.seconds(shape.breadth);
       const speed = tokens / (roundTrip + this.forward.seconds(shape.nodes + 1) + drafting);
-      if (speed > best.speed) best = { draft: "device", shape, speed, drafting };
+      if (speed > best.speed) best = { whoDrafts: "device", shape, speed, drafting };
     }
     // One more level wins the probability of the best path, and costs the tokens of one step's time.
     const least = Math.log(Math.max(LEAST_PROBABILITY, this.step.seconds(best.shape.breadth) * best.speed));

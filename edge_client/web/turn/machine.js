@@ -43,7 +43,7 @@ export class TurnMachine {
     this.stats = stats;
     this.reach = reach;
     this.left = left;
-    this.draft = draft;
+    this.whoDrafts = draft;
     /** The plan for the next round, if it is already made. @type {import("./controller.js").Plan | null} */
     this.plan = null;
     /** @type {Message[]} */
@@ -138,7 +138,7 @@ export class TurnMachine {
   /** The turn goes on without a drafter: the verifier drafts, and nothing is written offline. @param {string} why */
   drafterFailed(why) {
     this.notice(`${why}: the verifier drafts the rest of this answer`);
-    this.draft = this.controller.canStream ? "server" : "single";
+    this.whoDrafts = this.controller.canStream ? "server" : "single";
     this.noDrafter = true;
     this.ahead.wanted = false;
     this.plan = null;
@@ -181,13 +181,13 @@ export class TurnMachine {
     const check = this.rounds.check();
     if (check) return check;
     const plan = (this.plan ??= this.nextPlan());
-    if (plan.draft === "single" || (plan.draft === "device" && !this.ahead.on)) return this.rounds.next(plan, moment);
+    if (plan.whoDrafts === "single" || (plan.whoDrafts === "device" && !this.ahead.on)) return this.rounds.next(plan, moment);
     return this.ahead.begin(plan);
   }
 
   nextPlan() {
     const blind = !this.transcript.length && this.records.misses(this.transcript.rules.start);
-    return this.controller.plan(this.transcript.remaining, this.draft, { blind, guesses: this.ahead.on });
+    return this.controller.plan(this.transcript.remaining, this.whoDrafts, { blind, guesses: this.ahead.on });
   }
 
   /** The events for the user since the last call. */
@@ -275,7 +275,7 @@ export class TurnMachine {
     const { tokens, path } = event;
     if (path.length) this.rounds.answered(event, waited, unread > 0);
     if (tokens.length && unread) {
-      this.controller.prefilled(unread, event.queue_ms / 1000);
+      this.controller.prefill.add(event.queue_ms / 1000 / unread); // the first verdict waited for the prompt
       this.deadlines.unread = 0;
     }
     if (!path.length) this.ahead.answered(event, now);

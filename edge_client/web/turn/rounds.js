@@ -32,7 +32,7 @@ export class Rounds {
    * @returns {import("./messages.js").Message | null} */
   next(plan, moment) {
     const { log } = this.transcript.session;
-    if (plan.draft === "single") return this.drafted({ tokens: [log[log.length - 1]], parents: [-1], scores: [0] });
+    if (plan.whoDrafts === "single") return this.drafted({ tokens: [log[log.length - 1]], parents: [-1], scores: [0] });
     if (this.waitsForRecords(moment)) return null;
     return { kind: "draft", ids: log, shape: plan.shape, quick: plan.drafting < QUICK };
   }
