@@ -9,12 +9,11 @@ from time import perf_counter
 from typing import Unpack
 
 from edge_client.events import Done, Event, Notice, Prompt
-from edge_client.link.estimates import RecordFlow
 from edge_client.link.mailbox import Mailbox
+from edge_client.link.record_flow import RecordFlow
 from edge_client.settings import ClientSettings, TurnChanges
 from edge_client.shared import Shared
 from edge_client.text.chat import ChatLog, Messages, empty_prompt, prompt_ids
-from edge_client.text.codec import TextStream
 from edge_client.turn.deadlines import Deadlines
 from edge_client.turn.guard import OfflineGuard
 from edge_client.turn.machine import TurnMachine
@@ -29,7 +28,7 @@ from moa.chat_window import left_out_notice, prompt_room
 from moa.errors import DeviceError, UsageError
 from moa.grammar.spec import Grammar
 from moa.speculation.prediction import Prediction
-from moa.text_stream import common_prefix
+from moa.text_stream import TextStream, common_prefix
 from moa.wire import ClientSession
 from moa.wire.finish import TurnRules
 from moa.wire.messages import Sampling

@@ -22,8 +22,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from edge_client.link.dialling import Dialling, explain, refusal
-from edge_client.link.estimates import RecordFlow, RoundTrip
+from edge_client.link.estimates import RoundTrip
 from edge_client.link.mailbox import Mailbox
+from edge_client.link.record_flow import RecordFlow
 from moa.api.access import is_loopback
 from moa.errors import LinkError, ProtocolError, UsageError
 from moa.wire import PROTOCOL_VERSIONS, SUBPROTOCOL, Code, Refusal, client_frame, decode_server, encode

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from edge_client.link.estimates import RecordFlow
+from edge_client.link.record_flow import RecordFlow
 from moa import records
 from moa.errors import ProtocolError
 from moa.graph.cache import RecordBuffer

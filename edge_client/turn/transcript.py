@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from edge_client.events import Adopt, Confirm, Event, Retract, Status, Token
-from edge_client.text.codec import TextStream
+from moa.text_stream import TextStream
 from moa.wire import ClientSession, Ranges
 from moa.wire.finish import Decode, TurnRules, first_finish
 from moa.wire.messages import Finish

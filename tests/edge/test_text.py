@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from edge_client.text.chat import ChatLog
-from edge_client.text.codec import TextCodec, TextStream, tokenizer_errors
+from edge_client.text.codec import TextCodec
+from edge_client.text.tokenizer_file import tokenizer_errors
 from moa.errors import BundleError, UsageError
+from moa.text_stream import TextStream
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 // Activation records: what the target's states are to the drafter's cross-attention. As moa/records.py, `RecordBuffer` of
-// moa/graph/cache.py, edge_client/link/estimates.py and edge_client/turn/records.py. Tokens are exact whatever happens here.
+// moa/graph/cache.py, edge_client/link/record_flow.py and edge_client/turn/records.py. Tokens are exact whatever happens here.
 
 import { Smoothed } from "./estimates.js";
 import { message } from "./messages.js";

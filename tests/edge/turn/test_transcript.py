@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from edge_client.events import Adopt, Confirm, Event, Prompt, Retract, Token
-from edge_client.text.codec import TextStream
 from edge_client.turn.transcript import Transcript
 from moa.logprobs import TokenLogprobs
+from moa.text_stream import TextStream
 from moa.wire import ClientSession
 from moa.wire.finish import TurnRules
 from tests.edge.reader import Reader

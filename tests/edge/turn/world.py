@@ -15,7 +15,6 @@ from typing import Any
 
 from edge_client.link.estimates import RoundTrip
 from edge_client.link.retry import Retry
-from edge_client.text.codec import TextStream
 from edge_client.turn.actions import Draft, Drop, End, Grow, Send, Wait, Write
 from edge_client.turn.budget import Spending
 from edge_client.turn.controller import Controller, WhoDrafts
@@ -30,6 +29,7 @@ from edge_client.turn.transcript import OnReconnect, Transcript
 from moa.errors import LinkError, MoaError
 from moa.speculation.guess_tree import GuessTreeGrower
 from moa.speculation.prediction import Prediction
+from moa.text_stream import TextStream
 from moa.tree import MASKED, DraftTree, path_of
 from moa.wire import ClientSession, Code
 from moa.wire.finish import TurnRules
