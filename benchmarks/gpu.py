@@ -453,7 +453,7 @@ def _train_beside(bench: Bench, tokenizer: Path, folder: Path) -> Line:
     run = TrainingRun.of(
         options.parser().parse_args([*flags, "--quiet"]), LoadedModel(bench.target.model, bench.target.facts, tokenizer)
     )
-    loop = run.loop(run.rows(folder / "data", {}, [str(_ROOT / "docs")]), folder, identity={}, quiet=True)
+    loop = run.loop(run.rows(folder / "data", {}, [str(_ROOT / "docs")]), folder, identity={}, trial=True)
     speed = loop.run(stop_after=3)[-1]["tokens_per_s"]
     return {"parameters": parameter_count(run.drafter), "tokens_per_s": speed, "ok": True}
 

@@ -16,17 +16,20 @@ from cloud_verifier.logs import log
 from cloud_verifier.settings import Settings
 from moa import __version__
 from moa.bundle import Bundle
+from moa.config import read_config
 from moa.errors import ConfigError, UsageError
 from moa.graph.load import LoadedGraph
 from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import load_drafter
 from moa.model.drafter import Drafter
-from moa.model.eagle3 import PublishedEagle3
+from moa.model.eagle3 import FILES, PublishedEagle3, is_eagle3
 from moa.model.features import FeatureModel
 from moa.model.identity import weights_id
 from moa.model.layout import Row
+from moa.model.loading import locate
 from moa.model.pages import PAGE
 from moa.model.products import MOST_ROWS, sizes_up_to
+from moa.model.state_drafter import StateDrafter
 from moa.model.target import Target
 from moa.records import DTYPES
 from moa.wire.finish import Decode
@@ -49,13 +52,13 @@ class Served:
     graph: LoadedGraph | None = None
     """The drafter as exported, which drafts streams in place of `drafter`."""
     server_drafter: FeatureModel | None = None
-    """Another's drafter, which drafts streams in place of both."""
+    """A drafter of streams alone, which drafts in place of both."""
 
     @property
     def drafts(self) -> str:
         """What drafts streams."""
         if self.server_drafter is not None:
-            return "eagle3"
+            return "eagle3" if isinstance(self.server_drafter, PublishedEagle3) else "states"
         if self.drafter is None:
             return "none"
         return "torch" if self.graph is None else self.graph.variant
@@ -68,7 +71,7 @@ def load(settings: Settings) -> Served:
     target = load_target(settings)
     server_drafter = None
     if settings.server_drafter:
-        server_drafter = PublishedEagle3.load(settings.server_drafter, target.facts, SharedWeights.of(target.model))
+        server_drafter = load_server_drafter(settings.server_drafter, target)
         target.tap(server_drafter.config.taps)  # it keeps the states that this drafter reads
     # The head's copy in float32 is made now: the first request would wait for it, or find no memory.
     with _memory_for(f"for the {4 * target.head_weight.numel() / 2**30:.1f} GiB of the LM head in float32"):
@@ -153,6 +156,13 @@ def load_target(settings: Settings) -> Target:
             pack_weights=True,
             exact=not settings.inexact,
         )
+
+
+def load_server_drafter(source: str, target: Target) -> PublishedEagle3 | StateDrafter:
+    """A drafter of streams, from a folder or a hub id."""
+    folder = locate(source, FILES)
+    kind = PublishedEagle3 if is_eagle3(read_config(folder, "drafter")) else StateDrafter
+    return kind.load(folder, target.facts, SharedWeights.of(target.model))
 
 
 def load_graph(settings: Settings, device: torch.device, drafter: str) -> LoadedGraph | None:

@@ -9,9 +9,11 @@ PAYS = 1.5
 _DEPTH = 6
 
 
-def reached_at(right: float) -> list[float]:
-    """Chances that a chain gets so far, if each draft is right with the same chance, given those before it."""
-    return [right**level for level in range(1, _DEPTH + 1)]
+def reached_at(right: float, later: float | None = None) -> list[float]:
+    """Chances that a chain gets so far, if its first draft is right with the chance `right`, and each of the `later`
+    ones with another, given those before it; without one, with the same."""
+    each = right if later is None else later
+    return [right * each**level for level in range(_DEPTH)]
 
 
 def worth(reached: Sequence[float]) -> str:

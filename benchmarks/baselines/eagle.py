@@ -7,16 +7,18 @@ predictions when it drafts. The dynamic tree is the engine's.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from benchmarks.baselines.config import BaselineConfig
-from benchmarks.baselines.features import FeatureBaseline, shifted
-from moa.model.blocks import additive
+from moa.model.blocks import Block, additive, rotary
 from moa.model.borrowed import Rows, SharedWeights
-from moa.model.features import run_layer, self_rows
+from moa.model.features import OneLayerDrafter, run_layer, self_rows
+from moa.model.state_drafter import StateDrafterConfig
+from moa.training.chains import shifted
 from moa.training.data import Batch
 from moa.training.distill import Distillation, DistillSettings
 from moa.training.masks import token_mask
@@ -28,28 +30,54 @@ NOISE = 0.1
 """Uniform noise of up to this size is added to features."""
 
 
-class Eagle(FeatureBaseline):
+class EagleConfig(StateDrafterConfig):
+    """The same dimensions for another layer, which reads no state but the final one."""
+
+    MODEL_TYPE: ClassVar = "eagle2"
+    taps: tuple[int, ...] = ()
+
+
+class Eagle(OneLayerDrafter):
     """fc(embedding of token p, feature of p - 1) -> one layer -> feature of p."""
 
-    def __init__(self, config: BaselineConfig, shared: SharedWeights) -> None:
-        super().__init__(config, shared)
-        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
-        self.layer = self.block()
+    def __init__(self, config: EagleConfig, shared: SharedWeights) -> None:
+        super().__init__()
+        self.config, self.vocab_size = config, config.vocab_size
+        width, heads = config.hidden_size, config.num_attention_heads
+        self.fc = nn.Linear(2 * width, width, bias=False)
+        self.layer = Block(width, heads, config.num_key_value_heads, config.intermediate_size, config.rms_norm_eps)
         self.layer.input_layernorm = nn.Identity()  # type: ignore[assignment]
+        self._shared_with_target = (shared,)
+
+    @property
+    def shared(self) -> SharedWeights:
+        """The target's embedding and head."""
+        return self._shared_with_target[0]
+
+    def read(self, features: Tensor) -> Tensor:
+        """The target's final state, as it is."""
+        return features
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The target's head."""
+        return self.shared.logits(hidden)
 
     def rows(self, ids: Tensor, features: Tensor, positions: Tensor) -> Rows:
         """Cache rows of tokens that need no logits."""
-        return self_rows(self.layer, self._join(ids, features), *self.rotary(positions))
+        return self_rows(self.layer, self._join(ids, features), *self._turns(positions))
 
     def step(self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows) -> tuple[Tensor, Rows]:
         """The predicted feature at each token, and the cache rows."""
         x = self._join(ids, features)
-        return run_layer(self.layer, x, x, *self.rotary(positions), mask, past)
+        return run_layer(self.layer, x, x, *self._turns(positions), mask, past)
 
     def _join(self, ids: Tensor, features: Tensor) -> Tensor:
-        embedded = self.embed(ids)
+        embedded = self.shared.embed(ids).to(self.weight.dtype)
         joined: Tensor = self.fc(torch.cat([embedded, features.to(embedded.dtype)], dim=-1))
         return joined
+
+    def _turns(self, positions: Tensor) -> Rows:
+        return rotary(positions, self.layer.self_attn.head_dim, self.config.rope_theta)
 
 
 class EagleTraining(Distillation):

@@ -10,19 +10,27 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.baselines.chains import ANYHOW, IN_STEP, NEAR, Stream
 from benchmarks.baselines.eagle import PUBLIC_LOSS
-from benchmarks.baselines.features import parameter_count
-from benchmarks.baselines.registry import Feature, FeatureDrafter, matched, new_baseline, shape_for, training_task
-from benchmarks.baselines.solved import Solved, solve
+from benchmarks.baselines.registry import (
+    Feature,
+    FeatureDrafter,
+    matched,
+    new_baseline,
+    parameter_count,
+    shape_for,
+    training_task,
+)
 from demo.recipe import ALONE
 from moa.config import DrafterConfig, TargetFacts
 from moa.errors import ConfigError, UsageError
 from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import load_weights, new_drafter
 from moa.model.drafter import Drafter
+from moa.model.state_drafter import StateDrafter
+from moa.training.chains import ChainSettings
 from moa.training.data import PackedRows
 from moa.training.distill import PAPER, Distillation, DistillSettings
+from moa.training.least_squares import solve
 from moa.training.masks import AnchorRule, Spacing
 from moa.training.run import CALIBRATION_ROWS, inherit
 from moa.training.teacher import Teacher
@@ -39,8 +47,6 @@ class Preset:
     """Changes to the config of a body."""
     distill: DistillSettings | None = None
     """None: the default of the kind."""
-    streams: tuple[Stream, ...] = IN_STEP
-    """Chains of its own outputs, for drafters of features."""
 
 
 def _spaced(*spacings: Spacing) -> DistillSettings:
@@ -61,9 +67,11 @@ PRESETS: dict[str, Preset] = {
     "eagle2-kl-feature": Preset(
         "EAGLE-2, KL + smooth-L1", kind="eagle2", distill=replace(PUBLIC_LOSS, loss_weight=1.0)
     ),
-    "eagle3": Preset("EAGLE-3.1, 7 steps of training-time test from every 7th token", kind="eagle3"),
-    "solved": Preset("states fused by least squares, then a layer; in step", kind="solved", streams=NEAR),
-    "anyhow": Preset("the same with states that may be late or absent", kind="solved", streams=ANYHOW),
+    "eagle3": Preset(
+        "EAGLE-3.1, its authors' weights of later tokens", kind="eagle3", distill=ChainSettings(decay=0.8)
+    ),
+    "eagle3-even": Preset("EAGLE-3.1, all tokens of a chain alike", kind="eagle3"),
+    "states": Preset("what moa-train --server-drafter makes", kind="states"),
     "independent": Preset("independent: the body without records, KL", kind="independent"),
     # What the drafter is made of.
     "moa0-final-state": Preset("with the target's final state", shape={"final_state": True}),
@@ -126,8 +134,8 @@ def build(
     settings = _changed(chosen.distill, distill) if chosen.kind == "moa" else chosen.distill
     if chosen.kind != "moa" and chosen.kind != "independent":
         model = _of_features(chosen.kind, like, size, target, facts)
-        task = training_task(model, teacher, settings, seed, chosen.streams)
-        if isinstance(model, Solved) and data is not None:
+        task = training_task(model, teacher, settings, seed)
+        if isinstance(model, StateDrafter) and data is not None:
             solve(model, teacher, data)
         return model, task
     if chosen.kind == "moa":

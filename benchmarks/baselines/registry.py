@@ -9,46 +9,60 @@ from typing import Literal
 from torch import nn
 from transformers import PreTrainedModel
 
-from benchmarks.baselines.chains import IN_STEP, ChainTraining, Stream
-from benchmarks.baselines.config import BaselineConfig, Kind, read_config
-from benchmarks.baselines.eagle import PUBLIC_LOSS, Eagle, EagleTraining
+from benchmarks.baselines.eagle import PUBLIC_LOSS, Eagle, EagleConfig, EagleTraining
 from benchmarks.baselines.eagle3 import eagle3_config, new_eagle3, save_eagle3
-from benchmarks.baselines.solved import Solved
 from moa.bundle import Bundle
-from moa.config import MODEL_TYPE, TargetFacts
+from moa.config import MODEL_TYPE, TargetFacts, read_config
 from moa.errors import ConfigError
 from moa.graph.load import LoadedGraph
 from moa.model.borrowed import SharedWeights
-from moa.model.checkpoint import load_drafter, load_weights, save_drafter, save_weights
+from moa.model.checkpoint import load_drafter, load_weights, save_drafter
 from moa.model.drafter import Drafter
 from moa.model.drafting import Drafting, MoaDrafting
 from moa.model.eagle3 import PublishedConfig, PublishedEagle3, is_eagle3
 from moa.model.features import FeatureDrafting
 from moa.model.graph_drafting import GraphDrafting
 from moa.model.loading import load_model
+from moa.model.state_drafter import StateDrafter, StateDrafterConfig
 from moa.model.target import Target
+from moa.training.chains import ChainSettings, ChainTraining
 from moa.training.distill import Distillation, DistillSettings
 from moa.training.teacher import Teacher
 
-Feature = Kind | Literal["eagle3"]
-FeatureDrafter = PublishedEagle3 | Eagle | Solved
-_MODELS: dict[Kind, type[Eagle | Solved]] = {"eagle2": Eagle, "solved": Solved}
+Feature = Literal["eagle2", "eagle3", "states"]
+FeatureDrafter = PublishedEagle3 | Eagle | StateDrafter
+FeatureConfig = PublishedConfig | EagleConfig | StateDrafterConfig
+BESIDE_TARGET = ("layer_self_attention.", "Ekv2E.", "final_state.", "tap_norms.", "fuse.")
+"""Parts that run once a token, beside the target."""
+_OF_EAGLE3 = ("fc.", "fc_norm.")
 
 
-def shape_for(
-    kind: Feature, facts: TargetFacts, *, intermediate_size: int, heads: int, kv_heads: int
-) -> PublishedConfig | BaselineConfig:
+def parameter_count(module: nn.Module, *, device_only: bool = False) -> int:
+    """Trainable parameters, of all parts or only of those that draft."""
+    beside = _OF_EAGLE3 if isinstance(module, PublishedEagle3) else BESIDE_TARGET
+    return sum(
+        p.numel()
+        for name, p in module.named_parameters()
+        if p.requires_grad and not (device_only and name.startswith(beside))
+    )
+
+
+def shape_for(kind: Feature, facts: TargetFacts, *, intermediate_size: int, heads: int, kv_heads: int) -> FeatureConfig:
     """A drafter of features for a target; the heads are the drafter's own."""
     if kind == "eagle3":
         return eagle3_config(facts, intermediate_size=intermediate_size, heads=heads, kv_heads=kv_heads)
-    return BaselineConfig.for_target(kind, facts, intermediate_size=intermediate_size, heads=heads, kv_heads=kv_heads)
+    config = EagleConfig if kind == "eagle2" else StateDrafterConfig
+    shape = {"intermediate_size": intermediate_size, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    return config.for_target(facts, **shape)
 
 
-def new_baseline(config: PublishedConfig | BaselineConfig, shared: SharedWeights) -> FeatureDrafter:
+def new_baseline(config: FeatureConfig, shared: SharedWeights) -> FeatureDrafter:
     """An untrained drafter of features beside its target."""
     if isinstance(config, PublishedConfig):
         return new_eagle3(config, shared)
-    model = _MODELS[config.kind](config, shared)
+    if not isinstance(config, EagleConfig):
+        return StateDrafter.new(config, shared)
+    model = Eagle(config, shared)
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.02)
@@ -69,13 +83,13 @@ def training_task(
     teacher: Teacher,
     settings: DistillSettings | None,
     seed: int,
-    streams: tuple[Stream, ...] = IN_STEP,
 ) -> Distillation:
     """A drafter's training objective; without settings, its authors' recipe."""
     if isinstance(model, Eagle):
         return EagleTraining(model, teacher, settings or PUBLIC_LOSS, seed)
-    if isinstance(model, PublishedEagle3 | Solved):
-        return ChainTraining(model, teacher, settings or DistillSettings(), seed, streams)
+    if isinstance(model, PublishedEagle3 | StateDrafter):
+        assert settings is None or isinstance(settings, ChainSettings)
+        return ChainTraining(model, teacher, settings or ChainSettings(), seed)
     if isinstance(model, Drafter):
         return Distillation(model, teacher, settings or DistillSettings(), seed)
     raise TypeError(f"no training is known for {type(model).__name__}")
@@ -85,22 +99,19 @@ def save(model: Drafter | FeatureDrafter, folder: Path) -> None:
     """Write config and weights."""
     if isinstance(model, PublishedEagle3):
         save_eagle3(model, folder)
-    elif isinstance(model, Drafter):
-        save_drafter(model, folder)
     else:
-        folder.mkdir(parents=True, exist_ok=True)
-        save_weights(model, folder)
-        model.config.write(folder)
+        save_drafter(model, folder)
 
 
 def load_any(folder: Path, target: PreTrainedModel, facts: TargetFacts) -> Drafter | FeatureDrafter:
     """A trained drafter of any kind beside its target."""
-    values = read_config(folder)
-    if is_eagle3(values):
-        return PublishedEagle3.load(folder, facts, SharedWeights.of(target))
+    values = read_config(folder, "drafter")
     if values.get("model_type") == MODEL_TYPE:
         return load_drafter(folder, target, facts)
-    model = new_baseline(BaselineConfig.read(folder, facts), SharedWeights.of(target))
+    if values.get("model_type") != EagleConfig.MODEL_TYPE:
+        kind = PublishedEagle3 if is_eagle3(values) else StateDrafter
+        return kind.load(folder, facts, SharedWeights.of(target))
+    model = new_baseline(EagleConfig.read(folder, facts), SharedWeights.of(target))
     load_weights(model, folder)
     return model.to(dtype=target.dtype).eval()
 
@@ -126,10 +137,12 @@ def load_target(
 
 def taps_of(drafter: Path, facts: TargetFacts) -> tuple[int, ...]:
     """The target's states that this drafter reads, which a target must be told to keep."""
-    values = read_config(drafter)
+    values = read_config(drafter, "drafter")
     if is_eagle3(values):
         return PublishedConfig.read(drafter, facts).taps
-    return () if values.get("model_type") == MODEL_TYPE else BaselineConfig.read(drafter, facts).taps
+    if values.get("model_type") != StateDrafterConfig.MODEL_TYPE:
+        return ()
+    return StateDrafterConfig.read(drafter, facts).taps
 
 
 def open_drafting(folder: Path, target: Target, *, graph: str = "", threads: int = 0) -> Drafting:

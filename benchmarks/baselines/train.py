@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.baselines.features import parameter_count
 from benchmarks.baselines.presets import PRESETS, build, preset
-from benchmarks.baselines.registry import save
+from benchmarks.baselines.registry import parameter_count, save
 from benchmarks.baselines.sampled import SampledHead
 from benchmarks.provenance import write_result
 from benchmarks.witness.rows import StoredTeacher, written

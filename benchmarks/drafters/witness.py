@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.baselines.chains import before, drafted, visible
 from benchmarks.baselines.registry import load_any
 from benchmarks.baselines.train import finished
 from benchmarks.kit.figures import table, titled, values_of
@@ -30,7 +29,9 @@ from benchmarks.witness.rows import StoredTeacher, heldout_folders, written
 from moa.model.blocks import additive
 from moa.model.drafter import Drafter
 from moa.model.loading import load_model
+from moa.training.chains import drafted, shifted, visible
 from moa.training.data import Batch, PackedRows
+from moa.training.loop import fast_precision
 from moa.training.masks import same_document
 from moa.training.teacher import Lesson
 
@@ -91,7 +92,8 @@ def states_of(model: Any, row: Row, starts: Tensor, behind: str, depth: int) -> 
 
 def _with_features(model: Any, row: Row, starts: Tensor, behind: str, depth: int) -> Iterator[Tensor]:
     late = 0 if behind == NONE else int(behind)
-    features = before(model, None if behind == NONE else row.lesson.states, row.positions)
+    features = shifted(model.read(row.lesson.states), row.positions)
+    features = torch.zeros_like(features) if behind == NONE else features
     causal = visible(model, row.positions, row.segments)
     hidden, past = model.step(
         row.ids, features, row.positions, additive(causal).unsqueeze(1), model.empty_rows(row.ids)
@@ -161,6 +163,12 @@ def as_the_target(target: Any, row: Row, start: int, tokens: int) -> float:
     return float((said == row.ids[0, start + 1 : stop + 1]).float().mean())
 
 
+def fast_head(model: Any) -> Tensor:
+    """The model's head, in the precision that its device computes in."""
+    head: Tensor = model.get_output_embeddings().weight.detach()
+    return head.to(torch.bfloat16 if fast_precision(head.device) == "bf16" else torch.float32)
+
+
 def greedy_rounds(tokens: Tensor) -> float:
     """Tokens a round where each begins behind the one before it."""
     rounds, at = 0, 0
@@ -174,7 +182,7 @@ def measure(options: Options) -> dict[str, Any]:
     """Run every drafter over every kind of text, temperature and lateness."""
     temperatures = (0.0,) if options.alone else options.temperatures
     loaded = load_model(options.target)
-    head = loaded.model.get_output_embeddings().weight.detach().bfloat16()
+    head = fast_head(loaded.model)
     runs = []
     for folder in map(Path, options.drafters):
         model, trained = load_any(folder, loaded.model, loaded.facts), finished(folder) or {}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.baselines.registry import load_any
-from benchmarks.drafters.witness import NONE, Row, alone
+from benchmarks.drafters.witness import NONE, Row, alone, fast_head
 from benchmarks.kit.figures import table
 from benchmarks.kit.speculator import GenerationSettings, Speculator
 from moa.model.loading import load_model, load_tokenizer
@@ -71,7 +71,7 @@ def measure(target: Path, drafters: Sequence[Path]) -> list[dict[str, Any]]:
     settings = GenerationSettings(max_new_tokens=_TOKENS, shape=None, ignore_eos=True)
     said = Speculator(Target(loaded.model, loaded.facts, slots=16, capacity=96)).generate(prompts, settings)
     found = [{"kind": kind, "target": right(n, said[n].ids)} for n, (kind, _, _) in enumerate(asked)]
-    head = loaded.model.get_output_embeddings().weight.detach().bfloat16()
+    head = fast_head(loaded.model)
     for folder in drafters:
         model, teacher = load_any(folder, loaded.model, loaded.facts), Teacher(loaded.model)
         if taps := getattr(model.config, "taps", ()):

@@ -96,8 +96,8 @@ def fill(module: nn.Module, state: dict[str, torch.Tensor], folder: Path) -> Non
     module.load_state_dict(state)
 
 
-def save_drafter(drafter: Drafter, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Write config and weights, in `dtype` if given."""
+def save_drafter(drafter: Any, folder: Path, dtype: torch.dtype | None = None) -> None:
+    """Write config and weights of a drafter of either kind, in `dtype` if given."""
     folder.mkdir(parents=True, exist_ok=True)
     save_weights(drafter, folder, dtype)
     drafter.config.write(folder)

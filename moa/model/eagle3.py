@@ -24,11 +24,10 @@ from moa.errors import ConfigError, UsageError
 from moa.model.blocks import Block, RMSNorm
 from moa.model.borrowed import Rows, SharedWeights
 from moa.model.checkpoint import fill, stored_weights
-from moa.model.features import run_layer, self_rows
-from moa.model.loading import first_line, locate
-from moa.model.slots import SlotPool
+from moa.model.features import OneLayerDrafter, run_layer, self_rows
+from moa.model.loading import first_line
 
-_FILES = ("config.json", "model*.safetensors")
+FILES = ("config.json", "model*.safetensors")
 _PICKLE = "pytorch_model.bin"
 LAYER = ("midlayer.", "layers.0.")
 """What the authors and SpecForge, and what `speculators` call the decoder layer."""
@@ -118,7 +117,7 @@ def authors_taps(layers: int) -> tuple[int, ...]:
     return 2, layers // 2, layers - 3
 
 
-class PublishedEagle3(nn.Module):
+class PublishedEagle3(OneLayerDrafter):
     """The drafter; a `FeatureModel`."""
 
     reads_first = False
@@ -151,9 +150,8 @@ class PublishedEagle3(nn.Module):
         self._tables = tables
 
     @classmethod
-    def load(cls, source: str | Path, facts: TargetFacts, shared: SharedWeights) -> Self:
-        """From a folder or a hub id, beside its target, in the target's precision."""
-        folder = locate(source, _FILES)
+    def load(cls, folder: Path, facts: TargetFacts, shared: SharedWeights) -> Self:
+        """From its folder, beside its target, in the target's precision."""
         config = PublishedConfig.read(folder, facts)
         found = {name.removeprefix("model."): value for name, value in _stored(folder).items()}
         words = _words(folder, found, facts.vocab_size)
@@ -174,33 +172,9 @@ class PublishedEagle3(nn.Module):
         return model.to(like).eval().requires_grad_(False)
 
     @property
-    def weight(self) -> Tensor:
-        """A weight, to read dtype and device from."""
-        return self.fc.weight
-
-    @property
-    def feature_size(self) -> int:
-        """Width of a feature."""
-        return self.config.layer.hidden_size
-
-    @property
     def shared(self) -> SharedWeights:
         """Its embedding and head."""
         return SharedWeights(*self._tables)
-
-    def empty_rows(self, ids: Tensor) -> Rows:
-        """An empty past."""
-        layer = self.config.layer
-        none = self.weight.new_zeros(len(ids), layer.num_key_value_heads, 0, layer.head_dim)
-        return none, none
-
-    def pool(self, slots: int, capacity: int) -> SlotPool:
-        """Memory for the keys and values of `slots` sequences."""
-        layer, like = self.config.layer, self.weight
-        return SlotPool(
-            layers=1, slots=slots, kv_heads=layer.num_key_value_heads, capacity=capacity, head_dim=layer.head_dim,
-            dtype=like.dtype, device=like.device,
-        )  # fmt: skip
 
     def read(self, features: Tensor) -> Tensor:
         """Norm and fuse the target's states."""
@@ -211,10 +185,6 @@ class PublishedEagle3(nn.Module):
             features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
         fused: Tensor = self.fc(features)
         return fused
-
-    def again(self, hidden: Tensor) -> Tensor:
-        """Its own output."""
-        return hidden
 
     def rows(self, ids: Tensor, features: Tensor, positions: Tensor) -> Rows:
         """Cache rows of tokens that need no logits."""

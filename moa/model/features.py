@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from moa.model.blocks import Block, masked, rotate
 from moa.model.borrowed import Rows
@@ -56,6 +56,42 @@ class FeatureModel(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits over `words`, or the whole vocabulary, after a predicted feature."""
+
+
+class OneLayerDrafter(nn.Module):
+    """What drafters of features have in common: one decoder layer, and memory for its keys and values."""
+
+    reads_first = True
+    words: Tensor | None = None
+    layer: Block
+
+    @property
+    def weight(self) -> Tensor:
+        """A weight, to read dtype and device from."""
+        return self.layer.mlp.down_proj.weight
+
+    @property
+    def feature_size(self) -> int:
+        """Width of a feature."""
+        return self.layer.mlp.down_proj.out_features
+
+    def empty_rows(self, ids: Tensor) -> Rows:
+        """An empty past."""
+        attention = self.layer.self_attn
+        none = self.weight.new_zeros(len(ids), attention.kv_heads, 0, attention.head_dim)
+        return none, none
+
+    def pool(self, slots: int, capacity: int) -> SlotPool:
+        """Memory for the keys and values of `slots` sequences."""
+        attention, like = self.layer.self_attn, self.weight
+        return SlotPool(
+            layers=1, slots=slots, kv_heads=attention.kv_heads, capacity=capacity, head_dim=attention.head_dim,
+            dtype=like.dtype, device=like.device,
+        )  # fmt: skip
+
+    def again(self, hidden: Tensor) -> Tensor:
+        """The feature of a token that was only drafted: its own state."""
+        return hidden
 
 
 class FeatureDrafting(LevelDrafting):

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from moa.errors import UsageError, run_cli
+from moa.model.drafter import Drafter
 from moa.model.loading import LoadedModel, checked_device, load_model
 from moa.model.target import Target
 from moa.process.files import named
@@ -55,7 +55,8 @@ def _main(argv: list[str]) -> None:
     if result is not None:
         _show(result, as_json=args.json)
         if not args.json and "agree" in result:
-            print(f"{args.out}: {worth(reached_at(result['agree']))}, in the last steps' text")
+            reached = reached_at(result["agree"], result.get("agree_later"))
+            print(f"{args.out}: {worth(reached)}, in the last steps' text")
 
 
 def _run(args: argparse.Namespace, loaded: LoadedModel, argv: list[str], began: float) -> dict[str, Any] | None:
@@ -79,7 +80,7 @@ def _run(args: argparse.Namespace, loaded: LoadedModel, argv: list[str], began: 
         "out": str(args.out),
         "steps": loop.step,
         "loss": sum(entry["loss"] for entry in tail) / len(tail),
-        "agree": sum(entry["agree"] for entry in tail) / len(tail),
+        **{name: sum(entry[name] for entry in tail) / len(tail) for name in tail[-1] if name.startswith("agree")},
         "parameters": parameter_count(run.drafter),
         "tokens_per_s": sum(entry["tokens_per_s"] for entry in tail) / len(tail),
         "peak_memory_mib": peak_memory_mib(),
@@ -130,7 +131,7 @@ def _dry_run(args: argparse.Namespace, loaded: LoadedModel) -> dict[str, Any]:
     run = TrainingRun.of(args, loaded)
     with tempfile.TemporaryDirectory() as scratch:
         rows = run.rows(Path(scratch) / "data", {}, args.data)
-        loop = run.loop(rows, Path(scratch), identity={}, quiet=True)
+        loop = run.loop(rows, Path(scratch), identity={}, trial=True)
         tokens_per_s = loop.run(stop_after=DRY_STEPS)[-1]["tokens_per_s"]
         steps = loop.settings.steps
         seen = rows.tokens / len(rows) * loop.settings.batch * loop.settings.accumulate * loop.world * steps
@@ -139,14 +140,8 @@ def _dry_run(args: argparse.Namespace, loaded: LoadedModel) -> dict[str, Any]:
         "tokens": rows.tokens,
         "wanted_tokens": rows.wanted_tokens,
         "steps": steps,
-        "parameters": {
-            "drafter": parameter_count(run.drafter),
-            "lsa": parameter_count(getattr(run.drafter, "layer_self_attention", None)),
-            "body": parameter_count(getattr(run.drafter, "body", None) or nn.ModuleList(run.drafter.body_blocks)),
-            "ca": parameter_count(getattr(run.drafter, "cross_attention", None)),
-            "target": parameter_count(loaded.model),
-        },
-        "record_numbers": run.drafter.config.record_width,
+        "parameters": {"drafter": parameter_count(run.drafter), "target": parameter_count(loaded.model)},
+        **({"record_numbers": run.drafter.config.record_width} if isinstance(run.drafter, Drafter) else {}),
         "tokens_per_s": tokens_per_s,
         "peak_memory_mib": peak_memory_mib(),
         "estimated_seconds": seen / tokens_per_s,

@@ -137,6 +137,13 @@ def in_steps(read: Tensor) -> Tensor:
     return flat.index_fill(0, more, True).view_as(read)
 
 
+def wanted_places(batch: Batch) -> Tensor:
+    """`[B, L]`: where the next token is learnt: no document's last token, and none before one that the user wrote."""
+    segments = torch.from_numpy(batch.segments)
+    wanted = torch.from_numpy(batch.wanted)[:, 1:] & (segments[:, 1:] == segments[:, :-1])
+    return F.pad(wanted, (0, 1))
+
+
 class Distillation:
     """The `Objective` of the training loop: a drafter beside its frozen teacher."""
 
@@ -163,11 +170,7 @@ class Distillation:
         latest = self.settings.anchors.latest(batch, self.seed, step)
         lesson = self.teacher(batch)
         hidden = self._draft(batch, lesson, latest, step, progress)
-        device = hidden.device
-        segments = torch.from_numpy(batch.segments).to(device)
-        # No loss for a document's last token, and for a token before one that the user wrote.
-        wanted = torch.from_numpy(batch.wanted).to(device)[:, 1:] & (segments[:, 1:] == segments[:, :-1])
-        wanted = F.pad(wanted, (0, 1))
+        wanted = wanted_places(batch).to(hidden.device)
         return self._compare(hidden[wanted], lesson.hidden[wanted], self._heads(batch, step)).summed()
 
     def _draft(self, batch: Batch, lesson: Lesson, latest: NDArray[np.int64], step: int, progress: float) -> Tensor:

@@ -120,6 +120,9 @@ class Loop:
     def run(self, *, stop_after: int | None = None) -> list[dict[str, float]]:
         """Train to the end, or for `stop_after` more steps; returns the history, one entry per step."""
         self.resume()
+        if self.world > 1:  # what a start computes may round differently on another card
+            for parameter in self.parameters:
+                dist.broadcast(parameter.data, 0)
         last = self.settings.steps if stop_after is None else min(self.settings.steps, self.step + stop_after)
         with Progress(self.settings.steps, self.step, quiet=self.quiet) as bar:
             while self.step < last:

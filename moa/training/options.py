@@ -23,6 +23,7 @@ examples:
   moa-train ./target --data texts/ notes.txt --out drafter --steps 2000 --length 512
   moa-train ./target --data HuggingFaceH4/ultrachat_200k:train_sft --out drafter --paper --tli 1
   moa-train ./target --data chats.jsonl --out drafter --init published-drafter/ --learning-rate 3e-4
+  moa-train ./target --data chats.jsonl --out drafter --server-drafter
   moa-train Qwen/Qwen3-32B --data chats.jsonl --out drafter --body Qwen/Qwen3-0.6B --freeze-body
   moa-train ./target --data chats.jsonl --out drafter --body target:0,1,4,7 --spacing 4-12:0.5,cold:0.3
   torchrun --nproc-per-node 8 -m moa.training.cli ./target --data chats.jsonl --out drafter --device cuda
@@ -61,6 +62,10 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="the drafter's folder; holds checkpoints too"
     )
+    top.add_argument(
+        "--server-drafter", action="store_true",
+        help="train the drafter of streams, for `cloud-verifier serve --server-drafter`; without it the device's",
+    )  # fmt: skip
     top.add_argument(
         "--init", type=Path, metavar="DIR", help="start from this drafter: ours, or the paper's published one"
     )
@@ -162,6 +167,17 @@ def distill_settings(args: argparse.Namespace) -> DistillSettings:
 def shape_overrides(args: argparse.Namespace) -> dict[str, Any]:
     """The dimensions that were given, by their name in the drafter's config."""
     return {name: value for name in SHAPE if (value := getattr(args, name)) is not None}
+
+
+def server_shape(args: argparse.Namespace) -> dict[str, int]:
+    """The shape of a `StateDrafter`; what only the device's drafter has is refused."""
+    theirs = {"num_attention_heads": "num_attention_heads", "self_attention_intermediate_size": "intermediate_size",
+              "self_attention_num_key_value_heads": "num_key_value_heads"}  # fmt: skip
+    others = ("init", "body", "freeze_body", "paper", "tli", "spacing", "gradient_checkpointing", *SHAPE)
+    for name in others:
+        if name not in theirs and getattr(args, name) not in (None, False):
+            raise UsageError(f"--server-drafter trains no device's drafter, which {name.replace('_', ' ')} is for")
+    return {own: value for name, own in theirs.items() if (value := getattr(args, name)) is not None}
 
 
 def inherited_layers(args: argparse.Namespace) -> tuple[int, ...] | None:

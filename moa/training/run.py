@@ -25,12 +25,16 @@ import moa
 from moa.config import DrafterConfig, TargetFacts
 from moa.errors import ConfigError, UsageError
 from moa.model.blocks import Block
+from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import backbone_of, drafter_around, load_weights, new_drafter, save_drafter
 from moa.model.drafter import Drafter
 from moa.model.loading import LoadedModel, load_model, load_tokenizer
+from moa.model.state_drafter import StateDrafter, StateDrafterConfig
 from moa.training import options
+from moa.training.chains import ChainSettings, ChainTraining
 from moa.training.data import Batch, Document, PackedRows, pack
 from moa.training.distill import Distillation
+from moa.training.least_squares import solve
 from moa.training.loop import Loop, LoopSettings
 from moa.training.sources import DocumentReader, examples
 from moa.training.teacher import Teacher
@@ -46,7 +50,7 @@ class TrainingRun:
     """A prepared run, without its data."""
 
     args: argparse.Namespace
-    drafter: Drafter
+    drafter: Drafter | StateDrafter
     objective: Distillation
     reader: DocumentReader
     target_id: str
@@ -67,10 +71,16 @@ class TrainingRun:
         options.loop_settings(args, rows=1, world=1)
         seed = args.seed or 0
         torch.manual_seed(seed)
-        drafter, start = _new_drafter(args, loaded)
-        objective = Distillation(
-            drafter, Teacher(loaded.model), lesson, seed, gradient_checkpointing=args.gradient_checkpointing
-        )
+        drafter: Drafter | StateDrafter
+        objective: Distillation
+        teacher = Teacher(loaded.model)
+        if args.server_drafter:
+            shape = StateDrafterConfig.for_target(facts, **options.server_shape(args))
+            drafter, start = StateDrafter.new(shape, SharedWeights.of(loaded.model)), "least squares"
+            objective = ChainTraining(drafter, teacher, ChainSettings(), seed)
+        else:
+            drafter, start = _new_drafter(args, loaded)
+            objective = Distillation(drafter, teacher, lesson, seed, gradient_checkpointing=args.gradient_checkpointing)
         return cls(
             args,
             drafter,
@@ -104,8 +114,8 @@ class TrainingRun:
         for example in examples(sources):
             yield from self.reader.documents(example)
 
-    def loop(self, rows: PackedRows, out: Path, *, identity: Mapping[str, Any], quiet: bool = False) -> Loop:
-        """The loop over the rows."""
+    def loop(self, rows: PackedRows, out: Path, *, identity: Mapping[str, Any], trial: bool = False) -> Loop:
+        """The loop over the rows; a `trial` is quiet, and starts from few of them."""
         world = dist.get_world_size() if dist.is_initialized() else 1
         course = {
             **identity,
@@ -115,10 +125,13 @@ class TrainingRun:
             "start": self.start,
         }
         settings = options.loop_settings(self.args, len(rows), world)
-        if (layers := options.inherited_layers(self.args)) is not None:
+        if isinstance(self.drafter, StateDrafter):
+            if not (out / "checkpoint").is_dir():
+                solve(self.drafter, self.objective.teacher, rows.first(CALIBRATION_ROWS) if trial else rows)
+        elif (layers := options.inherited_layers(self.args)) is not None:
             sample = rows.rows(np.arange(min(CALIBRATION_ROWS, len(rows))))
             inherit(self.drafter, self.objective.teacher, layers, sample)
-        return Loop(self.objective, rows, settings, out, quiet=quiet or self.args.quiet, identity=course)
+        return Loop(self.objective, rows, settings, out, quiet=trial or self.args.quiet, identity=course)
 
     def settings(self, loop: Loop) -> dict[str, Any]:
         """All settings, as they were resolved."""
@@ -146,9 +159,9 @@ class TrainingRun:
         fresh.rmdir()
 
 
-def parameter_count(module: nn.Module | None) -> int:
+def parameter_count(module: nn.Module) -> int:
     """Numbers in a module's own weights."""
-    return 0 if module is None else sum(p.numel() for p in module.parameters())
+    return sum(p.numel() for p in module.parameters())
 
 
 def _new_drafter(args: argparse.Namespace, loaded: LoadedModel) -> tuple[Drafter, str]:

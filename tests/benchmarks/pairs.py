@@ -19,7 +19,7 @@ from moa.model.target import Target
 from moa.training.data import Batch, Document, PackedRows, pack
 from tests.tiny import tiny
 
-KINDS: tuple[Feature, ...] = ("eagle2", "eagle3", "solved")
+KINDS: tuple[Feature, ...] = ("eagle2", "eagle3", "states")
 OPPONENTS = (*KINDS, "independent")
 
 

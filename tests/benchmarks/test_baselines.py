@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.baselines.features import parameter_count
 from benchmarks.baselines.presets import NO_RECORDS, build, moa_config
-from benchmarks.baselines.registry import drafting_with, load_any, load_target, open_drafting, save
+from benchmarks.baselines.registry import drafting_with, load_any, load_target, open_drafting, parameter_count, save
 from benchmarks.kit.speculator import GenerationSettings, Speculator
 from moa.errors import ConfigError, UsageError
 from moa.model.checkpoint import new_drafter
@@ -68,7 +67,7 @@ def test_a_drafter_of_another_target_is_refused(tmp_path: Path) -> None:
     save(baseline("eagle2", target), tmp_path)
     other = save_tiny("llama", tmp_path / "other", num_hidden_layers=3)
     loaded = load_target(other, slots=1, capacity=64)
-    with pytest.raises(ConfigError, match="target_layers is 4, the target's is 3"):
+    with pytest.raises(ConfigError, match="made for another target: width, vocabulary and layers are"):
         load_any(tmp_path, loaded.model, loaded.facts)
     with pytest.raises(UsageError, match=r"config\.json is missing"):
         open_drafting(tmp_path / "nothing", loaded)

@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.baselines.chains import chains, visible
-from benchmarks.baselines.features import shifted
 from benchmarks.baselines.independent import as_llama
 from benchmarks.baselines.registry import Feature, FeatureDrafter
 from moa.model.blocks import additive
@@ -17,6 +15,7 @@ from moa.model.drafting import DraftRequest, Level, MoaDrafting
 from moa.model.features import FeatureDrafting
 from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings
+from moa.training.chains import chains, shifted, visible
 from moa.training.teacher import Teacher
 from moa.tree import TreeGrower, TreeShape
 from tests.benchmarks.pairs import KINDS, baseline, body, prompts, target_for, tiny_target, whole
@@ -76,7 +75,7 @@ def test_drafting_on_true_features_is_the_forward_of_training(kind: Feature) -> 
         torch.testing.assert_close(logits, wanted[at], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "solved"])
+@pytest.mark.parametrize("kind", ["eagle3", "states"])
 @torch.inference_mode()
 def test_the_training_time_test_is_what_drafting_does(kind: Feature) -> None:
     target, model, ids, features = build(kind)

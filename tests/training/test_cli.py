@@ -60,15 +60,20 @@ def test_a_run_leaves_a_drafter_and_its_provenance(
     assert record["command"][0] == "moa-train"
 
 
-def train_as(rank: int, port: int, target: Path, data: Path, out: Path) -> None:
+KINDS = pytest.mark.parametrize("kind", [(), ("--server-drafter",)], ids=["of a device", "of a server"])
+
+
+def train_as(rank: int, port: int, target: Path, data: Path, out: Path, *more: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
-    os._exit(train(target, data, out, "--batch", "2"))
+    os._exit(train(target, data, out, "--batch", "2", *more))
 
 
-def test_two_processes_learn_what_one_does(target: Path, chats: Path, tmp_path: Path) -> None:
-    assert train(target, chats, tmp_path / "one", "--batch", "4") == 0
+@KINDS
+def test_two_processes_learn_what_one_does(target: Path, chats: Path, tmp_path: Path, kind: tuple[str, ...]) -> None:
+    assert train(target, chats, tmp_path / "one", "--batch", "4", *kind) == 0
     with Port("127.0.0.1", 0) as port:
-        two_ranks = [partial(train_as, rank, port.number, target, chats, tmp_path / "two") for rank in (0, 1)]
+        two = tmp_path / "two"
+        two_ranks = [partial(train_as, rank, port.number, target, chats, two, *kind) for rank in (0, 1)]
         assert in_processes(*two_ranks) == [0, 0]
     assert_rounded(history(tmp_path / "two"), history(tmp_path / "one"))
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
@@ -76,23 +81,25 @@ def test_two_processes_learn_what_one_does(target: Path, chats: Path, tmp_path: 
         torch.testing.assert_close(two[name], value, atol=1e-4, rtol=1e-3)
 
 
-def train_until_the_third_step(target: Path, data: Path, out: Path) -> None:
+def train_until_the_third_step(target: Path, data: Path, out: Path, *more: str) -> None:
     one_step = Loop._one_step
     Loop._one_step = lambda self: one_step(self) if self.step < 3 else os.kill(os.getpid(), 9)  # type: ignore
-    train(target, data, out, "--checkpoint-every", "1")
+    train(target, data, out, "--checkpoint-every", "1", *more)
 
 
+@KINDS
 def test_the_same_command_goes_on_where_it_was_killed_and_says_what_a_drafter_is_worth(
-    target: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    target: Path, chats: Path, tmp_path: Path, kind: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert worth(reached_at(0.65)) == "about 2.7 tokens a round, 65% of drafts right"
-    assert train(target, chats, tmp_path / "whole") == 0
-    assert in_processes(partial(train_until_the_third_step, target, chats, tmp_path / "out")) == [-9]
+    assert worth(reached_at(0.5, 0.4)) == "about 1.8 tokens a round, 50% of drafts right"
+    assert train(target, chats, tmp_path / "whole", *kind) == 0
+    assert in_processes(partial(train_until_the_third_step, target, chats, tmp_path / "out", *kind)) == [-9]
     assert len(history(tmp_path / "out")) == 3
-    assert train(target, chats, tmp_path / "out") == 0
+    assert train(target, chats, tmp_path / "out", *kind) == 0
     said = capsys.readouterr().out
     assert "tokens a round" in said
-    assert "WARNING: below 1.5" in said, "four steps make no drafter"
+    assert ("WARNING: below 1.5" in said) == (not kind), "four steps make a drafter where least squares do"
     assert history(tmp_path / "out") == history(tmp_path / "whole")
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "whole")]
     assert weights[0] == weights[1]
@@ -129,7 +136,7 @@ def test_a_dry_run_measures_and_leaves_nothing(
     out = tmp_path / "out"
     assert train(target, chats, out, "--dry-run", "--json", "--gradient-checkpointing", "--paper") == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["parameters"]["drafter"] > found["parameters"]["body"] > 0
+    assert found["parameters"]["target"] > found["parameters"]["drafter"] > 0
     assert found["estimated_seconds"] > 0
     assert found["tokens"] > found["wanted_tokens"] > 0
     assert not out.exists()

@@ -15,10 +15,13 @@ from moa.model.checkpoint import backbone_of, new_drafter
 from moa.model.drafter import Drafter
 from moa.model.drafting import MoaDrafting
 from moa.model.loading import LoadedModel, load_model
+from moa.model.state_drafter import StateDrafter, StateDrafterConfig
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
+from moa.training.chains import ChainSettings, ChainTraining
 from moa.training.data import PackedRows
 from moa.training.distill import PAPER, Distillation, DistillSettings
+from moa.training.least_squares import solve
 from moa.training.masks import AnchorRule
 from moa.training.run import inherit
 from moa.training.teacher import Teacher
@@ -80,6 +83,30 @@ def test_training_computes_the_same_on_a_device_of_its_own(target: Path, rows: P
         assert (parameter.grad is None) == (same.grad is None), name
         if same.grad is not None:
             assert_rounded(there(parameter.grad), same.grad)
+
+
+def test_a_servers_drafter_starts_and_learns_on_a_device_of_its_own(target: Path, rows: PackedRows) -> None:
+    torch.manual_seed(0)
+    loaded, batch = load_model(target), rows.batch(0, 0, 4)
+    config = StateDrafterConfig.for_target(loaded.facts)
+
+    def taught(model: Any, drafter: StateDrafter) -> torch.Tensor:
+        task = ChainTraining(drafter, Teacher(model), ChainSettings(length=3))
+        solve(drafter, task.teacher, rows)
+        loss = task.loss(batch, 0, 0.0).total
+        loss.backward()
+        return loss
+
+    mine = StateDrafter.new(config, SharedWeights.of(loaded.model))
+    begun = {name: value.clone() for name, value in mine.state_dict().items()}
+    loss = taught(loaded.model, mine)
+    with stand_in():
+        model: Any = moved(load_model(target).model)
+        other = StateDrafter(config, SharedWeights.of(model))
+        other.load_state_dict(begun)
+        found = taught(model, moved(other))  # type: ignore[arg-type]
+    assert_rounded(there(found), loss)
+    assert_rounded(there(other.layer.mlp.up_proj.weight.grad), mine.layer.mlp.up_proj.weight.grad)
 
 
 def test_layers_are_inherited_on_a_device_of_its_own(target: Path, rows: PackedRows) -> None:

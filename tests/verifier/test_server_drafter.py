@@ -1,7 +1,9 @@
-"""A published EAGLE-3 drafter drafts the streams of a verifier: the text is the target's, drafts are used."""
+"""A drafter of streams alone, published or ours, beside a verifier: the text is the target's, drafts are used."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from cloud_verifier.model import load
 from moa.errors import UsageError
 from moa.model.target import Row, Step
 from moa.sampling import SamplingSettings
+from moa.training.cli import main as train
 from moa.wire.messages import Sampling
 from tests.model import published
 from tests.tiny import save_tiny, tiny
@@ -23,8 +26,9 @@ from tests.verifier import kit
 TOKENS = 32
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "states"])
 async def test_streams_are_the_targets_text_and_drafts_are_accepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Also of a session whose first tokens another one has run, and of one that goes on after the edge's drafts."""
     kit.draft_in_every_round(monkeypatch)
@@ -34,11 +38,15 @@ async def test_streams_are_the_targets_text_and_drafts_are_accepted(
     # A random drafter over the few tokens that the target writes is right now and then.
     words = sorted({token for truth in truths.values() for token in truth})
     target, drafter = save_tiny("llama", tmp_path / "target"), tmp_path / "drafter"
-    published.write(drafter, "specforge-3.1", tiny("llama"), words)
+    if kind == "eagle3":
+        published.write(drafter, "specforge-3.1", tiny("llama"), words)
+    else:
+        texts = [[*prompts[i], *truth] for (i, _), truth in truths.items()]
+        await asyncio.to_thread(learn, target, texts, drafter)
     flags = ["serve", "--target", str(target), "--server-drafter", str(drafter), "--device", "cpu"]
     settings = replace(settings_from(parser().parse_args(flags)), port=0, slots=8, limits=kit.LIMITS)
     served = load(settings)
-    assert served.drafts == "eagle3"
+    assert served.drafts == kind
     forwards: list[int] = []
     real = served.target.forward
 
@@ -64,6 +72,14 @@ async def test_streams_are_the_targets_text_and_drafts_are_accepted(
         truth = kit.generated(ids, TOKENS)
         assert session.log[len(ids) :][: len(truth)] == truth
         assert len(session.log) - 1 in drafting._drafting.pool.lengths, "it has followed every forward"
+
+
+def learn(target: Path, texts: list[list[int]], out: Path) -> None:
+    """`moa-train --server-drafter` on these texts."""
+    data = out.with_suffix(".jsonl")
+    data.write_text("\n".join(json.dumps({"ids": ids, "prompt_tokens": 1}) for ids in texts), encoding="utf-8")
+    flags = ["--server-drafter", "--length", "64", "--batch", "2", "--steps", "12", "--quiet", "--device", "cpu"]
+    assert train([str(target), "--data", str(data), "--out", str(out), *flags]) == 0
 
 
 def test_what_is_no_drafter_is_one_line(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_drafters_trained_on_stored_lessons_are_measured_along_the_targets_own_t
         flags = ["--temperature", temperature, "--per-kind", "2", "--tokens", "12", "--length", "48"]
         assert main(["heldout", str(target), str(held_out), *flags]) == 0
     assert main(["rows", str(target), str(stored), "--tokens", "600", "--length", "48"]) == 0
-    names = ["moa0", "eagle3", "anyhow", "independent"]
+    names = ["moa0", "eagle3", "states", "independent"]
     flags = ["--target", str(target), "--steps", "1", "--batch", "2", "--warmup", "1", "--head-words", "8"]
     flags += ["--shape", "self_attention_intermediate_size=600", "--states", str(stored)]
     assert train.main([*names, *flags, "--out", str(made)]) == 0
@@ -99,7 +99,7 @@ def test_drafters_trained_on_stored_lessons_are_measured_along_the_targets_own_t
         if name == "independent":
             assert won == found[name, "none", kind, temperature]
     assert found["eagle3", "0", "code", 1.0] != found["eagle3", "2", "code", 1.0]
-    assert "| anyhow | none |" in witness.tables(result)
+    assert "| states | none |" in witness.tables(result)
     shares = witness.measure(witness.Options(**asked, behind=("0", "none"), alone=4, cut=2))["runs"]
     assert len(shares) == 4 * 2 * 3
     assert all(0 <= run["won"] <= 1 and run["texts"] == 2 for run in shares)

@@ -1,0 +1,178 @@
+"""The drafter that `moa-train --server-drafter` makes: it drafts streams beside its target, from the newest states.
+
+Low, middle, high and final state of token p - 1, each normed, are fused into a feature. A map of token p is added to
+it, and one decoder layer to their sum, which is the next final state. Both maps start as the least-squares solution
+(moa/training/state_chains.py), the layer at nothing: it learns what a linear map cannot say. What was only drafted is
+fed back through a map of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from moa.config import DrafterConfig, TargetFacts, read_config
+from moa.errors import ConfigError
+from moa.model.blocks import Block, RMSNorm, rotary
+from moa.model.borrowed import Rows, SharedWeights
+from moa.model.checkpoint import load_weights
+from moa.model.eagle3 import authors_taps
+from moa.model.features import OneLayerDrafter, run_layer, self_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateDrafterConfig:
+    """The drafter's `config.json`. Its width, embedding and head are the target's."""
+
+    MODEL_TYPE: ClassVar = "moa-edge-state-drafter"
+
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    intermediate_size: int
+    vocab_size: int
+    target_layers: int
+    rms_norm_eps: float
+    rope_theta: float
+
+    def __post_init__(self) -> None:
+        for name in (f.name for f in dataclasses.fields(self) if f.type == "int"):
+            if not isinstance(value := getattr(self, name), int) or value < 1:
+                raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if self.target_layers < 3:
+            raise ConfigError("the target has too few layers: its states are read behind three of them")
+        heads = self.num_attention_heads
+        if self.hidden_size % (2 * heads) or heads % self.num_key_value_heads:
+            raise ConfigError(f"{heads} heads on {self.num_key_value_heads} KV heads do not fit its width")
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's layers whose inputs it reads; the number behind the last is the final state."""
+        return (*authors_taps(self.target_layers), self.target_layers)
+
+    @classmethod
+    def for_target(cls, facts: TargetFacts, **overrides: int) -> Self:
+        """The default shape: heads and feed-forward of the device's drafter."""
+        like = DrafterConfig.for_target(facts)
+        shape: dict[str, Any] = {
+            "hidden_size": facts.hidden_size,
+            "num_attention_heads": like.num_attention_heads,
+            "num_key_value_heads": like.self_attention_num_key_value_heads,
+            "intermediate_size": like.self_attention_intermediate_size,
+            "vocab_size": facts.vocab_size,
+            "target_layers": facts.layers,
+            "rms_norm_eps": facts.rms_norm_eps,
+            "rope_theta": facts.rope_theta,
+        }
+        return cls(**shape | overrides)
+
+    @classmethod
+    def read(cls, folder: Path, facts: TargetFacts) -> Self:
+        """Read `config.json`, and refuse a drafter of another target."""
+        values = read_config(folder, "drafter")
+        if (kind := values.pop("model_type", None)) != cls.MODEL_TYPE:
+            raise ConfigError(
+                f"{folder}: model_type is {kind!r}: a server's drafter is an EAGLE-3, or made by "
+                "`moa-train --server-drafter`"
+            )
+        try:
+            config = cls(**values)
+        except (TypeError, ConfigError) as error:
+            raise ConfigError(f"{folder / 'config.json'}: {error}") from None
+        own = config.hidden_size, config.vocab_size, config.target_layers
+        if own != (theirs := (facts.hidden_size, facts.vocab_size, facts.layers)):
+            raise ConfigError(
+                f"{folder}: made for another target: width, vocabulary and layers are {own}, the target's {theirs}"
+            )
+        return config
+
+    def write(self, folder: Path) -> None:
+        """Write `config.json`."""
+        values = {"model_type": self.MODEL_TYPE, **dataclasses.asdict(self)}
+        (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+class StateDrafter(OneLayerDrafter):
+    """fuse(states of p - 1) + token(embedding of p) -> one layer -> final state of p; a `FeatureModel`."""
+
+    def __init__(self, config: StateDrafterConfig, shared: SharedWeights) -> None:
+        super().__init__()
+        self.config, self.vocab_size = config, config.vocab_size
+        width, eps = config.hidden_size, config.rms_norm_eps
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.tap_norms = nn.ModuleList(RMSNorm(width, eps) for _ in config.taps)
+        self.fuse = nn.Linear(len(config.taps) * width, width, bias=False)
+        self.token_norm, self.own_norm = RMSNorm(width, eps), RMSNorm(width, eps)
+        self.token = nn.Linear(width, width, bias=False)
+        self.own = nn.Linear(width, width, bias=False)
+        self.layer = Block(width, heads, kv_heads, config.intermediate_size, eps)
+        self.scale = nn.Parameter(torch.ones(width))
+        # In a tuple, so that it is not trained, saved or copied.
+        self._shared_with_target = (shared,)
+
+    @classmethod
+    def new(cls, config: StateDrafterConfig, shared: SharedWeights) -> Self:
+        """An untrained drafter beside its target."""
+        model = cls(config, shared)
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+        return model.to(shared.head.device)
+
+    @classmethod
+    def load(cls, folder: Path, facts: TargetFacts, shared: SharedWeights) -> Self:
+        """A trained one beside its target, in the target's precision."""
+        model = cls(StateDrafterConfig.read(folder, facts), shared)
+        load_weights(model, folder)
+        return model.to(shared.embedding).eval().requires_grad_(False)
+
+    @property
+    def shared(self) -> SharedWeights:
+        """The target's embedding and head."""
+        return self._shared_with_target[0]
+
+    def normed(self, states: Tensor) -> Tensor:
+        """The target's states side by side, each normed."""
+        parts = states.chunk(len(self.tap_norms), dim=-1)
+        return torch.cat([norm(part) for norm, part in zip(self.tap_norms, parts, strict=True)], dim=-1)
+
+    def read(self, features: Tensor) -> Tensor:
+        """The target's states, fused."""
+        fused: Tensor = self.fuse(self.normed(features))
+        return fused
+
+    def again(self, hidden: Tensor) -> Tensor:
+        """What stands for the fused states of a token that was only drafted."""
+        found: Tensor = self.own(self.own_norm(hidden))
+        return found
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """The target's embeddings of tokens, normed."""
+        found: Tensor = self.token_norm(self.shared.embed(ids).to(self.weight.dtype))
+        return found
+
+    def rows(self, ids: Tensor, features: Tensor, positions: Tensor) -> Rows:
+        """Cache rows of tokens that need no logits."""
+        return self_rows(self.layer, self._joined(ids, features)[1], *self._turns(positions))
+
+    def step(self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows) -> tuple[Tensor, Rows]:
+        """The predicted state at each token, and the cache rows."""
+        x, rows = run_layer(self.layer, *self._joined(ids, features), *self._turns(positions), mask, past)
+        return x * self.scale, rows
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The target's head."""
+        return self.shared.logits(hidden)
+
+    def _joined(self, ids: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        joined = features + self.token(self.embed(ids))
+        return joined, self.layer.input_layernorm(joined)
+
+    def _turns(self, positions: Tensor) -> Rows:
+        return rotary(positions, self.layer.self_attn.head_dim, self.config.rope_theta)

@@ -1,0 +1,120 @@
+"""Trains drafters of features as they draft: along chains of their own outputs.
+
+Every token is predicted from the target's states before it; then, from one anchor in every `length` tokens, a chain
+reads its own outputs (EAGLE-3's training-time test). A chain's tokens count `length` times: in expectation that is the
+loss of chains from every token, and seven steps cost two forwards in place of seven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moa.model.blocks import additive
+from moa.training.data import Batch
+from moa.training.distill import Distillation, DistillSettings, wanted_places
+from moa.training.loop import Loss
+from moa.training.masks import causal
+from moa.training.teacher import Teacher
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainSettings(DistillSettings):
+    """Losses, and the chains."""
+
+    length: int = 7
+    decay: float = 1.0
+    """The k-th token of a chain counts decay ** k. EAGLE-3's authors: 0.8."""
+
+
+class ChainTraining(Distillation):
+    """The objective of drafters of features."""
+
+    settings: ChainSettings
+
+    def __init__(self, model: Any, teacher: Teacher, settings: ChainSettings, seed: int = 0) -> None:
+        super().__init__(model, teacher, settings, seed)
+        self.model = model
+        teacher.tap(model.config.taps)
+
+    def loss(self, batch: Batch, step: int, progress: float) -> Loss:
+        """The weighted sum over all chains. Shown: how often the first token is right, and each of the later ones if
+        those before it are."""
+        lesson = self.teacher(batch)
+        device, length = lesson.hidden.device, self.settings.length
+        ids, positions, segments = (
+            torch.from_numpy(x).to(device) for x in (batch.ids, batch.positions, batch.segments)
+        )
+        wanted = wanted_places(batch).to(device)
+        features = shifted(self.model.read(lesson.states), positions)
+        start = int(np.random.default_rng([self.seed, step]).integers(length))  # in every process the same
+        states, goals, counts = [], [], []
+        for lag, hidden, at, valid in chains(self.model, ids, positions, segments, features, start, length):
+            chosen = wanted.gather(1, at) & valid
+            states.append(hidden[chosen])
+            goals.append(lesson.hidden.gather(1, at.unsqueeze(-1).expand(*at.shape, lesson.hidden.shape[-1]))[chosen])
+            each = self.settings.decay**lag * length if lag else 1.0
+            counts.append(torch.full((len(states[-1]),), each, device=device))
+        found = self._compare(torch.cat(states), torch.cat(goals), self._heads(batch, step))
+        counted, first = torch.cat(counts), len(counts[0])
+        weight = counted.sum()
+        later = found.agree[first:].mean() if len(counted) > first else weight.new_zeros(())
+        # The loop divides what is shown by the weight.
+        shown = {"agree": found.agree[:first].mean() * weight, "agree_later": later * weight}
+        return Loss((found.loss * counted).sum(), weight, shown)
+
+
+def shifted(features: Tensor, positions: Tensor) -> Tensor:
+    """`[B, L, H]` by one place: the feature before each token, zeros at the first of a document."""
+    before = torch.cat([torch.zeros_like(features[:, :1]), features[:, :-1]], dim=1)
+    return before * (positions > 0).unsqueeze(-1).to(features.dtype)
+
+
+def visible(model: Any, positions: Tensor, segments: Tensor) -> Tensor:
+    """`[B, L, L]`: rows of true features that a token sees; where no feature was before it, a row may not be used."""
+    seen = causal(segments)
+    if model.reads_first:
+        return seen
+    itself = torch.eye(segments.shape[1], dtype=torch.bool, device=segments.device)
+    return seen & ((positions > 0).unsqueeze(1) | itself)
+
+
+def chains(
+    model: Any, ids: Tensor, positions: Tensor, segments: Tensor, features: Tensor, start: int, length: int
+) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+    """How far along its chain, the states, their places and which are valid: first all tokens after true features, then
+    the chains from `start`, `start + length`, ..."""
+    rows, size = ids.shape
+    index = torch.arange(size, device=ids.device)
+    seen = visible(model, positions, segments)
+    hidden, past = model.step(ids, features, positions, additive(seen).unsqueeze(1), model.empty_rows(ids))
+    yield 0, hidden, index.expand(rows, -1), torch.ones_like(ids, dtype=torch.bool)
+    anchors = index[start : size - 1 : length]
+    usable = segments[:, anchors] > 0
+    if not model.reads_first:
+        usable &= positions[:, anchors] > 0
+    for lag, last in drafted(model, ids, positions, seen, hidden, past, anchors, length):
+        place = (anchors + lag).clamp(max=size - 1)
+        inside = (anchors + lag < size) & (segments[:, place] == segments[:, anchors])
+        yield lag, last, place.expand(rows, -1), usable & inside
+
+
+def drafted(
+    model: Any, ids: Tensor, positions: Tensor, visible: Tensor, hidden: Tensor, past: Any, anchors: Tensor, length: int
+) -> Iterator[tuple[int, Tensor]]:
+    """States of chains along the text from `anchors`: each reads its own outputs, true rows up to its anchor, and its
+    own rows."""
+    keys, values = past
+    seen, last = visible[:, anchors], hidden[:, anchors]
+    own = torch.eye(len(anchors), dtype=torch.bool, device=ids.device).expand(len(ids), -1, -1)
+    for lag in range(1, length):
+        place = (anchors + lag).clamp(max=ids.shape[1] - 1)
+        mask = additive(torch.cat([seen, *[own] * lag], -1)).unsqueeze(1)
+        last, (key, value) = model.step(ids[:, place], model.again(last), positions[:, place], mask, (keys, values))
+        keys, values = torch.cat([keys, key], -2), torch.cat([values, value], -2)
+        yield lag, last

@@ -1,0 +1,101 @@
+"""`moa-train --server-drafter`: its start, its options, and that the file it leaves is of this target alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from moa.errors import ConfigError
+from moa.model.blocks import additive
+from moa.model.borrowed import SharedWeights
+from moa.model.loading import load_model
+from moa.model.state_drafter import StateDrafter, StateDrafterConfig
+from moa.training.chains import shifted, visible
+from moa.training.data import PackedRows
+from moa.training.least_squares import solve
+from moa.training.teacher import Teacher
+from tests.tiny import save_tiny
+from tests.training.test_cli import train
+
+
+@torch.inference_mode()
+def test_the_start_is_the_best_linear_map_of_states_and_token(target: Path, rows: PackedRows) -> None:
+    loaded = load_model(target)
+    model = StateDrafter.new(StateDrafterConfig.for_target(loaded.facts), SharedWeights.of(loaded.model))
+    teacher = Teacher(loaded.model)
+    teacher.tap(model.config.taps)
+    solve(model, teacher, rows)
+    batch = rows.rows(np.arange(len(rows)))
+    ids, positions, segments = (torch.from_numpy(x) for x in (batch.ids, batch.positions, batch.segments))
+    lesson = teacher(batch)
+    features = shifted(model.read(lesson.states), positions)
+    mask = additive(visible(model, positions, segments)).unsqueeze(1)
+    found, _ = model.step(ids, features, positions, mask, model.empty_rows(ids))
+    inside = (positions > 0) & (segments > 0)
+    x = torch.cat([shifted(model.normed(lesson.states), positions), model.embed(ids)], -1)[inside].double()
+    y = lesson.hidden[inside].double()
+    best = (x @ torch.linalg.lstsq(x, y).solution - y).square().sum()
+    assert (found[inside].double() - y).square().sum() < 1.1 * best
+    again = model.again(lesson.hidden)[inside].double()
+    fused = model.read(lesson.states)[inside].double()
+    assert (again - fused).square().sum() < (fused - fused.mean(0)).square().sum(), "a drafted state says something"
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        (["--tli", "1"], "which tli is for"),
+        (["--spacing", "6-14"], "which spacing is for"),
+        (["--paper"], "which paper is for"),
+        (["--ca-kv-heads", "2"], "which cross attention num key value heads is for"),
+        (["--body", "target:0,1"], "which body is for"),
+        (["--sa-kv-heads", "3"], "heads do not fit its width"),
+        (["--heads", "0"], "num_attention_heads must be a whole number of at least 1, not 0"),
+    ],
+)
+def test_options_of_the_devices_drafter_are_refused(
+    target: Path, chats: Path, tmp_path: Path, more: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(target, chats, tmp_path / "out", "--server-drafter", *more) == 2
+    assert error in capsys.readouterr().err
+    assert not (tmp_path / "out" / "data").exists(), "time was spent before the mistake was found"
+
+
+def test_a_target_of_two_layers_has_too_few_states(
+    chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = save_tiny("llama", tmp_path / "target", num_hidden_layers=2)
+    assert train(target, chats, tmp_path / "out", "--server-drafter") == 2
+    assert "too few layers" in capsys.readouterr().err
+
+
+def test_a_run_leaves_a_drafter_of_this_target(
+    target: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    flags = ["--server-drafter", "--sa-intermediate", "40", "--weights", "bf16"]
+    assert train(target, chats, out, *flags, "--dry-run", "--json") == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert train(target, chats, out, *flags, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["parameters"] == planned["parameters"]["drafter"]
+    assert 0 <= result["agree_later"] <= 1
+    loaded = load_model(target)
+    shared = SharedWeights.of(loaded.model)
+    assert StateDrafter.load(out, loaded.facts, shared).config.intermediate_size == 40
+    other = load_model(save_tiny("llama", tmp_path / "other", num_hidden_layers=3))
+    with pytest.raises(ConfigError, match="made for another target"):
+        StateDrafter.load(out, other.facts, SharedWeights.of(other.model))
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    for change, error in (
+        ({"model_type": "llama"}, "a server's drafter is an EAGLE-3, or made by"),
+        ({"intermediate_size": "40"}, "intermediate_size must be a whole number"),
+        ({"what": 1}, "unexpected keyword argument 'what'"),
+    ):
+        (out / "config.json").write_text(json.dumps(config | change), encoding="utf-8")
+        with pytest.raises(ConfigError, match=error):
+            StateDrafter.load(out, loaded.facts, shared)
