@@ -80,8 +80,8 @@ class LinkProxy:
         """Connections accepted so far."""
         self._random = random.Random(seed)
         self._server: asyncio.Server | None = None
-        self._live: set[asyncio.Task[None]] = set()
-        """One for each connection, also for one that is being made."""
+        self._live: dict[asyncio.Task[None], list[asyncio.StreamWriter]] = {}
+        """What carries a connection, or makes it, and the ends that it resets when it ends."""
         self._refusing = False
         self._silent = False
         self._cuts: dict[Direction, float] = {"up": math.inf, "down": math.inf}
@@ -154,21 +154,20 @@ class LinkProxy:
         self.connections += 1
         task = asyncio.current_task()
         assert task is not None
-        self._live.add(task)
-        writers = [writer]
+        ends = self._live[task] = [writer]
         try:
             await asyncio.sleep(self._condition().rtt_ms / 1000)
             far_reader, far_writer = await asyncio.open_connection(self.host, self.target_port)
-            writers.append(far_writer)
+            ends.append(far_writer)
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._carry(reader, far_writer, "up"))
                 both.create_task(self._carry(far_reader, writer, "down"))
         except* (OSError, asyncio.CancelledError):  # an end was reset, or the link cut
             pass
         finally:
-            self._live.discard(task)
-            for one in writers:
-                one.transport.abort()
+            del self._live[task]
+            for end in ends:
+                end.transport.abort()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction) -> None:
         """Read, delay every chunk, deliver in order."""

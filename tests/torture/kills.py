@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -58,7 +59,7 @@ class Link(LinkProxy):
     def lose(self) -> bool:
         """Reset the connection, reset it in the middle of a frame, or at the client's end alone. Whether there was one
         to lose."""
-        if not self._live or any(self._cuts.values()):
+        if not self._live or min(self._cuts.values()) < math.inf:
             return False
         match self._rng.randrange(3):
             case 0:
@@ -70,11 +71,10 @@ class Link(LinkProxy):
         return True
 
     def _leave(self) -> None:
-        for connection in self._live:
-            self._gone.append(connection.far)
-            connection.far = connection.near  # what its end aborts
-            connection.abort()
-        self._live.clear()
+        for connection, ends in self._live.items():
+            self._gone += ends[1:]
+            del ends[1:]
+            connection.cancel()
         if len(self._gone) > _HALF_OPEN:
             self._gone.pop(0).transport.abort()
 
