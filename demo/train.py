@@ -44,7 +44,6 @@ from demo.recipe import (
 )
 from demo.skills import Example
 from demo.strangers import STRANGERS
-from export.cli import MOST_PROMPTS
 from moa.config import DrafterConfig
 from moa.demo import paths
 from moa.errors import run_cli
@@ -62,6 +61,8 @@ from moa.training.teacher import Teacher
 NAMES = tuple(dict.fromkeys(course.name for course in (*COURSES, *DRAFTER_COURSES)))
 SLOTS = 32
 """Prompts that the target answers at a time."""
+MOST_PROMPTS = 128
+"""Held-out prompts that `moa/demo/prompts.json` holds."""
 
 
 def chat_document(tokens: PreTrainedTokenizerBase, examples: list[Example]) -> Document:
@@ -216,7 +217,7 @@ def train_drafter(
 
 
 def write_prompts(out: Path) -> None:
-    """As many as `moa-export build` can be asked for, and eight training prompts for each."""
+    """Held-out prompts, and eight training prompts for each."""
     counts: dict[natural.Split, int] = {"heldout": MOST_PROMPTS, "train": 8 * MOST_PROMPTS}
     prompts = {split: [e.prompt for e in islice(corpus.examples(split, 1234), n)] for split, n in counts.items()}
     out.write_text(json.dumps(prompts, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")

@@ -84,10 +84,11 @@ def _record(source: Source, records: list[list[list[torch.Tensor]]], place: int,
     """Keep the records of tokens that the target has run."""
     if not source.spec.records:
         return
+    kv = done.kv
     with torch.inference_mode():
-        made = source.module.project(done.k, done.v, done.hidden, done.positions)
-    last = len(done.k) - source.spec.borrowed
-    theirs = [half[layer] for layer in range(last, len(done.k)) for half in (done.k, done.v)]
+        made = source.module.project(*kv, done.hidden, done.positions)
+    last = len(kv[0]) - source.spec.borrowed
+    theirs = [half[layer] for layer in range(last, len(kv[0])) for half in kv]
     records[place].append([rows.clone() for rows in (*made, *theirs)])
 
 
@@ -131,12 +132,9 @@ class Replay:
     def advance(self, end: int) -> None:
         """Extend the cache to the text's first `end` tokens."""
         while (start := self.rows[0].shape[1]) < end:
-            ids = self.trace.ids[start : min(end, start + _CHUNK)]
-            causal = np.tril(np.ones((len(ids), start + len(ids)), np.bool_), start)
-            out = self.runner.step(
-                self._step(ids, range(start, start + len(ids)), causal, self.rows, start, [len(ids) - 1])
-            )
-            stop, own = start + len(ids), len(out.rows) - len(self.trace.borrowed)
+            stop = min(end, start + _CHUNK)
+            out = self.runner.step(self._text(start, stop, start, queries=[stop - start - 1]))
+            own = len(out.rows) - len(self.trace.borrowed)
             new = [*out.rows[:own], *(rows[:, start:stop] for rows in self.trace.borrowed)]
             self.rows = [np.concatenate(pair, axis=1) for pair in zip(self.rows, new, strict=True)]
 
@@ -156,7 +154,8 @@ class Replay:
             tree = grower.mask()
             mask = np.concatenate([np.ones((len(tree), pending), np.bool_), tree], axis=1)
             at = [pending + grower.level] * len(tree)
-            out = self.runner.step(self._step(grower.frontier_tokens, at, mask, drafted, pending, range(len(tree))))
+            ids, records = grower.frontier_tokens, self._records(pending)
+            out = self.runner.step(StepInput(ids, range(len(tree)), at, mask, drafted, *records))
             drafted = [np.concatenate(pair, axis=1) for pair in zip(drafted, out.rows, strict=True)]
             grower.expand(out.top_tokens, out.top_logp)
         return grower.tree()
@@ -177,29 +176,17 @@ class Replay:
     def along(self, start: int, end: int, *, held: int) -> StepInput:
         """The step over the text's tokens `start..end-1`, with the first `held` records."""
         self.advance(start)
+        return self._text(start, end, held, range(end - start))
+
+    def _text(self, start: int, end: int, held: int, queries: Sequence[int]) -> StepInput:
         causal = np.tril(np.ones((end - start, end), np.bool_), start)
         past = [row[:, :start] for row in self.rows]
-        return self._step(self.trace.ids[start:end], range(start, end), causal, past, held, range(end - start))
+        ids, positions = self.trace.ids[start:end], range(start, end)
+        return StepInput(ids, queries, positions, causal, past, *self._records(held))
 
-    def _step(
-        self,
-        ids: Sequence[int],
-        positions: Sequence[int],
-        mask: NDArray[np.bool_],
-        past: list[Float],
-        held: int,
-        queries: Sequence[int],
-    ) -> StepInput:
-        key, value = self.trace.record_k, self.trace.record_v
-        return StepInput(
-            ids=np.array(ids, np.int64),
-            queries=np.array(queries, np.int64),
-            positions=np.array(positions, np.int64),
-            mask=mask,
-            past=past,
-            record_k=None if key is None else key[:, :held],
-            record_v=None if value is None else value[:, :held],
-        )
+    def _records(self, held: int) -> list[Float | None]:
+        both = self.trace.record_k, self.trace.record_v
+        return [None if rows is None else rows[:, :held] for rows in both]
 
 
 def rounds(runner: Runner, traces: Sequence[Continuation], shape: TreeShape) -> AcceptedRounds:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
@@ -21,6 +20,9 @@ from torch.export import Dim
 from export.storage import quiet
 from moa.manifest import KVHeads
 from moa.model.drafter import Drafter
+
+Sizes = tuple[int | str, ...]
+"""Sizes, and names of those that a step may choose."""
 
 
 class Body(nn.Module):
@@ -50,20 +52,27 @@ class BodySpec:
     borrowed: int = 0
 
     @property
-    def inputs(self) -> list[str]:
-        """Names of the graph's inputs, in order."""
-        records = ["record_k", "record_v", "record_mask"] if self.records else []
-        past = [f"past_{kind}_{i}" for i in range(len(self.cache)) for kind in "kv"]
-        return ["x", "positions", "queries", "mask", *records, *past]
+    def inputs(self) -> dict[str, Sizes]:
+        """The graph's inputs, in order: T tokens, N queries, P past rows, R records."""
+        shapes: dict[str, Sizes] = {"x": (1, "T", self.hidden_size), "positions": (1, "T"), "queries": ("N",)}
+        shapes["mask"] = (1, 1, "T", "P+T")
+        if (of := self.records) is not None:
+            shapes |= dict.fromkeys(("record_k", "record_v"), (1, of.kv_heads, "R", of.head_dim))
+            shapes["record_mask"] = (1, 1, 1, "R")
+        return shapes | self._cached("past", "P")
 
     @property
-    def outputs(self) -> list[str]:
-        """Names of the graph's outputs, in order."""
-        return ["hidden", *(f"new_{kind}_{i}" for i in range(len(self.cache)) for kind in "kv")]
+    def rows(self) -> dict[str, Sizes]:
+        """Its outputs besides the states: new cache rows, in the order of the past ones."""
+        return self._cached("new", "T")
+
+    def _cached(self, what: str, rows: str) -> dict[str, Sizes]:
+        layers = enumerate(self.cache)
+        return {f"{what}_{kind}_{i}": (1, of.kv_heads, rows, of.head_dim) for i, of in layers for kind in "kv"}
 
 
-def export_body(body: nn.Module, spec: BodySpec, path: Path, *, opset: int) -> onnx.ModelProto:
-    """Export with dynamic lengths through `torch.export`; written to `path`, weights beside it, and returned."""
+def export_body(body: nn.Module, spec: BodySpec, path: Path, *, opset: int) -> None:
+    """Export with dynamic lengths through `torch.export`; written to `path`, weights beside it."""
     args, shapes = _example(spec)
     with torch.inference_mode(), quiet():
         program = torch.onnx.export(
@@ -71,32 +80,24 @@ def export_body(body: nn.Module, spec: BodySpec, path: Path, *, opset: int) -> o
             args,
             dynamo=True,
             opset_version=opset,
-            input_names=spec.inputs,
-            output_names=spec.outputs,
+            input_names=list(spec.inputs),
+            output_names=["hidden", *spec.rows],
             dynamic_shapes=shapes,
             verbose=False,
         )
         assert program is not None
         program.save(path, external_data=True)
-    return onnx.load(path)
 
 
 def _example(spec: BodySpec) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
     """Arguments with distinct sizes, all above 1: `torch.export` treats sizes 0 and 1 as constants."""
-    tokens, past, records = 5, 7, 4
-    t, n, p, r = (Dim(name, min=least, max=2**20) for name, least in (("T", 1), ("N", 1), ("P", 0), ("R", 1)))
-    args: list[Tensor] = [
-        torch.randn(1, tokens, spec.hidden_size),
-        torch.arange(past, past + tokens).unsqueeze(0),
-        torch.tensor([0, 2, 4]),
-        torch.zeros(1, 1, tokens, past + tokens),
-    ]
-    shapes: list[Any] = [{1: t}, {1: t}, {0: n}, {2: t, 3: Dim.AUTO}]
-    rest: list[tuple[Tensor, Any]] = []
-    if spec.records:
-        of = spec.records
-        rest += [(torch.randn(1, of.kv_heads, records, of.head_dim), {2: r}) for _ in range(2)]
-        rest += [(torch.zeros(1, 1, 1, records), {3: r})]
-    for layer in spec.cache:
-        rest += [(torch.randn(1, layer.kv_heads, past, layer.head_dim), {2: p}) for _ in range(2)]
-    return (*args, *(arg for arg, _ in rest)), (*shapes, tuple(shape for _, shape in rest))
+    sizes = {"T": 5, "N": 3, "P": 7, "R": 4, "P+T": 12}
+    dims: dict[str, Any] = {name: Dim(name, min=0 if name == "P" else 1, max=2**20) for name in "TNPR"}
+    dims["P+T"] = Dim.AUTO
+    args = {
+        name: torch.randn([size if isinstance(size, int) else sizes[size] for size in shape])
+        for name, shape in spec.inputs.items()
+    }
+    args |= {"positions": torch.arange(7, 12).unsqueeze(0), "queries": torch.tensor([0, 2, 4])}
+    shapes = [{at: dims[size] for at, size in enumerate(of) if isinstance(size, str)} for of in spec.inputs.values()]
+    return tuple(args.values()), (*shapes[:4], tuple(shapes[4:]))

@@ -6,7 +6,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -16,10 +16,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from export.agreement import Reference, encode_prompts, make_traces, read_prompts
+from export.agreement import Continuation, Reference, encode_prompts, make_traces, read_prompts
 from export.atomic_folder import new_folder
 from export.body import BodySpec
-from export.describe import describe, model_card, public_name, tool_versions, write_shared
+from export.card import model_card
+from export.describe import describe, public_name, tool_versions, write_shared
 from export.forms import Workshop
 from export.kinds import OPSET, VariantKind, choose_kinds
 from export.plan import make_plan
@@ -135,10 +136,12 @@ class _Build:
         if settings.vocab_text:
             return most_frequent(count_files(source.tokenizer.json, settings.vocab_text), settings.draft_vocab, source)
         assert target is not None
-        prompts = encode_prompts(target, settings.vocab_prompts)
-        traces = make_traces(target, source, prompts, new_tokens=settings.new_tokens)
+        traces = self._answers(target, settings.vocab_prompts)
         counts = Counter(token for trace in traces for token in trace.ids[trace.prompt :])
         return most_frequent(counts, settings.draft_vocab, source)
+
+    def _answers(self, target: Target, prompts: Sequence[str]) -> list[Continuation]:
+        return make_traces(target, self.source, encode_prompts(target, prompts), new_tokens=self.settings.new_tokens)
 
     def _parity(self, shop: Workshop) -> float:
         place = shop.folder / "reference"
@@ -151,8 +154,7 @@ class _Build:
         if target is None or not self.texts:
             return None
         self.say(f"recording the target's answers to {len(self.texts)} prompts")
-        prompts = encode_prompts(target, self.texts)
-        traces = make_traces(target, self.source, prompts, new_tokens=self.settings.new_tokens)
+        traces = self._answers(target, self.texts)
         names = ", ".join(path.name for path in self.settings.calibration) or "held-out prompts of the embedded pair"
         # The float32 drafter with its whole vocabulary: the ratio then includes the cost of a smaller one.
         runner = TorchRunner(self.source, min(self.settings.top_k, self.source.vocabulary))
@@ -191,10 +193,10 @@ class _Build:
             recipe=self._recipe(),
             target=TargetIdentity(source=public_name(self.settings.target), facts=source.facts),
             drafter=DrafterIdentity(
-                kind=source.kind,
+                kind="moa" if source.spec.records else "independent",
                 source=public_name(self.settings.drafter),
                 weights_id=source.drafter_id,
-                config=source.config,
+                config=asdict(source.module.config),
             ),
             tokenizer=tokenizer,
             vocabulary=vocabulary,
@@ -221,7 +223,7 @@ class _Build:
         return RecordFormat(
             kv_heads=heads.kv_heads,
             head_dim=heads.head_dim,
-            rope_theta=self.source.rope_theta,
+            rope_theta=self.source.module.config.rope_theta,
             borrowed=spec.cache[len(spec.cache) - spec.borrowed :],
         )
 

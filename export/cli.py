@@ -23,8 +23,6 @@ PROGRAM = "moa-export"
 _INT8_CPUS = ("avx512_vnni", "avx2")
 """optimum's configurations. The first is for processors with 8-bit dot products; `avx2` avoids the overflow of older
 ones."""
-MOST_PROMPTS = 128
-"""Held-out prompts that `moa/demo/prompts.json` holds; `python -m demo.train prompts` writes it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,97 +11,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
-from export.body import Body, BodySpec, export_body
+from export.body import Body, Sizes, export_body
 from export.source import Source
 from export.storage import WeightedModel, quiet
 from export.tables import BlockTable, FloatTable, Int8Table, Table, UnpackedTable
-
-
-@dataclass(frozen=True)
-class Ends:
-    """The parts before and after the layers; `draft_to_target` if the head has a reduced vocabulary."""
-
-    embedding: Table
-    head: Table
-    top_k: int
-    embedding_scale: float = 1.0
-    logit_softcap: float | None = None
-    draft_to_target: NDArray[np.int64] | None = None
-
-
-def step_graph(body: onnx.ModelProto, spec: BodySpec, ends: Ends) -> WeightedModel:
-    """The step graph: `docs/export.md` has its inputs and outputs."""
-    model = WeightedModel.take(body)
-    graph = model.proto.graph
-    layers = list(graph.node)
-    inputs = {value.name: value for value in graph.input}
-    outputs = {value.name: value for value in graph.output}
-    del graph.node[:]
-    _embed(model, ends)
-    graph.node.extend(layers)
-    _head(model, ends)
-    del graph.input[:]
-    graph.input.extend(_step_inputs(spec, inputs))
-    del graph.output[:]
-    graph.output.extend([_value("top_logp", TensorProto.FLOAT, [1, "N", ends.top_k])])
-    graph.output.extend([_value("top_tokens", TensorProto.INT64, [1, "N", ends.top_k])])
-    shapes: list[list[int | str]] = [[1, of.kv_heads, "T", of.head_dim] for of in spec.cache for _ in "kv"]
-    for name, shape in zip(spec.outputs[1:], shapes, strict=True):
-        graph.output.extend([_value(name, outputs[name].type.tensor_type.elem_type, shape)])
-    graph.name = "drafter_step"
-    model.proto.producer_name = "moa-export"
-    del graph.value_info[:]  # the exporter's shapes, which are wrong after quantization
-    return model
-
-
-def _step_inputs(spec: BodySpec, inputs: dict[str, ValueInfoProto]) -> list[ValueInfoProto]:
-    """Only inputs that the layers read are inputs of the graph; their dynamic axes get the documented names."""
-    shapes: dict[str, list[int | str]] = {"mask": [1, 1, "T", "P+T"], "positions": [1, "T"], "queries": ["N"]}
-    if spec.records:
-        rows: list[int | str] = [1, spec.records.kv_heads, "R", spec.records.head_dim]
-        shapes |= {"record_k": rows, "record_v": rows, "record_mask": [1, 1, 1, "R"]}
-    for i, heads in enumerate(spec.cache):
-        shapes |= {f"past_{kind}_{i}": [1, heads.kv_heads, "P", heads.head_dim] for kind in "kv"}
-    values = [_value("ids", TensorProto.INT64, [1, "T"])]
-    values += [_value(n, inputs[n].type.tensor_type.elem_type, shapes[n]) for n in spec.inputs[1:]]
-    values += [_value("scale", TensorProto.FLOAT, [1]), _value("noise", TensorProto.FLOAT, [1, "n", "v"])]
-    return values
-
-
-def _embed(model: WeightedModel, ends: Ends) -> None:
-    scaled = ends.embedding_scale != 1.0
-    ends.embedding.embed(model, "ids", "x_unscaled" if scaled else "x")
-    if scaled:
-        scale = model.constant("embedding_scale", np.array(ends.embedding_scale, np.float32))
-        model.node("Mul", ["x_unscaled", scale], ["x"])
-
-
-def _head(model: WeightedModel, ends: Ends) -> None:
-    cap = ends.logit_softcap
-    ends.head.project(model, "hidden", "logits" if cap is None else "logits_uncapped")
-    if cap is not None:
-        limit = model.constant("logit_softcap", np.array(cap, np.float32))
-        small = model.node("Div", ["logits_uncapped", limit], ["logits_over_cap"])
-        bent = model.node("Tanh", [small], ["logits_bent"])
-        model.node("Mul", [bent, limit], ["logits"])
-    scaled = model.node("Mul", ["logits", "scale"], ["logits_scaled"])
-    noisy = model.node("Add", [scaled, "noise"], ["logits_noisy"])
-    logp = model.node("LogSoftmax", [noisy], ["logp"], axis=-1)
-    k = model.constant("top_k", np.array([ends.top_k], np.int64))
-    if ends.draft_to_target is None:
-        model.node("TopK", [logp, k], ["top_logp", "top_tokens"])
-    else:
-        model.node("TopK", [logp, k], ["top_logp", "top_draft_ids"])
-        ids = model.constant("draft_to_target", ends.draft_to_target)
-        model.node("Gather", [ids, "top_draft_ids"], ["top_tokens"])
-
-
-def _value(name: str, kind: int, shape: list[int | str]) -> ValueInfoProto:
-    return helper.make_tensor_value_info(name, kind, shape)
 
 
 @dataclass(frozen=True)
@@ -130,17 +47,15 @@ class Workshop:
     top_k: int
     draft_to_target: NDArray[np.int64] | None = None
     int8_cpu: str = "avx512_vnni"
-    _layers: dict[int, Path] = field(default_factory=dict)
     _int8: dict[int, tuple[Path, str]] = field(default_factory=dict)
 
     def layers(self, opset: int) -> Path:
         """The layers' graph in float32."""
-        if opset not in self._layers:
-            folder = self.folder / f"layers-{opset}"
-            folder.mkdir(parents=True, exist_ok=True)
-            export_body(Body(self.source.module), self.source.spec, folder / "layers.onnx", opset=opset)
-            self._layers[opset] = folder / "layers.onnx"
-        return self._layers[opset]
+        path = self.folder / f"layers-{opset}" / "layers.onnx"
+        if not path.exists():
+            path.parent.mkdir(parents=True)
+            export_body(Body(self.source.module), self.source.spec, path, opset=opset)
+        return path
 
     @cached_property
     def head_rows(self) -> NDArray[np.float32]:
@@ -182,16 +97,56 @@ class Workshop:
         return self._graph(layers, lambda name, rows: BlockTable(name, rows, bits=blocks.tables, block=blocks.block))
 
     def _graph(self, layers: onnx.ModelProto, table: Callable[[str, NDArray[np.float32]], Table]) -> WeightedModel:
+        """The step graph: `docs/export.md` has its inputs and outputs."""
+        model, spec = WeightedModel.take(layers), self.source.spec
+        graph = model.proto.graph
+        kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
+        nodes = list(graph.node)
+        for part in (graph.node, graph.input, graph.output):
+            del part[:]
         embedding = table("embedding", self.source.embedding())
-        ends = Ends(
-            embedding=embedding,
-            head=embedding if self.tied else table("head", self.head_rows),
-            top_k=self.top_k,
-            embedding_scale=self.source.shared.embedding_scale,
-            logit_softcap=self.source.shared.logit_softcap,
-            draft_to_target=self.draft_to_target,
-        )
-        return step_graph(layers, self.source.spec, ends)
+        self._embed(model, embedding)
+        graph.node.extend(nodes)
+        self._project(model, embedding if self.tied else table("head", self.head_rows))
+        best: Sizes = (1, "N", self.top_k)
+        inputs: list[tuple[str, int, Sizes]] = [("ids", TensorProto.INT64, (1, "T"))]
+        inputs += [(name, kinds[name], shape) for name, shape in spec.inputs.items() if name != "x"]
+        inputs += [("scale", TensorProto.FLOAT, (1,)), ("noise", TensorProto.FLOAT, (1, "n", "v"))]
+        outputs: list[tuple[str, int, Sizes]]
+        outputs = [("top_logp", TensorProto.FLOAT, best), ("top_tokens", TensorProto.INT64, best)]
+        outputs += [(name, kinds[name], shape) for name, shape in spec.rows.items()]
+        graph.input.extend(helper.make_tensor_value_info(*value) for value in inputs)
+        graph.output.extend(helper.make_tensor_value_info(*value) for value in outputs)
+        graph.name = "drafter_step"
+        model.proto.producer_name = "moa-export"
+        del graph.value_info[:]  # the exporter's shapes, which are wrong after quantization
+        return model
+
+    def _embed(self, model: WeightedModel, table: Table) -> None:
+        factor = self.source.shared.embedding_scale
+        table.embed(model, "ids", "x" if factor == 1.0 else "x_unscaled")
+        if factor != 1.0:
+            scale = model.constant("embedding_scale", np.array(factor, np.float32))
+            model.node("Mul", ["x_unscaled", scale], ["x"])
+
+    def _project(self, model: WeightedModel, table: Table) -> None:
+        cap = self.source.shared.logit_softcap
+        table.project(model, "hidden", "logits" if cap is None else "logits_uncapped")
+        if cap is not None:
+            limit = model.constant("logit_softcap", np.array(cap, np.float32))
+            small = model.node("Div", ["logits_uncapped", limit], ["logits_over_cap"])
+            bent = model.node("Tanh", [small], ["logits_bent"])
+            model.node("Mul", [bent, limit], ["logits"])
+        scaled = model.node("Mul", ["logits", "scale"], ["logits_scaled"])
+        noisy = model.node("Add", [scaled, "noise"], ["logits_noisy"])
+        logp = model.node("LogSoftmax", [noisy], ["logp"], axis=-1)
+        k = model.constant("top_k", np.array([self.top_k], np.int64))
+        if self.draft_to_target is None:
+            model.node("TopK", [logp, k], ["top_logp", "top_tokens"])
+        else:
+            model.node("TopK", [logp, k], ["top_logp", "top_draft_ids"])
+            ids = model.constant("draft_to_target", self.draft_to_target)
+            model.node("Gather", [ids, "top_draft_ids"], ["top_tokens"])
 
 
 def int8_layers(layers: Path, work: Path, cpu: str) -> tuple[Path, str]:
@@ -213,7 +168,7 @@ def int8_layers(layers: Path, work: Path, cpu: str) -> tuple[Path, str]:
                 per_channel=True,
                 weight_type=QuantType.QUInt8 if cpu == "avx2" else QuantType.QInt8,
                 nodes_to_exclude=skip,
-                extra_options={"WeightSymmetric": cpu != "avx2", "ActivationSymmetric": False, "EnableSubgraph": False},
+                extra_options={"WeightSymmetric": True},
                 use_external_data_format=True,
             )
         else:

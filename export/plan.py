@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from transformers import AutoConfig
 
 from export.atomic_folder import gigabytes
 from export.kinds import VariantKind, choose_kinds
 from export.source import INDEPENDENT
 from moa.config import DrafterConfig, TargetFacts
 from moa.errors import UsageError
+from moa.model.families import facts_of
 from moa.model.identity import stored_tensors
 from moa.model.loading import read_facts
 
@@ -26,8 +29,8 @@ _GRAPH = 2**20
 
 
 @dataclass(frozen=True)
-class Shapes:
-    """What the headers of files say about a drafter beside its target."""
+class ExportPlan:
+    """What the headers of files say about a drafter beside its target, and estimates from them."""
 
     kind: str
     hidden_size: int
@@ -38,12 +41,6 @@ class Shapes:
     record_width: int
     tied: bool
     layer_weights: int
-
-
-@dataclass(frozen=True)
-class ExportPlan(Shapes):
-    """Estimates from them."""
-
     draft_vocabulary: int
     embedding_weights: int
     head_weights: int
@@ -75,65 +72,46 @@ def make_plan(target: str, drafter: str, variants: Sequence[str], draft_vocab: i
     """Read shapes, not weights; refuse what cannot be built."""
     kinds = choose_kinds(variants)
     facts, folder = read_facts(target)
-    found, no_static = _independent(drafter, facts) if drafter.startswith(INDEPENDENT) else _moa(drafter, facts, folder)
-    _refuse_static(kinds, no_static)
-    drafted = found.vocabulary if draft_vocab is None else draft_vocab
-    if not 1 <= drafted <= found.vocabulary:
-        raise UsageError(f"--draft-vocab must be 1..{found.vocabulary} (the target's vocabulary), not {drafted}")
-    embedding, head = found.vocabulary * found.hidden_size, drafted * found.hidden_size
-    shared = found.tied and drafted == found.vocabulary
+    if drafter.startswith(INDEPENDENT):
+        body, own = read_facts(drafter.removeprefix(INDEPENDENT))
+        config = DrafterConfig.for_body(facts, body, {}, use_ca=False)
+        weights = _count(own, lambda name: _layer(name) >= 0)
+        _refuse_static(kinds, "this one is independent")
+    else:
+        own = Path(drafter).expanduser()
+        config = DrafterConfig.read(own, facts)
+        body = _body(config, facts)
+        weights = _count(own, lambda name: not name.startswith(_NO_LAYER))
+        if config.tli:
+            weights += _count(folder, lambda name: _layer(name) >= facts.layers - config.tli)
+        _refuse_static(kinds, _no_static(config))
+    vocabulary = min(facts.vocab_size, body.vocab_size)
+    drafted = vocabulary if draft_vocab is None else draft_vocab
+    if not 1 <= drafted <= vocabulary:
+        raise UsageError(f"--draft-vocab must be 1..{vocabulary} (the target's vocabulary), not {drafted}")
+    embedding, head = vocabulary * config.hidden_size, drafted * config.hidden_size
+    shared = body.tie_embeddings and drafted == vocabulary
     return ExportPlan(
-        **vars(found),
-        draft_vocabulary=drafted,
-        embedding_weights=embedding,
-        head_weights=0 if shared else head,
-        variant_bytes={kind.name: _size(kind, found.layer_weights, embedding, head, shared) for kind in kinds},
-        seconds=_seconds(kinds, found.layer_weights + embedding + (0 if shared else head)),
-    )
-
-
-def _independent(drafter: str, facts: TargetFacts) -> tuple[Shapes, str]:
-    """Its shapes, and why it has no static form."""
-    own, folder = read_facts(drafter.removeprefix(INDEPENDENT))
-    shapes = Shapes(
-        kind="independent",
-        hidden_size=own.hidden_size,
-        vocabulary=min(facts.vocab_size, own.vocab_size),
-        cache=[(own.kv_heads, own.head_dim)] * own.layers,
-        record_width=0,
-        tied=own.tie_embeddings,
-        layer_weights=_count(folder, lambda name: _layer(name) >= 0),
-    )
-    return shapes, "this one is independent"
-
-
-def _moa(drafter: str, facts: TargetFacts, target: Path) -> tuple[Shapes, str]:
-    folder = Path(drafter).expanduser()
-    config = DrafterConfig.read(folder, facts)
-    weights = _count(folder, lambda name: not name.startswith(_NO_LAYER))
-    if config.tli:
-        weights += _count(target, lambda name: _layer(name) >= facts.layers - config.tli)
-    layer, vocabulary, tied = _body(config, facts)
-    shapes = Shapes(
         kind="moa" if config.use_ca else "independent",
         hidden_size=config.hidden_size,
         vocabulary=vocabulary,
-        cache=[*[layer] * config.layers, *[(facts.kv_heads, facts.head_dim)] * config.tli],
-        record_width=config.record_width if config.use_ca else 0,
-        tied=tied,
+        cache=[*[(body.kv_heads, body.head_dim)] * config.layers, *[(facts.kv_heads, facts.head_dim)] * config.tli],
+        record_width=config.record_width,
+        tied=body.tie_embeddings,
         layer_weights=weights,
+        draft_vocabulary=drafted,
+        embedding_weights=embedding,
+        head_weights=0 if shared else head,
+        variant_bytes={kind.name: _size(kind, weights, embedding, head, shared) for kind in kinds},
+        seconds=_seconds(kinds, weights + embedding + (0 if shared else head)),
     )
-    return shapes, _no_static(config)
 
 
-def _body(config: DrafterConfig, facts: TargetFacts) -> tuple[tuple[int, int], int, bool]:
-    """A layer's heads and width, the vocabulary, and whether one table is embedding and head."""
-    if config.body is None:
-        return (config.self_attention_num_key_value_heads, config.head_dim), facts.vocab_size, facts.tie_embeddings
-    own = config.body
-    width = own.get("head_dim") or own["hidden_size"] // own["num_attention_heads"]
-    vocabulary = min(facts.vocab_size, own["vocab_size"])
-    return (own["num_key_value_heads"], width), vocabulary, bool(own.get("tie_word_embeddings"))
+def _body(config: DrafterConfig, facts: TargetFacts) -> TargetFacts:
+    """The facts of a drafter's body: a model of its own, or layers between the target's embedding and head."""
+    if config.body is not None:
+        return facts_of(AutoConfig.for_model(**config.body), None)
+    return replace(facts, kv_heads=config.self_attention_num_key_value_heads, head_dim=config.head_dim)
 
 
 def _no_static(config: DrafterConfig) -> str:

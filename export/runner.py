@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import onnx
-import onnxruntime
 import torch
 from numpy.typing import NDArray
 
 from export.body import BodySpec
 from export.source import Source
-from moa.errors import BundleError, MoaError
-from moa.graph.control_flow import refuse_control_flow
+from moa.errors import MoaError
+from moa.graph.step import open_session
 from moa.tree import MASKED, additive, ancestors
 
 Array = NDArray[Any]
@@ -29,9 +28,9 @@ TOLERANCE = 1e-4
 class StepInput:
     """One step, without noise: `mask` is boolean `[T, P+T]`, records `[Hc, R, D]` or none, past k and v by layer."""
 
-    ids: NDArray[np.int64]
-    queries: NDArray[np.int64]
-    positions: NDArray[np.int64]
+    ids: Sequence[int]
+    queries: Sequence[int]
+    positions: Sequence[int]
     mask: NDArray[np.bool_]
     past: list[Float]
     record_k: Float | None = None
@@ -40,9 +39,9 @@ class StepInput:
     def feeds(self, spec: BodySpec) -> dict[str, Array]:
         """The graph's inputs."""
         feeds: dict[str, Array] = {
-            "ids": self.ids[None],
-            "positions": self.positions[None],
-            "queries": self.queries,
+            "ids": np.array([self.ids], np.int64),
+            "positions": np.array([self.positions], np.int64),
+            "queries": np.array(self.queries, np.int64),
             "mask": additive(self.mask)[None, None],
             "scale": np.ones(1, np.float32),
             "noise": np.zeros((1, 1, 1), np.float32),
@@ -111,7 +110,7 @@ class OrtRunner:
     def __init__(self, model: Path, spec: BodySpec, *, threads: int = 1, extra_outputs: tuple[str, ...] = ()) -> None:
         self.spec = spec
         self.session = open_session(model, threads=threads)
-        self._outputs = ["top_logp", "top_tokens", *spec.outputs[1:], *extra_outputs]
+        self._outputs = ["top_logp", "top_tokens", *spec.rows, *extra_outputs]
 
     def run(self, step: StepInput) -> list[Array]:
         """All outputs, as the graph gives them."""
@@ -123,21 +122,6 @@ class OrtRunner:
         """One step."""
         logp, tokens, *rows = self.run(step)
         return StepOutput(logp[0], tokens[0], [value[0] for value in rows])
-
-
-def open_session(model: Path, *, threads: int = 1) -> Any:
-    """A session, or a one-line error."""
-    refuse_control_flow(model)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    try:
-        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime raises many types without a common base
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise BundleError(f"ONNX Runtime {onnxruntime.__version__} cannot load {model}: {first}") from None
 
 
 # (tokens, queries, past, records): no past, no records, one of each, sizes the trace did not see
@@ -166,9 +150,9 @@ def random_steps(
         parents = [int(rng.integers(-1, node)) if node else -1 for node in range(tokens)]
         held = spec.records if records else None
         yield StepInput(
-            ids=rng.integers(0, vocabulary, tokens),
-            queries=np.sort(rng.choice(tokens, queries, replace=False)),
-            positions=past + rng.integers(0, 4, tokens).cumsum(),
+            ids=rng.integers(0, vocabulary, tokens).tolist(),
+            queries=sorted(rng.choice(tokens, queries, replace=False).tolist()),
+            positions=(past + rng.integers(0, 4, tokens).cumsum()).tolist(),
             mask=np.concatenate([rng.random((tokens, past)) < 0.8, ancestors(np.array([parents]))[0]], axis=1),
             past=[rows(layer.kv_heads, past, layer.head_dim) for layer in spec.cache for _ in "kv"],
             record_k=rows(held.kv_heads, records, held.head_dim) if held else None,

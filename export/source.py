@@ -6,9 +6,9 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,14 +53,25 @@ class TargetTokenizer:
 class Source:
     """A drafter ready for export. `module` is the reference that the graphs are compared with."""
 
-    kind: Literal["moa", "independent"]
     facts: TargetFacts
     tokenizer: TargetTokenizer
-    spec: BodySpec
-    drafter_id: str
-    config: dict[str, Any]
-    rope_theta: float
     module: Drafter
+    drafter_id: str
+
+    @cached_property
+    def spec(self) -> BodySpec:
+        """The layers' dimensions."""
+        config, (heads, width) = self.module.config, self.module.cache_heads
+        own, theirs = (
+            KVHeads(kv_heads=heads, head_dim=width),
+            KVHeads(kv_heads=self.facts.kv_heads, head_dim=self.facts.head_dim),
+        )
+        return BodySpec(
+            hidden_size=config.hidden_size,
+            cache=(*[own] * config.layers, *[theirs] * config.tli),
+            records=KVHeads(kv_heads=config.record_heads, head_dim=config.head_dim) if config.use_ca else None,
+            borrowed=config.tli,
+        )
 
     @property
     def shared(self) -> SharedWeights:
@@ -96,7 +107,7 @@ def load_source(target: str, drafter: str) -> Source:
     config = DrafterConfig.read(path)
     part = read_partial_target(folder, borrowed=config.tli)
     module = load_drafter(path, part.model, part.facts)
-    return _source(part.facts, tokenizer, module, weights_id(path, part.facts))
+    return Source(part.facts, tokenizer, module, weights_id(path, part.facts))
 
 
 def _independent(folder: Path, tokenizer: TargetTokenizer, drafter: str) -> Source:
@@ -105,27 +116,7 @@ def _independent(folder: Path, tokenizer: TargetTokenizer, drafter: str) -> Sour
     part = read_partial_target(folder)
     facts = dataclasses.replace(part.facts, tokenizer_hash=tokenizer.hash)
     module = drafter_around(part.model, facts, body, {"use_ca": False}, frozen=True).eval()
-    return _source(part.facts, tokenizer, module, body.facts.weights_id)
-
-
-def _source(facts: TargetFacts, tokenizer: TargetTokenizer, module: Drafter, drafter_id: str) -> Source:
-    config, (heads, width) = module.config, module.cache_heads
-    of_target = KVHeads(kv_heads=facts.kv_heads, head_dim=facts.head_dim)
-    return Source(
-        kind="moa" if config.use_ca else "independent",
-        facts=facts,
-        tokenizer=tokenizer,
-        spec=BodySpec(
-            config.hidden_size,
-            (*[KVHeads(kv_heads=heads, head_dim=width)] * config.layers, *[of_target] * config.tli),
-            KVHeads(kv_heads=config.record_heads, head_dim=config.head_dim) if config.use_ca else None,
-            config.tli,
-        ),
-        drafter_id=drafter_id,
-        config=asdict(config),
-        rope_theta=config.rope_theta,
-        module=module,
-    )
+    return Source(part.facts, tokenizer, module, body.facts.weights_id)
 
 
 def _numpy(weight: Tensor) -> NDArray[np.float32]:

@@ -10,7 +10,6 @@ of 16-bit activations. Unused past rows, records and tokens are masked, and thei
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,11 +23,11 @@ from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config,
 from onnxruntime.tools.mobile_helpers import usability_checker
 from torch import Tensor, nn
 
-from export.body import BodySpec
 from export.forms import Workshop
-from export.runner import Float, StepInput, StepOutput, open_session
+from export.runner import Float, StepInput, StepOutput
 from export.storage import WeightedModel, quiet
 from moa.errors import ConfigError, MoaError
+from moa.graph.step import open_session
 from moa.model.blocks import Attention, Block
 from moa.model.drafter import Drafter
 
@@ -134,10 +133,9 @@ def export_static(shop: Workshop, shape: StaticShape, path: Path, *, opset: int,
         torch.zeros(1, 1, 1, r),
         torch.ones(1, 1, 1),
     )
-    layers = [f"{kind}_{i}" for i in range(len(spec.cache)) for kind in "kv"]
-    inputs = ["x", "cos", "sin", "mask", *(f"past_{name}" for name in layers)]
+    inputs = ["x", "cos", "sin", "mask", *(name for name in spec.inputs if name.startswith("past"))]
     inputs += ["record_k", "record_v", "record_mask", "has_records"]
-    outputs = ["logits", *spec.outputs[1:]]
+    outputs = ["logits", *spec.rows]
     module = StaticStep(drafter, shop.head_rows, native_norm=native_norm).eval()
     with torch.inference_mode(), quiet():
         program = torch.onnx.export(
@@ -158,14 +156,14 @@ def write_embedding(shop: Workshop, folder: Path) -> Path:
 
 
 class _Feeds(CalibrationDataReader):
-    def __init__(self, feeds: list[dict[str, NDArray[Any]]]) -> None:
+    def __init__(self, feeds: list[Feeds]) -> None:
         self._feeds = iter(feeds)
 
-    def get_next(self) -> dict[str, NDArray[Any]] | None:
+    def get_next(self) -> Feeds | None:
         return next(self._feeds, None)
 
 
-def quantize_for_htp(model: Path, feeds: list[dict[str, NDArray[Any]]]) -> None:
+def quantize_for_htp(model: Path, feeds: list[Feeds]) -> None:
     """Sixteen-bit activations and eight-bit weights as QDQ, with ranges calibrated on `feeds`; in place."""
     prepared, quantized = model.with_name("prepared.onnx"), model.with_name("quantized.onnx")
     with quiet():
@@ -199,23 +197,15 @@ def partitions(model: Path, runtime: Literal["CoreML", "NNAPI"]) -> str:
 
 
 class StaticRunner:
-    """`Runner` over a static form: longer inputs run in pieces; the oldest rows beyond its capacity are dropped."""
+    """`Runner` over a static form, on the CPU: longer inputs run in pieces; the oldest rows beyond its capacity are
+    dropped."""
 
-    def __init__(
-        self,
-        run: Callable[[Feeds], list[NDArray[Any]]],
-        embedding: NDArray[np.floating[Any]],
-        spec: BodySpec,
-        shape: StaticShape,
-        *,
-        rope_theta: float,
-        top_k: int,
-        draft_to_target: NDArray[np.int64] | None = None,
-    ) -> None:
-        self.spec, self.shape = spec, shape
-        self._run, self._embedding, self._top_k, self._map = run, embedding, top_k, draft_to_target
-        width = spec.cache[0].head_dim
-        self._steps = rope_theta ** (-np.arange(0, width, 2, dtype=np.float32) / width)
+    def __init__(self, shop: Workshop, model: Path, shape: StaticShape) -> None:
+        self.spec, self.shape, self.session = shop.source.spec, shape, open_session(model)
+        self._embedding = np.load(model.parent / EMBEDDING, mmap_mode="r")
+        self._top_k, self._map = shop.top_k, shop.draft_to_target
+        width = self.spec.cache[0].head_dim
+        self._steps = shop.source.module.config.rope_theta ** (-np.arange(0, width, 2, dtype=np.float32) / width)
 
     def step(self, step: StepInput) -> StepOutput:
         """One step of any size."""
@@ -223,11 +213,11 @@ class StaticRunner:
         before = past[0].shape[1]
         for start in range(0, len(step.ids), self.shape.tokens):
             part = slice(start, min(start + self.shape.tokens, len(step.ids)))
-            out, *rows = self._run(self.feeds(step, part, past))
+            out, *rows = self.session.run(None, self.feeds(step, part, past))
             used = part.stop - start
             logits.append(out[0, :used])
             past = [np.concatenate([old, new[0, :, :used]], axis=1) for old, new in zip(past, rows, strict=True)]
-        scores = np.concatenate(logits)[step.queries]
+        scores = np.concatenate(logits)[list(step.queries)]
         best = np.argsort(-scores, axis=-1, kind="stable")[:, : self._top_k]
         logp = np.take_along_axis(scores, best, -1) - np.logaddexp.reduce(scores, axis=-1, keepdims=True)
         tokens = best if self._map is None else self._map[best]
@@ -272,12 +262,6 @@ class StaticRunner:
             "record_mask": mask,
             "has_records": np.full((1, 1, 1), float(key.shape[1] > 0), np.float32),
         }
-
-
-def session_of(model: Path) -> Callable[[Feeds], list[NDArray[Any]]]:
-    """Run a static form on the CPU."""
-    session = open_session(model)
-    return lambda feeds: session.run(None, feeds)
 
 
 def _padded(rows: Float, capacity: int) -> Float:

@@ -63,7 +63,9 @@ class WeightedModel:
         return cls(proto, weights)
 
     def constant(self, name: str, value: Array) -> str:
-        """Add an initializer, inline when small; returns its name."""
+        """Add an initializer, inline when small, unless it is there: a tied table adds it twice. Returns its name."""
+        if name in self.weights or any(tensor.name == name for tensor in self.proto.graph.initializer):
+            return name
         if value.nbytes <= _INLINE:
             self.proto.graph.initializer.append(numpy_helper.from_array(value, name))
         else:
@@ -104,18 +106,13 @@ class WeightedModel:
                     file.write(b"\0" * (-file.tell() % _PAGE))
                     written[key] = (file.tell(), len(content))
                     file.write(content)
-                proto.graph.initializer.append(_external(name, value, data.name, *written[key]))
+                tensor = proto.graph.initializer.add(
+                    name=name,
+                    dims=value.shape,
+                    data_type=helper.np_dtype_to_tensor_dtype(value.dtype),
+                    data_location=TensorProto.EXTERNAL,
+                )
+                for setting, at in zip(("location", "offset", "length"), (data.name, *written[key]), strict=True):
+                    tensor.external_data.add(key=setting, value=str(at))
         onnx.save(proto, path)
         return [path, data]
-
-
-def _external(name: str, value: Array, location: str, offset: int, length: int) -> TensorProto:
-    tensor = TensorProto(
-        name=name,
-        dims=value.shape,
-        data_type=helper.np_dtype_to_tensor_dtype(value.dtype),
-        data_location=TensorProto.EXTERNAL,
-    )
-    for key, setting in {"location": location, "offset": offset, "length": length}.items():
-        tensor.external_data.add(key=key, value=str(setting))
-    return tensor

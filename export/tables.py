@@ -38,11 +38,11 @@ class FloatTable:
 
     def embed(self, model: WeightedModel, ids: str, out: str) -> None:
         """A Gather."""
-        model.node("Gather", [_once(model, f"table.{self.name}.weight", self.rows), ids], [out])
+        model.node("Gather", [model.constant(f"table.{self.name}.weight", self.rows), ids], [out])
 
     def project(self, model: WeightedModel, hidden: str, out: str) -> None:
         """The runtime folds the Transpose when it loads; so a tied matrix is stored once."""
-        weight = _once(model, f"table.{self.name}.weight", self.rows)
+        weight = model.constant(f"table.{self.name}.weight", self.rows)
         columns = model.node("Transpose", [weight], [f"table.{self.name}.columns"], perm=[1, 0])
         model.node("MatMul", [hidden, columns], [out])
 
@@ -63,14 +63,14 @@ class Int8Table:
 
     def embed(self, model: WeightedModel, ids: str, out: str) -> None:
         """Standard operators only, so that every runtime has them."""
-        codes = model.node("Gather", [_once(model, f"table.{self.name}.int8", self.rows), ids], [f"{out}_codes"])
-        scale = model.node("Gather", [_once(model, f"table.{self.name}.scale", self.scale), ids], [f"{out}_scale"])
+        codes = model.node("Gather", [model.constant(f"table.{self.name}.int8", self.rows), ids], [f"{out}_codes"])
+        scale = model.node("Gather", [model.constant(f"table.{self.name}.scale", self.scale), ids], [f"{out}_scale"])
         wide = model.node("Cast", [codes], [f"{out}_wide"], to=TensorProto.FLOAT)
         model.node("Mul", [wide, scale], [out])
 
     def project(self, model: WeightedModel, hidden: str, out: str) -> None:
         """The pattern that ONNX Runtime fuses into one dynamically quantized product."""
-        codes = _once(model, f"table.{self.name}.int8", self.rows)
+        codes = model.constant(f"table.{self.name}.int8", self.rows)
         columns = model.node("Transpose", [codes], [f"table.{self.name}.columns"], perm=[1, 0])
         zero = model.constant(f"table.{self.name}.zero", np.array(0, np.int8))
         scale = model.constant(f"table.{self.name}.column_scale", self.scale[:, 0].copy())
@@ -86,9 +86,9 @@ class UnpackedTable(Int8Table):
 
     def project(self, model: WeightedModel, hidden: str, out: str) -> None:
         """A product in float32."""
-        codes = _once(model, f"table.{self.name}.int8", self.rows)
+        codes = model.constant(f"table.{self.name}.int8", self.rows)
         wide = model.node("Cast", [codes], [f"table.{self.name}.wide"], to=TensorProto.FLOAT)
-        scale = _once(model, f"table.{self.name}.scale", self.scale)
+        scale = model.constant(f"table.{self.name}.scale", self.scale)
         rows = model.node("Mul", [wide, scale], [f"table.{self.name}.unpacked"])
         columns = model.node("Transpose", [rows], [f"table.{self.name}.columns"], perm=[1, 0])
         model.node("MatMul", [hidden, columns], [out])
@@ -110,8 +110,8 @@ class BlockTable:
 
     def embed(self, model: WeightedModel, ids: str, out: str) -> None:
         """One block is one row of the last axis, so the head's quantized data can be gathered."""
-        codes = _once(model, f"table.{self.name}.codes", self.codes)
-        scales = _once(model, f"table.{self.name}.block_scales", self.scales[:, :, None])
+        codes = model.constant(f"table.{self.name}.codes", self.codes)
+        scales = model.constant(f"table.{self.name}.block_scales", self.scales[:, :, None])
         blocks = model.node(
             "GatherBlockQuantized",
             [codes, ids, scales],
@@ -135,8 +135,8 @@ class BlockTable:
             "MatMulNBits",
             [
                 hidden,
-                _once(model, f"table.{self.name}.codes", self.codes),
-                _once(model, f"table.{self.name}.scales", self.scales),
+                model.constant(f"table.{self.name}.codes", self.codes),
+                model.constant(f"table.{self.name}.scales", self.scales),
             ],
             [out],
             domain=MICROSOFT,
@@ -146,10 +146,3 @@ class BlockTable:
             block_size=self.block,
             accuracy_level=4,
         )
-
-
-def _once(model: WeightedModel, name: str, value: NDArray[np.generic]) -> str:
-    """Add a weight unless the graph has it: a tied table adds it twice."""
-    if name not in model.weights and all(tensor.name != name for tensor in model.proto.graph.initializer):
-        model.constant(name, value)
-    return name

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import onnxruntime
 from onnxruntime.tools.convert_onnx_models_to_ort import OptimizationStyle, convert_onnx_models_to_ort
 
@@ -24,7 +23,6 @@ from export.static_forms import (
     export_static,
     partitions,
     quantize_for_htp,
-    session_of,
     write_embedding,
 )
 from export.storage import quiet
@@ -120,9 +118,8 @@ def make_static(
     files = [model, write_embedding(shop, folder)]
     notes = [f"tokens {shape.tokens}, past {shape.past}, records {shape.records}; {EMBEDDING} is the host's embedding"]
     if htp:
-        plain = static_runner(shop, model, shape)
-        feeds = calibration_feeds(shop, plain, reference.traces if reference else ())
-        quantize_for_htp(model, feeds)
+        traces = reference.traces if reference else ()
+        quantize_for_htp(model, calibration_feeds(shop, StaticRunner(shop, model, shape), traces))
         learned = "the prompts it is judged on" if reference else "random steps: judge it before use"
         notes.append(f"ranges from {learned}")
     here = f"{this_runtime()}, not with {kind.runtime}"
@@ -130,22 +127,9 @@ def make_static(
     if kind.name in ("coreml", "nnapi"):
         seen = partitions(model, "CoreML" if kind.name == "coreml" else "NNAPI")
         notes.append(f"its arithmetic ran with {here}")
-    agreement = reference.judge(static_runner(shop, model, shape)) if reference else None
+    agreement = reference.judge(StaticRunner(shop, model, shape)) if reference else None
     precision = "a16w8" if htp else "fp32"
     return Made(files, precision, "; ".join(notes), agreement, "static" if seen else "executed", seen or here)
-
-
-def static_runner(shop: Workshop, model: Path, shape: StaticShape) -> StaticRunner:
-    """The form as a `Runner`, on the CPU."""
-    return StaticRunner(
-        session_of(model),
-        np.load(model.parent / EMBEDDING, mmap_mode="r"),
-        shop.source.spec,
-        shape,
-        rope_theta=shop.source.rope_theta,
-        top_k=shop.top_k,
-        draft_to_target=shop.draft_to_target,
-    )
 
 
 def calibration_feeds(shop: Workshop, runner: StaticRunner, traces: Sequence[Continuation]) -> list[Feeds]:

@@ -44,24 +44,33 @@ def default_threads() -> int:
     return max(1, min(4, (os.cpu_count() or 2) // 2))
 
 
+def open_session(model: Path, *, threads: int = 1, bounded: bool = False) -> Any:
+    """A graph on the CPU, without loops or branches; `bounded` by the memory that all graphs of this process share."""
+    refuse_control_flow(model)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # what fails is raised
+    if bounded:
+        _bounded_memory(model)
+        options.add_session_config_entry("session.use_env_allocators", "1")
+    # Spinning threads would take CPU time from other work between two short steps.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises many types without a common base
+        raise BundleError(
+            f"ONNX Runtime {onnxruntime.__version__} cannot load {model}: {error}", hint="run `edge-client doctor`"
+        ) from None
+
+
 class StepGraph:
     """One ONNX session, with the shapes of its inputs."""
 
     def __init__(self, model: Path, *, threads: int = 0) -> None:
-        refuse_control_flow(model)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads or default_threads()
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 4  # what fails is raised
-        options.add_session_config_entry("session.use_env_allocators", "1")
+        self.threads = threads or default_threads()
+        self.session = open_session(model, threads=self.threads, bounded=True)
         self.most_bytes = _bounded_memory(model)
-        # Spinning threads would take CPU time from other work between two short steps.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        try:
-            self.session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime raises many types without a common base
-            raise BundleError(f"ONNX Runtime cannot load {model}: {error}", hint="run `edge-client doctor`") from None
-        self.threads = options.intra_op_num_threads
         shapes = {node.name: node.shape for node in self.session.get_inputs()}
         if missing := [name for name in _WANTED if name not in shapes]:
             raise BundleError(f"{model} is not a drafter step graph: input {missing[0]} is missing")

@@ -230,11 +230,11 @@ class MoaDrafting(LevelDrafting):
     def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
         """Store the records of these tokens, and the body's keys and values."""
         if self.records is not None:
-            key, value = self.drafter.project(committed.k, committed.v, committed.hidden, committed.positions)
+            key, value = self.drafter.project(*committed.kv, committed.hidden, committed.positions)
             self.records.append(slot, key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0))
         if self.borrowed is not None:
             count = self.drafter.config.tli
-            self.borrowed.append(slot, committed.k[-count:].transpose(1, 2), committed.v[-count:].transpose(1, 2))
+            self.borrowed.append(slot, *(half[-count:].transpose(1, 2) for half in committed.kv))
         self.read(slot, tokens)
 
     @torch.inference_mode()

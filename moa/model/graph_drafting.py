@@ -73,7 +73,7 @@ class GraphDrafting:
         due.append(committed)
         if self._drafter.config.use_ca and committed.stop - due[0].start > LATE:
             whole = Committed.joined(due)
-            made = self._drafter.whole_records(whole.k, whole.v, whole.hidden, whole.positions)
+            made = self._drafter.whole_records(*whole.kv, whole.hidden, whole.positions)
             self.give(slot, whole.start, *made)
             due.clear()
         self.read(slot, tokens)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -222,12 +221,11 @@ def _read(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
     wanted = list(names)
     if missing := sorted(set(wanted) - set(stored)):
         raise UsageError(f"the weights in {folder} lack {len(missing)} tensors, {missing[0]} among them")
-    with ExitStack() as stack:
-        files = {
-            path: stack.enter_context(safe_open(path, framework="pt"))
-            for path in {stored[name].path for name in wanted}
-        }
-        return {name: files[stored[name].path].get_tensor(name) for name in wanted}
+    found = {}
+    for name in wanted:
+        with safe_open(stored[name].path, framework="pt") as file:
+            found[name] = file.get_tensor(name)
+    return found
 
 
 def _set(model: nn.Module, name: str, value: nn.Parameter) -> None:

@@ -19,8 +19,9 @@ from moa.config import TargetFacts
 from moa.errors import NumericalError, UnsupportedModelError, UsageError
 from moa.grammar.matcher import GrammarCompiler
 from moa.model.accelerator.buffers import check_nodes
-from moa.model.accelerator.runner import Accelerator, GraphRunner, can_run
+from moa.model.accelerator.runner import Accelerator, GraphRunner
 from moa.model.accelerator.sampling import NO_NUMBER
+from moa.model.accelerator.weights import can_run
 from moa.model.families import embedding_scale, mask_plan
 from moa.model.layout import Layout, Row, RowBatch
 from moa.model.library import LibraryDecoder
@@ -67,16 +68,6 @@ class Committed:
         """Rotated keys and values `[layers,n,Hkv,D]`; views into the pool if they can be: copy them before the slot is
         released."""
         return self.pool.read(self.slot, self.start, self.stop)
-
-    @property
-    def k(self) -> Tensor:
-        """The keys of `kv`."""
-        return self.kv[0]
-
-    @property
-    def v(self) -> Tensor:
-        """The values of `kv`."""
-        return self.kv[1]
 
     def part(self, start: int, stop: int) -> Committed:
         """Tokens start..stop of these."""
@@ -236,9 +227,7 @@ class Target:
         self._decoder: PackedDecoder | LibraryDecoder
         if accelerator is not None:
             windows = [plan.windows[kind] for kind in kinds]
-            self.runner = GraphRunner(
-                model, facts, self.pool, accelerator, capacity=self.pool.capacity, windows=windows
-            )
+            self.runner = GraphRunner(model, facts, self.pool, accelerator, windows)
         elif packed and facts.family in PACKED_FAMILIES:
             pack = pack_weights and can_pack(self.device, self.dtype)
             self._decoder = PackedDecoder(model, facts, capacity=self.pool.capacity, kinds=kinds, pack=pack)

@@ -25,7 +25,7 @@ class Oracle:
         self.spec, self.blind = source.spec, blind
 
     def step(self, step: StepInput) -> StepOutput:
-        ids = step.ids[step.queries]
+        ids = np.array(step.ids)[list(step.queries)]
         best = np.where(ids % self.blind == 0, 0, (ids + 1) % VOCABULARY)
         tokens = np.stack([best, (best + 7) % VOCABULARY], axis=1)
         logp = np.tile(np.log(np.array([[0.9, 0.1]], np.float32)), (len(ids), 1))

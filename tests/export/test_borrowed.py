@@ -50,8 +50,8 @@ class Beside:
         done: Committed = self.target.commit(step, 0, range(len(ids)))
         self.drafting.observe(self.slot, ids, done)
         with torch.inference_mode():
-            own = drafter.project(done.k, done.v, done.hidden, done.positions)
-        sides = zip(own, (done.k, done.v), strict=True)
+            own = drafter.project(*done.kv, done.hidden, done.positions)
+        sides = zip(own, done.kv, strict=True)
         self.keys, self.values = (
             drafter.layout.join([part.numpy() for part in (mine, *theirs[-2:])]) for mine, theirs in sides
         )

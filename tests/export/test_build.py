@@ -16,11 +16,11 @@ from export.agreement import read_prompts
 from export.atomic_folder import new_folder
 from export.build import BuildSettings, build
 from export.plan import make_plan
-from export.runner import open_session
 from export.source import count_files, load_source, most_frequent
 from moa.bundle import MANIFEST, Bundle
 from moa.config import DrafterConfig
 from moa.errors import UsageError
+from moa.graph.step import open_session
 from moa.model.loading import read_facts
 from tests.export.conftest import PROMPTS, Pair
 from tests.tiny import save_tiny

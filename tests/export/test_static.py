@@ -12,9 +12,10 @@ from export.forms import Workshop
 from export.kinds import VARIANT_KINDS
 from export.plan import make_plan
 from export.runner import TorchRunner, random_steps
-from export.static_forms import StaticShape, export_static, partitions, session_of
-from export.variants import calibration_feeds, make_static, static_runner
+from export.static_forms import StaticRunner, StaticShape, export_static, partitions
+from export.variants import calibration_feeds, make_static
 from moa.errors import ConfigError, MoaError, UsageError
+from moa.graph.step import open_session
 from tests.export.conftest import Pair, make_pair
 
 SHAPE = StaticShape(tokens=4, past=24, records=16)
@@ -34,7 +35,7 @@ def test_one_partition_and_the_reference_arithmetic(shop: Workshop, kind: str, t
     made = make_static(shop, VARIANT_KINDS[kind], tmp_path / kind, SHAPE, None)
     assert made.checked == "static"
     assert "in one partition" in made.checked_with
-    reference, runner = TorchRunner(shop.source, 8), static_runner(shop, made.files[0], SHAPE)
+    reference, runner = TorchRunner(shop.source, 8), StaticRunner(shop, made.files[0], SHAPE)
     for step in random_steps(shop.source.spec, shop.source.vocabulary, sizes=SIZES):
         wanted, found = reference.step(step), runner.step(step)
         np.testing.assert_allclose(found.top_logp, wanted.top_logp, atol=0.1)  # the host's embedding is float16
@@ -53,9 +54,9 @@ def test_htp_gets_16_bit_activations_and_8_bit_weights(shop: Workshop, tmp_path:
     assert zeros.count(onnx.TensorProto.UINT16) > 0.9 * len(zeros)
     assert "RMSNormalization" in {n.op_type for n in graph.node}
     export_static(shop, SHAPE, tmp_path / "exact.onnx", opset=23, native_norm=True)
-    exact, quantized = session_of(tmp_path / "exact.onnx"), session_of(made.files[0])
-    feeds = calibration_feeds(shop, static_runner(shop, made.files[0], SHAPE), ())
-    wanted, found = (np.stack([run(step)[0] for step in feeds]) for run in (exact, quantized))
+    exact, quantized = open_session(tmp_path / "exact.onnx"), open_session(made.files[0])
+    feeds = calibration_feeds(shop, StaticRunner(shop, made.files[0], SHAPE), ())
+    wanted, found = (np.stack([one.run(None, step)[0] for step in feeds]) for one in (exact, quantized))
     # 0.03 comes from the weights; with eight-bit activations it would be 0.07.
     assert np.linalg.norm(found - wanted) / np.linalg.norm(wanted) < 0.045
 

@@ -137,7 +137,7 @@ def observed(target: Target, ids: list[int]) -> tuple[Tensor, Tensor, Tensor, Te
     slot = target.pool.acquire()
     step = target.forward([Row.chain(slot, ids)])
     done = target.commit(step, 0, list(range(len(ids))))
-    out = tuple(t.clone() for t in (done.k, done.v, done.hidden, done.positions))
+    out = tuple(t.clone() for t in (*done.kv, done.hidden, done.positions))
     target.pool.release(slot)
     return out  # type: ignore[return-value]
 

@@ -67,8 +67,8 @@ def test_committed_rows_are_the_models_own_cache_and_states() -> None:
         out = model.model(torch.tensor([[7, 8, 9, 10, 12, 13]]), use_cache=True)
     for layer in range(model.config.num_hidden_layers):
         k, v = (out.past_key_values.layers[layer].keys, out.past_key_values.layers[layer].values)
-        torch.testing.assert_close(committed.k[layer], k[0, :, 3:].transpose(0, 1))
-        torch.testing.assert_close(committed.v[layer], v[0, :, 3:].transpose(0, 1))
+        torch.testing.assert_close(committed.kv[0][layer], k[0, :, 3:].transpose(0, 1))
+        torch.testing.assert_close(committed.kv[1][layer], v[0, :, 3:].transpose(0, 1))
     torch.testing.assert_close(committed.hidden, out.last_hidden_state[0, 3:])
     assert committed.positions.tolist() == [3, 4, 5]
 

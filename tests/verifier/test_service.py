@@ -114,7 +114,7 @@ async def test_records_are_the_drafters_projection_of_the_targets_state(dtype: s
     step = served.target.forward([kit.Row.chain(slot, ids[:-1])])
     committed = served.target.commit(step, 0, range(len(ids) - 1))
     with torch.inference_mode():
-        made = served.drafter.project(committed.k, committed.v, committed.hidden, committed.positions)
+        made = served.drafter.project(*committed.kv, committed.hidden, committed.positions)
     async with kit.verifier() as running, kit.client(running, drafter="d") as edge:
         session = await edge.start(ids, records=dtype)
         await _rows(edge, session, len(ids) - 1)

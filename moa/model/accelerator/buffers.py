@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -49,27 +48,29 @@ class RowPiece(NamedTuple):
     stop: int
 
 
-@dataclass(frozen=True)
-class ForwardInput:
-    """Views of the static buffer for one tier, all int32 but the masks."""
+A = TypeVar("A")
 
-    ids: Tensor
-    positions: Tensor
-    columns: Tensor
-    """Where each token's keys and values are written; the spare page's first column for padding."""
-    token_row: Tensor
-    """-1: padding."""
-    judged: Tensor
-    """Tokens that the LM head runs for; padded with token 0."""
-    masks: Tensor
+
+class ForwardInput(NamedTuple, Generic[A]):
+    """Views of a static buffer for one tier, in this order, all int32 but the masks."""
+
+    masks: A
     """int64: bit j is set where the token sees node j of its row. Not read in rows of more than `NODES`."""
-    starts: Tensor
+    ids: A
+    positions: A
+    columns: A
+    """Where each token's keys and values are written; the spare page's first column for padding."""
+    token_row: A
+    """-1: padding."""
+    judged: A
+    """Tokens that the LM head runs for; padded with token 0."""
+    starts: A
     """`[rows + 1]`: the first token of each row."""
-    lengths: Tensor
-    block_row: Tensor
+    lengths: A
+    block_row: A
     """The row of each block of queries; -1: none."""
-    block_first: Tensor
-    table: Tensor
+    block_first: A
+    table: A
     """`[rows, pages of a slot]`."""
 
 
@@ -89,14 +90,10 @@ class Buffers:
         """Memory on the device."""
         return self._device.nbytes
 
-    def views(self, tier: Tier) -> ForwardInput:
+    def views(self, tier: Tier) -> ForwardInput[Tensor]:
         """The device's copy, as this tier's inputs."""
-        pieces = self._device[: self._size(tier)].split(self._lengths(tier))
-        masks, table = pieces[0].view(torch.int64), pieces[10].view(tier.rows, -1)
-        ids, positions, columns, token_row, judged, starts, lengths, block_row, block_first = pieces[1:10]
-        return ForwardInput(
-            ids, positions, columns, token_row, judged, masks, starts, lengths, block_row, block_first, table
-        )
+        masks, *rest, table = self._device[: self._size(tier)].split(self._lengths(tier))
+        return ForwardInput(*[masks.view(torch.int64), *rest, table.view(tier.rows, -1)])
 
     def clear(self, tier: Tier) -> None:
         """Padding alone: a forward that touches no slot."""
@@ -105,9 +102,7 @@ class Buffers:
 
     def fill(self, tier: Tier, batch: RowBatch, pieces: Sequence[RowPiece], judged: IntArray) -> None:
         """Write these pieces of the batch, and upload them. `judged` are indices into the tokens of the pieces."""
-        masks, ids, positions, columns, token_row, wanted, starts, lengths, block_row, block_first, table = self._blank(
-            tier
-        )
+        to = self._blank(tier)
         at = block = 0
         for place, (row, start, stop) in enumerate(pieces):
             slot, size = batch.slots[row], stop - start
@@ -116,29 +111,29 @@ class Buffers:
             parents = batch.parents[first + start : first + stop] - start
             depths = np.arange(size)
             if size <= NODES:
-                depths, masks[nodes] = _ancestors(parents)
-            ids[nodes] = batch.ids[first + start : first + stop]
-            positions[nodes] = length + depths
-            columns[nodes] = self._pool.columns(slot, np.arange(length, length + size))
-            token_row[nodes] = place
-            lengths[place], starts[place + 1 :] = length, at + size
+                depths, to.masks[nodes] = _ancestors(parents)
+            to.ids[nodes] = batch.ids[first + start : first + stop]
+            to.positions[nodes] = length + depths
+            to.columns[nodes] = self._pool.columns(slot, np.arange(length, length + size))
+            to.token_row[nodes] = place
+            to.lengths[place], to.starts[place + 1 :] = length, at + size
             blocks = -(-size // self._block)
-            block_row[block : block + blocks] = place
-            block_first[block : block + blocks] = np.arange(0, size, self._block)
+            to.block_row[block : block + blocks] = place
+            to.block_first[block : block + blocks] = np.arange(0, size, self._block)
             held = self._pool.held[slot]
-            table.reshape(tier.rows, -1)[place, :held] = self._pool.tables[slot, :held]
+            to.table[place, :held] = self._pool.tables[slot, :held]
             at, block = at + size, block + blocks
-        wanted[: len(judged)] = judged
+        to.judged[: len(judged)] = judged
         self._upload(tier)
 
-    def _blank(self, tier: Tier) -> list[IntArray]:
+    def _blank(self, tier: Tier) -> ForwardInput[IntArray]:
         array = self._array[: self._size(tier)]
         array[:] = 0
-        masks, *rest = np.split(array, np.cumsum(self._lengths(tier))[:-1])
-        _, _, columns, token_row, _, _, _, block_row, _, _ = rest
-        columns[:] = self._pool.pages * PAGE
-        token_row[:], block_row[:] = -1, -1
-        return [masks.view(np.int64), *rest]
+        masks, *rest, table = np.split(array, np.cumsum(self._lengths(tier))[:-1])
+        made = ForwardInput(*[masks.view(np.int64), *rest, table.reshape(tier.rows, -1)])
+        made.columns[:] = self._pool.pages * PAGE
+        made.token_row[:], made.block_row[:] = -1, -1
+        return made
 
     def _upload(self, tier: Tier) -> None:
         size = self._size(tier)

@@ -84,7 +84,7 @@ class TritonKernels:
 
     def rotate_and_store(
         self,
-        forward: ForwardInput,
+        forward: ForwardInput[Tensor],
         qkv: Tensor,
         turns: Tensor,
         norms: tuple[Tensor, Tensor] | None,
@@ -116,7 +116,7 @@ class TritonKernels:
 
     def attend(
         self,
-        forward: ForwardInput,
+        forward: ForwardInput[Tensor],
         query: Tensor,
         keys: Tensor,
         values: Tensor,

@@ -1,105 +1,26 @@
-"""Runs batches of any rows on an accelerator: joins the weights, fills the buffers, replays the tier's graph, reads the
-choices."""
+"""Runs batches of any rows on an accelerator: fills the buffers, replays the tier's graph, reads the choices."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from moa.config import TargetFacts
 from moa.model.accelerator.buffers import MOST, SPLIT, Buffers, ForwardInput, RowPiece, Tier, cut
 from moa.model.accelerator.graphs import Capture, Graphs, Work, cuda_graphs
 from moa.model.accelerator.sampling import NO_NUMBER
+from moa.model.accelerator.weights import Weights
 from moa.model.layout import RowBatch
 from moa.model.pages import PAGE, PagePool
-from moa.model.products import join_weights, turns
 
 if TYPE_CHECKING:
     from moa.model.accelerator.kernels import TritonKernels
-
-DENSE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer; norms are in float32."""
-
-    before: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    head_norms: tuple[Tensor, Tensor] | None
-    out: Tensor
-    out_bias: Tensor | None
-    between: Tensor
-    gate_up: Tensor
-    down: Tensor
-    window: int
-    """0: none."""
-    scale: float
-
-
-@dataclass(frozen=True)
-class Weights:
-    """All of a model."""
-
-    facts: TargetFacts
-    embedding: Tensor
-    layers: list[Layer]
-    norm: Tensor
-    head: Tensor
-    turns: Tensor
-    """Rotary cosines, and sines with the first half's sign flipped: float32 `[capacity, 2, head_dim]`."""
-
-    @classmethod
-    def of(cls, model: Any, facts: TargetFacts, *, capacity: int, windows: Sequence[int | None]) -> Weights:
-        """Join the matrices that read the same input; the model's layers become views of these."""
-        backbone = model.get_decoder()
-        layers = []
-        for layer, window in zip(backbone.layers, windows, strict=True):
-            attention, mlp = layer.self_attn, layer.mlp
-            qkv, bias = join_weights([attention.q_proj, attention.k_proj, attention.v_proj])
-            norms = [norm.weight.float() for name in ("q_norm", "k_norm") if (norm := getattr(attention, name, None))]
-            layers.append(
-                Layer(
-                    before=layer.input_layernorm.weight.float(),
-                    qkv=qkv,
-                    qkv_bias=bias,
-                    head_norms=(norms[0], norms[1]) if norms else None,
-                    out=attention.o_proj.weight,
-                    out_bias=attention.o_proj.bias,
-                    between=layer.post_attention_layernorm.weight.float(),
-                    gate_up=join_weights([mlp.gate_proj, mlp.up_proj])[0],
-                    down=mlp.down_proj.weight,
-                    window=window or 0,
-                    scale=attention.scaling,
-                )
-            )
-        embedding = backbone.embed_tokens.weight
-        head = model.get_output_embeddings().weight
-        rotations = turns(backbone, embedding[:1].float(), capacity).float().contiguous()
-        return cls(facts, embedding, layers, backbone.norm.weight.float(), head, rotations)
-
-
-def can_run(model: Any, facts: TargetFacts) -> bool:
-    """Whether the decoder knows this model: a dense family, with SwiGLU, in plain matrices (not quantized ones)."""
-    if facts.family not in DENSE_FAMILIES or getattr(model.config, "hidden_act", "silu") != "silu":
-        return False
-    for layer in model.get_decoder().layers:
-        mlp, attention = layer.mlp, layer.self_attn
-        matrices = [getattr(attention, name) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
-        matrices += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-        if not all(type(one) is nn.Linear and type(one.weight.data) is Tensor for one in matrices):
-            return False
-        if any(one.bias is not None for one in matrices[4:]):
-            return False
-    return True
 
 
 class GraphDecoder:
@@ -148,7 +69,7 @@ class GraphDecoder:
         """Memory of these tensors."""
         return sum(one.nbytes for one in (*self._scratch, self._logits, self.best, self.choices, self.tapped))
 
-    def run(self, forward: ForwardInput, tier: Tier) -> None:
+    def run(self, forward: ForwardInput[Tensor], tier: Tier) -> None:
         """Run the tokens in the buffers; `hidden`, and with a head `best` and `choices`, are the results."""
         kernels, weights, eps = self._kernels, self._weights, self._weights.facts.rms_norm_eps
         x, normed, more, hidden, qkv, query, attended, parts, sums, both, gated = (
@@ -208,11 +129,9 @@ class GraphRunner:
         facts: TargetFacts,
         pool: PagePool,
         accelerator: Accelerator,
-        *,
-        capacity: int,
         windows: Sequence[int | None],
     ) -> None:
-        weights = Weights.of(model, facts, capacity=capacity, windows=windows)
+        weights = Weights.of(model, facts, capacity=pool.capacity, windows=windows)
         self._decoder = GraphDecoder(weights, pool, accelerator.kernels)
         self.graphs = Graphs(accelerator.capture)
         """Of forwards, and of the drafter's steps beside them."""

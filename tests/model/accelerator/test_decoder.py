@@ -16,7 +16,8 @@ from moa.errors import NumericalError, UsageError
 from moa.model.accelerator import buffers, runner
 from moa.model.accelerator.buffers import MOST, Buffers, Tier, cut
 from moa.model.accelerator.graphs import Rerun
-from moa.model.accelerator.runner import DENSE_FAMILIES, Accelerator
+from moa.model.accelerator.runner import Accelerator
+from moa.model.accelerator.weights import DENSE_FAMILIES
 from moa.model.layout import Row, RowBatch
 from moa.model.pages import PAGE, PagePool
 from moa.model.target import Target
