@@ -21,11 +21,12 @@ from export.atomic_folder import new_folder
 from export.body import BodySpec
 from export.card import model_card
 from export.describe import describe, public_name, tool_versions, write_shared
+from export.draft_vocabulary import count_files, most_frequent
 from export.forms import Workshop
 from export.kinds import OPSET, VariantKind, choose_kinds
 from export.plan import make_plan
 from export.runner import OrtRunner, TorchRunner, parity, random_steps
-from export.source import Source, count_files, load_source, most_frequent
+from export.source import Source, load_source
 from export.static_forms import StaticShape
 from export.variants import make_dynamic, make_static
 from moa.bundle import GOLDEN, SCHEMA, Bundle, GoldenCase, sha256, write_golden, write_manifest

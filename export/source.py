@@ -1,23 +1,18 @@
-"""The source of a bundle: a drafter and the parts of its target that it shares, read and checked; and which tokens of a
-large vocabulary it drafts: the head takes most of a step, and most text uses few tokens."""
+"""The source of a bundle: a drafter and the parts of its target that it shares, read and checked."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from export.body import BodySpec
 from moa.config import DrafterConfig, TargetFacts
-from moa.errors import UsageError
 from moa.manifest import KVHeads
 from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import drafter_around, load_drafter
@@ -122,29 +117,3 @@ def _independent(folder: Path, tokenizer: TargetTokenizer, drafter: str) -> Sour
 def _numpy(weight: Tensor) -> NDArray[np.float32]:
     array: NDArray[np.float32] = weight.detach().float().numpy()
     return array
-
-
-def count_files(tokenizer_json: bytes, files: Sequence[Path]) -> Counter[int]:
-    """How often each token occurs in text files."""
-    tokenizer = Tokenizer.from_str(tokenizer_json.decode())
-    counts: Counter[int] = Counter()
-    for file in files:
-        try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"cannot read the vocabulary text {file}: {error}") from None
-        counts.update(tokenizer.encode(text, add_special_tokens=False).ids)
-    return counts
-
-
-def most_frequent(counts: Counter[int], size: int, source: Source) -> NDArray[np.int64]:
-    """Target ids of the `size` tokens to keep, sorted: end and special tokens first, then the most frequent."""
-    whole = source.vocabulary
-    if not 1 <= size <= whole:
-        raise UsageError(f"--draft-vocab must be 1..{whole} (the target's vocabulary), not {size}")
-    tokenizer = Tokenizer.from_str(source.tokenizer.json.decode())
-    special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
-    by_use: Iterable[int] = (token for token, _ in counts.most_common())
-    order = dict.fromkeys([*source.facts.eos_ids, *sorted(special), *by_use, *range(whole)])
-    chosen = [token for token in order if token < whole][:size]
-    return np.array(sorted(chosen), np.int64)

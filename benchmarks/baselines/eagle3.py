@@ -30,7 +30,7 @@ def eagle3_config(facts: TargetFacts, *, intermediate_size: int, heads: int, kv_
 
 def new_eagle3(config: PublishedConfig, shared: SharedWeights) -> PublishedEagle3:
     """An untrained drafter with the target's embedding and head."""
-    model = PublishedEagle3(config, None, len(shared.head), (shared.embedding, shared.head))
+    model = PublishedEagle3(config, None, len(shared.head), SharedWeights(shared.embedding, shared.head))
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.02)

@@ -75,9 +75,9 @@ class StepGraph:
         if missing := [name for name in _WANTED if name not in shapes]:
             raise BundleError(f"{model} is not a drafter step graph: input {missing[0]} is missing")
         self.layers = sum(name.startswith("past_k_") for name in shapes)
-        self.cache = [Heads(*_heads(shapes[f"past_k_{layer}"])) for layer in range(self.layers)]
+        self.cache = [_heads(shapes[f"past_k_{layer}"]) for layer in range(self.layers)]
         """Heads of each layer with a cache."""
-        self.records = Heads(*_heads(shapes["record_k"])) if "record_k" in shapes else None
+        self.records = _heads(shapes["record_k"]) if "record_k" in shapes else None
         top = self.session.get_outputs()[0].shape[-1]
         if not isinstance(top, int):
             raise BundleError(f"{model} is not a drafter step graph: the number of guesses is not fixed")
@@ -173,8 +173,8 @@ def _bounded_memory(model: Path) -> int:
     return _arenas[0]
 
 
-def _heads(shape: Sequence[int | str]) -> tuple[int, int]:
+def _heads(shape: Sequence[int | str]) -> Heads:
     count, width = shape[1], shape[3]
     if not isinstance(count, int) or not isinstance(width, int):
         raise BundleError(f"a cache of shape {list(shape)} has no fixed heads: the bundle is damaged")
-    return count, width
+    return Heads(count, width)

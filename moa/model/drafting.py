@@ -150,15 +150,12 @@ class Level:
         """The position that all nodes of this level have in sequence `row`."""
         return self.lengths[row] + self.growers[row].level
 
-    def past(self, pool: SlotPool) -> list[tuple[Tensor, Tensor]]:
-        """The keys and values of a pool that the level may attend to, per layer: `[B, heads, view, D]`."""
-        if len(self.slots) == 1:
-            slot = self.slots[0]
-            k, v = pool.k[:, slot : slot + 1, :, : self.view], pool.v[:, slot : slot + 1, :, : self.view]
-        else:
-            slots = torch.tensor(self.slots, device=self.device)
-            k, v = pool.k[:, slots, :, : self.view], pool.v[:, slots, :, : self.view]
-        return list(zip(k, v, strict=True))
+    def past(self, pool: SlotPool, view: int = 0) -> list[tuple[Tensor, Tensor]]:
+        """The keys and values of a pool that the level may attend to, per layer: `[B, heads, view, D]`. Of one slot
+        they are not copied."""
+        only, view = len(self.slots) == 1, view or self.view
+        slots = slice(self.slots[0], self.slots[0] + 1) if only else torch.tensor(self.slots, device=self.device)
+        return list(zip(pool.k[:, slots, :, :view], pool.v[:, slots, :, :view], strict=True))
 
     def keep(self, pool: SlotPool, rows: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Write the level's new keys and values after those of earlier levels."""
@@ -257,15 +254,10 @@ class MoaDrafting(LevelDrafting):
         if self.records is not None:
             known = max(1, *level.lengths)
             visible = np.arange(known) < np.array(level.lengths)[:, None]
-            records = [*self._records(level.slots, known), _mask(visible[:, None, None], self.pool)]
+            records = [*level.past(self.records, known)[0], _mask(visible[:, None, None], self.pool)]
         hidden, rows = self.drafter.features(level.ids, level.positions, level.mask, past, *records)
         layers = self.drafter.config.layers
         level.keep(self.pool, rows[:layers])
         if self.borrowed is not None:
             level.keep(self.borrowed, rows[layers:])
         return self.drafter.logits(hidden)[..., : self.vocab_size]
-
-    def _records(self, slots: list[int], known: int) -> tuple[Tensor, Tensor]:
-        assert self.records is not None
-        index = slice(slots[0], slots[0] + 1) if len(slots) == 1 else torch.tensor(slots, device=self.device)
-        return self.records.k[0, index, :, :known], self.records.v[0, index, :, :known]

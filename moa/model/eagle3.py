@@ -15,7 +15,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -122,10 +121,8 @@ class PublishedEagle3(OneLayerDrafter):
 
     reads_first = False
 
-    def __init__(
-        self, config: PublishedConfig, words: Tensor | None, vocab_size: int, tables: tuple[Tensor, Tensor]
-    ) -> None:
-        """`tables` are embedding and head, its own or the target's."""
+    def __init__(self, config: PublishedConfig, words: Tensor | None, vocab_size: int, shared: SharedWeights) -> None:
+        """`shared` are embedding and head, its own or the target's, without scale or soft cap."""
         super().__init__()
         self.config, self.vocab_size = config, vocab_size
         layer, width = config.layer, config.layer.hidden_size
@@ -146,8 +143,8 @@ class PublishedEagle3(OneLayerDrafter):
         self.norm = RMSNorm(width, eps)
         self.words = words
         # Kept outside the module tree: rotary frequencies stay in float32, and tables may be the target's.
-        self._rotary = (LlamaRotaryEmbedding(layer).to(tables[0].device),)
-        self._tables = tables
+        self._rotary = (LlamaRotaryEmbedding(layer).to(shared.embedding.device),)
+        self.shared = shared
 
     @classmethod
     def load(cls, folder: Path, facts: TargetFacts, shared: SharedWeights) -> Self:
@@ -167,14 +164,9 @@ class PublishedEagle3(OneLayerDrafter):
             raise ConfigError(f"{folder}: its embedding must have the shape {[facts.vocab_size, width]}")
         like = shared.embedding
         words = None if words is None else words.to(like.device)
-        model = cls(config, words, facts.vocab_size, (table.to(like), head.to(like)))
+        model = cls(config, words, facts.vocab_size, SharedWeights(table.to(like), head.to(like)))
         fill(model, {_own_name(n): value for n, value in found.items() if not n.startswith(_IGNORED)}, folder)
         return model.to(like).eval().requires_grad_(False)
-
-    @property
-    def shared(self) -> SharedWeights:
-        """Its embedding and head."""
-        return SharedWeights(*self._tables)
 
     def read(self, features: Tensor) -> Tensor:
         """Norm and fuse the target's states."""
@@ -199,10 +191,10 @@ class PublishedEagle3(OneLayerDrafter):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits over `words` after a predicted feature."""
-        return linear(hidden if self.config.norm_output else self.norm(hidden), self._tables[1])
+        return self.shared.logits(hidden if self.config.norm_output else self.norm(hidden))
 
     def _join(self, ids: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        embedded = self.layer.input_layernorm(embedding(ids, self._tables[0]))
+        embedded = self.layer.input_layernorm(self.shared.embed(ids))
         normed = self.hidden_norm(features)
         return torch.cat([embedded, normed], dim=-1), normed
 

@@ -15,8 +15,9 @@ from transformers import LlamaConfig
 from export.agreement import read_prompts
 from export.atomic_folder import new_folder
 from export.build import BuildSettings, build
+from export.draft_vocabulary import count_files, most_frequent
 from export.plan import make_plan
-from export.source import count_files, load_source, most_frequent
+from export.source import load_source
 from moa.bundle import MANIFEST, Bundle
 from moa.config import DrafterConfig
 from moa.errors import UsageError

@@ -96,8 +96,8 @@ def test_what_a_checkpoint_leaves_out_is_the_targets(tmp_path: Path) -> None:
     target = Target.from_model(model)
     drafter = PublishedEagle3.load(tmp_path, target.facts, SharedWeights.of(model))
     assert drafter.words is None
-    assert drafter._tables[0].data_ptr() == target.embedding_weight.data_ptr()
-    assert drafter._tables[1].data_ptr() == target.head_weight.data_ptr()
+    assert drafter.shared.embedding.data_ptr() == target.embedding_weight.data_ptr()
+    assert drafter.shared.head.data_ptr() == target.head_weight.data_ptr()
 
 
 @pytest.mark.parametrize(
