@@ -146,10 +146,10 @@ def read_manifest(folder: Path) -> Manifest:
         raise BundleError(f"{path} is too large to be a manifest")
     content = path.read_bytes()
     try:
-        schema = msgspec.json.decode(content, type=_Schema).schema
+        schema = _schema_of.decode(content).schema
         if schema != SCHEMA:
             raise BundleError(f"{folder} has manifest schema {schema}, this version reads {SCHEMA}")
-        manifest = msgspec.json.decode(content, type=Manifest)
+        manifest = _manifest_of.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BundleError(f"{path} is not a valid manifest: {safe_line(str(error))}") from None
     _check_names(path, manifest)
@@ -232,6 +232,11 @@ class _Schema(msgspec.Struct):
     """Only the manifest's version. It is read first, because the other fields depend on it."""
 
     schema: int
+
+
+# Made here, not where they are used: two threads that make one at once end the process (tests/test_threads.py).
+_schema_of = msgspec.json.Decoder(_Schema)
+_manifest_of = msgspec.json.Decoder(Manifest)
 
 
 def _check_names(path: Path, manifest: Manifest) -> None:

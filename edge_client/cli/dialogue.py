@@ -55,6 +55,9 @@ class _File(msgspec.Struct):
     messages: list[_Said]
 
 
+_file_of = msgspec.json.Decoder(_File)
+
+
 @dataclass
 class Dialogue:
     """The messages so far, and the settings that were changed since the start."""
@@ -172,7 +175,7 @@ class Dialogue:
         try:
             if path.stat().st_size > _LARGEST_FILE:
                 raise UsageError(f"{path} is too large for a conversation")
-            said = msgspec.json.decode(path.read_bytes(), type=_File).messages
+            said = _file_of.decode(path.read_bytes()).messages
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -59,7 +59,7 @@ def _link_route(api: Api, answerer: EdgeAnswerer) -> Route:
 
     async def switch(request: Request, principal: str) -> Response:
         body = await read_body(request, 1000)
-        answerer.cut_off(cut=not decode(body, _Switch).connected)
+        answerer.cut_off(cut=not decode(body, _switch_of).connected)
         return Json(answerer.status())
 
     return Route("/moa/link", api.keyed(switch), methods=["POST"])
@@ -67,3 +67,6 @@ def _link_route(api: Api, answerer: EdgeAnswerer) -> Route:
 
 class _Switch(msgspec.Struct):
     connected: bool
+
+
+_switch_of = msgspec.json.Decoder(_Switch)

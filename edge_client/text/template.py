@@ -33,6 +33,9 @@ class _Answer(msgspec.Struct):
     text: str
 
 
+_answer_of = msgspec.json.Decoder(_Answer)
+
+
 class ChatTemplate:
     """Renders conversations with a chat template."""
 
@@ -63,7 +66,7 @@ class ChatTemplate:
         with self._lock:
             line = self._ask(task)
         try:
-            answer = msgspec.json.decode(line, type=_Answer)
+            answer = _answer_of.decode(line)
         except msgspec.DecodeError:
             raise self._spoilt("said no text") from None
         if answer.kind == "broken":

@@ -31,6 +31,9 @@ class _Parts(msgspec.Struct):
     decoder: msgspec.Raw = msgspec.Raw(b"null")
 
 
+_parts_of = msgspec.json.Decoder(_Parts)
+
+
 def read_tokenizer(file: Path) -> Tokenizer:
     """The tokenizer, or an error that names the problem of its file."""
     try:
@@ -40,7 +43,7 @@ def read_tokenizer(file: Path) -> Tokenizer:
     except OSError:
         raise BundleError(f"no tokenizer at {file}") from None
     try:
-        parts = msgspec.json.decode(content, type=_Parts)
+        parts = _parts_of.decode(content)
         for way in ((parts.normalizer, parts.pre_tokenizer), (parts.decoder,)):
             growths = [growth for part in way for growth in _growths(msgspec.json.decode(part))]
             if len(growths) > _MOST_STEPS:

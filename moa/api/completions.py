@@ -100,6 +100,9 @@ class ChatRequest(Common, kw_only=True):
     audio: Any = None
 
 
+_chat_of = msgspec.json.Decoder(ChatRequest)
+
+
 class CompletionRequest(Common, kw_only=True):
     """Body of `/v1/completions`."""
 
@@ -109,6 +112,9 @@ class CompletionRequest(Common, kw_only=True):
     echo: bool | None = None
     suffix: str | None = None
     best_of: Annotated[int, Meta(ge=0, le=128)] | None = None
+
+
+_completion_of = msgspec.json.Decoder(CompletionRequest)
 
 
 class CompletionCall(ParsedRequest, frozen=True, kw_only=True):
@@ -122,7 +128,7 @@ class CompletionCall(ParsedRequest, frozen=True, kw_only=True):
 
 def parse_chat(body: bytes, defaults: Defaults, principal: str) -> CompletionCall:
     """A chat request."""
-    request = decode(body, ChatRequest)
+    request = decode(body, _chat_of)
     _refuse_unsupported(request)
     _check_choices(1, request, defaults)
     if request.function_call not in (None, "auto", "none"):  # the old way to demand a call
@@ -148,7 +154,7 @@ def parse_chat(body: bytes, defaults: Defaults, principal: str) -> CompletionCal
 
 def parse_completion(body: bytes, defaults: Defaults, principal: str) -> CompletionCall:
     """A completion request."""
-    request = decode(body, CompletionRequest)
+    request = decode(body, _completion_of)
     _refuse_unsupported(request)
     if request.chat_template_kwargs:  # a completion has no template
         raise unsupported("chat_template_kwargs")

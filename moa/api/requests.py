@@ -99,10 +99,10 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     max_choices: int = 16
 
 
-def decode(body: bytes, kind: type[Parsed]) -> Parsed:
-    """Parse a body into this type; the error names the field."""
+def decode(body: bytes, decoder: msgspec.json.Decoder[Parsed]) -> Parsed:
+    """Parse a body; the error names the field."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        return decoder.decode(body)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `")
         param = path.rstrip("`").removeprefix("$").removeprefix(".") or None

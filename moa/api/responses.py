@@ -75,6 +75,9 @@ class ResponseRequest(TextRequest, kw_only=True):
     conversation: Any = None
 
 
+_response_of = msgspec.json.Decoder(ResponseRequest)
+
+
 _REPEATED = ("instructions", "max_output_tokens", "user", "safety_identifier", "prompt_cache_key")
 _NOT_KEPT = {
     "previous_response_id": "send the whole conversation as input",
@@ -94,7 +97,7 @@ class ResponseCall(ParsedRequest, frozen=True, kw_only=True):
 
 def parse_response(body: bytes, defaults: Defaults, principal: str) -> ResponseCall:
     """A request for a response."""
-    request = decode(body, ResponseRequest)
+    request = decode(body, _response_of)
     refuse(request, "presence_penalty", "frequency_penalty", "prompt", "conversation")
     for name, instead in _NOT_KEPT.items():
         if getattr(request, name):

@@ -2,8 +2,8 @@
 
 Low, middle, high and final state of token p - 1, each normed, are fused into a feature. A map of token p is added to
 it, and one decoder layer to their sum, which is the next final state. Both maps start as the least-squares solution
-(moa/training/state_chains.py), the layer at nothing: it learns what a linear map cannot say. What was only drafted is
-fed back through a map of its own.
+(moa/training/least_squares.py), the layer at nothing: it learns what a linear map cannot say. Its attention also sees
+the token as it is, to find and copy what followed it before. What was only drafted is fed back through a map of its own.
 """
 
 from __future__ import annotations
@@ -113,6 +113,7 @@ class StateDrafter(OneLayerDrafter):
         self.own = nn.Linear(width, width, bias=False)
         self.layer = Block(width, heads, kv_heads, config.intermediate_size, eps)
         self.scale = nn.Parameter(torch.ones(width))
+        self.token_scale = nn.Parameter(torch.ones(width))
         # In a tuple, so that it is not trained, saved or copied.
         self._shared_with_target = (shared,)
 
@@ -171,8 +172,9 @@ class StateDrafter(OneLayerDrafter):
         return self.shared.logits(hidden)
 
     def _joined(self, ids: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        joined = features + self.token(self.embed(ids))
-        return joined, self.layer.input_layernorm(joined)
+        token = self.embed(ids)
+        joined = features + self.token(token)
+        return joined, self.layer.input_layernorm(joined) + self.token_scale * token
 
     def _turns(self, positions: Tensor) -> Rows:
         return rotary(positions, self.layer.self_attn.head_dim, self.config.rope_theta)
