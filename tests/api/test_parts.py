@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moa.api.parts import Separator, split, within_thinking
@@ -47,6 +47,7 @@ def test_a_model_that_begins_by_thinking_is_known_by_its_prompt(prompt: str, beg
 TEXTS = st.lists(st.sampled_from(["<think>", "</think>", "<", "th", "ink>", "\n", "a", "</"]), max_size=9).map("".join)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # a busy machine is slow
 @given(st.lists(st.tuples(TEXTS, st.floats(0, 1), st.booleans()), min_size=1, max_size=6), st.booleans())
 def test_whatever_is_appended_and_withdrawn_its_client_has_the_split_text(changes: list[Any], thinking: bool) -> None:
     separator, text, has = Separator(thinking=thinking), "", ["", ""]
