@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from moa.model.blocks import Block, additive, rotary
 from moa.model.borrowed import Rows, SharedWeights
-from moa.model.features import OneLayerDrafter, run_layer, self_rows
+from moa.model.features import FeatureModel, run_layer, self_rows
 from moa.model.state_drafter import StateDrafterConfig
 from moa.training.chains import shifted
 from moa.training.data import Batch
@@ -37,7 +37,7 @@ class EagleConfig(StateDrafterConfig):
     taps: tuple[int, ...] = ()
 
 
-class Eagle(OneLayerDrafter):
+class Eagle(FeatureModel):
     """fc(embedding of token p, feature of p - 1) -> one layer -> feature of p."""
 
     def __init__(self, config: EagleConfig, shared: SharedWeights) -> None:

@@ -23,7 +23,7 @@ from moa.errors import ConfigError, UsageError
 from moa.model.blocks import Block, RMSNorm
 from moa.model.borrowed import Rows, SharedWeights
 from moa.model.checkpoint import fill, stored_weights
-from moa.model.features import OneLayerDrafter, run_layer, self_rows
+from moa.model.features import FeatureModel, run_layer, self_rows
 from moa.model.loading import first_line
 
 FILES = ("config.json", "model*.safetensors")
@@ -116,8 +116,8 @@ def authors_taps(layers: int) -> tuple[int, ...]:
     return 2, layers // 2, layers - 3
 
 
-class PublishedEagle3(OneLayerDrafter):
-    """The drafter; a `FeatureModel`."""
+class PublishedEagle3(FeatureModel):
+    """The drafter."""
 
     reads_first = False
 

@@ -7,7 +7,6 @@ token p, so that positions, masks and sampling noise are those of every other dr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,50 +18,15 @@ from moa.model.slots import SlotPool
 from moa.model.target import Committed
 
 
-class FeatureModel(Protocol):
-    """A one-layer drafter that reads tokens and features."""
-
-    reads_first: bool
-    """Whether the first token, which has no feature before it, has a row, made of zeros."""
-    words: Tensor | None
-    """The target's ids of its own vocabulary, where it has one."""
-
-    @property
-    def weight(self) -> Tensor:
-        """A weight, to read dtype and device from."""
-
-    @property
-    def feature_size(self) -> int:
-        """Width of a feature."""
-
-    @property
-    def vocab_size(self) -> int:
-        """The target's vocabulary."""
-
-    def pool(self, slots: int, capacity: int) -> SlotPool:
-        """Memory for the keys and values of `slots` sequences."""
-
-    def read(self, features: Tensor) -> Tensor:
-        """The features of the target's states."""
-
-    def again(self, hidden: Tensor) -> Tensor:
-        """The features of tokens that were only drafted, by what `step` made of them."""
-
-    def rows(self, ids: Tensor, features: Tensor, positions: Tensor) -> Rows:
-        """Cache rows of tokens that need no logits; one layer, so they depend on nothing but their own input."""
-
-    def step(self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows) -> tuple[Tensor, Rows]:
-        """The predicted feature at each token, and the cache rows."""
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits over `words`, or the whole vocabulary, after a predicted feature."""
-
-
-class OneLayerDrafter(nn.Module):
-    """What drafters of features have in common: one decoder layer, and memory for its keys and values."""
+class FeatureModel(nn.Module):
+    """A drafter of one decoder layer, which reads tokens and features."""
 
     reads_first = True
+    """Whether the first token, which has no feature before it, has a row, made of zeros."""
     words: Tensor | None = None
+    """The target's ids of its own vocabulary, where it has one."""
+    vocab_size: int
+    """The target's vocabulary."""
     layer: Block
 
     @property
@@ -89,9 +53,25 @@ class OneLayerDrafter(nn.Module):
             dtype=like.dtype, device=like.device,
         )  # fmt: skip
 
+    def read(self, features: Tensor) -> Tensor:
+        """The features of the target's states."""
+        raise NotImplementedError
+
     def again(self, hidden: Tensor) -> Tensor:
-        """The feature of a token that was only drafted: its own state."""
+        """The features of tokens that were only drafted, by what `step` made of them: that itself."""
         return hidden
+
+    def rows(self, ids: Tensor, features: Tensor, positions: Tensor) -> Rows:
+        """Cache rows of tokens that need no logits; one layer, so they depend on nothing but their own input."""
+        raise NotImplementedError
+
+    def step(self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows) -> tuple[Tensor, Rows]:
+        """The predicted feature at each token, and the cache rows."""
+        raise NotImplementedError
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits over `words`, or the whole vocabulary, after a predicted feature."""
+        raise NotImplementedError
 
 
 class FeatureDrafting(LevelDrafting):

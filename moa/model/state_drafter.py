@@ -3,7 +3,8 @@
 Low, middle, high and final state of token p - 1, each normed, are fused into a feature. A map of token p is added to
 it, and one decoder layer to their sum, which is the next final state. Both maps start as the least-squares solution
 (moa/training/least_squares.py), the layer at nothing: it learns what a linear map cannot say. Its attention also sees
-the token as it is, to find and copy what followed it before. What was only drafted is fed back through a map of its own.
+the token as it is, to find and copy what followed it before. What was only drafted is fed back through a map of its
+own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from moa.model.blocks import Block, RMSNorm, rotary
 from moa.model.borrowed import Rows, SharedWeights
 from moa.model.checkpoint import load_weights
 from moa.model.eagle3 import authors_taps
-from moa.model.features import OneLayerDrafter, run_layer, self_rows
+from moa.model.features import FeatureModel, run_layer, self_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +99,8 @@ class StateDrafterConfig:
         (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
-class StateDrafter(OneLayerDrafter):
-    """fuse(states of p - 1) + token(embedding of p) -> one layer -> final state of p; a `FeatureModel`."""
+class StateDrafter(FeatureModel):
+    """fuse(states of p - 1) + token(embedding of p) -> one layer -> final state of p."""
 
     def __init__(self, config: StateDrafterConfig, shared: SharedWeights) -> None:
         super().__init__()
