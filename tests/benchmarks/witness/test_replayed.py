@@ -58,10 +58,8 @@ def test_states_keys_and_values_are_the_targets(target: Path, texts: list[Record
         step = one.forward([Row(slot, [ids[5], 1, ids[6]], [-1, 0, 0])])  # the second node is beside the text
         found.append(one.commit(step, 0, [0, 2]))
     assert found[0].positions.tolist() == [5, 6]
-    for name in ("hidden", "k", "v"):
-        torch.testing.assert_close(
-            getattr(found[0], name), getattr(found[1], name), atol=0.2, rtol=0.05
-        )  # kept in 16 bits
+    for mine, real in zip((found[0].hidden, *found[0].kv), (found[1].hidden, *found[1].kv), strict=True):
+        torch.testing.assert_close(mine, real, atol=0.2, rtol=0.05)  # kept in 16 bits
 
 
 def test_guesses_are_the_drafters(target: Path, texts: list[Recorded], tmp_path: Path) -> None:
