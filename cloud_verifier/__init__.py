@@ -3,7 +3,7 @@
 The event loop's side, without torch:
     serving           sockets, TLS, admission: everything before a message
     sessions          connections, sessions and their slots, budgets, records on their way out
-    engine.workload     the interface between both sides: lock, clock and waiting around the scheduler
+    engine.workload   the interface between both sides: lock, clock and waiting around the scheduler
     openai            the endpoint for clients without a drafter
 
 Pure:

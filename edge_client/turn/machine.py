@@ -13,9 +13,9 @@
     machine.drain()       what the user is told, at any time
 
 The answer comes by rounds (`rounds.py`) or as a stream with guesses (`ahead.py`). Deadlines are in `deadlines.py`, the
-link, the session on it and classes of refusal in `reachability.py`, pauses between attempts in `link/retry.py`. The
-user sees the same whatever the cause of a failure: after a wait of more than `offline_after` the device writes offline,
-and that text is checked as soon as the verifier can be asked.
+link and classes of refusal in `reachability.py`, the session on it in `session_state.py`, pauses between attempts in
+`link/retry.py`. The user sees the same whatever the cause of a failure: after a wait of more than `offline_after` the
+device writes offline, and that text is checked as soon as the verifier can be asked.
 """
 
 from __future__ import annotations
