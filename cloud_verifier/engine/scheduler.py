@@ -144,13 +144,13 @@ class Scheduler:
             self._queue.arrive(lease.principal)
             self._prompts[lease] = _Prompt(ids, goal)
 
-    def release(self, lease: Lease) -> Job | None:
-        """Void the lease and release its slot; returns the round that was still queued for it, if any."""
+    def release(self, lease: Lease) -> None:
+        """Void the lease, release its slot and forget the round that was still queued for it, if any."""
         lease.revoked = True
         self._active.pop(lease, None)
         self._releases.append(lease)
         self._prompts.pop(lease, None)
-        return self._queue.remove(lease)
+        self._queue.remove(lease)
 
     def holds(self, job: Job) -> bool:
         """Whether a round is still to be run."""
@@ -209,7 +209,7 @@ class Scheduler:
             self._pacing.round_ready(now)
         for lease in outcome.full:
             self._prompts.pop(lease, None)
-        return [round for lease in outcome.full if (round := self._queue.remove(lease)) is not None]
+        return [queued for lease in outcome.full if (queued := self._queue.remove(lease)) is not None]
 
     def background_room(self, now: float) -> float:
         """Seconds for which activation records may be made now."""

@@ -150,7 +150,9 @@ def test_a_released_lease_leaves_nothing_behind(length: int) -> None:
     holder = lease(length=length)
     one = job(holder)
     queue.submit(one)
-    assert queue.scheduler.release(holder) is one
+    assert queue.scheduler.holds(one)
+    queue.scheduler.release(holder)
+    assert not queue.scheduler.holds(one)
     assert holder.revoked
     step = queue.taken()
     assert step.releases == [holder]
