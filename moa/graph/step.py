@@ -52,7 +52,7 @@ def open_session(model: Path, *, threads: int = 1, bounded: bool = False) -> Any
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # what fails is raised
     if bounded:
-        _bounded_memory(model)
+        _bound_memory(model)
         options.add_session_config_entry("session.use_env_allocators", "1")
     # Spinning threads would take CPU time from other work between two short steps.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -70,7 +70,6 @@ class StepGraph:
     def __init__(self, model: Path, *, threads: int = 0) -> None:
         self.threads = threads or default_threads()
         self.session = open_session(model, threads=self.threads, bounded=True)
-        self.most_bytes = _bounded_memory(model)
         shapes = {node.name: node.shape for node in self.session.get_inputs()}
         if missing := [name for name in _WANTED if name not in shapes]:
             raise BundleError(f"{model} is not a drafter step graph: input {missing[0]} is missing")
@@ -154,14 +153,14 @@ class Call:
         except Exception as error:  # onnxruntime raises many types without a common base
             said = " ".join(str(error).split())[-160:]  # the places in its own code come first
             raise BundleError(
-                f"the drafter's graph failed, with at most {graph.most_bytes >> 20} MiB: {said}",
+                f"the drafter's graph failed, with at most {_arenas[0] >> 20} MiB: {said}",
                 hint="run `edge-client doctor`, or use another bundle",
             ) from None
         return perf_counter() - start
 
 
-def _bounded_memory(model: Path) -> int:
-    """Bound what all operators may allocate, before they do; returns the limit in bytes."""
+def _bound_memory(model: Path) -> None:
+    """Bound what all operators may allocate, before they do."""
     if not _arenas:
         size = sum(file.stat().st_size for file in model.parent.iterdir() if file.is_file())
         limit = _ROOM + _WEIGHTS * size
@@ -170,7 +169,6 @@ def _bounded_memory(model: Path) -> int:
         )
         onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg({"max_mem": limit}))
         _arenas.append(limit)
-    return _arenas[0]
 
 
 def _heads(shape: Sequence[int | str]) -> Heads:
