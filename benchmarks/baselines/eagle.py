@@ -7,7 +7,7 @@ predictions when it drafts. The dynamic tree is the engine's.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -47,20 +47,11 @@ class Eagle(FeatureModel):
         self.fc = nn.Linear(2 * width, width, bias=False)
         self.layer = Block(width, heads, config.num_key_value_heads, config.intermediate_size, config.rms_norm_eps)
         self.layer.input_layernorm = nn.Identity()  # type: ignore[assignment]
-        self._shared_with_target = (shared,)
-
-    @property
-    def shared(self) -> SharedWeights:
-        """The target's embedding and head."""
-        return self._shared_with_target[0]
+        self.shared = shared
 
     def read(self, features: Tensor) -> Tensor:
         """The target's final state, as it is."""
         return features
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The target's head."""
-        return self.shared.logits(hidden)
 
     def rows(self, ids: Tensor, features: Tensor, positions: Tensor) -> Rows:
         """Cache rows of tokens that need no logits."""
@@ -85,7 +76,6 @@ class EagleTraining(Distillation):
 
     def __init__(self, model: Eagle, teacher: Teacher, settings: DistillSettings = PUBLIC_LOSS, seed: int = 0) -> None:
         super().__init__(model, teacher, settings, seed)  # type: ignore[arg-type]
-        self.model = model
 
     def _draft(self, batch: Batch, lesson: Lesson, latest: NDArray[np.int64], step: int, progress: float) -> Tensor:
         device = lesson.hidden.device
@@ -94,5 +84,6 @@ class EagleTraining(Distillation):
         noise = (torch.rand(lesson.hidden.shape, generator=luck) * 2 - 1) * NOISE
         features = shifted(lesson.hidden + noise.to(lesson.hidden), positions)
         mask = additive(token_mask(batch, None, device=device)).unsqueeze(1)
-        hidden, _ = self.model.step(ids, features, positions, mask, self.model.empty_rows(ids))
+        model: Any = self.module
+        hidden, _ = model.step(ids, features, positions, mask, model.empty_rows(ids))
         return hidden

@@ -23,7 +23,7 @@ from moa.errors import ConfigError, UsageError
 from moa.model.blocks import Block, RMSNorm
 from moa.model.borrowed import Rows, SharedWeights
 from moa.model.checkpoint import fill, stored_weights
-from moa.model.features import FeatureModel, run_layer, self_rows
+from moa.model.features import FeatureModel, normed, run_layer, self_rows
 from moa.model.loading import first_line
 
 FILES = ("config.json", "model*.safetensors")
@@ -173,8 +173,7 @@ class PublishedEagle3(FeatureModel):
         if self.config.norm_before_fc:
             features = self.input_norm(features)
         if self.config.fc_norm:
-            parts = features.chunk(len(self.fc_norm), dim=-1)
-            features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+            features = normed(self.fc_norm, features)
         fused: Tensor = self.fc(features)
         return fused
 

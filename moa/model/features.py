@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from moa.model.blocks import Block, masked, rotate
-from moa.model.borrowed import Rows
+from moa.model.borrowed import Rows, SharedWeights
 from moa.model.drafting import Level, LevelDrafting
 from moa.model.slots import SlotPool
 from moa.model.target import Committed
@@ -27,6 +27,8 @@ class FeatureModel(nn.Module):
     """The target's ids of its own vocabulary, where it has one."""
     vocab_size: int
     """The target's vocabulary."""
+    shared: SharedWeights
+    """Embedding and head, its own or the target's. No module: they are not trained or saved with it."""
     layer: Block
 
     @property
@@ -71,7 +73,7 @@ class FeatureModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits over `words`, or the whole vocabulary, after a predicted feature."""
-        raise NotImplementedError
+        return self.shared.logits(hidden)
 
 
 class FeatureDrafting(LevelDrafting):
@@ -143,6 +145,12 @@ class FeatureDrafting(LevelDrafting):
             parents = torch.tensor([place[grower.parents[node]] for node in grower.frontier], device=self.device)
             features[row, : len(parents)] = self._drafted[slot][parents]
         return features
+
+
+def normed(norms: nn.ModuleList, states: Tensor) -> Tensor:
+    """States side by side, each by its own norm."""
+    parts = states.chunk(len(norms), dim=-1)
+    return torch.cat([norm(part) for norm, part in zip(norms, parts, strict=True)], dim=-1)
 
 
 def self_rows(block: Block, normed: Tensor, cos: Tensor, sin: Tensor) -> Rows:

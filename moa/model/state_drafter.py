@@ -24,7 +24,7 @@ from moa.model.blocks import Block, RMSNorm, rotary
 from moa.model.borrowed import Rows, SharedWeights
 from moa.model.checkpoint import load_weights
 from moa.model.eagle3 import authors_taps
-from moa.model.features import FeatureModel, run_layer, self_rows
+from moa.model.features import FeatureModel, normed, run_layer, self_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +115,7 @@ class StateDrafter(FeatureModel):
         self.layer = Block(width, heads, kv_heads, config.intermediate_size, eps)
         self.scale = nn.Parameter(torch.ones(width))
         self.token_scale = nn.Parameter(torch.ones(width))
-        # In a tuple, so that it is not trained, saved or copied.
-        self._shared_with_target = (shared,)
+        self.shared = shared
 
     @classmethod
     def new(cls, config: StateDrafterConfig, shared: SharedWeights) -> Self:
@@ -134,15 +133,9 @@ class StateDrafter(FeatureModel):
         load_weights(model, folder)
         return model.to(shared.embedding).eval().requires_grad_(False)
 
-    @property
-    def shared(self) -> SharedWeights:
-        """The target's embedding and head."""
-        return self._shared_with_target[0]
-
     def normed(self, states: Tensor) -> Tensor:
         """The target's states side by side, each normed."""
-        parts = states.chunk(len(self.tap_norms), dim=-1)
-        return torch.cat([norm(part) for norm, part in zip(self.tap_norms, parts, strict=True)], dim=-1)
+        return normed(self.tap_norms, states)
 
     def read(self, features: Tensor) -> Tensor:
         """The target's states, fused."""
@@ -167,10 +160,6 @@ class StateDrafter(FeatureModel):
         """The predicted state at each token, and the cache rows."""
         x, rows = run_layer(self.layer, *self._joined(ids, features), *self._turns(positions), mask, past)
         return x * self.scale, rows
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The target's head."""
-        return self.shared.logits(hidden)
 
     def _joined(self, ids: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         token = self.embed(ids)

@@ -39,22 +39,22 @@ class ChainTraining(Distillation):
 
     def __init__(self, model: Any, teacher: Teacher, settings: ChainSettings, seed: int = 0) -> None:
         super().__init__(model, teacher, settings, seed)
-        self.model = model
         teacher.tap(model.config.taps)
 
     def loss(self, batch: Batch, step: int, progress: float) -> Loss:
         """The weighted sum over all chains. Shown: how often the first token is right, and each of the later ones if
         those before it are."""
+        model: Any = self.module
         lesson = self.teacher(batch)
         device, length = lesson.hidden.device, self.settings.length
         ids, positions, segments = (
             torch.from_numpy(x).to(device) for x in (batch.ids, batch.positions, batch.segments)
         )
         wanted = wanted_places(batch).to(device)
-        features = shifted(self.model.read(lesson.states), positions)
+        features = shifted(model.read(lesson.states), positions)
         start = int(np.random.default_rng([self.seed, step]).integers(length))  # in every process the same
         states, goals, counts = [], [], []
-        for lag, hidden, at, valid in chains(self.model, ids, positions, segments, features, start, length):
+        for lag, hidden, at, valid in chains(model, ids, positions, segments, features, start, length):
             chosen = wanted.gather(1, at) & valid
             states.append(hidden[chosen])
             goals.append(lesson.hidden.gather(1, at.unsqueeze(-1).expand(*at.shape, lesson.hidden.shape[-1]))[chosen])
