@@ -21,7 +21,8 @@ from websockets.protocol import Event
 
 from cloud_verifier.logs import log
 from cloud_verifier.sessions.budgets import BYTES, FRAMES, Meter
-from moa.process.half_open import HalfOpen, Secured
+from moa.process.half_open import HalfOpen
+from moa.process.secured import Secured
 from moa.wire.limits import Limits
 
 _PIECE = 1024

@@ -19,8 +19,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from moa.api.fairness import Fairness
 from moa.api.guard import Guard
-from moa.process.half_open import HalfOpen, Secured, room_for_connections
+from moa.process.half_open import HalfOpen, room_for_connections
 from moa.process.listening import Port
+from moa.process.secured import Secured
 from moa.token_bucket import TokenBucket
 
 log = logging.getLogger("moa.api")
