@@ -19,7 +19,7 @@ from export.runner import Float, Runner, StepInput, TorchRunner
 from export.source import Source
 from moa.errors import UsageError
 from moa.manifest import Acceptance, Agreement, Calibration, Offline, TreeUsed
-from moa.model.choosing import Continued, generate
+from moa.model.generate import Continued, generate
 from moa.model.target import Committed, Target
 from moa.training.sources import DocumentReader, SourceExample, examples, string
 from moa.tree import DraftTree, TreeGrower, TreeShape, accept

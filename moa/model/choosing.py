@@ -1,10 +1,8 @@
-"""From a forward to the accepted nodes of each row's draft; and plain decoding of several prompts at once, without
-drafts, for training data and for texts that exports replay."""
+"""From a forward to the accepted nodes of each row's draft."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,12 +14,9 @@ from moa.grammar.matcher import Bits, unpacked
 from moa.logprobs import pack
 from moa.model.accelerator.sampling import NO_NUMBER, Draw
 from moa.model.accelerator.sampling import choose as choose_all
-from moa.model.target import Committed, Row, Step, Target
+from moa.model.target import Step
 from moa.sampling import NO_LOGITS, SamplingSettings, choose
 from moa.tree import Accepted, accept, walk
-from moa.wire.finish import TurnRules, first_finish
-
-PREFILL_CHUNK = 512
 
 
 class Judged(NamedTuple):
@@ -106,44 +101,3 @@ def log_probabilities(step: Step, b: int, path: Sequence[int], chosen: Sequence[
 def _distinct(row: Judged) -> NDArray[np.int64]:
     """The distinct tokens for the repetition penalty, computed once for a log and not for every node."""
     return np.unique(np.asarray(row.log if row.sampling.repetition_penalty != 1.0 else (), dtype=np.int64))
-
-
-@dataclass
-class Continued:
-    """A prompt and what follows it; `prompt` is the prompt's length, and `finish` why the text ended."""
-
-    ids: list[int]
-    prompt: int
-    finish: str = ""
-
-
-def generate(
-    target: Target,
-    prompts: Sequence[Sequence[int]],
-    new_tokens: int,
-    sampling: SamplingSettings | None = None,
-    seen: Callable[[int, Committed], None] = lambda _, __: None,
-) -> list[Continued]:
-    """Continue every prompt, each in a slot of its own. `seen` gets what the target has run, by the prompt's place."""
-    texts = [Continued(list(prompt), len(prompt)) for prompt in prompts]
-    eos, capacity = frozenset(target.facts.eos_ids), target.pool.capacity
-    slots = [target.pool.acquire() for _ in texts]
-    try:
-        for place, text in enumerate(texts):
-            for start in range(0, text.prompt - 1, PREFILL_CHUNK):
-                chunk = text.ids[start : min(start + PREFILL_CHUNK, text.prompt - 1)]
-                step = target.forward([Row.chain(slots[place], chunk, judged="none")])
-                seen(place, target.commit(step, 0, range(len(chunk))))
-        while active := [place for place, text in enumerate(texts) if not text.finish]:
-            step = target.forward([Row.chain(slots[place], texts[place].ids[-1:]) for place in active])
-            judged = [Judged(texts[at].ids[-1:], [-1], texts[at].ids, sampling or SamplingSettings()) for at in active]
-            for row, (place, accepted) in enumerate(zip(active, accept_rows(step, judged), strict=True)):
-                seen(place, target.commit(step, row, [0]))
-                text, token = texts[place], accepted.next_token
-                rules = TurnRules(text.prompt, new_tokens, capacity, eos)
-                _, text.finish = first_finish(rules, text.ids, [token], None)
-                text.ids.append(token)
-    finally:
-        for slot in slots:
-            target.pool.release(slot)
-    return texts

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moa.errors import UsageError
-from moa.model.choosing import generate
+from moa.model.generate import generate
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from moa.training.progress import Progress
