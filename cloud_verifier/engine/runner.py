@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
@@ -39,16 +39,9 @@ class StepRunner:
     """Runs steps, one after another. Only the model's thread uses it."""
 
     def __init__(
-        self,
-        target: Target,
-        recorder: Recorder,
-        drafting: ServerDrafting,
-        *,
-        decode: Decode | None,
-        metrics: Metrics,
-        most_guesses: int,
-        clock: Callable[[], float],
-    ) -> None:
+        self, target: Target, recorder: Recorder, drafting: ServerDrafting, *, decode: Decode | None, metrics: Metrics,
+        most_guesses: int, clock: Callable[[], float],
+    ) -> None:  # fmt: skip
         self.leases: dict[Lease, None] = {}
         """Those that hold a slot."""
         self._target, self._recorder, self._drafting = target, recorder, drafting
@@ -84,42 +77,10 @@ class StepRunner:
             return
         started = self._clock()
         try:
-            made = {job: draft for job in jobs if (draft := guesses.get(job)) is not None}
-            for job in jobs:
-                if isinstance(request := job.request, Verify):
-                    made[job] = request.tokens, request.parents or range(-1, len(request.tokens) - 1)
-            if streams := [job for job in jobs if job not in made]:
-                beside = sum(len(tokens) for tokens, _ in made.values()) + sum(piece.size for piece in pieces)
-                made |= self._own_drafts(streams, beside)
-            drafts = [made[job] for job in jobs]
-            for job, (tokens, _) in made.items():
-                job.nodes = len(tokens)
+            made = self._drafts(jobs, guesses, sum(piece.size for piece in pieces))
             drafted = self._clock()
             outcome.extra += drafted - started
-            masking = None
-            if any(job.matcher is not None for job in jobs):  # beside the forward
-                masking = self._masks.submit(mask_rows, jobs, drafts, time.perf_counter() + _MASK_SECONDS)
-            try:
-                # Sampled rows ask for the logits of the nodes they reach; only greedy ones need the best token of all.
-                best = {job for job in jobs if job.sampling.plain_greedy and job.matcher is None}
-                rows = [Row(_slot(job.lease), *made[job], judged="all" if job in best else "none") for job in jobs]
-                step = self._target.forward([*rows, *map(_piece_row, pieces)])
-                if masking:
-                    step.wait()  # what the masks take longer is theirs
-            finally:
-                ran = self._clock()
-                wait([masking] if masking else [])  # matchers are used again, whatever happens
-                outcome.extra += self._clock() - ran
-            if masking:
-                judged, late, failed = masking.result()
-            else:
-                judged, late, failed = [Judged(*made[job], job.ids, job.sampling) for job in jobs], set(), {}
-            for lease in [*(job.lease for job in jobs), *(piece.lease for piece in pieces)]:
-                lease.held = self._target.pool.held[_slot(lease)]
-            accepted = accept_rows(step, judged)
-            if len(accepted) != len(jobs):
-                raise ValueError(f"{len(accepted)} rows of {len(jobs)} were judged")
-            step.wait()
+            step, accepted, late, failed = self._forward(jobs, made, pieces, outcome)
         except Exception as error:
             outcome.ran = False
             if len(jobs) + len(pieces) == 1:
@@ -135,7 +96,7 @@ class StepRunner:
         outcome.ended = self._ended = ended = self._clock()
         reports: list[Report] = []
         won: dict[Job, int] = {}
-        for b, (job, draft) in enumerate(zip(jobs, drafts, strict=True)):
+        for b, job in enumerate(jobs):
             if job in late:
                 outcome.again.append(job)
                 continue
@@ -145,8 +106,8 @@ class StepRunner:
             began = drafted if isinstance(job.request, Verify) else started
             timing = 1000 * (began - job.enqueued), 1000 * (ended - began), len(jobs)
             try:
-                foreseen = len(draft[0]) - 1 if guesses.get(job) is not None else 0
-                reports.append(self._settle(step, b, job, draft, accepted[b], timing, foreseen))
+                foreseen = job.nodes - 1 if guesses.get(job) is not None else 0
+                reports.append(self._settle(step, b, job, made[job], accepted[b], timing, foreseen))
                 if isinstance(job.request, Stream) and guesses.get(job) is None:
                     won[job] = len(accepted[b].path) - 1
             except Exception as error:
@@ -167,6 +128,38 @@ class StepRunner:
                     job.enqueued = ended
                     job.sent(len(answer.tokens), ended)
                     outcome.again.append(job)
+
+    def _forward(
+        self, jobs: Sequence[Job], made: Mapping[Job, FlatTree], pieces: Sequence[PrefillPiece], outcome: StepOutcome
+    ) -> tuple[Step, list[Accepted], Collection[Job], Mapping[Job, GrammarError]]:
+        """Run drafts and pieces of prompts, beside it the masks of grammars; what of each draft is accepted, and the
+        rounds whose masks were late or whose grammar is given up."""
+        masking = None
+        if any(job.matcher is not None for job in jobs):
+            until = time.perf_counter() + _MASK_SECONDS
+            masking = self._masks.submit(mask_rows, jobs, [made[job] for job in jobs], until)
+        try:
+            # Sampled rows ask for the logits of the nodes they reach; only greedy ones need the best token of all.
+            best = {job for job in jobs if job.sampling.plain_greedy and job.matcher is None}
+            rows = [Row(_slot(job.lease), *made[job], judged="all" if job in best else "none") for job in jobs]
+            step = self._target.forward([*rows, *map(_piece_row, pieces)])
+            if masking:
+                step.wait()  # what the masks take longer is theirs
+        finally:
+            ran = self._clock()
+            wait([masking] if masking else [])  # matchers are used again, whatever happens
+            outcome.extra += self._clock() - ran
+        if masking:
+            judged, late, failed = masking.result()
+        else:
+            judged, late, failed = [Judged(*made[job], job.ids, job.sampling) for job in jobs], set(), {}
+        for lease in [*(job.lease for job in jobs), *(piece.lease for piece in pieces)]:
+            lease.held = self._target.pool.held[_slot(lease)]
+        accepted = accept_rows(step, judged)
+        if len(accepted) != len(jobs):
+            raise ValueError(f"{len(accepted)} rows of {len(jobs)} were judged")
+        step.wait()
+        return step, accepted, late, failed
 
     def run_one_token(self) -> None:
         """See whether a forward succeeds: in a slot of its own or, where none is free, behind the shortest session."""
@@ -197,25 +190,29 @@ class StepRunner:
             ours = self.hint("drafting", lambda: self._drafting.matching(job)) or 0.0
         return picked[:2] if picked.expected >= ours else None
 
-    def _own_drafts(self, streams: Sequence[Job], beside: int) -> dict[Job, FlatTree]:
-        """Drafts of ours; `beside` other tokens are in the forward."""
-        ours = self.hint("drafting", lambda: self._drafting.draft(streams, beside))
-        if ours is None or len(ours) != len(streams):
-            ours = ServerDrafting().draft(streams)
-        return dict(zip(streams, ours, strict=True))
+    def _drafts(self, jobs: Sequence[Job], guesses: Mapping[Job, FlatTree | None], beside: int) -> dict[Job, FlatTree]:
+        """The edge's drafts and guesses, and drafts of ours for the other streams; `beside` prompt tokens are in the
+        forward."""
+        made = {job: draft for job in jobs if (draft := guesses.get(job)) is not None}
+        for job in jobs:
+            if isinstance(request := job.request, Verify):
+                made[job] = request.tokens, request.parents or range(-1, len(request.tokens) - 1)
+        if streams := [job for job in jobs if job not in made]:
+            beside += sum(len(tokens) for tokens, _ in made.values())
+            ours = self.hint("drafting", lambda: self._drafting.draft(streams, beside))
+            if ours is None or len(ours) != len(streams):
+                ours = ServerDrafting().draft(streams)
+            made |= zip(streams, ours, strict=True)
+        for job, (tokens, _) in made.items():
+            job.nodes = len(tokens)
+        return made
 
     # ---- verdicts
 
     def _settle(
-        self,
-        step: Step,
-        b: int,
-        job: Job,
-        draft: FlatTree,
-        accepted: Accepted,
-        timing: tuple[float, float, int],
+        self, step: Step, b: int, job: Job, draft: FlatTree, accepted: Accepted, timing: tuple[float, float, int],
         foreseen: int,
-    ) -> Answered:
+    ) -> Answered:  # fmt: skip
         """Decide a round. `timing`: milliseconds that it waited and ran, and the sessions that shared the forward;
         `foreseen`: nodes of the draft that the edge had sent."""
         path, next_token, finish = cut_path(
