@@ -26,6 +26,7 @@ from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.serving.transport import Transport
 from cloud_verifier.sessions.service import Service
 from cloud_verifier.settings import Settings
+from moa.model.drafter import Drafter
 from moa.process.listening import Port
 from moa.tree import TreeShape
 
@@ -61,9 +62,9 @@ class Verifier:
             shape = TreeShape.chain(shape.depth, min_score=shape.min_score)
         if served.server_drafter is not None:
             drafting = FeatureServerDrafting(served.target, served.server_drafter, shape=shape)
-        elif served.drafter is not None and served.graph is not None:
+        elif isinstance(served.drafter, Drafter) and served.graph is not None:
             drafting = GraphServerDrafting(served.target, served.drafter, served.graph, recorder, shape=shape)
-        elif served.drafter is not None:
+        elif isinstance(served.drafter, Drafter):
             drafting = MoaServerDrafting(served.target, served.drafter, recorder, shape=shape)
         self.engine = Engine(
             served.target,

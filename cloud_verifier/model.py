@@ -29,7 +29,7 @@ from moa.model.layout import Row
 from moa.model.loading import locate
 from moa.model.pages import PAGE
 from moa.model.products import MOST_ROWS, sizes_up_to
-from moa.model.state_drafter import StateDrafter
+from moa.model.state_drafter import StateDrafter, is_states
 from moa.model.target import Target
 from moa.records import DTYPES
 from moa.wire.finish import Decode
@@ -45,7 +45,8 @@ class Served:
     """A model in memory, ready for the engine."""
 
     target: Target
-    drafter: Drafter | None
+    drafter: Drafter | StateDrafter | None
+    """Makes activation records."""
     decode: Decode | None
     """Text of output tokens, for stop strings."""
     facts: ModelFacts
@@ -69,9 +70,19 @@ def load(settings: Settings) -> Served:
     began = time.monotonic()
     log.info("starting", extra={"event": "start", "version": __version__, "target": settings.target or "embedded"})
     target = load_target(settings)
-    server_drafter = None
+    folder = drafter_folder(settings)
+    drafter: Drafter | StateDrafter | None = None
+    server_drafter: PublishedEagle3 | StateDrafter | None = None
     if settings.server_drafter:
         server_drafter = load_server_drafter(settings.server_drafter, target)
+    if folder is not None and is_states(folder):
+        if isinstance(server_drafter, PublishedEagle3):
+            raise UsageError(f"{folder} and {settings.server_drafter} read different states", hint="give one of them")
+        drafter = StateDrafter.load(folder, target.facts, SharedWeights.of(target.model))
+        server_drafter = server_drafter or drafter
+    elif folder is not None:
+        drafter = load_drafter(folder, target.model, target.facts)
+    if server_drafter is not None:
         target.tap(server_drafter.config.taps)  # it keeps the states that this drafter reads
     # The head's copy in float32 is made now: the first request would wait for it, or find no memory.
     with _memory_for(f"for the {4 * target.head_weight.numel() / 2**30:.1f} GiB of the LM head in float32"):
@@ -79,13 +90,6 @@ def load(settings: Settings) -> Served:
     warm_up(target, min(MOST_ROWS, settings.max_batch_tokens))
     if target.runner is not None:
         target.runner.prepare(target.runner.usual(settings.max_batch_rows, _USUAL_DRAFT, settings.prefill_tokens))
-    drafter_folder = settings.drafter
-    if not settings.target:
-        drafter_folder = drafter_folder or str(_embedded().drafter)
-    folder = Path(drafter_folder) if drafter_folder else None
-    if folder is not None and not folder.is_dir():
-        raise UsageError(f"no drafter at {folder}: there is no such folder")
-    drafter = load_drafter(folder, target.model, target.facts) if folder is not None else None
     # The identity that `moa-export` writes into a bundle's manifest for the same drafter.
     name = weights_id(folder, target.facts) if folder is not None else ""
     tokenizer = target.tokenizer
@@ -158,6 +162,15 @@ def load_target(settings: Settings) -> Target:
         )
 
 
+def drafter_folder(settings: Settings) -> Path | None:
+    """Where the drafter is that records are made for."""
+    if not settings.drafter:
+        return None if settings.target else Path(_embedded().drafter)
+    if not (folder := Path(settings.drafter)).is_dir():
+        raise UsageError(f"no drafter at {folder}: there is no such folder")
+    return folder
+
+
 def load_server_drafter(source: str, target: Target) -> PublishedEagle3 | StateDrafter:
     """A drafter of streams, from a folder or a hub id."""
     folder = locate(source, FILES)
@@ -183,16 +196,23 @@ def load_graph(settings: Settings, device: torch.device, drafter: str) -> Loaded
 
 
 def serve_model(
-    target: Target, drafter: Drafter | None = None, *, decode: Decode | None = None, drafter_name: str = ""
+    target: Target,
+    drafter: Drafter | StateDrafter | None = None,
+    *,
+    decode: Decode | None = None,
+    drafter_name: str = "",
 ) -> Served:
     """Serve models that are in memory."""
-    return Served(target, drafter, decode, model_facts(target, drafter, drafter_name))
+    streams = drafter if isinstance(drafter, StateDrafter) else None
+    if streams is not None:
+        target.tap(streams.config.taps)
+    return Served(target, drafter, decode, model_facts(target, drafter, drafter_name), server_drafter=streams)
 
 
-def model_facts(target: Target, drafter: Drafter | None, drafter_name: str = "") -> ModelFacts:
+def model_facts(target: Target, drafter: Drafter | StateDrafter | None, drafter_name: str = "") -> ModelFacts:
     """The facts of a model in memory that the service needs."""
     records = None
-    if drafter is not None and drafter.config.use_ca:
+    if isinstance(drafter, StateDrafter) or (drafter is not None and drafter.config.use_ca):
         layout = drafter.layout
         dtypes = [d for d in DTYPES if d != "int4" or layout.width % 2 == 0]
         records = RecordContract(layout.count, layout.width, list(dtypes))

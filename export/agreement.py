@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from export.source import Source
 from moa.errors import UsageError
 from moa.manifest import Acceptance, Agreement, Calibration, Offline, TreeUsed
 from moa.model.generate import Continued, generate
+from moa.model.state_drafter import StateDrafter
 from moa.model.target import Committed, Target
 from moa.training.sources import DocumentReader, SourceExample, examples, string
 from moa.tree import DraftTree, TreeGrower, TreeShape, accept
@@ -40,7 +42,7 @@ class Continuation:
     record_k: NDArray[np.float32] | None
     record_v: NDArray[np.float32] | None
     borrowed: list[NDArray[np.float32]] = field(default_factory=list)
-    """The target's keys and values `[heads, len(ids), D]` in the borrowed layers, by layer."""
+    """Keys and values `[heads, len(ids), D]` that records carry of layers with a cache, by layer."""
 
 
 def read_prompts(files: Sequence[Path]) -> list[str]:
@@ -72,16 +74,19 @@ def make_traces(
     room = target.pool.capacity - new_tokens - 1
     if longest := next((len(p) for p in prompts if not 0 < len(p) <= room), None):
         raise UsageError(f"a calibration prompt has {longest} tokens, at most {room} fit")
-    records: list[list[list[torch.Tensor]]] = [[] for _ in prompts]
+    records: list[list[Any]] = [[] for _ in prompts]
     texts = []
     for start in range(0, len(prompts), target.pool.slots):
         seen = partial(_record, source, records[start:])
         texts += generate(target, prompts[start : start + target.pool.slots], new_tokens, seen=seen)
-    return [_trace(text, parts) for text, parts in zip(texts, records, strict=True)]
+    return [_trace(source, text, parts) for text, parts in zip(texts, records, strict=True)]
 
 
-def _record(source: Source, records: list[list[list[torch.Tensor]]], place: int, done: Committed) -> None:
-    """Keep the records of tokens that the target has run."""
+def _record(source: Source, records: list[list[Any]], place: int, done: Committed) -> None:
+    """Keep the records of tokens that the target has run, or what they are made of."""
+    if isinstance(source.module, StateDrafter):
+        records[place].append(done)
+        return
     if not source.spec.records:
         return
     kv = done.kv
@@ -92,9 +97,13 @@ def _record(source: Source, records: list[list[list[torch.Tensor]]], place: int,
     records[place].append([rows.clone() for rows in (*made, *theirs)])
 
 
-def _trace(text: Continued, parts: list[list[torch.Tensor]]) -> Continuation:
+def _trace(source: Source, text: Continued, parts: list[Any]) -> Continuation:
     if not parts:
         return Continuation(text.ids, text.prompt, None, None)
+    if isinstance(module := source.module, StateDrafter):
+        halves = [module.layout.split(half) for half in module.whole_records([Committed.joined(parts)])]
+        rows = [half.transpose(1, 0, 2) for layer in zip(*halves, strict=True) for half in layer]
+        return Continuation(text.ids, text.prompt, None, None, rows)
     joined = [torch.cat(side).transpose(0, 1).float().contiguous().numpy() for side in zip(*parts, strict=True)]
     return Continuation(text.ids, text.prompt, joined[0], joined[1], joined[2:])
 
@@ -122,12 +131,14 @@ class AcceptedRounds:
 class Replay:
     """One continuation and the drafter's cache, at any point of the text."""
 
-    def __init__(self, runner: Runner, trace: Continuation) -> None:
+    def __init__(self, runner: Runner, trace: Continuation, held: int | None = None) -> None:
+        """`held`: how many records are there, by default all."""
         self.runner, self.trace = runner, trace
+        self.held = len(trace.ids) if held is None else held
         self.rows: list[Float] = [
             np.zeros((layer.kv_heads, 0, layer.head_dim), np.float32) for layer in runner.spec.cache for _ in "kv"
         ]
-        self.advance(len(trace.ids))  # cache rows depend on tokens only; those of borrowed layers are the target's
+        self.advance(len(trace.ids))  # cache rows depend on tokens, and on the records that carry some
 
     def advance(self, end: int) -> None:
         """Extend the cache to the text's first `end` tokens."""
@@ -135,7 +146,11 @@ class Replay:
             stop = min(end, start + _CHUNK)
             out = self.runner.step(self._text(start, stop, start, queries=[stop - start - 1]))
             own = len(out.rows) - len(self.trace.borrowed)
-            new = [*out.rows[:own], *(rows[:, start:stop] for rows in self.trace.borrowed)]
+            theirs = [rows[:, start : min(stop, self.held)] for rows in self.trace.borrowed]
+            lent = [
+                np.concatenate([a, b[:, a.shape[1] :]], axis=1) for a, b in zip(theirs, out.rows[own:], strict=True)
+            ]
+            new = [*out.rows[:own], *lent]
             self.rows = [np.concatenate(pair, axis=1) for pair in zip(self.rows, new, strict=True)]
 
     def draft(self, pending: int, shape: TreeShape) -> int:
@@ -228,7 +243,7 @@ def offline(runner: Runner, traces: Sequence[Continuation], *, cold: bool) -> Of
 def _alone(runner: Runner, trace: Continuation, held: int) -> list[bool]:
     if len(trace.ids) - trace.prompt < 2:
         return []
-    guesses = Replay(runner, trace).guesses(trace.prompt, len(trace.ids) - 1, held)
+    guesses = Replay(runner, trace, held).guesses(trace.prompt, len(trace.ids) - 1, held)
     return [int(guess) == token for guess, token in zip(guesses, trace.ids[trace.prompt + 1 :], strict=True)]
 
 

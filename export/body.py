@@ -20,6 +20,7 @@ from torch.export import Dim
 from export.storage import quiet
 from moa.manifest import KVHeads
 from moa.model.drafter import Drafter
+from moa.model.state_drafter import StateDrafter
 
 Sizes = tuple[int | str, ...]
 """Sizes, and names of those that a step may choose."""
@@ -28,10 +29,11 @@ Sizes = tuple[int | str, ...]
 class Body(nn.Module):
     """The drafter's `states`, with the arguments in the order of the graph's inputs."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter | StateDrafter) -> None:
         super().__init__()
-        self.drafter, self.borrowed = drafter, drafter.borrowed
-        self.records = 3 if drafter.config.use_ca else 0
+        self.drafter, self.borrowed, self.records = drafter, None, 0
+        if isinstance(drafter, Drafter):
+            self.borrowed, self.records = drafter.borrowed, 3 * drafter.config.use_ca
 
     def forward(self, x: Tensor, positions: Tensor, queries: Tensor, mask: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         """`rest`: record_k, record_v, record_mask where there are records, then past keys and values by layer."""
@@ -50,6 +52,7 @@ class BodySpec:
     """The body's layers, then the borrowed ones."""
     records: KVHeads | None
     borrowed: int = 0
+    """How many of these, the last ones, records carry the rows of."""
 
     @property
     def inputs(self) -> dict[str, Sizes]:

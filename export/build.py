@@ -35,6 +35,7 @@ from moa.manifest import (
     Calibration,
     DrafterIdentity,
     FileEntry,
+    KVHeads,
     Manifest,
     RecordFormat,
     StepTime,
@@ -43,6 +44,7 @@ from moa.manifest import (
     Variant,
     Vocabulary,
 )
+from moa.model.state_drafter import StateDrafter
 from moa.model.target import Target
 from moa.worth import worth
 
@@ -126,7 +128,10 @@ class _Build:
         if not wanted:
             return None
         self.say("loading the target to record its answers")
-        return Target.load(settings.target, slots=_SLOTS, capacity=1024)
+        target = Target.load(settings.target, slots=_SLOTS, capacity=1024)
+        if isinstance(self.source.module, StateDrafter):
+            target.tap(self.source.module.config.taps)
+        return target
 
     def _draft_vocabulary(self, target: Target | None) -> NDArray[np.int64] | None:
         source, settings = self.source, self.settings
@@ -194,7 +199,7 @@ class _Build:
             recipe=self._recipe(),
             target=TargetIdentity(source=public_name(self.settings.target), facts=source.facts),
             drafter=DrafterIdentity(
-                kind="moa" if source.spec.records else "independent",
+                kind=source.kind,
                 source=public_name(self.settings.drafter),
                 weights_id=source.drafter_id,
                 config=asdict(source.module.config),
@@ -218,9 +223,10 @@ class _Build:
         write_manifest(self.folder, msgspec.structs.replace(manifest, files=files))
 
     def _records(self) -> RecordFormat | None:
-        spec, heads = self.source.spec, self.source.spec.records
-        if heads is None:
+        spec = self.source.spec
+        if spec.records is None and not spec.borrowed:
             return None
+        heads = spec.records or KVHeads(kv_heads=0, head_dim=spec.cache[0].head_dim)
         return RecordFormat(
             kv_heads=heads.kv_heads,
             head_dim=heads.head_dim,

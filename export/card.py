@@ -34,8 +34,7 @@ def _lines(manifest: Manifest) -> Iterator[str]:
     yield f"| vocabulary | {manifest.vocabulary.target}, of which {manifest.vocabulary.draft} can be drafted |"
     yield f"| cache layers | {len(manifest.cache)} |"
     if manifest.records:
-        width = 2 * manifest.records.kv_heads * manifest.records.head_dim
-        yield f"| activation record | {width} numbers a token |"
+        yield f"| activation record | {manifest.records.numbers} numbers a token |"
     yield f"| made | {manifest.created}, {', '.join(f'{k} {v}' for k, v in manifest.producer.items())} |"
     yield ""
     yield "## Variants"

@@ -17,6 +17,7 @@ from moa.errors import UsageError
 from moa.model.families import facts_of
 from moa.model.identity import stored_tensors
 from moa.model.loading import read_facts
+from moa.model.state_drafter import StateDrafterConfig, is_states
 
 _BYTES_PER_WEIGHT = {"cpu-int4": 0.5 + 4 / 32, "cpu-fp32": 4.0, "npu-openvino": 4.0, "coreml": 4.0, "nnapi": 4.0}
 _HOST_EMBEDDING = 2.0
@@ -77,27 +78,49 @@ def make_plan(target: str, drafter: str, variants: Sequence[str], draft_vocab: i
         config = DrafterConfig.for_body(facts, body, {}, use_ca=False)
         weights = _count(own, lambda name: _layer(name) >= 0)
         _refuse_static(kinds, "this one is independent")
+    elif is_states(own := Path(drafter).expanduser()):
+        return _states_plan(own, facts, kinds, draft_vocab)
     else:
-        own = Path(drafter).expanduser()
         config = DrafterConfig.read(own, facts)
         body = _body(config, facts)
         weights = _count(own, lambda name: not name.startswith(_NO_LAYER))
         if config.tli:
             weights += _count(folder, lambda name: _layer(name) >= facts.layers - config.tli)
         _refuse_static(kinds, _no_static(config))
+    cache = [*[(body.kv_heads, body.head_dim)] * config.layers, *[(facts.kv_heads, facts.head_dim)] * config.tli]
+    kind = "moa" if config.use_ca else "independent"
     vocabulary = min(facts.vocab_size, body.vocab_size)
+    tied, width, record = body.tie_embeddings, config.hidden_size, config.record_width
+    return _plan(kind, kinds, weights, vocabulary, draft_vocab, tied=tied, width=width, cache=cache, record=record)
+
+
+def _states_plan(own: Path, facts: TargetFacts, kinds: Sequence[VariantKind], draft_vocab: int | None) -> ExportPlan:
+    _refuse_static(kinds, "this one reads states")
+    config = StateDrafterConfig.read(own, facts)
+    weights = _count(own, lambda name: not name.startswith(("fuse.", "tap_norms.")))
+    record = sum(2 * heads * width for heads, width in config.cache)
+    return _plan(
+        "states", kinds, weights, facts.vocab_size, draft_vocab,
+        tied=facts.tie_embeddings, width=config.hidden_size, cache=list(config.cache), record=record,
+    )  # fmt: skip
+
+
+def _plan(
+    kind: str, kinds: Sequence[VariantKind], weights: int, vocabulary: int, draft_vocab: int | None, *,
+    tied: bool, width: int, cache: list[tuple[int, int]], record: int,
+) -> ExportPlan:  # fmt: skip
     drafted = vocabulary if draft_vocab is None else draft_vocab
     if not 1 <= drafted <= vocabulary:
         raise UsageError(f"--draft-vocab must be 1..{vocabulary} (the target's vocabulary), not {drafted}")
-    embedding, head = vocabulary * config.hidden_size, drafted * config.hidden_size
-    shared = body.tie_embeddings and drafted == vocabulary
+    embedding, head = vocabulary * width, drafted * width
+    shared = tied and drafted == vocabulary
     return ExportPlan(
-        kind="moa" if config.use_ca else "independent",
-        hidden_size=config.hidden_size,
+        kind=kind,
+        hidden_size=width,
         vocabulary=vocabulary,
-        cache=[*[(body.kv_heads, body.head_dim)] * config.layers, *[(facts.kv_heads, facts.head_dim)] * config.tli],
-        record_width=config.record_width,
-        tied=body.tie_embeddings,
+        cache=cache,
+        record_width=record,
+        tied=tied,
         layer_weights=weights,
         draft_vocabulary=drafted,
         embedding_weights=embedding,

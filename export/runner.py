@@ -88,12 +88,13 @@ class TorchRunner:
     def logits(self, step: StepInput) -> tuple[torch.Tensor, list[Float]]:
         """Logits of the whole target vocabulary `[N, V]`, and the new cache rows."""
         feeds = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in step.feeds(self.spec).items()}
+        module = self._source.module
         past = [(feeds[f"past_k_{i}"], feeds[f"past_v_{i}"]) for i in range(len(self.spec.cache))]
         records = [feeds[name] for name in ("record_k", "record_v", "record_mask") if self.spec.records]
         inputs: tuple[Any, ...] = (feeds["ids"], feeds["positions"], feeds["mask"], past, *records)
         with torch.inference_mode():
-            hidden, pairs = self._source.module.features(*inputs, queries=feeds["queries"])
-            logits = self._source.module.logits(hidden)[0]
+            hidden, pairs = module.features(*inputs, queries=feeds["queries"])
+            logits = module.logits(hidden)[0]
             rows = [tensor[0].numpy() for pair in pairs for tensor in pair]
         return logits[:, : self._source.vocabulary], rows
 

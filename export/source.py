@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from moa.model.checkpoint import drafter_around, load_drafter
 from moa.model.drafter import Drafter
 from moa.model.identity import tokenizer_hash, weights_id
 from moa.model.loading import load_model, load_tokenizer, locate, read_partial_target
+from moa.model.state_drafter import StateDrafter, is_states
 
 INDEPENDENT = "independent:"
 
@@ -50,12 +52,15 @@ class Source:
 
     facts: TargetFacts
     tokenizer: TargetTokenizer
-    module: Drafter
+    module: Drafter | StateDrafter
     drafter_id: str
 
     @cached_property
     def spec(self) -> BodySpec:
         """The layers' dimensions."""
+        if isinstance(self.module, StateDrafter):
+            cache = tuple(KVHeads(kv_heads=heads, head_dim=width) for heads, width in self.module.config.cache)
+            return BodySpec(self.module.config.hidden_size, cache, records=None, borrowed=len(cache))
         config, (heads, width) = self.module.config, self.module.cache_heads
         own, theirs = (
             KVHeads(kv_heads=heads, head_dim=width),
@@ -67,6 +72,13 @@ class Source:
             records=KVHeads(kv_heads=config.record_heads, head_dim=config.head_dim) if config.use_ca else None,
             borrowed=config.tli,
         )
+
+    @property
+    def kind(self) -> Literal["moa", "independent", "states"]:
+        """What the drafter is."""
+        if isinstance(self.module, StateDrafter):
+            return "states"
+        return "moa" if self.module.config.use_ca else "independent"
 
     @property
     def shared(self) -> SharedWeights:
@@ -99,6 +111,10 @@ def load_source(target: str, drafter: str) -> Source:
     if drafter.startswith(INDEPENDENT):
         return _independent(folder, tokenizer, drafter)
     path = Path(drafter).expanduser()
+    if is_states(path):
+        part = read_partial_target(folder)
+        states = StateDrafter.load(path, part.facts, SharedWeights.of(part.model))
+        return Source(part.facts, tokenizer, states.float(), weights_id(path, part.facts))
     config = DrafterConfig.read(path)
     part = read_partial_target(folder, borrowed=config.tli)
     module = load_drafter(path, part.model, part.facts)

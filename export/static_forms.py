@@ -120,6 +120,7 @@ def _attend(attention: Attention, query: Tensor, key: Tensor, value: Tensor, mas
 def export_static(shop: Workshop, shape: StaticShape, path: Path, *, opset: int, native_norm: bool) -> None:
     """Write the float32 static graph, one file."""
     drafter = shop.source.module
+    assert isinstance(drafter, Drafter)
     config, spec = drafter.config, shop.source.spec
     assert spec.records is not None
     t, p, r, d = shape.tokens, shape.past, shape.records, config.head_dim

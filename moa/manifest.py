@@ -28,17 +28,23 @@ class KVHeads(Part, frozen=True, kw_only=True):
 
 
 class RecordFormat(KVHeads, frozen=True, kw_only=True):
-    """Activation records: CA's keys and values of one position. A query at position q may use records of p < q."""
+    """Activation records: CA's keys and values of one position, by `kv_heads` 0 none: such a drafter has no CA. A query
+    at position q may use records of p < q."""
 
     rope_theta: float
     keys: Literal["rotated"] = "rotated"
     """Keys arrive rotated at their absolute position."""
     positions: Literal["absolute"] = "absolute"
     borrowed: tuple[KVHeads, ...] = ()
-    """The last layers with a cache, if they are borrowed from the target: records then carry their keys and values
-    too."""
+    """The last layers with a cache whose rows records carry, too: the target's own, or what its states make of the
+    drafter's."""
     known_to_rows: bool = False
     """Only of earlier bundles: whether cached keys and values of the drafter's own layers depend on records."""
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of a record."""
+        return 2 * sum(part.kv_heads * part.head_dim for part in (self, *self.borrowed))
 
 
 class Vocabulary(Part, frozen=True, kw_only=True):
@@ -63,9 +69,10 @@ class TokenizerFiles(Part, frozen=True, kw_only=True):
 
 
 class DrafterIdentity(Part, frozen=True, kw_only=True):
-    """Which drafter this is. `independent` is a small causal LM that takes no activations."""
+    """Which drafter this is. `independent` is a small causal LM that takes no activations; `states` reads the target's
+    states as rows of its own cache."""
 
-    kind: Literal["moa", "independent"]
+    kind: Literal["moa", "independent", "states"]
     source: str
     weights_id: str
     config: dict[str, Any]

@@ -10,13 +10,13 @@ from dataclasses import replace
 from itertools import islice
 from statistics import median
 
-import numpy as np
 import torch
 
 from cloud_verifier.engine.work import Lease, Post, Recorded, Report, finite
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from moa.model.drafter import Drafter
+from moa.model.state_drafter import StateDrafter
 from moa.model.target import Committed
 from moa.wire.ranges import Ranges
 
@@ -36,11 +36,11 @@ _UNCOPIED = 8
 
 
 class Recorder:
-    """Runs LSA and CA's projections on committed tokens, and stores the records for the event loop."""
+    """Makes the records of committed tokens, and stores them for the event loop."""
 
     def __init__(
         self,
-        drafter: Drafter | None,
+        drafter: Drafter | StateDrafter | None,
         post: Post,
         *,
         rows: int = 64,
@@ -75,7 +75,12 @@ class Recorder:
         if self._drafter is None or lease.records is None:
             return
         backlog = lease.backlog
-        backlog.append(committed)
+        if isinstance(self._drafter, StateDrafter):
+            at, states = lease.newest
+            backlog.append(replace(committed, before=states if at == committed.start else None))
+            lease.newest = committed.stop, committed.states[-1:].clone()
+        else:
+            backlog.append(replace(committed, tapped=None))
         lease.uncopied += 1
         if lease.uncopied == _UNCOPIED:
             backlog[-_UNCOPIED:] = [Committed.joined(backlog[-_UNCOPIED:])]
@@ -183,15 +188,7 @@ class Recorder:
             return
         started = self._clock()
         try:
-            kept_keys, kept_values = (
-                torch.cat(half, 1) for half in zip(*(piece.kv for _, piece in pieces), strict=True)
-            )
-            hidden = torch.cat([piece.hidden for _, piece in pieces])
-            places = np.concatenate([np.arange(piece.start, piece.stop) for _, piece in pieces])
-            made = self._drafter.whole_records(
-                kept_keys, kept_values, hidden, torch.from_numpy(places).to(hidden.device)
-            )
-            host_keys, host_values = map(finite, made)
+            host_keys, host_values = map(finite, self._drafter.whole_records([piece for _, piece in pieces]))
         except Exception:
             # Tokens do not depend on records: only these rows are lost.
             log.exception("activation records could not be made", extra={"event": "records_failed"})

@@ -23,6 +23,8 @@ from moa.wire.messages import Foresee, RecordContract, Stream, StreamTokens, Ver
 from moa.wire.ranges import Ranges
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from moa.model.target import Committed
 
 
@@ -105,6 +107,8 @@ class Lease:
     """Committed tokens whose records have not been made yet."""
     uncopied: int = 0
     """How many of them, the latest, are views of the states of their whole forward, and keep those in memory."""
+    newest: tuple[int, Tensor | None] = (0, None)
+    """Behind the latest committed token, and its states, where records are made from these."""
     made: Ranges = field(default_factory=Ranges)
     """Positions whose records have been made."""
     draft_slot: int | None = None

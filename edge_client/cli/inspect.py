@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     say(f"drafter   {manifest.drafter.kind} from {manifest.drafter.source}, weights {manifest.drafter.weights_id[:12]}")
     say(f"tokenizer {manifest.tokenizer.hash[:12]}, {manifest.vocabulary.draft} of {manifest.vocabulary.target} tokens")
     if manifest.records is not None:
-        say(f"records   {manifest.records.kv_heads} heads x {manifest.records.head_dim}, keys and values")
+        say(f"records   {manifest.records.numbers} numbers a token")
     table = Table("variant", "precision", "MB", "runtime", "runs here", "agreement")
     here = dynamic_variants(bundle)
     for name, variant in sorted(manifest.variants.items()):

@@ -68,12 +68,12 @@ class KVBuffer:
 class RecordBuffer:
     """Activation records by position, with the ranges held. Missing ones are masked, so any subset works.
 
-    With borrowed target layers (TLI), records include the target's keys and values in these layers, which replace the
-    drafter's own for the same tokens (`lend`).
+    Records may include rows of layers with a cache, which replace the drafter's own for the same tokens (`lend`): the
+    target's in borrowed layers (TLI), and all of a drafter of states.
     """
 
     def __init__(self, heads: Heads, borrowed: Sequence[Heads] = ()) -> None:
-        """`heads` are cross-attention's, `borrowed` those of each borrowed layer."""
+        """`heads` are cross-attention's, none where there is none; `borrowed` those of each such layer."""
         self.heads, self.borrowed = heads, tuple(borrowed)
         self._layout = RecordLayout(tuple((of.count, of.width) for of in (heads, *borrowed)))
         self.wire = Heads(self._layout.count, self._layout.width)
@@ -83,7 +83,8 @@ class RecordBuffer:
         self._theirs = KVBuffer(self.borrowed)
         self._due: list[tuple[int, int]] = []
         """Ranges in which the drafter's cache still has its own rows in the borrowed layers."""
-        self._feeds = self._named(np.full((1, 1, 1, self._rows.size), MASKED, np.float32))
+        self._mask = np.full((1, 1, 1, self._rows.size), MASKED, np.float32)
+        self._feeds = self._named()
 
     def put(self, start: int, keys: NDArray[Any], values: NDArray[Any]) -> None:
         """Store records `[rows, heads, width]`, as on the wire, of positions from `start` on."""
@@ -95,9 +96,10 @@ class RecordBuffer:
             self._theirs.put(start, [rows for pair in theirs for rows in pair])
         if self._rows.size > before:
             mask = np.full((1, 1, 1, self._rows.size), MASKED, np.float32)
-            mask[..., :before] = self._feeds["record_mask"]
-            self._feeds = self._named(mask)
-        self._feeds["record_mask"][..., start:stop] = 0
+            mask[..., :before] = self._mask
+            self._mask = mask
+            self._feeds = self._named()
+        self._mask[..., start:stop] = 0
         self.held.add(start, stop)
         self.made(start, stop)
 
@@ -121,13 +123,13 @@ class RecordBuffer:
 
     def truncate(self, length: int) -> None:
         """Forget the records of positions from `length` on."""
-        self._feeds["record_mask"][..., length:] = MASKED
+        self._mask[..., length:] = MASKED
         self.held.truncate(length)
 
     def feeds(self) -> dict[str, NDArray[np.float32]]:
         """The graph's record inputs: the same arrays, changed in place until they must grow."""
         return self._feeds
 
-    def _named(self, mask: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+    def _named(self) -> dict[str, NDArray[np.float32]]:
         keys, values = self._rows.arrays
-        return {"record_k": keys, "record_v": values, "record_mask": mask}
+        return {"record_k": keys, "record_v": values, "record_mask": self._mask} if self.heads.count else {}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from moa.grammar.matcher import Bits, TextMask, has, unpacked
 from moa.graph.cache import KVBuffer, RecordBuffer
-from moa.graph.step import Call, Float, StepGraph
+from moa.graph.step import Call, Float, Heads, StepGraph
 from moa.sampling import SamplingSettings, gumbel
 from moa.speculation.guess_tree import GuessTreeGrower
 from moa.tree import FORBIDDEN, MASKED, DraftTree, TreeGrower, TreeShape, additive
@@ -47,10 +47,11 @@ class OnnxDrafter:
     def __init__(
         self, graph: StepGraph, *, draft_tokens: NDArray[np.int64] | None = None, vocab_size: int, borrowed: int = 0
     ) -> None:
-        """`draft_tokens` are the target ids of a reduced draft vocabulary; the last `borrowed` layers with a cache are
-        the target's own."""
-        self.graph = graph
-        self.records = RecordBuffer(graph.records, graph.cache[graph.layers - borrowed :]) if graph.records else None
+        """`draft_tokens` are the target ids of a reduced draft vocabulary; records carry rows of the last `borrowed`
+        layers with a cache."""
+        self.graph, theirs = graph, graph.cache[graph.layers - borrowed :]
+        heads = graph.records or (Heads(0, theirs[0].width) if borrowed else None)
+        self.records = RecordBuffer(heads, theirs) if heads else None
         self.ids: list[int] = []
         """Tokens whose rows are committed: row r is position r."""
         self._borrows = borrowed > 0

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from moa.config import DrafterConfig
 from moa.model.blocks import Block, RMSNorm, masked, rotary, rotate
 from moa.model.borrowed import BorrowedLayers, Rows, SharedWeights, Sibling
+from moa.model.target import Committed
 from moa.records import RecordLayout
 
 
@@ -108,10 +109,11 @@ class Drafter(nn.Module):
         return key[0].transpose(0, 1), value[0].transpose(0, 1)
 
     @torch.inference_mode()
-    def whole_records(
-        self, keys: Tensor, values: Tensor, hidden: Tensor, positions: Tensor
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The same as they travel, `[n, *]` of `layout`: with the target's rows in the borrowed layers."""
+    def whole_records(self, pieces: Sequence[Committed]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The same of tokens that the target has run, as they travel, `[n, *]` of `layout`: with the target's rows in
+        the borrowed layers."""
+        keys, values = (torch.cat(half, 1) for half in zip(*(piece.kv for piece in pieces), strict=True))
+        hidden, positions = (torch.cat([getattr(p, part) for p in pieces]) for part in ("hidden", "positions"))
         made, last = self.project(keys, values, hidden, positions), len(keys) - self.config.tli
         key, value = (
             self.layout.join([part.float().cpu().numpy() for part in (own, *theirs[last:])])

@@ -73,8 +73,7 @@ class GraphDrafting:
         due.append(committed)
         if self._drafter.config.use_ca and committed.stop - due[0].start > LATE:
             whole = Committed.joined(due)
-            made = self._drafter.whole_records(*whole.kv, whole.hidden, whole.positions)
-            self.give(slot, whole.start, *made)
+            self.give(slot, whole.start, *self._drafter.whole_records([whole]))
             due.clear()
         self.read(slot, tokens)
 

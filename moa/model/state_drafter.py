@@ -1,30 +1,39 @@
-"""The drafter that `moa-train --server-drafter` makes: it drafts streams beside its target, from the newest states.
+"""The drafter that `moa-train --states` makes: it drafts from the target's newest states, and from its own outputs
+where these are late or never come.
 
 Low, middle, high and final state of token p - 1, each normed, are fused into a feature. A map of token p is added to
 it, and one decoder layer to their sum, which is the next final state. Both maps start as the least-squares solution
 (moa/training/least_squares.py), the layer at nothing: it learns what a linear map cannot say. Its attention also sees
-the token as it is, to find and copy what followed it before. What was only drafted is fed back through a map of its
-own.
+the token as it is, to find and copy what followed it before. Where there are no states its own output, through a map
+of its own, is the next token's feature.
+
+On the device a token's feature is kept beside its key and value, as a second layer of the cache. An activation record
+holds all three as the target's states make them, and replaces the device's own.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moa.config import DrafterConfig, TargetFacts, read_config
 from moa.errors import ConfigError
-from moa.model.blocks import Block, RMSNorm, rotary
+from moa.model.blocks import Block, RMSNorm, masked, rotary
 from moa.model.borrowed import Rows, SharedWeights
 from moa.model.checkpoint import load_weights
 from moa.model.eagle3 import authors_taps
 from moa.model.features import FeatureModel, normed, run_layer, self_rows
+from moa.model.target import Committed
+from moa.records import RecordLayout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +65,12 @@ class StateDrafterConfig:
     def taps(self) -> tuple[int, ...]:
         """The target's layers whose inputs it reads; the number behind the last is the final state."""
         return (*authors_taps(self.target_layers), self.target_layers)
+
+    @property
+    def cache(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Heads and width of the device's cache: the layer's keys and values, and the two halves of a feature."""
+        width = self.hidden_size
+        return (self.num_key_value_heads, width // self.num_attention_heads), (1, width // 2)
 
     @classmethod
     def for_target(cls, facts: TargetFacts, **overrides: int) -> Self:
@@ -154,17 +169,76 @@ class StateDrafter(FeatureModel):
 
     def rows(self, ids: Tensor, features: Tensor, positions: Tensor) -> Rows:
         """Cache rows of tokens that need no logits."""
-        return self_rows(self.layer, self._joined(ids, features)[1], *self._turns(positions))
+        return self_rows(self.layer, self._joined(self.embed(ids), features)[1], *self._turns(positions))
 
     def step(self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows) -> tuple[Tensor, Rows]:
         """The predicted state at each token, and the cache rows."""
-        x, rows = run_layer(self.layer, *self._joined(ids, features), *self._turns(positions), mask, past)
+        return self._run(self.embed(ids), features, positions, mask, past)
+
+    # ---- for the device
+
+    @property
+    def layout(self) -> RecordLayout:
+        """The layout of a record: a row of each layer of the cache."""
+        return RecordLayout(self.config.cache)
+
+    def features(
+        self, ids: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows], *, queries: Tensor | None = None
+    ) -> tuple[Tensor, list[Rows]]:
+        """A step of one sequence on the device: predicted states, of `queries` alone if given, and rows of the cache.
+
+        A token's feature lies in the latest row that it sees; tokens of one step see what a first pass made of each
+        other."""
+        return self.states(self.shared.embed(ids).to(self.weight.dtype), positions, mask, past, queries=queries)
+
+    def states(
+        self, x: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows], *, queries: Tensor | None = None
+    ) -> tuple[Tensor, list[Rows]]:
+        """`features` after embedded tokens."""
+        own, halves = past
+        token, held = self.token_norm(x), torch.cat(halves, -1)[0, 0]
+        count, known = x.shape[1], held.shape[0]
+        columns = torch.arange(known + count, device=x.device)
+        itself = columns == known + torch.arange(count, device=x.device).unsqueeze(1)
+        seen = (mask[0, 0] > masked(mask.dtype) / 2) & ~itself
+        before = torch.where(seen, columns + 1, 0).amax(-1)  # 0: none
+        made = token.new_zeros(count, self.feature_size)
+        for _ in range(2):
+            features = torch.cat([made.new_zeros(1, self.feature_size), held, made]).index_select(0, before)
+            hidden, rows = self._run(token, features.unsqueeze(0), positions, mask, own)
+            made = self.again(hidden)[0]
+        low, high = made[None, None].chunk(2, -1)
+        return hidden if queries is None else hidden.index_select(1, queries), [rows, (low, high)]
+
+    @torch.inference_mode()
+    def whole_records(self, pieces: Sequence[Committed]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Activation records of tokens that the target has run, `[n, *]` of `layout`."""
+        dtype, device = self.weight.dtype, self.weight.device
+        before = torch.cat([part for piece in pieces for part in (piece.before_it(), piece.states[:-1])])
+        ids = torch.tensor([token for piece in pieces for token in piece.tokens], device=device)
+        positions = torch.cat([piece.positions for piece in pieces])
+        found = self.read(torch.cat([piece.states for piece in pieces]).to(dtype))
+        rows = self.rows(ids[None], self.read(before.to(dtype))[None], positions[None])
+        key, value = (
+            self.layout.join([part.float().cpu().numpy() for part in (row[0].transpose(0, 1), half)])
+            for row, half in zip(rows, found.chunk(2, -1), strict=True)
+        )
+        return key, value
+
+    # ---- inside
+
+    def _run(self, token: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows) -> tuple[Tensor, Rows]:
+        x, rows = run_layer(self.layer, *self._joined(token, features), *self._turns(positions), mask, past)
         return x * self.scale, rows
 
-    def _joined(self, ids: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        token = self.embed(ids)
+    def _joined(self, token: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         joined = features + self.token(token)
         return joined, self.layer.input_layernorm(joined) + self.token_scale * token
 
     def _turns(self, positions: Tensor) -> Rows:
         return rotary(positions, self.layer.self_attn.head_dim, self.config.rope_theta)
+
+
+def is_states(folder: Path) -> bool:
+    """Whether this is such a drafter."""
+    return read_config(folder, "drafter").get("model_type") == StateDrafterConfig.MODEL_TYPE

@@ -47,6 +47,13 @@ class Committed:
     """A view into the states of the whole forward, unless pieces were joined."""
     tapped: Tensor | None = None
     """The states of the target's taps, side by side, where it has any."""
+    tokens: Sequence[int] = ()
+    before: Tensor | None = None
+    """The states `[1, *]` of the token before them, where they are known."""
+
+    def before_it(self) -> Tensor:
+        """`before`, or zeros."""
+        return self.states.new_zeros(1, self.states.shape[1]) if self.before is None else self.before
 
     @property
     def states(self) -> Tensor:
@@ -71,14 +78,25 @@ class Committed:
 
     def part(self, start: int, stop: int) -> Committed:
         """Tokens start..stop of these."""
-        return Committed(self.pool, self.slot, self.start + start, self.hidden[start:stop])
+        return Committed(
+            self.pool, self.slot, self.start + start, self.hidden[start:stop],
+            tapped=None if self.tapped is None else self.tapped[start:stop],
+            tokens=self.tokens[start:stop],
+            before=self.states[start - 1 : start] if start else self.before,
+        )  # fmt: skip
 
     @classmethod
     def joined(cls, pieces: Sequence[Committed]) -> Committed:
         """Join consecutive pieces of a slot."""
         if len(pieces) == 1:
             return pieces[0]
-        return replace(pieces[0], hidden=torch.cat([piece.hidden for piece in pieces]), tapped=None)
+        tapped = [piece.tapped for piece in pieces if piece.tapped is not None]
+        return replace(
+            pieces[0],
+            hidden=torch.cat([piece.hidden for piece in pieces]),
+            tapped=torch.cat(tapped) if tapped else None,
+            tokens=[token for piece in pieces for token in piece.tokens],
+        )
 
 
 class Step:
@@ -341,6 +359,7 @@ class Target:
             start=start,
             hidden=hidden[: len(path)] if straight else hidden[torch.tensor(path, device=self.device)],
             tapped=step.tapped(b, path) if step.taps else None,
+            tokens=[int(step.batch.ids[step.batch.starts[b] + node]) for node in path],
         )
 
     @cached_property

@@ -1,0 +1,143 @@
+"""A drafter of states on the device: records bring what the target's states make of its rows, and drafts equal those on
+the server; without them it feeds on its own outputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from edge_client.device import Device
+from export.build import BuildSettings, build
+from export.cli import main
+from moa.bundle import Bundle
+from moa.graph.drafter import OnnxDrafter, run
+from moa.model.borrowed import SharedWeights
+from moa.model.checkpoint import save_drafter
+from moa.model.drafting import DraftRequest
+from moa.model.features import FeatureDrafting
+from moa.model.loading import load_model
+from moa.model.state_drafter import StateDrafter, StateDrafterConfig
+from moa.model.target import Committed, Row, Target
+from moa.sampling import SamplingSettings
+from moa.tree import DraftTree, TreeShape
+from tests.export.conftest import Pair
+from tests.tiny import save_tiny
+
+IDS = [5, 9, 77, 30, 64, 8, 100, 12, 61, 17]
+SHAPE = TreeShape(breadth=2, depth=3, nodes=6)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    folder = tmp_path_factory.mktemp("states")
+    loaded = load_model(save_tiny("gemma3", folder / "target"))
+    torch.manual_seed(3)
+    drafter = StateDrafter.new(StateDrafterConfig.for_target(loaded.facts), SharedWeights.of(loaded.model))
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter.mul_(4.0)  # large enough that a wrong path through the graph shows in the logits
+    save_drafter(drafter, folder / "drafter")
+    return Pair(folder / "target", folder / "drafter")
+
+
+@pytest.fixture(scope="module")
+def bundle(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    settings = BuildSettings(
+        target=str(pair.target), drafter=str(pair.drafter), out=tmp_path_factory.mktemp("built") / "bundle",
+        variants=("cpu-fp32", "cpu-int8", "cpu-int4"), prompts=("hello", "1+1="), new_tokens=6, time_steps=False,
+    )  # fmt: skip
+    return build(settings)
+
+
+@pytest.fixture(scope="module")
+def beside(pair: Pair) -> Beside:
+    return Beside(pair, IDS[:-1])
+
+
+class Beside:
+    """The target, its drafter beside it, and the records of a text that ran in two forwards."""
+
+    def __init__(self, pair: Pair, ids: list[int]) -> None:
+        self.target = Target.load(pair.target, slots=1, capacity=64)
+        self.drafter = StateDrafter.load(pair.drafter, self.target.facts, SharedWeights.of(self.target.model))
+        self.target.tap(self.drafter.config.taps)
+        self.drafting = FeatureDrafting(self.drafter, slots=1, capacity=64)
+        slot, self.slot = self.target.pool.acquire(), self.drafting.open()
+        pieces: list[Committed] = []
+        for part in (ids[:4], ids[4:]):
+            pieces.append(self.target.commit(self.target.forward([Row.chain(slot, part)]), 0, range(len(part))))
+            self.drafting.observe(self.slot, part, pieces[-1])
+        self.whole = Committed.joined(pieces)
+        self.keys, self.values = self.drafter.whole_records([self.whole])
+
+    def draft(self, pending: int) -> DraftTree:
+        return self.drafting.draft([DraftRequest(self.slot, pending, SHAPE, SamplingSettings())])[0]
+
+
+def drafted(drafter: OnnxDrafter, ids: list[int]) -> DraftTree:
+    return run(drafter.draft(ids, SHAPE, SamplingSettings()))
+
+
+def device_drafter(bundle: Bundle) -> OnnxDrafter:
+    drafter = Device.load(bundle.folder, variant="cpu-fp32", threads=1).new_drafter()
+    assert isinstance(drafter, OnnxDrafter)
+    return drafter
+
+
+@pytest.mark.parametrize("arrival", ["before", "after", "in two runs", "while drafting"])
+def test_the_device_drafts_what_is_drafted_beside_the_target(beside: Beside, bundle: Bundle, arrival: str) -> None:
+    drafter = device_drafter(bundle)
+    assert drafter.records is not None
+    if arrival != "before":
+        if arrival == "in two runs":
+            drafter.records.put(3, beside.keys[3:], beside.values[3:])
+        drafted(drafter, IDS if arrival != "while drafting" else IDS[:6])
+    drafter.records.put(0, beside.keys, beside.values)
+    mine, theirs = drafted(drafter, IDS), beside.draft(IDS[-1])
+    assert mine.tokens == theirs.tokens
+    assert mine.parents == theirs.parents
+    np.testing.assert_allclose(mine.scores, theirs.scores, atol=1e-3)
+
+
+def test_records_are_the_same_in_any_pieces(beside: Beside) -> None:
+    whole = beside.whole
+    parts = [whole.part(6, 9), whole.part(0, 2), whole.part(2, 6)]
+    keys, values = beside.drafter.whole_records(parts)
+    order = [6, 7, 8, 0, 1, 2, 3, 4, 5]
+    np.testing.assert_allclose(keys, beside.keys[order], atol=1e-4)
+    np.testing.assert_allclose(values, beside.values[order], atol=1e-4)
+
+
+def test_without_records_each_token_reads_what_the_one_before_it_made(beside: Beside, bundle: Bundle) -> None:
+    """Token by token on the device, and by hand in torch."""
+    drafter, model = device_drafter(bundle), beside.drafter
+    mine = [run(drafter.guess(IDS[: at + 1], SamplingSettings())) for at in range(len(IDS))]
+    past, feature, wanted = model.empty_rows(torch.tensor([IDS])), torch.zeros(1, 1, model.feature_size), []
+    with torch.inference_mode():
+        for at, token in enumerate(IDS):
+            mask = torch.zeros(1, 1, 1, at + 1)
+            hidden, rows = model.step(torch.tensor([[token]]), feature, torch.tensor([[at]]), mask, past)
+            past = torch.cat([past[0], rows[0]], -2), torch.cat([past[1], rows[1]], -2)
+            feature = model.again(hidden)
+            wanted.append(int(model.logits(hidden)[0, 0].argmax()))
+    assert mine == wanted
+
+
+def test_quantized_forms_and_calibration_are_made(bundle: Bundle) -> None:
+    manifest = bundle.manifest
+    assert manifest.drafter.kind == "states"
+    assert manifest.calibration is not None
+    assert {name: variant.agreement is not None for name, variant in manifest.variants.items()} == {
+        "cpu-fp32": True, "cpu-int8": True, "cpu-int4": True,
+    }  # fmt: skip
+    assert manifest.variants["cpu-fp32"].agreement is not None
+    assert manifest.variants["cpu-fp32"].agreement.top1_same == 1.0
+
+
+def test_a_form_for_npus_is_refused(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["build", "--target", str(pair.target), "--drafter", str(pair.drafter), "--out", str(tmp_path / "b")]
+    assert main([*command, "-v", "npu-qnn"]) == 2
+    assert "reads states" in capsys.readouterr().err
