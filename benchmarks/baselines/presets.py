@@ -68,10 +68,17 @@ PRESETS: dict[str, Preset] = {
         "EAGLE-2, KL + smooth-L1", kind="eagle2", distill=replace(PUBLIC_LOSS, loss_weight=1.0)
     ),
     "eagle3": Preset(
-        "EAGLE-3.1, its authors' weights of later tokens", kind="eagle3", distill=ChainSettings(decay=0.8)
+        "EAGLE-3.1, its authors' weights of later tokens",
+        kind="eagle3",
+        distill=ChainSettings(decay=0.8, late=7, absent=0.0),
     ),
-    "eagle3-even": Preset("EAGLE-3.1, all tokens of a chain alike", kind="eagle3"),
-    "states": Preset("what moa-train --server-drafter makes", kind="states"),
+    "eagle3-even": Preset(
+        "EAGLE-3.1, all tokens of a chain alike", kind="eagle3", distill=ChainSettings(late=7, absent=0.0)
+    ),
+    "states": Preset("what moa-train --states makes", kind="states"),
+    "states-in-step": Preset(
+        "the same for newest states alone", kind="states", distill=ChainSettings(late=7, absent=0.0)
+    ),
     "independent": Preset("independent: the body without records, KL", kind="independent"),
     # What the drafter is made of.
     "moa0-final-state": Preset("with the target's final state", shape={"final_state": True}),

@@ -29,6 +29,7 @@ from benchmarks.witness.rows import StoredTeacher, heldout_folders, written
 from moa.model.blocks import additive
 from moa.model.drafter import Drafter
 from moa.model.loading import load_model
+from moa.model.state_drafter import StateDrafter
 from moa.training.chains import drafted, shifted, visible
 from moa.training.data import Batch, PackedRows
 from moa.training.loop import fast_precision
@@ -93,11 +94,14 @@ def states_of(model: Any, row: Row, starts: Tensor, behind: str, depth: int) -> 
 def _with_features(model: Any, row: Row, starts: Tensor, behind: str, depth: int) -> Iterator[Tensor]:
     late = 0 if behind == NONE else int(behind)
     features = shifted(model.read(row.lesson.states), row.positions)
-    features = torch.zeros_like(features) if behind == NONE else features
     causal = visible(model, row.positions, row.segments)
-    hidden, past = model.step(
-        row.ids, features, row.positions, additive(causal).unsqueeze(1), model.empty_rows(row.ids)
-    )
+    mask = additive(causal).unsqueeze(1)
+    if behind == NONE:
+        features = torch.zeros_like(features)
+        if isinstance(model, StateDrafter):
+            hidden, _ = model.step(row.ids, features, row.positions, mask, model.empty_rows(row.ids))
+            features = shifted(model.again(hidden), row.positions)
+    hidden, past = model.step(row.ids, features, row.positions, mask, model.empty_rows(row.ids))
     anchors = starts - late
     if not late:
         yield hidden[0, anchors]

@@ -230,7 +230,7 @@ export class Drafter {
       noise: real(joined(noise), [1, noise.length, noise[0].length]),
     };
     this.parts.forEach((part, place) => { feeds[`past_${part}`] = heads(this.rows.arrays[place], this.rows.layers[place]); });
-    if (this.records) {
+    if (this.graph.records?.count) {  // a drafter of states has no cross-attention
       const held = this.records.feeds();
       for (const name of ["record_k", "record_v"]) feeds[name] = heads(held[name], this.graph.records);
       feeds.record_mask = real(held.record_mask, [1, 1, 1, held.record_mask.length]);

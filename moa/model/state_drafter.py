@@ -94,8 +94,7 @@ class StateDrafterConfig:
         values = read_config(folder, "drafter")
         if (kind := values.pop("model_type", None)) != cls.MODEL_TYPE:
             raise ConfigError(
-                f"{folder}: model_type is {kind!r}: a server's drafter is an EAGLE-3, or made by "
-                "`moa-train --server-drafter`"
+                f"{folder}: model_type is {kind!r}: a server's drafter is an EAGLE-3, or made by `moa-train --states`"
             )
         try:
             config = cls(**values)

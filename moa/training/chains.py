@@ -2,7 +2,9 @@
 
 Every token is predicted from the target's states before it; then, from one anchor in every `length` tokens, a chain
 reads its own outputs (EAGLE-3's training-time test). A chain's tokens count `length` times: in expectation that is the
-loss of chains from every token, and seven steps cost two forwards in place of seven.
+loss of chains from every token, and seven steps cost two forwards in place of seven. Every second step's chains are
+`late` tokens long, for states that come late; and a drafter that goes on without any learns the whole text from its
+own outputs.
 """
 
 from __future__ import annotations
@@ -28,8 +30,11 @@ class ChainSettings(DistillSettings):
     """Losses, and the chains."""
 
     length: int = 7
+    late: int = 16
     decay: float = 1.0
     """The k-th token of a chain counts decay ** k. EAGLE-3's authors: 0.8."""
+    absent: float = 4.0
+    """What a token counts that is predicted without any state of the target; 0: such tokens are not learnt."""
 
 
 class ChainTraining(Distillation):
@@ -42,30 +47,41 @@ class ChainTraining(Distillation):
         teacher.tap(model.config.taps)
 
     def loss(self, batch: Batch, step: int, progress: float) -> Loss:
-        """The weighted sum over all chains. Shown: how often the first token is right, and each of the later ones if
-        those before it are."""
+        """The weighted sum over all chains. Shown: how often the first token is right, each of the later ones if those
+        before it are, and a token without any state."""
         model: Any = self.module
         lesson = self.teacher(batch)
-        device, length = lesson.hidden.device, self.settings.length
+        device, settings = lesson.hidden.device, self.settings
         ids, positions, segments = (
             torch.from_numpy(x).to(device) for x in (batch.ids, batch.positions, batch.segments)
         )
         wanted = wanted_places(batch).to(device)
         features = shifted(model.read(lesson.states), positions)
-        start = int(np.random.default_rng([self.seed, step]).integers(length))  # in every process the same
+        drawn = np.random.default_rng([self.seed, step])  # in every process the same
+        length = settings.late if drawn.random() < 0.5 else settings.length
+        start = int(drawn.integers(length))
         states, goals, counts = [], [], []
         for lag, hidden, at, valid in chains(model, ids, positions, segments, features, start, length):
             chosen = wanted.gather(1, at) & valid
             states.append(hidden[chosen])
             goals.append(lesson.hidden.gather(1, at.unsqueeze(-1).expand(*at.shape, lesson.hidden.shape[-1]))[chosen])
-            each = self.settings.decay**lag * length if lag else 1.0
+            each = settings.decay**lag * length if lag else 1.0
             counts.append(torch.full((len(states[-1]),), each, device=device))
+        first, of_chains = len(counts[0]), sum(map(len, counts))
+        if settings.absent:
+            states.append(absent(model, ids, positions, segments)[wanted])
+            goals.append(lesson.hidden[wanted])
+            counts.append(torch.full((len(states[-1]),), settings.absent, device=device))
         found = self._compare(torch.cat(states), torch.cat(goals), self._heads(batch, step))
-        counted, first = torch.cat(counts), len(counts[0])
+        counted = torch.cat(counts)
         weight = counted.sum()
-        later = found.agree[first:].mean() if len(counted) > first else weight.new_zeros(())
+        parts = {"agree": (0, first), "agree_later": (first, of_chains), "agree_absent": (of_chains, len(counted))}
         # The loop divides what is shown by the weight.
-        shown = {"agree": found.agree[:first].mean() * weight, "agree_later": later * weight}
+        shown = {
+            name: (found.agree[a:b].mean() if b > a else weight.new_zeros(())) * weight
+            for name, (a, b) in parts.items()
+            if settings.absent or name != "agree_absent"
+        }
         return Loss((found.loss * counted).sum(), weight, shown)
 
 
@@ -102,6 +118,17 @@ def chains(
         place = (anchors + lag).clamp(max=size - 1)
         inside = (anchors + lag < size) & (segments[:, place] == segments[:, anchors])
         yield lag, last, place.expand(rows, -1), usable & inside
+
+
+def absent(model: Any, ids: Tensor, positions: Tensor, segments: Tensor) -> Tensor:
+    """States without any of the target's: of a second pass, whose features are what the first made of the token before.
+    On the device each token reads what the one before it made; two passes come close, and run all tokens at once."""
+    mask = additive(visible(model, positions, segments)).unsqueeze(1)
+    features = torch.zeros(*ids.shape, model.feature_size, dtype=model.weight.dtype, device=ids.device)
+    for _ in range(2):
+        hidden, _ = model.step(ids, features, positions, mask, model.empty_rows(ids))
+        features = shifted(model.again(hidden), positions)
+    return hidden
 
 
 def drafted(

@@ -23,7 +23,7 @@ examples:
   moa-train ./target --data texts/ notes.txt --out drafter --steps 2000 --length 512
   moa-train ./target --data HuggingFaceH4/ultrachat_200k:train_sft --out drafter --paper --tli 1
   moa-train ./target --data chats.jsonl --out drafter --init published-drafter/ --learning-rate 3e-4
-  moa-train ./target --data chats.jsonl --out drafter --server-drafter
+  moa-train ./target --data chats.jsonl --out drafter --states
   moa-train Qwen/Qwen3-32B --data chats.jsonl --out drafter --body Qwen/Qwen3-0.6B --freeze-body
   moa-train ./target --data chats.jsonl --out drafter --body target:0,1,4,7 --spacing 4-12:0.5,cold:0.3
   torchrun --nproc-per-node 8 -m moa.training.cli ./target --data chats.jsonl --out drafter --device cuda
@@ -63,8 +63,8 @@ def parser() -> argparse.ArgumentParser:
         "--out", type=Path, required=True, metavar="DIR", help="the drafter's folder; holds checkpoints too"
     )
     top.add_argument(
-        "--server-drafter", action="store_true",
-        help="train the drafter of streams, for `cloud-verifier serve --server-drafter`; without it the device's",
+        "--states", action="store_true",
+        help="train a drafter of the target's states, for server and device; without it a Mixture of Attentions",
     )  # fmt: skip
     top.add_argument(
         "--init", type=Path, metavar="DIR", help="start from this drafter: ours, or the paper's published one"
@@ -176,7 +176,7 @@ def server_shape(args: argparse.Namespace) -> dict[str, int]:
     others = ("init", "body", "freeze_body", "paper", "tli", "spacing", "gradient_checkpointing", *SHAPE)
     for name in others:
         if name not in theirs and getattr(args, name) not in (None, False):
-            raise UsageError(f"--server-drafter trains no device's drafter, which {name.replace('_', ' ')} is for")
+            raise UsageError(f"--states trains no Mixture of Attentions, which {name.replace('_', ' ')} is for")
     return {own: value for name, own in theirs.items() if (value := getattr(args, name)) is not None}
 
 

@@ -74,7 +74,7 @@ class TrainingRun:
         drafter: Drafter | StateDrafter
         objective: Distillation
         teacher = Teacher(loaded.model)
-        if args.server_drafter:
+        if args.states:
             shape = StateDrafterConfig.for_target(facts, **options.server_shape(args))
             drafter, start = StateDrafter.new(shape, SharedWeights.of(loaded.model)), "least squares"
             objective = ChainTraining(drafter, teacher, ChainSettings(), seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +89,9 @@ def test_records_of_the_latest_tokens_are_made_together(monkeypatch: pytest.Monk
     made: list[int] = []
     real = drafter.whole_records
 
-    def count(*parts: Any) -> Any:
-        made.append(len(parts[-1]))
-        return real(*parts)
+    def count(pieces: Sequence[Committed]) -> Any:
+        made.append(sum(len(piece.hidden) for piece in pieces))
+        return real(pieces)
 
     monkeypatch.setattr(drafter, "whole_records", count)
     slot, place, text = target.pool.acquire(), graph.open(), verifier_kit.prompt(1, 60)

@@ -60,7 +60,7 @@ def test_a_run_leaves_a_drafter_and_its_provenance(
     assert record["command"][0] == "moa-train"
 
 
-KINDS = pytest.mark.parametrize("kind", [(), ("--server-drafter",)], ids=["of a device", "of a server"])
+KINDS = pytest.mark.parametrize("kind", [(), ("--states",)], ids=["of a device", "of a server"])
 
 
 def train_as(rank: int, port: int, target: Path, data: Path, out: Path, *more: str) -> None:

@@ -1,4 +1,4 @@
-"""`moa-train --server-drafter`: its start, its options, and that the file it leaves is of this target alone."""
+"""`moa-train --states`: its start, its options, and that the file it leaves is of this target alone."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_start_is_the_best_linear_map_of_states_and_token(target: Path, rows
 def test_options_of_the_devices_drafter_are_refused(
     target: Path, chats: Path, tmp_path: Path, more: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train(target, chats, tmp_path / "out", "--server-drafter", *more) == 2
+    assert train(target, chats, tmp_path / "out", "--states", *more) == 2
     assert error in capsys.readouterr().err
     assert not (tmp_path / "out" / "data").exists(), "time was spent before the mistake was found"
 
@@ -69,7 +69,7 @@ def test_a_target_of_two_layers_has_too_few_states(
     chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = save_tiny("llama", tmp_path / "target", num_hidden_layers=2)
-    assert train(target, chats, tmp_path / "out", "--server-drafter") == 2
+    assert train(target, chats, tmp_path / "out", "--states") == 2
     assert "too few layers" in capsys.readouterr().err
 
 
@@ -77,7 +77,7 @@ def test_a_run_leaves_a_drafter_of_this_target(
     target: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    flags = ["--server-drafter", "--sa-intermediate", "40", "--weights", "bf16"]
+    flags = ["--states", "--sa-intermediate", "40", "--weights", "bf16"]
     assert train(target, chats, out, *flags, "--dry-run", "--json") == 0
     planned = json.loads(capsys.readouterr().out)
     assert train(target, chats, out, *flags, "--json") == 0

@@ -75,10 +75,10 @@ async def test_streams_are_the_targets_text_and_drafts_are_accepted(
 
 
 def learn(target: Path, texts: list[list[int]], out: Path) -> None:
-    """`moa-train --server-drafter` on these texts."""
+    """`moa-train --states` on these texts."""
     data = out.with_suffix(".jsonl")
     data.write_text("\n".join(json.dumps({"ids": ids, "prompt_tokens": 1}) for ids in texts), encoding="utf-8")
-    flags = ["--server-drafter", "--length", "64", "--batch", "2", "--steps", "12", "--quiet", "--device", "cpu"]
+    flags = ["--states", "--length", "64", "--batch", "2", "--steps", "12", "--quiet", "--device", "cpu"]
     assert train([str(target), "--data", str(data), "--out", str(out), *flags]) == 0
 
 

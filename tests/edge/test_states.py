@@ -1,0 +1,86 @@
+"""A drafter of states on both ends: `moa-train --states`, `moa-export build`, `serve --drafter`, and a device."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloud_verifier.app import Verifier
+from cloud_verifier.cli import parser, settings_from
+from cloud_verifier.model import load
+from cloud_verifier.settings import Settings
+from edge_client.client import EdgeClient
+from edge_client.device import Device
+from edge_client.tools.emulated_network import PROFILES, LinkProxy
+from export.build import BuildSettings, build
+from moa.graph.drafter import OnnxDrafter
+from moa.sampling import SamplingSettings
+from tests.edge import kit
+from tests.tiny import save_tiny
+from tests.verifier import kit as verifier_kit
+from tests.verifier.test_server_drafter import learn
+
+COUNT = 32
+PROMPTS = [verifier_kit.prompt(number, 20 + number) for number in range(2)]
+HOW = {"greedy": SamplingSettings(), "sampled": SamplingSettings(temperature=0.8, seed=3)}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A server's settings, and a device's bundle."""
+
+    settings: Settings
+    bundle: Path
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    folder = tmp_path_factory.mktemp("pair")
+    target, drafter = save_tiny("llama", folder / "target"), folder / "drafter"
+    texts = [[*ids, *verifier_kit.generated(ids, COUNT, how)] for ids in PROMPTS for how in HOW.values()]
+    learn(target, texts, drafter)
+    build(
+        BuildSettings(
+            target=str(target), drafter=str(drafter), out=folder / "bundle", variants=("cpu-fp32",), time_steps=False
+        )
+    )
+    flags = ["serve", "--target", str(target), "--drafter", str(drafter), "--device", "cpu"]
+    settings = settings_from(parser().parse_args(flags))
+    return Pair(replace(settings, port=0, slots=8, limits=verifier_kit.LIMITS), folder / "bundle")
+
+
+@pytest.mark.parametrize(
+    ("draft", "sync", "how"),
+    [("device", "int8", "greedy"), ("device", "off", "sampled"), ("server", "int8", "sampled")],
+)
+async def test_the_text_is_the_targets_and_records_come(pair: Pair, draft: Any, sync: Any, how: str) -> None:
+    device = Device.load(pair.bundle, threads=1)
+    sampling: dict[str, Any] = {"temperature": HOW[how].temperature, "seed": HOW[how].seed}
+    served = await asyncio.to_thread(load, pair.settings)
+    async with (
+        Verifier(served, pair.settings).open() as running,
+        LinkProxy("127.0.0.1", running.transport.port, PROFILES["wifi"]) as link,
+    ):
+        ways: dict[str, Any] = {
+            "draft": draft,
+            "guess_ahead": False,
+            "sync": sync,
+            "max_new_tokens": COUNT,
+            "offline_after": 60.0,
+        }
+        for ids in PROMPTS:
+            drafter = device.new_drafter()
+            assert isinstance(drafter, OnnxDrafter)
+            own = replace(device, new_drafter=partial(lambda one: one, drafter))
+            async with EdgeClient(verifier=link.url, device=own, **ways, **sampling) as client:
+                reader = await kit.transcribe(client, ids)
+            assert reader.tokens == verifier_kit.generated(ids, COUNT, HOW[how])
+            assert all(reader.verified)
+            assert reader.done is not None
+            assert drafter.records is not None
+            assert bool(drafter.records.held) == (sync != "off"), "records come while the answer is written"
