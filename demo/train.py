@@ -27,6 +27,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 from demo import corpus, natural
 from demo import tokenizer as demo_tokenizer
 from demo.everyday import EVERYDAY
+from demo.inherit import CALIBRATION_ROWS, inherit
 from demo.newcomers import NEWCOMERS
 from demo.pretraining import Pretraining
 from demo.recipe import (
@@ -54,7 +55,6 @@ from moa.training.data import Document, PackedRows, pack, pieces
 from moa.training.distill import Distillation
 from moa.training.generate import PROMPT_TOKENS, GeneratedAnswers
 from moa.training.loop import Loop, join_process_group
-from moa.training.run import CALIBRATION_ROWS, inherit
 from moa.training.sources import DocumentReader, examples
 from moa.training.teacher import Teacher
 

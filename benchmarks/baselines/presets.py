@@ -20,6 +20,7 @@ from benchmarks.baselines.registry import (
     shape_for,
     training_task,
 )
+from demo.inherit import CALIBRATION_ROWS, inherit
 from demo.recipe import ALONE
 from moa.config import DrafterConfig, TargetFacts
 from moa.errors import ConfigError, UsageError
@@ -32,7 +33,6 @@ from moa.training.data import PackedRows
 from moa.training.distill import PAPER, Distillation, DistillSettings
 from moa.training.least_squares import solve
 from moa.training.masks import AnchorRule, Spacing
-from moa.training.run import CALIBRATION_ROWS, inherit
 from moa.training.teacher import Teacher
 
 

@@ -25,7 +25,6 @@ examples:
   moa-train ./target --data chats.jsonl --out drafter --init published-drafter/ --learning-rate 3e-4
   moa-train ./target --data chats.jsonl --out drafter --states
   moa-train Qwen/Qwen3-32B --data chats.jsonl --out drafter --body Qwen/Qwen3-0.6B --freeze-body
-  moa-train ./target --data chats.jsonl --out drafter --body target:0,1,4,7 --spacing 4-12:0.5,cold:0.3
   torchrun --nproc-per-node 8 -m moa.training.cli ./target --data chats.jsonl --out drafter --device cuda
 
 Repeat the command to continue a stopped run.
@@ -72,8 +71,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument(
         "--body",
         metavar="MODEL",
-        help="the body is this small model of the same tokenizer (folder or hub id), or target:I,J,... for the"
-        " target's own layers I, J, ...",
+        help="the body is this small model of the same tokenizer (folder or hub id)",
     )
     top.add_argument(
         "--freeze-body", action="store_true", help="with --body MODEL: only the attention to records is trained"
@@ -180,20 +178,12 @@ def server_shape(args: argparse.Namespace) -> dict[str, int]:
     return {own: value for name, own in theirs.items() if (value := getattr(args, name)) is not None}
 
 
-def inherited_layers(args: argparse.Namespace) -> tuple[int, ...] | None:
-    """The target's layers that `--body target:I,J,...` names; None for a body of another kind."""
-    head, colon, numbers = (args.body or "").partition(":")
+def check_body(args: argparse.Namespace) -> None:
+    """Refuse a body that does not fit the other options."""
     if args.body is not None and args.init is not None:
         raise UsageError("--init brings its own body: --body cannot be given beside it")
-    own = bool(colon) and head == "target"
-    if args.freeze_body and (args.body is None or own):
+    if args.freeze_body and args.body is None:
         raise UsageError("--freeze-body is for --body MODEL: no other body is worth freezing")
-    if not own:
-        return None
-    try:
-        return tuple(int(number) for number in numbers.split(","))
-    except ValueError:
-        raise UsageError(f"--body {args.body!r} is not target:I,J,... with the numbers of layers") from None
 
 
 def initial_config(args: argparse.Namespace, config: DrafterConfig) -> DrafterConfig:

@@ -15,24 +15,22 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 
 import moa
 from moa.config import DrafterConfig, TargetFacts
-from moa.errors import ConfigError, UsageError
-from moa.model.blocks import Block
+from moa.errors import UsageError
 from moa.model.borrowed import SharedWeights
-from moa.model.checkpoint import backbone_of, drafter_around, load_weights, new_drafter, save_drafter
+from moa.model.checkpoint import drafter_around, load_weights, new_drafter, save_drafter
 from moa.model.drafter import Drafter
 from moa.model.loading import LoadedModel, load_model, load_tokenizer
 from moa.model.state_drafter import StateDrafter, StateDrafterConfig
 from moa.training import options
 from moa.training.chains import ChainSettings, ChainTraining
-from moa.training.data import Batch, Document, PackedRows, pack
+from moa.training.data import Document, PackedRows, pack
 from moa.training.distill import Distillation
 from moa.training.least_squares import solve
 from moa.training.loop import Loop, LoopSettings
@@ -41,8 +39,8 @@ from moa.training.teacher import Teacher
 
 SHORTEST_ROW = 16
 """A row must be longer than the lags that are trained."""
-CALIBRATION_ROWS = 16
-"""Packed rows over which a feed-forward's units are measured."""
+TRIAL_ROWS = 16
+"""Packed rows that a dry run starts from."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class TrainingRun:
     reader: DocumentReader
     target_id: str
     start: str
-    """What training starts from: a digest of weights, or the target's layers; empty for random ones."""
+    """What training starts from: a digest of weights, or least squares; empty for random ones."""
 
     @classmethod
     def of(cls, args: argparse.Namespace, loaded: LoadedModel) -> TrainingRun:
@@ -67,6 +65,7 @@ class TrainingRun:
             raise UsageError(
                 f"--length and --max-new-tokens together must be within the target's {facts.max_positions}"
             )
+        options.check_body(args)
         lesson = options.distill_settings(args)
         options.loop_settings(args, rows=1, world=1)
         seed = args.seed or 0
@@ -127,10 +126,7 @@ class TrainingRun:
         settings = options.loop_settings(self.args, len(rows), world)
         if isinstance(self.drafter, StateDrafter):
             if not (out / "checkpoint").is_dir():
-                solve(self.drafter, self.objective.teacher, rows.first(CALIBRATION_ROWS) if trial else rows)
-        elif (layers := options.inherited_layers(self.args)) is not None:
-            sample = rows.rows(np.arange(min(CALIBRATION_ROWS, len(rows))))
-            inherit(self.drafter, self.objective.teacher, layers, sample)
+                solve(self.drafter, self.objective.teacher, rows.first(TRIAL_ROWS) if trial else rows)
         return Loop(self.objective, rows, settings, out, quiet=trial or self.args.quiet, identity=course)
 
     def settings(self, loop: Loop) -> dict[str, Any]:
@@ -165,22 +161,13 @@ def parameter_count(module: nn.Module) -> int:
 
 
 def _new_drafter(args: argparse.Namespace, loaded: LoadedModel) -> tuple[Drafter, str]:
-    """The drafter, and the name of its starting point; layers from the target are copied when there is data."""
+    """The drafter, and the name of its starting point."""
     facts = loaded.facts
     if args.init is not None:
         drafter = new_drafter(options.initial_config(args, DrafterConfig.read(args.init, facts)), loaded.model)
         load_weights(drafter, args.init)
         return drafter, _digest(drafter)
     shape: dict[str, Any] = {"tli": args.tli or 0, **options.shape_overrides(args)}
-    if (layers := options.inherited_layers(args)) is not None:
-        like_target = {
-            "layers": len(layers),
-            "num_attention_heads": facts.heads,
-            "self_attention_num_key_value_heads": facts.kv_heads,
-            "final_norm": True,
-            "scaled_embedding": True,
-        }
-        return new_drafter(DrafterConfig.for_target(facts, **like_target | shape), loaded.model), str(args.body)
     if args.body is None:
         return new_drafter(DrafterConfig.for_target(facts, **shape), loaded.model), ""
     body = load_model(args.body, device=loaded.model.device)
@@ -215,54 +202,3 @@ def provenance(
         "settings": dict(settings),
         "data": dict(data),
     }
-
-
-@torch.no_grad()
-def inherit(drafter: Drafter, teacher: Teacher, layers: Sequence[int], batch: Batch) -> None:
-    """Build the body from these layers of the target, in order, with the most active units of their feed-forwards;
-    cross-attention adds nothing at first. Embedding and head are the target's already, so such a body produces sensible
-    text from the first step, and distillation only repairs the pruning."""
-    config, backbone = drafter.config, backbone_of(teacher.model)
-    theirs: list[Any] = list(backbone.layers)  # type: ignore[arg-type]
-    if config.body is not None or len(layers) != config.layers or not all(0 <= i < len(theirs) for i in layers):
-        raise ConfigError(f"the body needs {config.layers} of the target's layers, each 0..{len(theirs) - 1}")
-    use = _use_of_units(teacher, [theirs[i] for i in layers], batch)
-    for block, index, worth in zip(drafter.body_blocks, layers, use, strict=True):
-        _take(block, theirs[index], worth)
-    if config.final_norm:
-        drafter.norm.weight.copy_(backbone.norm.weight)  # type: ignore[union-attr, arg-type]
-    drafter.leave_records_out()
-
-
-def _use_of_units(teacher: Teacher, layers: Sequence[Any], batch: Batch) -> list[Tensor]:
-    """How much each unit of a feed-forward adds to its layer's output, on average."""
-    worth = [torch.zeros(layer.mlp.down_proj.in_features) for layer in layers]
-    hooks = []
-    for layer, total in zip(layers, worth, strict=True):
-        size = layer.mlp.down_proj.weight.float().norm(dim=0).cpu()
-
-        def note(_: nn.Module, inputs: tuple[Tensor], total: Tensor = total, size: Tensor = size) -> None:
-            total += inputs[0].float().abs().flatten(0, -2).mean(0).cpu() * size
-
-        hooks.append(layer.mlp.down_proj.register_forward_pre_hook(note))
-    try:
-        teacher(batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return worth
-
-
-def _take(block: Block, layer: Any, worth: Tensor) -> None:
-    state = dict(layer.state_dict())
-    kept = worth.topk(min(block.mlp.gate_proj.out_features, len(worth))).indices.sort().values
-    for name in ("gate_proj", "up_proj"):
-        state[f"mlp.{name}.weight"] = state[f"mlp.{name}.weight"][kept]
-    state["mlp.down_proj.weight"] = state["mlp.down_proj.weight"][:, kept]
-    wanted = {name: value.shape for name, value in block.state_dict().items()}
-    if wanted != {name: value.shape for name, value in state.items()}:
-        raise ConfigError(
-            "the body cannot start from the target's layers: their attention has another shape or other parts",
-            hint="give the body the target's heads and KV heads",
-        )
-    block.load_state_dict({name: value.float() for name, value in state.items()})

@@ -180,22 +180,19 @@ def test_spacings() -> None:
 
 
 def test_a_body_begins_as_the_model_that_it_is_made_of(target: Path, chats: Path, tmp_path: Path) -> None:
-    """Without records a small frozen model, of another width, family and head, behaves exactly as before, and all
-    layers and units of the target's own are the target."""
+    """Without records a small frozen model, of another width, family and head, behaves exactly as before."""
     sibling = save_tiny("qwen2", tmp_path / "sibling", num_hidden_layers=2, hidden_size=32, seed=5)
-    every = ["--body", "target:0,1,2,3", "--sa-intermediate", "96", "--steps", "1", "--learning-rate", "1e-12"]
     loaded, ids = load_model(target), torch.tensor([[7, 9, 30, 11]])
     causal = torch.full((4, 4), MASKED).triu(1)[None, None]
-    for model, how in ((sibling, ["--body", str(sibling), "--freeze-body"]), (target, every)):
-        assert train(target, chats, tmp_path / f"out-{model.name}", *how) == 0
-        drafter = load_drafter(tmp_path / f"out-{model.name}", loaded.model, loaded.facts)
-        inputs = ids, torch.arange(4)[None], causal, drafter.empty_rows(ids)
-        with torch.no_grad():
-            alone = drafter.logits(drafter.features(*inputs)[0])
-            torch.testing.assert_close(alone, load_model(model).model(ids).logits, atol=1e-3, rtol=1e-3)
-            records = [torch.randn(1, drafter.config.record_heads, 3, drafter.config.head_dim) for _ in range(2)]
-            informed = drafter.logits(drafter.features(*inputs, *records, torch.zeros(1, 1, 1, 3))[0])
-        assert model is target or not torch.equal(informed, alone), "cross-attention adds what it has learnt"
+    assert train(target, chats, tmp_path / "out", "--body", str(sibling), "--freeze-body") == 0
+    drafter = load_drafter(tmp_path / "out", loaded.model, loaded.facts)
+    inputs = ids, torch.arange(4)[None], causal, drafter.empty_rows(ids)
+    with torch.no_grad():
+        alone = drafter.logits(drafter.features(*inputs)[0])
+        torch.testing.assert_close(alone, load_model(sibling).model(ids).logits, atol=1e-3, rtol=1e-3)
+        records = [torch.randn(1, drafter.config.record_heads, 3, drafter.config.head_dim) for _ in range(2)]
+        informed = drafter.logits(drafter.features(*inputs, *records, torch.zeros(1, 1, 1, 3))[0])
+    assert not torch.equal(informed, alone), "cross-attention adds what it has learnt"
 
 
 # ---- user errors: one line each, exit code 2 ----------------------------------------------------------------
@@ -245,9 +242,6 @@ BAD_INPUTS: dict[str, tuple[list[str], str]] = {
     "cold documents beyond all": (["{target}", "--spacing", "6-14:0.9,cold:0.5"], "more than 1"),
     "a body beside --init": (["{target}", "--init", "{drafter}", "--body", "{target}"], "brings its own body"),
     "a frozen body of nothing": (["{target}", "--freeze-body"], "--freeze-body is for --body MODEL"),
-    "a body of words": (["{target}", "--body", "target:first"], "is not target:I,J"),
-    "a body of missing layers": (["{target}", "--body", "target:0,9"], "each 0..3"),
-    "a body of another attention": (["{target}", "--body", "target:0,1", "--heads", "2"], "another shape"),
     "a body of another tokenizer": (["{target}", "--body", "{other_tokenizer}"], "another tokenizer"),
     "fewer layers than the body's": (["{target}", "--body", "{target}", "--layers", "2"], "layers must be 4"),
     "a loss that is no number": (["{target}", "--learning-rate", "1e30", "--optimizer", "adam"], "the loss is nan"),

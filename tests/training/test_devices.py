@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks.kit.speculator import GenerationSettings, Speculator
+from demo.inherit import inherit
 from moa.config import DrafterConfig
 from moa.model.borrowed import BorrowedLayers, SharedWeights
 from moa.model.checkpoint import backbone_of, new_drafter
@@ -23,7 +24,6 @@ from moa.training.data import PackedRows
 from moa.training.distill import PAPER, Distillation, DistillSettings
 from moa.training.least_squares import solve
 from moa.training.masks import AnchorRule
-from moa.training.run import inherit
 from moa.training.teacher import Teacher
 from moa.tree import TreeShape
 from tests.close import assert_rounded

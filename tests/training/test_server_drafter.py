@@ -52,7 +52,7 @@ def test_the_start_is_the_best_linear_map_of_states_and_token(target: Path, rows
         (["--spacing", "6-14"], "which spacing is for"),
         (["--paper"], "which paper is for"),
         (["--ca-kv-heads", "2"], "which cross attention num key value heads is for"),
-        (["--body", "target:0,1"], "which body is for"),
+        (["--body", "some-model"], "which body is for"),
         (["--sa-kv-heads", "3"], "heads do not fit its width"),
         (["--heads", "0"], "num_attention_heads must be a whole number of at least 1, not 0"),
     ],

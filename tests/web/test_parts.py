@@ -180,8 +180,8 @@ def test_records_are_read_alike(node: Node, dtype: records.PayloadDtype, heads: 
 
 def test_records_are_stored_and_lent_alike(node: Node) -> None:
     rng, noise = random.Random(8), np.random.default_rng(2)
-    for borrowed in ([], [Heads(2, 8), Heads(1, 16)]):
-        heads = Heads(2, 16)
+    lent = [Heads(2, 8), Heads(1, 16)]
+    for heads, borrowed in ((Heads(2, 16), []), (Heads(2, 16), lent), (Heads(0, 8), lent)):
         buffer = RecordBuffer(heads, borrowed)
         cache = [noise.normal(size=(1, of.count, 600, of.width)).astype(np.float32) for of in borrowed for _ in "kv"]
         mine, verbs = [array.tobytes() for array in cache], []

@@ -91,8 +91,8 @@ class Rows {
 
 const FIRST = 256;
 
-/** Records by position. Missing ones are masked, so any subset works. With borrowed target layers, records include the
- * target's keys and values in these layers, which replace the drafter's own for the same tokens (`lend`). */
+/** Records by position. Missing ones are masked, so any subset works. Records may include rows of layers with a cache,
+ * which replace the drafter's own for the same tokens (`lend`). */
 export class RecordBuffer {
   /** @param {Heads} heads of cross-attention @param {Heads[]} borrowed of each borrowed layer */
   constructor(heads, borrowed = []) {
@@ -119,10 +119,11 @@ export class RecordBuffer {
     return this.rows.size;
   }
 
-  /** The graph's record inputs: the same arrays, changed in place until they must grow. */
+  /** The graph's record inputs, if it has any: the same arrays, changed in place until they must grow.
+   * @returns {Record<string, Float32Array>} */
   feeds() {
     const [record_k, record_v] = this.rows.arrays;
-    return { record_k, record_v, record_mask: this.mask };
+    return this.heads.count ? { record_k, record_v, record_mask: this.mask } : {};
   }
 
   /** Store records `[rows, heads, width]`, as on the wire, of positions from `start` on.
