@@ -15,8 +15,6 @@ from tests.close import assert_rounded
 from tests.model.trees import path_to, plain_logits, random_tree, reference, tree_logits
 from tests.tiny import FAMILIES, tiny
 
-MOE = {"num_experts": 4, "num_experts_per_tok": 2, "num_local_experts": 4, "moe_intermediate_size": 48}
-
 
 def prefill(target: Target, ids: list[int], chunk: int = 7) -> int:
     slot = target.pool.acquire()
@@ -52,9 +50,8 @@ def check_random_trees(target: Target, plain: PreTrainedModel, batch: int, **clo
     ("family", "batch"), [*((family, 4) for family in (*FAMILIES, "mixtral", "qwen3_moe")), ("llama", 1), ("gemma3", 1)]
 )
 def test_random_trees_score_as_plain_forwards_do_and_commits_continue_exactly(family: str, batch: int) -> None:
-    overrides = MOE if family in ("mixtral", "qwen3_moe") else {}
-    target = Target.from_model(tiny(family, **overrides), slots=batch + 1, capacity=96)
-    assert len(list(check_random_trees(target, reference(family, **overrides), batch))) == 3
+    target = Target.from_model(tiny(family), slots=batch + 1, capacity=96)
+    assert len(list(check_random_trees(target, reference(family), batch))) == 3
 
 
 @pytest.mark.parametrize("family", FAMILIES)
