@@ -211,6 +211,7 @@ def broken(target: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) 
     found["binary"] = root / "binary.txt"
     found["binary"].write_bytes(b"\xff\xfe\x00\x80")
     found["no_template"] = save_tiny("llama", root / "no_template")
+    found["two_layers"] = save_tiny("llama", root / "two_layers", num_hidden_layers=2)
     found["other_tokenizer"] = save_tiny("llama", root / "other_tokenizer", vocab_size=120)
     assert train(target, chats, found["drafter"], "--steps", "1") == 0
     shutil.copytree(found["drafter"], found["foreign_drafter"])
@@ -237,6 +238,7 @@ BAD_INPUTS: dict[str, tuple[list[str], str]] = {
     "a short row": (["{target}", "--length", "2"], "--length must be within 16..512"),
     "a row beyond the target": (["{target}", "--length", "1024"], "--length must be within 16..512"),
     "too many borrowed layers": (["{target}", "--tli", "5"], "tli must be 0..4"),
+    "too few layers for a server's drafter": (["{two_layers}", "--server-drafter"], "too few layers"),
     "heads that do not divide": (["{target}", "--heads", "3"], "must divide"),
     "a spacing of words": (["{target}", "--spacing", "few"], "'few' is not LOW-HIGH"),
     "shares above one": (["{target}", "--spacing", "6-14:0.9,32-64:0.9"], "more than 1"),
