@@ -124,9 +124,8 @@ class TrainingRun:
             "start": self.start,
         }
         settings = options.loop_settings(self.args, len(rows), world)
-        if isinstance(self.drafter, StateDrafter):
-            if not (out / "checkpoint").is_dir():
-                solve(self.drafter, self.objective.teacher, rows.first(TRIAL_ROWS) if trial else rows)
+        if isinstance(self.drafter, StateDrafter) and not (out / "checkpoint").is_dir():
+            solve(self.drafter, self.objective.teacher, rows.first(TRIAL_ROWS) if trial else rows)
         return Loop(self.objective, rows, settings, out, quiet=trial or self.args.quiet, identity=course)
 
     def settings(self, loop: Loop) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,8 +20,11 @@ from moa.model.target import Target
 from moa.training.data import Batch, Document, PackedRows, pack
 from tests.tiny import tiny
 
+Model = TypeVar("Model", bound=nn.Module)
 KINDS: tuple[Feature, ...] = ("eagle2", "eagle3", "states")
 OPPONENTS = (*KINDS, "independent")
+WIDE = {"self_attention_intermediate_size": 320, "cross_attention_intermediate_size": 320}
+"""At the tiny width the MoA drafter is smaller than the smallest EAGLE-3; wider, there is something to match."""
 
 
 def target_for(kind: str, model: PreTrainedModel, *, slots: int = 3, capacity: int = 128) -> Target:
@@ -31,21 +35,17 @@ def target_for(kind: str, model: PreTrainedModel, *, slots: int = 3, capacity: i
     return target
 
 
-def baseline(kind: Feature, target: Target, *, seed: int = 0) -> FeatureDrafter:
+def baseline(kind: Feature, target: Target) -> FeatureDrafter:
     """A baseline unlike the target's own shape wherever it may be, whose random weights are wide enough for its guesses
     to depend on everything it reads."""
     config = shape_for(kind, target.facts, intermediate_size=40, heads=4, kv_heads=2)
-    model = new_baseline(config, SharedWeights.of(target.model))
-    _widen(model, seed)
-    return model.eval()
+    return _widened(new_baseline(config, SharedWeights.of(target.model)))
 
 
-def body(target: Target, *, seed: int = 0) -> Drafter:
+def body(target: Target) -> Drafter:
     """A drafter without records, likewise."""
     config = moa_config(target.facts, {**NO_RECORDS, "layers": 2, "self_attention_intermediate_size": 40})
-    model = new_drafter(config, target.model)
-    _widen(model, seed)
-    return model.eval()
+    return _widened(new_drafter(config, target.model))
 
 
 def opponent(kind: str, target: Target) -> Drafter | FeatureDrafter:
@@ -53,12 +53,13 @@ def opponent(kind: str, target: Target) -> Drafter | FeatureDrafter:
     return body(target) if kind == "independent" else baseline(kind, target)  # type: ignore[arg-type]
 
 
-def _widen(model: nn.Module, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
+def _widened(model: Model) -> Model:
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim > 1:
                 weight.copy_(torch.randn(weight.shape, generator=generator) / weight.shape[-1] ** 0.5)
+    return model.eval()
 
 
 def prompts(*lengths: int, seed: int = 1) -> list[list[int]]:
@@ -75,14 +76,9 @@ def packed(folder: Path, documents: int = 60) -> PackedRows:
 
 def whole(ids: list[int]) -> Batch:
     """One document as a batch."""
-    length = len(ids)
-    return Batch(
-        ids=np.array([ids]),
-        segments=np.ones((1, length), dtype=np.int64),
-        positions=np.arange(length)[None],
-        wanted=np.ones((1, length), dtype=bool),
-        rows=np.zeros(1, dtype=np.int64),
-    )
+    tokens = np.array([ids])
+    ones = np.ones_like(tokens)
+    return Batch(tokens, ones, np.arange(len(ids))[None], ones.astype(bool), np.zeros(1, np.int64))
 
 
 def tiny_target() -> PreTrainedModel:

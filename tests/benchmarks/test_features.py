@@ -24,8 +24,9 @@ KNOWN = 9
 """Tokens that the target has run; the next is pending."""
 
 
-def build(kind: Feature) -> tuple[Target, FeatureDrafter, list[int], Tensor]:
-    """A target, its drafter, a text, and the target's true features of it, computed apart from the engine."""
+def build(kind: Feature) -> tuple[FeatureDrafter, list[int], Tensor, FeatureDrafting, int]:
+    """A drafter, a text, the target's true features of it, computed apart from the engine, and a slot that has seen
+    the text's beginning."""
     ids = prompts(14)[0]
     teacher = Teacher(tiny_target())
     target = target_for(kind, tiny_target())
@@ -33,8 +34,9 @@ def build(kind: Feature) -> tuple[Target, FeatureDrafter, list[int], Tensor]:
     if model.config.taps:
         teacher.tap(model.config.taps)
     states = teacher(whole(ids)).states
+    drafting = FeatureDrafting(model, slots=2, capacity=64)
     with torch.inference_mode():
-        return target, model, ids, model.read(states)
+        return model, ids, model.read(states), drafting, observed(target, drafting, ids)
 
 
 def observed(target: Target, drafting: FeatureDrafting | MoaDrafting, ids: list[int]) -> int:
@@ -64,9 +66,7 @@ def levels(drafting: Any, slot: int, ids: list[int], truth: Tensor | None) -> li
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_drafting_on_true_features_is_the_forward_of_training(kind: Feature) -> None:
-    target, model, ids, features = build(kind)
-    drafting = FeatureDrafting(model, slots=2, capacity=64)
-    slot = observed(target, drafting, ids)
+    model, ids, features, drafting, slot = build(kind)
     tokens, positions = torch.tensor([ids]), torch.arange(len(ids))[None]
     causal = additive(visible(model, positions, torch.ones_like(tokens))).unsqueeze(1)
     hidden, _ = model.step(tokens, shifted(features, positions), positions, causal, model.empty_rows(tokens))
@@ -78,9 +78,7 @@ def test_drafting_on_true_features_is_the_forward_of_training(kind: Feature) -> 
 @pytest.mark.parametrize("kind", ["eagle3", "states"])
 @torch.inference_mode()
 def test_the_training_time_test_is_what_drafting_does(kind: Feature) -> None:
-    target, model, ids, features = build(kind)
-    drafting = FeatureDrafting(model, slots=2, capacity=64)
-    slot = observed(target, drafting, ids)
+    model, ids, features, drafting, slot = build(kind)
     tokens, positions = torch.tensor([ids]), torch.arange(len(ids))[None]
     fed = shifted(features, positions)
     steps = chains(model, tokens, positions, torch.ones_like(tokens), fed, KNOWN, 4)
@@ -94,8 +92,7 @@ def test_the_drafter_without_records_is_a_plain_llama_and_drafts_as_one() -> Non
     target, ids = target_for("independent", tiny_target()), prompts(14)[0]
     model, tokens = body(target), torch.tensor([ids])
     causal = additive(torch.ones(1, 1, 14, 14, dtype=torch.bool).tril())
-    hidden, _ = model.features(tokens, torch.arange(14)[None], causal, model.empty_rows(tokens))
-    wanted = model.logits(hidden)[0]
+    wanted = model.logits(model.features(tokens, torch.arange(14)[None], causal, model.empty_rows(tokens))[0])[0]
     llama: Any = as_llama(model, 512, (2,))
     torch.testing.assert_close(llama(tokens).logits[0], wanted, atol=1e-4, rtol=1e-4)
     drafting = MoaDrafting(model, slots=2, capacity=64)
@@ -109,7 +106,7 @@ def test_features_do_not_cross_documents() -> None:
 
 
 def test_chains_stay_in_their_document() -> None:
-    _, model, ids, features = build("eagle3")
+    model, ids, features, *_ = build("eagle3")
     segments = torch.tensor([[1] * 7 + [2] * 7])
     positions = torch.tensor([[*range(7), *range(7)]])
     tokens = torch.tensor([ids])

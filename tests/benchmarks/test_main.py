@@ -36,18 +36,14 @@ class Options:
 
 
 @pytest.fixture
-def made_up(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """An experiment that is none, under the name `made_up`."""
-    module = ModuleType("made_up", "Count.")
-    found: dict[str, Any] = {
-        "Options": Options,
-        "measure": lambda options: {"runs": [options.count], **vars(options), "faults": options.count - 4},
-        "tables": lambda result: f"{result['runs'][0]} things",
-    }
-    vars(module).update(found)
+    module: Any = ModuleType("made_up", "Count.")
+    module.Options = Options
+    module.measure = lambda options: {"runs": [options.count], **vars(options), "faults": options.count - 4}
+    module.tables = lambda result: f"{result['runs'][0]} things"
     monkeypatch.setitem(EXPERIMENTS, "made_up", Experiment("made_up", "counts", "", 1, {"count": 4}))
     monkeypatch.setattr(Experiment, "load", lambda _: module)
-    return module
 
 
 def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
@@ -79,9 +75,8 @@ def test_tables_are_those_of_the_results_that_they_were_made_of(result: Path) ->
     assert set(made.splitlines()) <= set(result.with_suffix(".md").read_text().splitlines())
 
 
-def test_a_result_is_written_with_where_it_comes_from(
-    made_up: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("made_up")
+def test_a_result_is_written_with_where_it_comes_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--names", "b", "c", "--steps", "3", "--no-fast", "--seed", "7"]
     assert bench.main(["made_up", *flags, f"--out={tmp_path}"]) == 0
     assert capsys.readouterr().out == "4 things\n"
@@ -99,10 +94,7 @@ def test_a_result_is_written_with_where_it_comes_from(
 
 def test_a_result_names_no_place_of_the_machine(tmp_path: Path) -> None:
     root = Path(bench.__file__).parents[1]
-    options = {
-        "measured": str(root / "benchmarks" / "results" / "a.json"),
-        "weights": ["/far/away/weights", "a/b", "/"],
-    }
+    options = {"measured": f"{root}/benchmarks/results/a.json", "weights": ["/far/away/weights", "a/b", "/"]}
     write_result(tmp_path / "one", {"fleet": options, "count": 3, "says": "/ 3 = 5"})
     kept = json.loads((tmp_path / "one.json").read_text())
     assert kept["fleet"] == {"measured": "benchmarks/results/a.json", "weights": ["weights", "a/b", "/"]}
@@ -112,31 +104,27 @@ def test_a_result_names_no_place_of_the_machine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "shown"),
     [
-        (
-            ["python", "-m", "benchmarks", "--out=/far/away/results", "--count=3"],
-            "-m benchmarks --out=results --count=3",
-        ),
-        (
-            ["python", "--pairs", "one=/far/away/bundle=/far/weights", "two==/far/b"],
-            "--pairs one=bundle=weights two==b",
-        ),
-        (["python", "-m", "benchmarks", "--ways", "plain API streaming"], "-m benchmarks --ways 'plain API streaming'"),
+        (["-m", "benchmarks", "--out=/far/away/results", "--count=3"], "-m benchmarks --out=results --count=3"),
+        (["--pairs", "one=/far/away/bundle=/far/weights", "two==/far/b"], "--pairs one=bundle=weights two==b"),
+        (["-m", "benchmarks", "--ways", "plain API streaming"], "-m benchmarks --ways 'plain API streaming'"),
     ],
 )
 def test_a_command_names_no_place_of_the_machine_and_can_be_run(
     given: list[str], shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "orig_argv", given)
+    monkeypatch.setattr(sys, "orig_argv", ["python", *given])
     assert origin()["command"] == f"python {shown}"
 
 
-def test_a_fault_that_was_measured_is_an_error_and_still_written(made_up: ModuleType, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("made_up")
+def test_a_fault_that_was_measured_is_an_error_and_still_written(tmp_path: Path) -> None:
     with pytest.raises(MoaError, match="2 texts are not"):
         bench.main(["made_up", "--count=6", f"--out={tmp_path}"])
     assert (tmp_path / "made_up.json").exists()
 
 
-def test_mistakes_are_one_line(made_up: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("made_up")
+def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli("benchmarks", lambda: bench.main(["sped"])) == 2
     assert "no experiment 'sped'" in capsys.readouterr().err
     for number, least in (("--count=0", 1), ("--seed=-1", 0), ("--steps=-1", 0)):

@@ -14,11 +14,9 @@ from benchmarks.baselines.registry import load_target
 from moa.errors import UsageError, run_cli
 from moa.training.data import PackedRows
 from moa.training.loop import LoopSettings
-from tests.benchmarks.pairs import packed
+from tests.benchmarks.pairs import WIDE, packed
 from tests.tiny import save_tiny
 
-WIDE = {"self_attention_intermediate_size": 320, "cross_attention_intermediate_size": 320}
-"""At the tiny width the MoA drafter is smaller than the smallest EAGLE-3; wider, there is something to match."""
 SETTINGS = LoopSettings(steps=4, batch=2, warmup=1, precision="fp32", checkpoint_every=2)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,9 @@ def equal_modules_are_exported_once() -> Iterator[None]:
     export, made = torch.onnx.export, {}
 
     def remembered(module: nn.Module, args: tuple[torch.Tensor, ...], **how: Any) -> Any:
-        key = _contents(module), str([(one.shape, one.dtype) for one in args]), str(how)
+        parts = str([vars(part) for part in module.modules()])
+        weights = [value.numpy().tobytes() for value in module.state_dict().values()]
+        key = parts, *weights, str([(one.shape, one.dtype) for one in args]), str(how)
         if key not in made:
             made[key] = export(copy.deepcopy(module), args, **how)  # of weights that no test changes
         return made[key]
@@ -38,18 +39,6 @@ def equal_modules_are_exported_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.onnx, "export", remembered)
         yield
-
-
-def _contents(module: nn.Module) -> str:
-    """A hash of everything that the modules hold."""
-    common, found = vars(nn.Module()).keys(), hashlib.sha256()
-    for name, part in module.named_modules():
-        own = {key: value for key, value in vars(part).items() if key not in common}
-        found.update(str((name, type(part), own)).encode())
-    for name, value in (*module.named_parameters(), *module.named_buffers()):
-        found.update(str((name, value.shape, value.dtype)).encode())
-        found.update(value.detach().reshape(-1).view(torch.uint8).numpy())
-    return found.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -76,6 +65,12 @@ def make_pair(folder: Path, family: str = "llama", shape: Mapping[str, Any] | No
     return Pair(target, folder / "drafter")
 
 
+def settings_for(pair: Pair, out: Path, **changes: Any) -> BuildSettings:
+    """Settings of a build that measures no times."""
+    given = {"target": str(pair.target), "drafter": str(pair.drafter), "out": out, "time_steps": False}
+    return BuildSettings(**(given | changes))
+
+
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return make_pair(tmp_path_factory.mktemp("pair"))
@@ -89,12 +84,4 @@ def tied_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 @pytest.fixture(scope="session")
 def bundle(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """Calibrated, with three variants."""
-    settings = BuildSettings(
-        target=str(pair.target),
-        drafter=str(pair.drafter),
-        out=tmp_path_factory.mktemp("out") / "bundle",
-        prompts=PROMPTS,
-        new_tokens=10,
-        time_steps=False,
-    )
-    return build(settings)
+    return build(settings_for(pair, tmp_path_factory.mktemp("out") / "bundle", prompts=PROMPTS, new_tokens=10))

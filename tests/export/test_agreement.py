@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -65,20 +66,12 @@ def test_offline_agreement_is_by_distance(source: Source) -> None:
 
 
 def test_a_cold_start_holds_no_record_and_a_cut_those_of_the_prompt(source: Source) -> None:
-    class Spy(Oracle):
-        held = -1
-
-        def step(self, step: StepInput) -> StepOutput:
-            assert step.record_k is not None
-            self.held = step.record_k.shape[1]
-            return super().step(step)
-
-    rows = np.zeros((1, 12, 16), np.float32)
-    trace, spy = Continuation(list(range(1, 14)), 2, rows, rows), Spy(source, 5)
-    offline(spy, [trace], cold=True)
-    assert spy.held == 0
-    offline(spy, [trace], cold=False)
-    assert spy.held == 2
+    rows, oracle = np.zeros((1, 12, 16), np.float32), Oracle(source, 5)
+    trace, spy = Continuation(list(range(1, 14)), 2, rows, rows), Mock(wraps=oracle.step)
+    oracle.step = spy  # type: ignore[method-assign]
+    for cold, held in ((True, 0), (False, 2)):
+        offline(oracle, [trace], cold=cold)
+        assert spy.call_args.args[0].record_k.shape == (1, held, 16)
 
 
 def test_traces_hold_the_targets_own_text_and_records(pair: Pair, source: Source, traces: list[Continuation]) -> None:

@@ -67,14 +67,22 @@ def test_mistakes_are_one_line_and_exit_code_2(
         "no file at none.txt": [*source, "-o", tmp_path / "b", "--vocab-text", "none.txt"],
         "cannot write to": [*source, "-o", bundle.folder / "README.md" / "bundle"],
         "--steps is for the training of --records": [*setup, "--steps", "3"],
-        "no model at": ["build", "-t", "./none", "-d", pair.drafter, "-o", tmp_path / "b"],
     }
-    for message, arguments in mistakes.items():
-        # None makes the import fail: torch takes seconds, and only the last mistake is found with it.
-        monkeypatch.setitem(sys.modules, "torch", None if message != "no model at" else torch)
-        monkeypatch.setitem(sys.modules, "export.forms", None if message != "no model at" else export.forms)
-        code, out, err = run(capsys, *arguments)
-        assert (code, out) == (2, ""), arguments
+    out = tmp_path / "b"
+    found_with_torch = {
+        "no model at ./none": ["build", "-t", "./none", "-d", pair.drafter, "-o", out],
+        "no drafter at nowhere": ["build", "-t", pair.target, "-d", "nowhere", "-o", out],
+        "no model at ./nowhere": ["build", "-t", pair.target, "-d", "independent:./nowhere", "-o", out],
+        "--draft-vocab needs text": [*source, "-o", out, "--draft-vocab", "5"],
+        "must be 1..128": [*source, "-o", out, "--draft-vocab", "500", "--vocab-text", bundle.folder / "README.md"],
+    }
+    for message, arguments in (mistakes | found_with_torch).items():
+        # None makes the import fail: torch takes seconds.
+        monkeypatch.setitem(sys.modules, "torch", torch if message in found_with_torch else None)
+        monkeypatch.setitem(sys.modules, "export.forms", export.forms if message in found_with_torch else None)
+        code, said, err = run(capsys, *arguments)
+        assert (code, said) == (2, ""), arguments
         last = err.strip().splitlines()[-1]
         assert last.startswith("moa-export: error: "), arguments
         assert message in last
+    assert [path.name for path in tmp_path.iterdir()] == ["ours"]

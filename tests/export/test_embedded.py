@@ -18,14 +18,9 @@ GOALS = {"cpu-int8": 0.99, "cpu-int4": 0.97, "portable": 0.97, "web": 0.97, "mob
 def test_every_form_of_the_embedded_pair_keeps_its_acceptance(tmp_path: Path) -> None:
     target, drafter = embedded_sources()
     settings = BuildSettings(
-        target=target,
-        drafter=drafter,
-        out=tmp_path / "bundle",
-        variants=tuple(GOALS),
-        prompts=embedded_prompts(24)[0],
-        static_shape=StaticShape(tokens=8, past=256, records=256),
-        time_steps=False,
-    )
+        target=target, drafter=drafter, out=tmp_path / "bundle", variants=tuple(GOALS), time_steps=False,
+        prompts=embedded_prompts(24)[0], static_shape=StaticShape(tokens=8, past=256, records=256),
+    )  # fmt: skip
     for name, variant in build(settings).manifest.variants.items():
         assert variant.agreement is not None
         assert variant.agreement.acceptance > 4, name

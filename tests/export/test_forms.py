@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 
 from export.forms import BLOCKS, Blocks, Workshop, int8_layers, products_of_activations
@@ -88,38 +91,30 @@ def test_a_tied_table_is_stored_once(shop: Workshop, tmp_path: Path) -> None:
 
 def _embedded(table: FloatTable | Int8Table | BlockTable, folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """All rows as the table's graph gathers them, and its products with the unit vectors: the same matrix twice."""
-    count, width, value = 40, 24, onnx.helper.make_tensor_value_info
-    graph = onnx.helper.make_graph(
-        [],
-        "g",
-        [value("ids", onnx.TensorProto.INT64, [1, "T"]), value("hidden", onnx.TensorProto.FLOAT, [1, "N", width])],
-        [value(name, onnx.TensorProto.FLOAT, None) for name in ("rows", "logits")],
-    )
-    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", OPSET)], ir_version=10)
-    model = WeightedModel(proto)
+    text = f"""<ir_version: 10, opset_import: ["": {OPSET}]>
+        g (int64[1, T] ids, float[1, N, 24] hidden) => (float[] rows, float[] logits) {{}}"""
+    model = WeightedModel(onnx.parser.parse_model(text))
     table.embed(model, "ids", "rows")
     table.project(model, "hidden", "logits")
     model.save(folder / "t.onnx")
     rows, logits = open_session(folder / "t.onnx").run(
-        ["rows", "logits"], {"ids": np.arange(count)[None], "hidden": np.eye(width, dtype=np.float32)[None]}
+        ["rows", "logits"], {"ids": np.arange(40)[None], "hidden": np.eye(24, dtype=np.float32)[None]}
     )
     return rows[0], logits[0].T
 
 
 @pytest.mark.parametrize(
-    ("kind", "tolerance"), [("float", 1e-6), ("int8", 0.02), ("unpacked", 0.02), ("b16", 0.3), ("b16-8", 0.02)]
-)
-def test_both_uses_of_a_table_see_the_same_numbers(kind: str, tolerance: float, tmp_path: Path) -> None:
+    ("table", "tolerance"),
+    [
+        (FloatTable, 1e-6), (Int8Table, 0.02), (UnpackedTable, 0.02), (partial(BlockTable, bits=4, block=16), 0.3),
+        (partial(BlockTable, bits=8, block=16), 0.02),
+    ],
+    ids=["float", "int8", "unpacked", "b16", "b16-8"],
+)  # fmt: skip
+def test_both_uses_of_a_table_see_the_same_numbers(table: Any, tolerance: float, tmp_path: Path) -> None:
     matrix = np.random.default_rng(0).standard_normal((40, 24), np.float32)  # 24 is no multiple of the block
     matrix[7] = 0.0
-    table = {
-        "float": lambda: FloatTable("t", matrix),
-        "int8": lambda: Int8Table("t", matrix),
-        "unpacked": lambda: UnpackedTable("t", matrix),
-        "b16": lambda: BlockTable("t", matrix, bits=4, block=16),
-        "b16-8": lambda: BlockTable("t", matrix, bits=8, block=16),
-    }[kind]()
-    rows, columns = _embedded(table, tmp_path)
+    rows, columns = _embedded(table("t", matrix), tmp_path)
     np.testing.assert_allclose(rows, matrix, atol=tolerance)
     np.testing.assert_allclose(columns, rows, atol=0.02)
     assert not rows[7].any()

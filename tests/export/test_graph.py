@@ -31,10 +31,7 @@ def saved(shop: Workshop, opset: int = OPSET) -> Path:
 
 @pytest.mark.parametrize(
     ("family", "opset", "shape"),
-    [
-        ("gemma2", OPSET, {"tli": 1}),
-        ("llama", PORTABLE_OPSET, {"layers": 3, "final_norm": True}),
-    ],
+    [("gemma2", OPSET, {"tli": 1}), ("llama", PORTABLE_OPSET, {"layers": 3, "final_norm": True})],
 )
 def test_the_graph_computes_what_torch_does(family: str, opset: int, shape: dict[str, Any], tmp_path: Path) -> None:
     shop = workshop(make_pair(tmp_path, family, shape).source(), tmp_path)
@@ -74,18 +71,10 @@ def test_inputs_have_the_documented_names_and_shapes(shop: Workshop) -> None:
     graph = onnx.load(saved(shop), load_external_data=False).graph
     shapes = {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.input}
     assert shapes == {
-        "ids": [1, "T"],
-        "positions": [1, "T"],
-        "queries": ["N"],
-        "mask": [1, 1, "T", "P+T"],
-        "record_k": [1, 1, "R", 16],
-        "record_v": [1, 1, "R", 16],
-        "record_mask": [1, 1, 1, "R"],
-        "past_k_0": [1, 1, "P", 16],
-        "past_v_0": [1, 1, "P", 16],
-        "scale": [1],
-        "noise": [1, "n", "v"],
-    }
+        "ids": [1, "T"], "positions": [1, "T"], "queries": ["N"], "mask": [1, 1, "T", "P+T"],
+        "record_k": [1, 1, "R", 16], "record_v": [1, 1, "R", 16], "record_mask": [1, 1, 1, "R"],
+        "past_k_0": [1, 1, "P", 16], "past_v_0": [1, 1, "P", 16], "scale": [1], "noise": [1, "n", "v"],
+    }  # fmt: skip
     assert [v.name for v in graph.output] == ["top_logp", "top_tokens", "new_k_0", "new_v_0"]
     kinds = [node.op_type for node in graph.node]
     assert (kinds.count("Attention"), kinds.count("RMSNormalization")) == (2, 4), "they stay whole"

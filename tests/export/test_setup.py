@@ -8,17 +8,17 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from cloud_verifier.app import Verifier
 from cloud_verifier.cli import parser, settings_from
 from cloud_verifier.model import load
-from edge_client import Done, EdgeClient, Retract, Token
+from edge_client import EdgeClient
+from edge_client.events import AnswerSoFar
 from export.build import step_times
 from export.cli import main
 from moa.bundle import Bundle
-from tests.tiny import save_tiny
+from tests.tiny import save_tiny, tiny
+from tests.verifier.kit import generate
 
 IDS = [20, 31, 42, 53, 64]
 SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48}
@@ -28,30 +28,18 @@ def save_siblings(folder: Path, family: str, small: str = "") -> tuple[Path, Pat
     return save_tiny(family, folder / "target"), save_tiny(small or family, folder / "small", seed=5, **SMALL)
 
 
-def library_greedy(folder: Path, ids: list[int], count: int) -> list[int]:
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    with torch.inference_mode():
-        out = model.generate(torch.tensor([ids]), max_new_tokens=count, do_sample=False)
-    return [int(token) for token in out[0, len(ids) :]]
-
-
 async def verified_text(bundle: Path, serve: list[str], count: int) -> list[int]:
     settings = settings_from(parser().parse_args(["serve", "--port", "0", "--slots", "2", *serve]))
     async with (
         Verifier(load(settings), settings).open() as running,
         EdgeClient(verifier=running.transport.url, bundle=bundle, max_new_tokens=count) as client,
     ):
-        events = [event async for event in client.generate(ids=IDS)]
-    log: list[int] = []
-    for event in events:
-        match event:
-            case Token(id=token):
-                log.append(token)
-            case Retract(start=start):
-                del log[start:]
-    assert isinstance(events[-1], Done)
-    assert events[-1].verified
-    return log
+        answer = AnswerSoFar()
+        async for event in client.generate(ids=IDS):
+            answer.take(event)
+    assert answer.done is not None
+    assert answer.done.verified
+    return answer.ids
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +55,7 @@ async def test_a_sibling_drafts_and_the_text_is_the_targets(tmp_path: Path, caps
     assert f"cloud-verifier serve --target {target} --host" in printed
     assert not (out / "drafter").exists()
     text = await verified_text(out / "bundle", ["--target", str(target), "--dtype", "float32"], 16)
-    assert text == library_greedy(target, IDS, 16)
+    assert text == generate(tiny("gemma3"), IDS, 16)
 
 
 async def test_with_records_the_sibling_stays_and_its_attention_to_records_is_trained(
@@ -85,7 +73,7 @@ async def test_with_records_the_sibling_stays_and_its_attention_to_records_is_tr
     assert manifest.drafter.kind == "moa"
     assert [(layer.kv_heads, layer.head_dim) for layer in manifest.cache] == [(2, 16)]
     serve = ["--target", str(target), "--drafter", str(out / "drafter"), "--dtype", "float32"]
-    assert await verified_text(out / "bundle", serve, 16) == library_greedy(target, IDS, 16)
+    assert await verified_text(out / "bundle", serve, 16) == generate(tiny("llama"), IDS, 16)
 
 
 def test_a_dry_run_says_sizes_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,7 +39,7 @@ def flags(layout: str) -> dict[str, bool]:
     }  # fmt: skip
 
 
-def write(folder: Path, layout: str, target: Any, words: Sequence[int], *, own_embedding: bool = True) -> Weights:
+def write(folder: Path, layout: str, target: Any, words: Sequence[int]) -> Weights:
     """A checkpoint for this target whose draft vocabulary is `words`; its weights, under our names."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(len(layout))

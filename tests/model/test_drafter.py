@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from moa.config import DrafterConfig
@@ -29,7 +28,7 @@ HEADS, KV, EPS, THETA = 4, 2, 1e-5, 50_000.0
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    return Target.from_model(tiny("llama", rms_norm_eps=EPS, rope_theta=THETA), slots=1, capacity=128)
+    return Target.from_model(tiny("llama", rms_norm_eps=EPS, rope_theta=THETA), slots=16, capacity=16)
 
 
 @pytest.fixture
@@ -74,9 +73,6 @@ class Reference:
     def __init__(self, state: dict[str, Tensor], embedding: Tensor, head: Tensor) -> None:
         self.state, self.embedding, self.head = state, embedding, head
 
-    def part(self, name: str) -> Callable[[str], Tensor]:
-        return lambda key: self.state[f"{name}.{key}.weight"]
-
     @staticmethod
     def norm(x: Tensor, weight: Tensor) -> Tensor:
         return x / torch.sqrt((x * x).mean() + EPS) * weight
@@ -84,41 +80,34 @@ class Reference:
     @staticmethod
     def rope(x: Tensor, position: int) -> Tensor:
         half = len(x) // 2
-        out = x.clone()
-        for i in range(half):
-            angle = position * THETA ** (-2 * i / len(x))
-            out[i] = x[i] * math.cos(angle) - x[i + half] * math.sin(angle)
-            out[i + half] = x[i + half] * math.cos(angle) + x[i] * math.sin(angle)
-        return out
+        angles = position * THETA ** (-torch.arange(half) / half)
+        turned = torch.complex(x[:half], x[half:]) * torch.polar(torch.ones(half), angles)
+        return torch.cat([turned.real, turned.imag])
 
     def layer(self, name: str, x: Tensor, at: int, context: list[tuple[Tensor, int]], kv_heads: int) -> Tensor:
         """One decoder layer for one token `x` at position `at`, attending to `context` of (input, position)."""
-        w = self.part(name)
         size = len(x) // HEADS
-        query = w("self_attn.q_proj") @ self.norm(x, w("input_layernorm"))
-        seen = torch.zeros_like(x)
-        for h in range(HEADS):
+
+        def w(key: str) -> Tensor:
+            return self.state[f"{name}.{key}.weight"]
+
+        def heads(kind: str, x: Tensor) -> tuple[Tensor, ...]:
+            return (w(f"self_attn.{kind}_proj") @ self.norm(x, w("input_layernorm"))).split(size)
+
+        seen = []
+        for h, query in enumerate(heads("q", x)):
             g = h * kv_heads // HEADS
-            span, kv_span = slice(h * size, (h + 1) * size), slice(g * size, (g + 1) * size)
-            q = self.rope(query[span], at)
-            scores, values = [], []
-            for other, position in context:
-                normed = self.norm(other, w("input_layernorm"))
-                key = self.rope((w("self_attn.k_proj") @ normed)[kv_span], position)
-                scores.append(q @ key / math.sqrt(size))
-                values.append((w("self_attn.v_proj") @ normed)[kv_span])
-            if scores:
-                seen[span] = torch.softmax(torch.stack(scores), 0) @ torch.stack(values)
-        x = x + w("self_attn.o_proj") @ seen
+            keys = [self.rope(heads("k", other)[g], position) for other, position in context]
+            scores = torch.stack(keys) @ self.rope(query, at) / math.sqrt(size)
+            seen.append(scores.softmax(0) @ torch.stack([heads("v", other)[g] for other, _ in context]))
+        x = x + w("self_attn.o_proj") @ torch.cat(seen)
         normed = self.norm(x, w("post_attention_layernorm"))
         gate = torch.nn.functional.silu(w("mlp.gate_proj") @ normed) * (w("mlp.up_proj") @ normed)
         return x + w("mlp.down_proj") @ gate
 
     def activation(self, keys: Tensor, values: Tensor) -> Tensor:
         """LSA over the layers of one token (`[layers, kv_heads, head_dim]` each), mean, Ekv2E."""
-        rows = []
-        for k, v in zip(keys, values, strict=True):
-            rows.append(torch.cat([torch.cat([k[h], v[h]]) for h in range(len(k))]))
+        rows = torch.cat([keys, values], -1).flatten(1)
         context = list(zip(rows, range(len(rows)), strict=True))
         out = [self.layer("layer_self_attention", row, i, context, HEADS) for row, i in context]
         return self.state["Ekv2E.weight"] @ torch.stack(out).mean(0) + self.state["Ekv2E.bias"]
@@ -134,12 +123,13 @@ class Reference:
 
 
 def observed(target: Target, ids: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    slot = target.pool.acquire()
-    step = target.forward([Row.chain(slot, ids)])
-    done = target.commit(step, 0, list(range(len(ids))))
-    out = tuple(t.clone() for t in (*done.kv, done.hidden, done.positions))
-    target.pool.release(slot)
-    return out  # type: ignore[return-value]
+    done = target.commit(target.forward([Row.chain(target.pool.acquire(), ids)]), 0, range(len(ids)))
+    return *done.kv, done.hidden, done.positions
+
+
+def some_records(drafter: Drafter, target: Target, ids: list[int]) -> tuple[Tensor, Tensor]:
+    key, value = drafter.project(*observed(target, ids))
+    return key.transpose(0, 1)[None], value.transpose(0, 1)[None]
 
 
 def run(drafter: Drafter, ids: list[int], record_k: Tensor, record_v: Tensor, known: int) -> Tensor:
@@ -148,21 +138,16 @@ def run(drafter: Drafter, ids: list[int], record_k: Tensor, record_v: Tensor, kn
     mask = torch.full((count, count), MASKED).triu(1)[None, None]
     records = torch.where(torch.arange(record_k.shape[2]) < known, 0.0, MASKED)[None, None, None]
     inputs = torch.tensor([ids]), torch.arange(count)[None], mask, drafter.empty_rows(torch.tensor([ids]))
-    hidden, _ = drafter.features(*inputs, record_k, record_v, records)
-    logits = drafter.logits(hidden)
-    return logits[0]
+    return drafter.logits(drafter.features(*inputs, record_k, record_v, records)[0])[0]
 
 
 @torch.no_grad()
 def test_the_published_layout_is_the_paper_step_by_step(published: Path, target: Target) -> None:
-    from safetensors.torch import load_file
-
     drafter = load_drafter(published, target.model, target.facts)
     reference = Reference(load_file(published / "model.safetensors"), target.embedding_weight, target.head_weight)
     ids = [5, 9, 77, 30, 64, 8, 100]
-    keys, values, hidden, positions = observed(target, ids)
-    record_k, record_v = drafter.project(keys, values, hidden, positions)
-    record_k, record_v = record_k.transpose(0, 1)[None], record_v.transpose(0, 1)[None]
+    keys, values, *_ = observed(target, ids)
+    record_k, record_v = some_records(drafter, target, ids)
     activations = [reference.activation(keys[:, i], values[:, i]) for i in range(len(ids))]
     for known in (0, 1, 4):
         got = run(drafter, ids, record_k, record_v, known)
@@ -172,16 +157,10 @@ def test_the_published_layout_is_the_paper_step_by_step(published: Path, target:
 
 
 DEEP = {"layers": 3, "final_norm": True}
-SHAPES = [{}, {"final_state": True}, {"use_lsa": False}, DEEP]
-
-
-def some_records(drafter: Drafter, target: Target, ids: list[int]) -> tuple[Tensor, Tensor]:
-    key, value = drafter.project(*observed(target, ids))
-    return key.transpose(0, 1)[None], value.transpose(0, 1)[None]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [{}, {"final_state": True}, {"use_lsa": False}, DEEP])
 def test_a_token_at_a_time_is_the_same_as_all_at_once(target: Target, shape: dict[str, Any]) -> None:
     drafter = new_drafter(DrafterConfig.for_target(target.facts, **shape), target.model).eval()
     ids = [5, 9, 77, 30, 64]
@@ -192,8 +171,7 @@ def test_a_token_at_a_time_is_the_same_as_all_at_once(target: Target, shape: dic
         one = torch.tensor([[token]]), torch.tensor([[at]]), torch.zeros(1, 1, 1, at + 1), past
         records = record_k, record_v, torch.where(torch.arange(5) < 2, 0.0, MASKED)[None, None, None]
         hidden, rows = drafter.features(*one, *records)
-        logits = drafter.logits(hidden)
-        assert_rounded(logits[0, 0], together[at])
+        assert_rounded(drafter.logits(hidden)[0, 0], together[at])
         for ours, extended in zip(rows, drafter.extend(*one), strict=True):
             assert all(torch.equal(a, b) for a, b in zip(ours, extended, strict=True))
         past = [(torch.cat([k, a], 2), torch.cat([v, b], 2)) for (k, v), (a, b) in zip(past, rows, strict=True)]

@@ -1,4 +1,4 @@
-"""The packed decoder against the library's own model, and as one graph."""
+"""The packed decoder against the library's own model."""
 
 from __future__ import annotations
 
@@ -9,19 +9,13 @@ import pytest
 import torch
 
 from moa.model import target as target_module
-from moa.model.layout import Layout, RowBatch
 from moa.model.packed import PACKED_FAMILIES
 from moa.model.products import can_pack
 from moa.model.target import Row, Target
 from tests.close import assert_rounded
-from tests.model.test_target import MOE, prefill
+from tests.model.test_target import prefill
 from tests.model.trees import random_tree
 from tests.tiny import tiny
-
-
-def targets(family: str, ways: list[dict[str, Any]], **overrides: Any) -> list[Target]:
-    overrides |= MOE if "mixtral" in family or "moe" in family else {}
-    return [Target.from_model(tiny(family, **overrides), slots=5, capacity=900, **way) for way in ways]
 
 
 @pytest.mark.parametrize("family", PACKED_FAMILIES)
@@ -29,9 +23,11 @@ def test_every_way_through_a_model_says_the_same_of_unlike_rows(family: str) -> 
     """Long rows attend alone, short ones together; one shares its prefix, and a chunk of a prompt is in the same
     batch."""
     biased = {"attention_bias": True, "mlp_bias": True} if family == "llama" else {}
-    ways = [{"packed": False}, {}, {"pack_weights": True}, {"kv_tokens": 1600}]
+    ways: list[dict[str, Any]] = [{"packed": False}, {}, {"pack_weights": True}, {"kv_tokens": 1600}]
     outcomes = []
-    for target in targets(family, ways, **biased, max_position_embeddings=900):
+    for way in ways:
+        model = tiny(family, **biased, max_position_embeddings=900)
+        target = Target.from_model(model, slots=5, capacity=900, **way)
         rng = np.random.default_rng(1)
         slots = [prefill(target, rng.integers(4, 128, size).tolist(), 64) for size in (700, 3, 41, 20)]
         slots.append(target.pool.share(slots[2], 37))
@@ -60,35 +56,6 @@ def test_weights_are_held_once_and_the_librarys_own_model_still_runs_on_them(pac
     torch.testing.assert_close(first.forward(rows).hidden(0), second.forward(rows).hidden(0))
     with torch.no_grad():
         assert_rounded(model(ids).logits, plain(ids).logits)
-
-
-@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_a_forward_is_one_graph_for_each_bucket_of_shapes(backend: str) -> None:
-    """What CUDA graphs need: whatever the rows hold, the same shapes are the same graph."""
-    (target,) = targets("qwen3", [{}])
-    rng = np.random.default_rng(2)
-    graphs: list[Any] = []
-
-    def counted(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward if backend == "eager" else torch._inductor.compile(graph, inputs)
-
-    torch._dynamo.reset()
-    compiled = torch.compile(target._decoder.__call__, fullgraph=True, backend=counted, dynamic=False)
-    for lengths in ((33, 40, 46), (45, 35, 34)):  # three pages each
-        slots = [prefill(target, rng.integers(4, 128, size).tolist(), 64) for size in lengths]
-        rows = [Row(slot, *random_tree(rng, size)) for slot, size in zip(slots, (2, 2, 2), strict=True)]
-        batch = RowBatch.of(rows, 128)
-        target.pool.begin(batch.slots, batch.sizes)
-        layout = Layout(batch, target.pool, windows=target._windows, repeats=2)
-        (group,) = layout.groups
-        assert group.pages is not None
-        with torch.inference_mode():
-            found = compiled(torch.from_numpy(batch.ids), layout, target.pool.layers)
-            torch.testing.assert_close(found, target._decoder(torch.from_numpy(batch.ids), layout, target.pool.layers))
-        for slot in slots:
-            target.pool.release(slot)
-    assert len(graphs) == 1
 
 
 @pytest.mark.skipif(not can_pack(torch.device("cpu"), torch.bfloat16), reason="a processor that only emulates bfloat16")

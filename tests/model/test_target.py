@@ -15,8 +15,6 @@ from tests.close import assert_rounded
 from tests.model.trees import path_to, plain_logits, random_tree, reference, tree_logits
 from tests.tiny import FAMILIES, tiny
 
-MOE = {"num_experts": 4, "num_experts_per_tok": 2, "num_local_experts": 4, "moe_intermediate_size": 48}
-
 
 def prefill(target: Target, ids: list[int], chunk: int = 7) -> int:
     slot = target.pool.acquire()
@@ -52,9 +50,16 @@ def check_random_trees(target: Target, plain: PreTrainedModel, batch: int, **clo
     ("family", "batch"), [*((family, 4) for family in (*FAMILIES, "mixtral", "qwen3_moe")), ("llama", 1), ("gemma3", 1)]
 )
 def test_random_trees_score_as_plain_forwards_do_and_commits_continue_exactly(family: str, batch: int) -> None:
-    overrides = MOE if family in ("mixtral", "qwen3_moe") else {}
-    target = Target.from_model(tiny(family, **overrides), slots=batch + 1, capacity=96)
-    assert len(list(check_random_trees(target, reference(family, **overrides), batch))) == 3
+    target = Target.from_model(tiny(family), slots=batch + 1, capacity=96)
+    assert len(list(check_random_trees(target, reference(family), batch))) == 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_model_itself_still_runs_plainly(family: str) -> None:
+    ids = torch.arange(4, 34).reshape(2, 15)
+    with torch.no_grad():
+        found = Target.from_model(tiny(family), capacity=16, packed=False).model(ids).logits
+        assert_rounded(found, reference(family)(ids).logits)
 
 
 def test_committed_rows_are_the_models_own_cache_and_states() -> None:
@@ -65,10 +70,9 @@ def test_committed_rows_are_the_models_own_cache_and_states() -> None:
     committed = target.commit(target.forward([Row(slot, tokens, parents)]), 0, [0, 2, 3])
     with torch.no_grad():
         out = model.model(torch.tensor([[7, 8, 9, 10, 12, 13]]), use_cache=True)
-    for layer in range(model.config.num_hidden_layers):
-        k, v = (out.past_key_values.layers[layer].keys, out.past_key_values.layers[layer].values)
-        torch.testing.assert_close(committed.kv[0][layer], k[0, :, 3:].transpose(0, 1))
-        torch.testing.assert_close(committed.kv[1][layer], v[0, :, 3:].transpose(0, 1))
+    for keys, values, layer in zip(*committed.kv, out.past_key_values.layers, strict=True):
+        torch.testing.assert_close(keys, layer.keys[0, :, 3:].transpose(0, 1))
+        torch.testing.assert_close(values, layer.values[0, :, 3:].transpose(0, 1))
     torch.testing.assert_close(committed.hidden, out.last_hidden_state[0, 3:])
     assert committed.positions.tolist() == [3, 4, 5]
 
@@ -128,9 +132,7 @@ def test_a_full_slot_is_a_typed_error_and_harms_no_other() -> None:
     step = target.forward([Row(full, [5, 6], [-1, 0])])  # the last columns can be used
     target.commit(step, 0, [0, 1])
     assert target.pool.lengths[full] == 16
-    plain = reference("llama")
-    expected = plain_logits(plain, [5] * 15 + [6])
-    assert_rounded(step.logits(0, [1])[0], expected)
+    assert_rounded(step.logits(0, [1])[0], plain_logits(reference("llama"), [5] * 15 + [6]))
 
 
 @pytest.mark.parametrize("path", [[1], [0, 3], [0, 0], [0, 1, 2], [0, 4], [-1]])

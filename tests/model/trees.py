@@ -27,9 +27,9 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
     return path[::-1]
 
 
-def reference(family: str, **overrides: object) -> PreTrainedModel:
+def reference(family: str) -> PreTrainedModel:
     """The same weights under the library's plainest attention, the only one that applies Gemma 2's soft cap."""
-    model = tiny(family, **overrides)
+    model = tiny(family)
     model.set_attn_implementation("eager")
     return model
 

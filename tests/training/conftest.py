@@ -29,7 +29,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def chat(question: str, answer: str) -> dict[str, object]:
+def chat(question: str, answer: str) -> dict[str, list[dict[str, str]]]:
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
@@ -61,8 +61,8 @@ def in_processes(*functions: Callable[[], object]) -> list[int | None]:
             child.join()
 
 
-def random_documents(count: int, longest: int, seed: int = 0) -> list[Document]:
-    rng = np.random.default_rng(seed)
+def random_documents(count: int, longest: int) -> list[Document]:
+    rng = np.random.default_rng(0)
     found = []
     for _ in range(count):
         size = int(rng.integers(2, longest + 1))

@@ -72,9 +72,8 @@ def train_as(rank: int, port: int, target: Path, data: Path, out: Path, *more: s
 def test_two_processes_learn_what_one_does(target: Path, chats: Path, tmp_path: Path, kind: tuple[str, ...]) -> None:
     assert train(target, chats, tmp_path / "one", "--batch", "4", *kind) == 0
     with Port("127.0.0.1", 0) as port:
-        two = tmp_path / "two"
-        two_ranks = [partial(train_as, rank, port.number, target, chats, two, *kind) for rank in (0, 1)]
-        assert in_processes(*two_ranks) == [0, 0]
+        ranks = [partial(train_as, rank, port.number, target, chats, tmp_path / "two", *kind) for rank in (0, 1)]
+        assert in_processes(*ranks) == [0, 0]
     assert_rounded(history(tmp_path / "two"), history(tmp_path / "one"))
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     for name, value in one.items():
@@ -160,7 +159,7 @@ def test_a_cpu_that_only_emulates_bf16_trains_in_fp32(
         monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda it=computes: it, raising=False)
         assert fast_precision(torch.device("cpu")) == expected
     assert fast_precision(torch.device("cuda")) == "bf16"
-    rest = ["--length", "64", "--batch", "2", "--steps", "1", "--quiet", "--device", "cpu"]
+    rest = ["--length", "64", "--steps", "1", "--quiet", "--device", "cpu"]
     assert main([str(target), "--data", str(chats), "--out", str(tmp_path / "out"), *rest]) == 0
     record = json.loads((tmp_path / "out" / "training.json").read_text(encoding="utf-8"))
     assert record["settings"]["loop"]["precision"] == "fp32"
@@ -209,6 +208,7 @@ def broken(target: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) 
     found["binary"] = root / "binary.txt"
     found["binary"].write_bytes(b"\xff\xfe\x00\x80")
     found["no_template"] = save_tiny("llama", root / "no_template")
+    found["two_layers"] = save_tiny("llama", root / "two_layers", num_hidden_layers=2)
     found["other_tokenizer"] = save_tiny("llama", root / "other_tokenizer", vocab_size=120)
     assert train(target, chats, found["drafter"], "--steps", "1") == 0
     shutil.copytree(found["drafter"], found["foreign_drafter"])
@@ -235,6 +235,7 @@ BAD_INPUTS: dict[str, tuple[list[str], str]] = {
     "a short row": (["{target}", "--length", "2"], "--length must be within 16..512"),
     "a row beyond the target": (["{target}", "--length", "1024"], "--length must be within 16..512"),
     "too many borrowed layers": (["{target}", "--tli", "5"], "tli must be 0..4"),
+    "too few layers for a server's drafter": (["{two_layers}", "--states"], "too few layers"),
     "heads that do not divide": (["{target}", "--heads", "3"], "must divide"),
     "a spacing of words": (["{target}", "--spacing", "few"], "'few' is not LOW-HIGH"),
     "shares above one": (["{target}", "--spacing", "6-14:0.9,32-64:0.9"], "more than 1"),
@@ -265,13 +266,10 @@ def test_a_mistake_is_one_clear_line(
 ) -> None:
     given, message = BAD_INPUTS[case]
     arguments = [part.format(target=target, **broken) for part in given]
-    defaults = {"--data": [str(chats)], "--out": [str(tmp_path / "out")]}
-    arguments += [x for flag, value in defaults.items() if flag not in arguments for x in (flag, *value)]
-    arguments += [x for i in range(0, 6, 2) if SMALL[i] not in arguments for x in SMALL[i : i + 2]] + SMALL[6:9]
-    arguments += SMALL[9:] if "--device" not in arguments else []
+    defaults = ["--data", str(chats), "--out", str(tmp_path / "out"), *SMALL]
     capsys.readouterr()
     with pytest.raises(SystemExit, match=r"^2$"):
-        raise SystemExit(main(arguments))
+        raise SystemExit(main([*defaults, *arguments]))
     captured = capsys.readouterr()
     assert captured.out == ""
     assert re.fullmatch(r"moa-train: error: [^\n]+\n", captured.err), captured.err

@@ -15,7 +15,7 @@ from moa.model.borrowed import BorrowedLayers, SharedWeights
 from moa.model.checkpoint import backbone_of, new_drafter
 from moa.model.drafter import Drafter
 from moa.model.drafting import MoaDrafting
-from moa.model.loading import LoadedModel, load_model
+from moa.model.loading import load_model
 from moa.model.state_drafter import StateDrafter, StateDrafterConfig
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
@@ -29,6 +29,7 @@ from moa.tree import TreeShape
 from tests.close import assert_rounded
 from tests.stand_in import Elsewhere, moved, stand_in
 from tests.tiny import tiny
+from tests.training.test_distill import task
 
 FLAVOURS: dict[str, tuple[DistillSettings, dict[str, Any]]] = {
     "paper": (PAPER, {}),
@@ -43,12 +44,6 @@ def there(value: torch.Tensor | None) -> torch.Tensor:
     return value.inner
 
 
-def learner(loaded: LoadedModel, settings: DistillSettings, shape: dict[str, Any]) -> Distillation:
-    torch.manual_seed(0)
-    drafter = new_drafter(DrafterConfig.for_target(loaded.facts, **shape), loaded.model)
-    return Distillation(drafter, Teacher(loaded.model), settings)
-
-
 def twin(drafter: Drafter, model: Any) -> Drafter:
     """The same drafter on the stand-in, beside a model there."""
     borrowed = BorrowedLayers(backbone_of(model), drafter.config.tli) if drafter.config.tli else None
@@ -58,28 +53,27 @@ def twin(drafter: Drafter, model: Any) -> Drafter:
     return made
 
 
-def on_device(loaded: LoadedModel, like: Distillation) -> Distillation:
+def on_device(target: Path, like: Distillation) -> Distillation:
     """The same learner on the stand-in."""
-    model: Any = moved(loaded.model)
+    model: Any = moved(load_model(target).model)
     return Distillation(twin(like.module, model), Teacher(model), like.settings)
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_training_computes_the_same_on_a_device_of_its_own(target: Path, rows: PackedRows, flavour: str) -> None:
     settings, shape = FLAVOURS[flavour]
-    batch = rows.batch(0, 0, 4)
-    mine, loaded = learner(load_model(target), settings, shape), load_model(target)
+    batch, mine = rows.batch(0, 0, 4), task(target, settings, **shape)
     loss = mine.loss(batch, 0, 0.0)
     loss.total.backward()
     with stand_in():
-        other = on_device(loaded, mine)
+        other = on_device(target, mine)
         found = other.loss(batch, 0, 0.0)
         found.total.backward()
     assert_rounded(there(found.total), loss.total)
     assert float(there(found.weight)) == float(loss.weight)
-    for (name, parameter), (_, same) in zip(
-        other.module.named_parameters(), mine.module.named_parameters(), strict=True
-    ):
+    same_of = dict(mine.module.named_parameters())
+    for name, parameter in other.module.named_parameters():
+        same = same_of[name]
         assert (parameter.grad is None) == (same.grad is None), name
         if same.grad is not None:
             assert_rounded(there(parameter.grad), same.grad)
@@ -91,9 +85,9 @@ def test_a_servers_drafter_starts_and_learns_on_a_device_of_its_own(target: Path
     config = StateDrafterConfig.for_target(loaded.facts)
 
     def taught(model: Any, drafter: StateDrafter) -> torch.Tensor:
-        task = ChainTraining(drafter, Teacher(model), ChainSettings(length=3))
-        solve(drafter, task.teacher, rows)
-        loss = task.loss(batch, 0, 0.0).total
+        chains = ChainTraining(drafter, Teacher(model), ChainSettings(length=3))
+        solve(drafter, chains.teacher, rows)
+        loss = chains.loss(batch, 0, 0.0).total
         loss.backward()
         return loss
 
@@ -111,10 +105,9 @@ def test_a_servers_drafter_starts_and_learns_on_a_device_of_its_own(target: Path
 
 def test_layers_are_inherited_on_a_device_of_its_own(target: Path, rows: PackedRows) -> None:
     shape = {"layers": 2, "self_attention_intermediate_size": 32, "self_attention_num_key_value_heads": 2}
-    batch, loaded = rows.batch(0, 0, 4), load_model(target)
-    mine = learner(load_model(target), DistillSettings(), shape)
+    batch, mine = rows.batch(0, 0, 4), task(target, **shape)
     with stand_in():
-        other = on_device(loaded, mine)
+        other = on_device(target, mine)
         inherit(other.module, other.teacher, (0, 2), batch)
     inherit(mine.module, mine.teacher, (0, 2), batch)
     for parameter, same in zip(other.module.parameters(), mine.module.parameters(), strict=True):

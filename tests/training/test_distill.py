@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,14 +21,13 @@ from tests.tiny import FAMILIES, tiny
 
 
 def task(
-    target: Path, *, settings: DistillSettings | None = None, checkpointing: bool = False, **shape
+    target: Path, settings: DistillSettings | None = None, *, checkpointing: bool = False, **shape: Any
 ) -> Distillation:
     loaded = load_model(target)
     torch.manual_seed(0)
     drafter = new_drafter(DrafterConfig.for_target(loaded.facts, **shape), loaded.model)
-    return Distillation(
-        drafter, Teacher(loaded.model), settings or DistillSettings(), gradient_checkpointing=checkpointing
-    )
+    settings = settings or DistillSettings()
+    return Distillation(drafter, Teacher(loaded.model), settings, gradient_checkpointing=checkpointing)
 
 
 def gradients(task: Distillation, batch: Batch) -> dict[str, torch.Tensor]:
@@ -60,7 +60,7 @@ def test_a_half_precision_teacher_is_a_copy(target: Path, batch: Batch) -> None:
 
 def test_a_document_does_not_depend_on_its_row(target: Path, tmp_path: Path) -> None:
     first, second = (Document.answer([5, 6, 7], [8, 9, 10, n, 12]) for n in (11, 13))
-    learner = task(target, settings=DistillSettings(anchors=AnchorRule(())))
+    learner = task(target, DistillSettings(anchors=AnchorRule(())))
     together = pack([first, second], 32, tmp_path / "one")
     apart = pack([first, second], 8, tmp_path / "two")
     losses = [learner.loss(rows.rows(np.arange(len(rows))), 0, 0.0) for rows in (together, apart)]
@@ -72,7 +72,7 @@ def test_strict_anchors_never_let_a_query_see_its_own_activation(target: Path, r
     """With no activation of its own, changing the target's state of a token cannot change the draft at that token."""
     batch = rows.batch(0, 0, 2)
     for strict, moves in ((True, False), (False, True)):
-        learner = task(target, settings=DistillSettings(anchors=AnchorRule(strict=strict)), final_state=True)
+        learner = task(target, DistillSettings(anchors=AnchorRule(strict=strict)), final_state=True)
         lesson = learner.teacher(batch)
         learner.module.eval()
         at = int(np.argmax(batch.positions[0] == 2))  # inside the first document
@@ -130,11 +130,11 @@ def test_the_papers_loss_is_a_tenth_of_kl_and_the_features(target: Path, batch: 
         "features": DistillSettings(anchors=PAPER.anchors, loss_weight=0.0, feature_weight=1.0),
         "paper": replace(PAPER, staircase=False),
     }
-    found = {name: task(target, settings=settings).loss(batch, 0, 0.0).total for name, settings in parts.items()}
+    found = {name: task(target, settings).loss(batch, 0, 0.0).total for name, settings in parts.items()}
     torch.testing.assert_close(found["paper"], 0.1 * found["kl"] + found["features"])
 
 
 def test_the_staircase_is_left_after_half_of_the_run(target: Path, batch: Batch) -> None:
-    stairs, none = (task(target, settings=DistillSettings(staircase=on)) for on in (True, False))
+    stairs, none = (task(target, DistillSettings(staircase=on)) for on in (True, False))
     assert stairs.loss(batch, 0, 0.0).total != none.loss(batch, 0, 0.0).total
     assert stairs.loss(batch, 0, 0.5).total == none.loss(batch, 0, 0.5).total

@@ -16,24 +16,17 @@ RULES = {
 }
 
 
-@pytest.fixture(params=RULES)
-def rule(request: pytest.FixtureRequest) -> AnchorRule:
-    return RULES[request.param]
+every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 
 
-def _pairs(batch: Batch):
-    for b in range(len(batch.ids)):
-        for i in range(batch.ids.shape[1]):
-            for j in range(batch.ids.shape[1]):
-                yield b, i, j, batch.segments[b, i] == batch.segments[b, j]
-
-
+@every_rule
 def test_masks_are_what_their_definition_says(batch: Batch, rule: AnchorRule) -> None:
     latest = rule.latest(batch, 0, 0)
     seen = record_mask(batch, latest, strict=rule.strict)
     causal, stairs, borrowed = token_mask(batch, None), token_mask(batch, latest), borrowed_mask(batch, seen)
-    length = batch.ids.shape[1]
-    for b, i, j, same in _pairs(batch):
+    count, length = batch.ids.shape
+    for b, i, j in np.ndindex(count, length, length):
+        same = batch.segments[b, i] == batch.segments[b, j]
         visible = same and j <= latest[b, i] and (j < i or not rule.strict)
         assert seen[b, i, j] == visible
         assert causal[b, i, j] == (same and j <= i)
@@ -42,6 +35,7 @@ def test_masks_are_what_their_definition_says(batch: Batch, rule: AnchorRule) ->
         assert borrowed[b, i, length + j] == (same and j <= i and not visible)
 
 
+@every_rule
 def test_an_anchor_is_latest_from_itself_on_and_stays_in_its_document(batch: Batch, rule: AnchorRule) -> None:
     latest = rule.latest(batch, 0, 0)
     for b, row in enumerate(latest):

@@ -14,10 +14,8 @@ def test_steps_are_those_of_the_library(shape: tuple[int, int], dtype: torch.dty
     torch.manual_seed(0)
     ours = torch.nn.Parameter(torch.randn(shape))
     theirs = torch.nn.Parameter(ours.detach().clone())
-    optimizers = (
-        Muon([ours], lr=0.02, weight_decay=0.1, dtype=dtype),
-        torch.optim.Muon([theirs], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
-    )
+    library = torch.optim.Muon([theirs], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    optimizers = Muon([ours], lr=0.02, weight_decay=0.1, dtype=dtype), library
     start = ours.detach().clone()
     for _ in range(4):
         ours.grad = theirs.grad = torch.randn(shape)

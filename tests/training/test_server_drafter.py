@@ -65,14 +65,6 @@ def test_options_of_the_devices_drafter_are_refused(
     assert not (tmp_path / "out" / "data").exists(), "time was spent before the mistake was found"
 
 
-def test_a_target_of_two_layers_has_too_few_states(
-    chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = save_tiny("llama", tmp_path / "target", num_hidden_layers=2)
-    assert train(target, chats, tmp_path / "out", "--states") == 2
-    assert "too few layers" in capsys.readouterr().err
-
-
 def test_a_run_leaves_a_drafter_of_this_target(
     target: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

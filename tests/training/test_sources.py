@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 from moa.errors import UsageError
 from moa.model.loading import load_tokenizer
@@ -21,12 +22,12 @@ FORGETFUL = (  # drops the answers of earlier turns once there is a later one, a
 
 
 @pytest.fixture
-def tokenizer(target: Path) -> PreTrainedTokenizerBase:
+def tokenizer(target: Path) -> Any:
     return load_tokenizer(target)
 
 
 @pytest.fixture
-def reader(tokenizer: PreTrainedTokenizerBase) -> DocumentReader:
+def reader(tokenizer: Any) -> DocumentReader:
     return DocumentReader(tokenizer, 128)
 
 
@@ -43,9 +44,11 @@ def _wanted(reader: DocumentReader, document: Document) -> str:
     return reader.tokenizer.decode([i for i, wanted in zip(document.ids, document.wanted, strict=True) if wanted])
 
 
+TWO_TURNS = {"messages": [*chat("hi", "hello")["messages"], *chat("1+1", "2")["messages"]]}
+
+
 def test_only_answers_and_their_ends_are_wanted(reader: DocumentReader, tmp_path: Path) -> None:
-    two = {"messages": [*chat("hi", "hello")["messages"], *chat("1+1", "2")["messages"]]}  # type: ignore[misc]
-    (document,) = _read(reader, _write(tmp_path / "c.jsonl", two))
+    (document,) = _read(reader, _write(tmp_path / "c.jsonl", TWO_TURNS))
     assert reader.tokenizer.decode(document.ids) == "<bos>u>hi<eos>\na>hello<eos>\nu>1+1<eos>\na>2<eos>"
     assert _wanted(reader, document) == "hello<eos>2<eos>"
 
@@ -68,15 +71,14 @@ def test_the_prompt_of_ids_is_what_is_before_their_answer(reader: DocumentReader
     assert reader.documents(example) == [Document([1] * 90, [place >= asked for place in range(90)])]
 
 
-def test_a_template_that_rewrites_the_past_gives_a_document_per_answer(tokenizer, tmp_path: Path) -> None:
+def test_a_template_that_rewrites_the_past_gives_a_document_per_answer(tokenizer: Any, tmp_path: Path) -> None:
     tokenizer.chat_template = FORGETFUL
-    two = {"messages": [*chat("hi", "hello")["messages"], *chat("1+1", "2")["messages"]]}  # type: ignore[misc]
     reader = DocumentReader(tokenizer, 128)
-    documents = _read(reader, _write(tmp_path / "c.jsonl", two))
+    documents = _read(reader, _write(tmp_path / "c.jsonl", TWO_TURNS))
     assert [_wanted(reader, d) for d in documents] == ["hello<eos>", "2<eos>"]
 
 
-def test_prompt_and_answer_without_a_template(tokenizer, tmp_path: Path) -> None:
+def test_prompt_and_answer_without_a_template(tokenizer: Any, tmp_path: Path) -> None:
     tokenizer.chat_template = None
     with pytest.raises(UsageError, match="not of one model"):
         DocumentReader(tokenizer, 64)
@@ -129,7 +131,7 @@ def test_what_is_not_there_is_named(reader: DocumentReader, source: str) -> None
 def test_a_dataset_id_without_the_package_says_what_to_install(
     reader: DocumentReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UsageError) as caught:
         _read(reader, "someone/chats:train")
     assert "pip install datasets" in caught.value.line()

@@ -75,9 +75,8 @@ def test_finished_cells_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(grid.Grid, "_cell", cell)
 
     def run(prompts: int) -> dict[str, Any]:
-        return grid.measure(
-            grid.Options(prompts=prompts, links=("wifi", "5g", "4g"), lanes=1, kept=str(tmp_path / "kept"))
-        )
+        kept = str(tmp_path / "kept")
+        return grid.measure(grid.Options(prompts=prompts, links=("wifi", "5g", "4g"), lanes=1, kept=kept))
 
     with pytest.raises(MoaError, match="switched off"):
         run(1)

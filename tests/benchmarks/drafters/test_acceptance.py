@@ -46,7 +46,7 @@ def test_a_changed_text_is_a_loud_failure() -> None:
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A target, a MoA drafter and an independent one on disk; prompts that the tiny tokenizer can spell."""
-    source = save_tiny("llama", tmp_path / "target")
+    save_tiny("llama", tmp_path / "target")
     target = target_for("independent", tiny_target())
     save_drafter(new_drafter(moa_config(target.facts, {}), target.model), tmp_path / "moa0")
     save(body(target), tmp_path / "independent")
@@ -56,18 +56,13 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     kinds = [("code", Example("code", "def f(", "")), *(("exercises", example) for example in asked)]
     monkeypatch.setattr(held_out, "by_kind", lambda *_: kinds)
     monkeypatch.setattr(held_out, "encode", lambda tokenizer, example: tokenizer.encode(example.prompt))
-    assert source.is_dir()
     return tmp_path
 
 
-def options(pair: Path, kind: Any, *drafters: str, **more: Any) -> Any:
-    """Options of an experiment on the tiny pair."""
-    return kind(drafters=tuple(str(pair / name) for name in drafters), target=str(pair / "target"), **more)
-
-
 def test_acceptance_of_every_drafter_shape_and_temperature(pair: Path) -> None:
+    drafters = str(pair / "moa0"), str(pair / "independent")
     how: dict[str, Any] = {"tokens": 6, "batch": 2, "shapes": ("chain", "tree")}
-    result = acceptance.measure(options(pair, acceptance.Options, "moa0", "independent", **how))
+    result = acceptance.measure(acceptance.Options(drafters=drafters, target=str(pair / "target"), **how))
     assert len(result["runs"]) == 8
     assert set(result["runs"][0]["categories"]) == {"arithmetic", "code"}
     assert "All 32 texts equal plain decoding" in acceptance.tables(result)

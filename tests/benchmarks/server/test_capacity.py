@@ -8,13 +8,8 @@ from benchmarks.kit.devices import Script, scripts
 from benchmarks.kit.verifier import many_short
 from benchmarks.server import capacity
 from benchmarks.server.readers import BUFFER, PATIENCE, SPEED, TOKENS, Trial, largest, lateness, trial
-from cloud_verifier.app import Verifier
-from cloud_verifier.model import serve_model
-from cloud_verifier.settings import Settings
 from moa.errors import MoaError, UsageError
-from moa.model.target import Target
-from moa.wire.limits import Limits
-from tests.benchmarks.pairs import tiny_target
+from tests.verifier import kit
 
 
 def test_reading_begins_with_the_first_token_or_when_patience_ends() -> None:
@@ -48,9 +43,7 @@ async def test_the_largest_number_is_found_to_a_tenth_and_no_single_trial_decide
 
 @pytest.mark.parametrize("way", ["device", "none"])
 async def test_readers_are_told_the_targets_text_in_time(way: str) -> None:
-    limits = Limits(max_context_tokens=96, max_prompt_tokens=48, max_chain_tokens=32)
-    served = serve_model(Target.from_model(tiny_target(), slots=4, capacity=160))
-    async with Verifier(served, Settings(port=0, slots=4, limits=limits)).open() as running:
+    async with kit.verifier(drafter=False) as running:
         url = running.transport.url
         said = await scripts(url, 2, length=10, tokens=TOKENS + 1, rate=1.0, nodes=5)
         found = await trial(url, said, 3, way, records="off", think=0.001)  # type: ignore[arg-type]

@@ -23,10 +23,8 @@ from tests.tiny import save_tiny
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny target's folder, with recorded texts in it."""
     folder = save_tiny("llama", tmp_path_factory.mktemp("replayed") / "target")
-    assert (
-        main(["heldout", str(folder), str(folder / "texts"), "--per-kind", "2", "--tokens", "12", "--length", "48"])
-        == 0
-    )
+    flags = ["--per-kind", "2", "--tokens", "12", "--length", "48"]
+    assert main(["heldout", str(folder), str(folder / "texts"), *flags]) == 0
     return folder
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -29,21 +30,11 @@ from tests.tiny import tiny
 CLOSE = {"atol": 5e-5, "rtol": 1e-5}
 
 
-class Recorder:
-    """Captures as a graph does: what is captured runs on the same memory, and only the function itself again."""
-
-    def __init__(self) -> None:
-        self.captured = 0
-
-    def __call__(self, run: Rerun) -> Rerun:
-        self.captured += 1
-        return run
-
-
 def accelerated(
     family: str = "llama", *, kernels: Any = None, recorder: Any = None, layers: int = 4, **how: Any
 ) -> Target:
-    with_kernels = Accelerator(kernels or ReferenceKernels(), recorder or Recorder())
+    """What is captured runs on the same memory, as a graph does, and only the function itself again."""
+    with_kernels = Accelerator(kernels or ReferenceKernels(), recorder or (lambda run: run))
     return Target.from_model(tiny(family, num_hidden_layers=layers), accelerator=with_kernels, **how)
 
 
@@ -197,17 +188,17 @@ def test_nothing_is_allocated_and_nothing_waits_inside_of_a_forward() -> None:
 
 
 def test_a_tier_is_captured_between_rounds_and_gives_the_same_bits() -> None:
-    recorder = Recorder()
+    recorder = Mock(side_effect=lambda run: run)
     target = accelerated(recorder=recorder, slots=2, capacity=64)
     assert target.runner is not None
     slot = prefill(target, [5, 6, 7, 8], chunk=4)
     row = Row.chain(slot, [9, 10, 11], judged="all")
     step = target.forward([row])
     assert step.path == "eager 1x8"
-    assert recorder.captured == 0
+    assert recorder.call_count == 0
     while target.runner.graphs.unprepared:
         target.runner.graphs.prepare()
-    assert recorder.captured == 1  # the prompt's forward had the same size
+    assert recorder.call_count == 1  # the prompt's forward had the same size
     again = target.forward([row])
     assert again.path == "graph 1x8"
     assert torch.equal(step.hidden(0), again.hidden(0))

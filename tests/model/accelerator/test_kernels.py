@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,7 +54,8 @@ class Attention:
         self.heads, self.kv_heads, self.width, self.window, self.dtype = heads, kv_heads, width, window, dtype
         sizes = {"slots": len(lengths), "kv_heads": kv_heads, "capacity": 2 * SPLIT + 160, "head_dim": width}
         self.pool = PagePool(layers=1, spare=1, dtype=dtype, **sizes)
-        self.slots = [self.pool.acquire() for _ in lengths]
+        for _ in lengths:
+            self.pool.acquire()
         generator = torch.Generator().manual_seed(0)
         everything = len(lengths), 2, self.pool.capacity
         self.known = torch.randn(*everything, kv_heads, width, generator=generator)
@@ -62,11 +65,11 @@ class Attention:
         while any(left):  # page by page in a random order: no slot's pages are neighbours
             at = int(rng.choice(np.flatnonzero(left)))
             more = min(16, left[at])
-            self.pool.begin([self.slots[at]], [more])
-            self.pool.commit(self.slots[at], range(more))
+            self.pool.begin([at], [more])
+            self.pool.commit(at, range(more))
             left[at] -= more
-        for at, slot in enumerate(self.slots):
-            self.write(slot, 0, lengths[at])
+        for slot, length in enumerate(lengths):
+            self.write(slot, 0, length)
 
     def write(self, slot: int, start: int, stop: int) -> None:
         """Keys and values that depend on the slot and the position alone."""
@@ -74,49 +77,40 @@ class Attention:
         k, v = self.known[slot, :, start:stop].to(self.dtype)
         self.pool.k[0, columns], self.pool.v[0, columns] = k, v
 
-    def run(self, rows: Sequence[Row], kernels: object = KERNELS) -> list[Tensor]:
-        """The attention of each row's tokens; queries depend on the token's position in its slot alone."""
+    def forward(self, rows: Sequence[Row]) -> tuple[RowBatch, int, ForwardInput]:
+        """The rows as a batch, the number of tokens that it is padded to, and what kernels get of it."""
         batch = RowBatch.of(rows, 1000)
         self.pool.begin(batch.slots, batch.sizes)
-        for slot, size in zip(batch.slots, batch.sizes, strict=True):
-            self.write(slot, self.pool.lengths[slot], self.pool.lengths[slot] + size)
-        buffers = Buffers(self.pool, self.heads // self.kv_heads)
-        tier = Tier.of(len(rows), len(batch.ids), True)
+        buffers, tier = Buffers(self.pool, self.heads // self.kv_heads), Tier.of(len(rows), len(batch.ids), True)
         (pieces,) = cut(batch)
         buffers.fill(tier, batch, pieces, np.arange(0))
-        forward = buffers.views(tier)
-        query = torch.zeros(tier.tokens, self.heads, self.width, dtype=self.dtype)
-        for b, slot in enumerate(batch.slots):
+        return batch, tier.tokens, buffers.views(tier)
+
+    def run(self, rows: Sequence[Row], kernels: Any = KERNELS) -> list[Tensor]:
+        """The attention of each row's tokens; queries depend on the token's position in its slot alone."""
+        batch, tokens, forward = self.forward(rows)
+        spans = [slice(*span) for span in pairwise(batch.starts)]
+        query = torch.zeros(tokens, self.heads, self.width, dtype=self.dtype)
+        for slot, size, span in zip(batch.slots, batch.sizes, spans, strict=True):
             start = self.pool.lengths[slot]
-            query[batch.starts[b] : batch.starts[b + 1]] = self.queries[slot, start : start + batch.sizes[b]]
-        out = self.attend(forward, query, kernels)
-        return [out[batch.starts[b] : batch.starts[b + 1]] for b in range(len(rows))]
-
-    def attend(self, forward: ForwardInput, query: Tensor, kernels: object) -> Tensor:
-        keys, values, dtype = self.pool.k[0], self.pool.v[0], self.dtype
-        if kernels is REFERENCE:
-            dtype = torch.float64
+            self.write(slot, start, start + size)
+            query[span] = self.queries[slot, start : start + size]
+        dtype = torch.float64 if kernels is REFERENCE else self.dtype
         splits = -(-self.pool.per_slot * 16 // SPLIT)
-        parts = torch.full((len(query), self.heads, splits, self.width), torch.nan)
-        sums = torch.full((len(query), self.heads, splits, 2), torch.nan)
-        out = torch.full((len(query), self.heads * self.width), torch.nan, dtype=dtype)
-        scale = self.width**-0.5
-        args = forward, query.to(dtype), keys.to(dtype), values.to(dtype), self.window, scale, parts, sums, out
-        kernels.attend(*args)  # type: ignore[attr-defined]
-        return out.float()
+        parts = torch.full((tokens, self.heads, splits, self.width), torch.nan)
+        sums = torch.full((tokens, self.heads, splits, 2), torch.nan)
+        out = torch.full((tokens, self.heads * self.width), torch.nan, dtype=dtype)
+        seen = query.to(dtype), self.pool.k[0].to(dtype), self.pool.v[0].to(dtype)
+        kernels.attend(forward, *seen, self.window, self.width**-0.5, parts, sums, out)
+        return [out[span].float() for span in spans]
 
 
-def rows_of(attention: Attention, kinds: Sequence[str], seed: int = 0) -> list[Row]:
-    """A token, a chain of 8, a tree of 17, or a piece of a prompt."""
-    rng = np.random.default_rng(seed)
-    sizes = {"token": 1, "chain": 8, "prompt": 70}
-    rows = []
-    for slot, kind in zip(attention.slots, kinds, strict=False):
-        if kind == "tree":
-            rows.append(Row(slot, *random_tree(rng, 17)))
-        else:
-            rows.append(Row.chain(slot, rng.integers(4, 128, sizes[kind]).tolist()))
-    return rows
+TREE = random_tree(np.random.default_rng(0), 17)
+
+
+def chain(slot: int, size: int) -> Row:
+    """Attention asks for no token's number."""
+    return Row.chain(slot, [5] * size)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +126,7 @@ def test_attention_equals_the_reference(heads: int, kv_heads: int, width: int, w
     """In low precision it is as near as the precision."""
     attention = Attention([509, 20, 3], heads=heads, kv_heads=kv_heads, width=width, window=window, dtype=dtype)
     whole = dtype == torch.float32
-    rows = rows_of(attention, ["tree", "chain", "prompt"][: 3 if whole else 2])
+    rows = [Row(0, *TREE), chain(1, 8), chain(2, 70)][: 3 if whole else 2]
     close = CLOSE if whole else dict.fromkeys(("rtol", "atol"), 4 * torch.finfo(dtype).eps)
     for found, wanted in zip(attention.run(rows), attention.run(rows, REFERENCE), strict=True):
         torch.testing.assert_close(found, wanted, **close)
@@ -140,30 +134,30 @@ def test_attention_equals_the_reference(heads: int, kv_heads: int, width: int, w
 
 def test_a_tree_of_64_nodes_uses_every_bit() -> None:
     attention = Attention([30], heads=1, kv_heads=1, width=64)
-    rows = [Row(attention.slots[0], *random_tree(np.random.default_rng(4), 64))]
+    rows = [Row(0, *random_tree(np.random.default_rng(4), 64))]
     torch.testing.assert_close(attention.run(rows)[0], attention.run(rows, REFERENCE)[0], **CLOSE)
 
 
 @pytest.mark.parametrize(("window", "dtype"), [(0, torch.float32), (60, torch.bfloat16)])
 def test_attention_has_the_same_bits_alone_in_a_crowd_and_with_any_draft(window: int, dtype: torch.dtype) -> None:
     attention = Attention([506, 40, 0], heads=2, kv_heads=1, width=32, window=window, dtype=dtype)
-    rows = rows_of(attention, ["chain", "prompt", "tree"])
+    rows = [chain(0, 8), chain(1, 70), Row(2, *TREE)]
     for row, together in zip(rows, attention.run(rows), strict=True):
         assert torch.equal(attention.run([row])[0], together)
-    (one,) = attention.run([Row.chain(attention.slots[0], [5])])
+    (one,) = attention.run([chain(0, 1)])
     # The first token's state does not know of a draft behind it.
-    assert torch.equal(attention.run([Row.chain(attention.slots[0], [5] * 17)])[0][:1], one)
+    assert torch.equal(attention.run([chain(0, 17)])[0][:1], one)
 
 
 def test_a_prompt_whole_has_the_bits_of_a_prompt_in_eights() -> None:
     whole, pieces = (
         Attention([480], heads=2, kv_heads=1, width=32, window=100, dtype=torch.bfloat16) for _ in range(2)
     )
-    (found,) = whole.run([Row.chain(whole.slots[0], [5] * 72)])
+    (found,) = whole.run([chain(0, 72)])
     for start in range(0, 72, 8):
-        (piece,) = pieces.run([Row.chain(pieces.slots[0], [5] * 8)])
+        (piece,) = pieces.run([chain(0, 8)])
         assert torch.equal(piece, found[start : start + 8])
-        pieces.pool.commit(pieces.slots[0], range(8))
+        pieces.pool.commit(0, range(8))
 
 
 @pytest.mark.parametrize(("dtype", "bias"), [(torch.float32, False), (torch.float16, True), (torch.bfloat16, True)])
@@ -185,24 +179,20 @@ def test_products_equal_the_reference_and_do_not_know_the_batch(dtype: torch.dty
 @pytest.mark.parametrize(("heads", "norms", "width"), [((3, 1), False, 64), ((2, 2), True, 96)])
 def test_small_kernels_equal_the_reference(heads: tuple[int, int], norms: bool, width: int) -> None:
     attention = Attention([5, 30], heads=heads[0] * heads[1], kv_heads=heads[1], width=width)
-    query_heads, kv_heads = heads[0] * heads[1], heads[1]
-    batch = RowBatch.of(rows_of(attention, ["tree", "chain"]), 1000)
-    attention.pool.begin(batch.slots, batch.sizes)
-    buffers, tier = Buffers(attention.pool, heads[0]), Tier.of(2, len(batch.ids), False)
-    buffers.fill(tier, batch, cut(batch)[0], np.arange(0))
-    forward = buffers.views(tier)
+    _, tokens, forward = attention.forward([Row(0, *TREE), chain(1, 8)])
     torch.manual_seed(0)
-    qkv, turns = torch.randn(tier.tokens, (query_heads + 2 * kv_heads) * width), torch.randn(100, 2, width)
+    qkv, turns = torch.randn(tokens, (heads[0] + 2) * heads[1] * width), torch.randn(100, 2, width)
     weights = (torch.rand(width), torch.rand(width)) if norms else None
     results = []
-    for kernels, dtype in ((KERNELS, torch.float32), (REFERENCE, torch.float64)):
-        query = torch.zeros(tier.tokens, query_heads, width, dtype=dtype)
+    both: Any = ((KERNELS, torch.float32), (REFERENCE, torch.float64))
+    for kernels, dtype in both:
+        query = torch.zeros(tokens, heads[0] * heads[1], width, dtype=dtype)
         keys, values = attention.pool.k[0].to(dtype).clone(), attention.pool.v[0].to(dtype).clone()
-        kernels.rotate_and_store(forward, qkv.to(dtype), turns, weights, 1e-6, query, keys, values)  # type: ignore[attr-defined]
+        kernels.rotate_and_store(forward, qkv.to(dtype), turns, weights, 1e-6, query, keys, values)
         x, more, out = qkv.to(dtype).clone(), qkv.flip(1).to(dtype), torch.zeros_like(qkv, dtype=dtype)
-        kernels.add_norm(x, more, turns[0, 0].repeat(len(qkv[0]) // width), 1e-6, out)  # type: ignore[attr-defined]
-        gated = torch.zeros(tier.tokens, qkv.shape[1] // 2, dtype=dtype)
-        kernels.gate(qkv.to(dtype), gated)  # type: ignore[attr-defined]
+        kernels.add_norm(x, more, turns[0, 0].repeat(len(qkv[0]) // width), 1e-6, out)
+        gated = torch.zeros(tokens, qkv.shape[1] // 2, dtype=dtype)
+        kernels.gate(qkv.to(dtype), gated)
         spare = slice(attention.pool.pages * 16, None)
         keys[spare], values[spare] = 0, 0  # several tokens of padding write to one column
         results.append([one.float() for one in (query, keys, values, x, out, gated)])
