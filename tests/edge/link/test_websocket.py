@@ -20,8 +20,7 @@ from edge_client.client import EdgeClient
 from edge_client.link.dialling import Dialling, explain
 from edge_client.link.retry import Retry
 from edge_client.link.websocket import Endpoint, VerifierLink, tls_context
-from edge_client.tools.emulated_network import LinkProxy
-from moa.errors import LinkError, MoaError, UsageError
+from moa.errors import LinkError, MoaError
 from moa.wire import PROTOCOL_VERSIONS, SUBPROTOCOL, Code, encode
 from moa.wire.messages import (
     Ack,
@@ -125,26 +124,6 @@ async def test_a_busy_verifier_is_asked_again() -> None:
                 while link.dialling.failures < 3:
                     await box.wait(1)
         assert link.dialling.refused is None
-
-
-async def test_a_verifier_that_restarts_is_found_again() -> None:
-    async with (
-        kit.verifier() as running,
-        LinkProxy("127.0.0.1", running.transport.port) as proxy,
-        quick(proxy.url).running() as link,
-        asyncio.timeout(300),
-    ):
-        with link.mailbox() as box:
-            for number in (1, 2, 3):
-                while link.connections < number:
-                    await box.wait(1)
-                proxy.cut()
-                link.drop()
-
-
-def test_a_certificate_authority_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="certificate authority"):
-        tls_context(str(tmp_path / "none.pem"))
 
 
 _CA = """
