@@ -37,17 +37,6 @@ STUCK = threading.Event()
 """Set at the end of a test: lets a hanging step go."""
 
 
-class Injected:
-    """Replaces a function: the fault from its `at`th call on."""
-
-    def __init__(self, real: Callable[..., Any], at: int, fault: Fault) -> None:
-        self.real, self.at, self.fault, self.calls = real, at, fault, 0
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        self.calls += FAULTY.get()
-        return self.fault() if FAULTY.get() and self.calls >= self.at else self.real(*arguments, **named)
-
-
 def raises(error: type[Exception]) -> Fault:
     def fault() -> Any:
         raise error("as the test has it")
@@ -118,16 +107,22 @@ def checked(outcome: kit.Reader | MoaError, ids: list[int]) -> str:
 async def beside(
     client: EdgeClient, path: str, at: int, fault: Fault, *, apart: bool = False
 ) -> tuple[kit.Reader | MoaError, str]:
-    """A turn with a fault in this function below its conversation, and one beside it, which must not notice; the
-    outcome, and what was said."""
+    """A turn in which a function below its conversation has this fault from its `at`th call on, and one beside it,
+    which must not notice; the outcome, and what was said."""
     async with client.conversation() as faulty, client.conversation() as other, asyncio.timeout(60):
         owner, name = attrgetter(path.rpartition(".")[0])(faulty), path.rpartition(".")[2]
-        injected = Injected(getattr(owner, name), at, fault)
+        real, calls = getattr(owner, name), 0
+
+        def injected(*arguments: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += FAULTY.get()
+            return fault() if FAULTY.get() and calls >= at else real(*arguments, **named)
+
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(owner, name, injected)
             turns = [turn(faulty, IDS, faulty=True), *([] if apart else [turn(other, OTHER, faulty=False)])]
             outcome, *rest = await asyncio.gather(*map(asyncio.create_task, turns))
-        assert injected.calls >= injected.at, f"the fault was not reached: {injected.calls} of {injected.at}"
+        assert calls >= at, f"the fault was not reached: {calls} of {at}"
         for one in rest:
             assert isinstance(one, kit.Reader)
             assert one.tokens == verifier_kit.generated(OTHER, COUNT)
@@ -176,16 +171,12 @@ DECODER, LINK = "_shared.device.codec.decode", "_shared.link._connection.send"
 @pytest.mark.parametrize(
     ("part", "fault"),
     [
-        (DECODER, raises(RuntimeError)),
-        (DECODER, lambda: None),
-        (DECODER, raises(MemoryError)),
-        (LINK, raises(RuntimeError)),
-        (LINK, raises(OSError)),
-        (LINK, partial(asyncio.sleep, 60)),
-    ],
-    ids=[
-        *(f"decoder {how}" for how in ("raises", "returns nothing", "has no memory")),
-        *(f"link {how}" for how in ("raises", "breaks", "hangs")),
+        pytest.param(DECODER, raises(RuntimeError), id="decoder raises"),
+        pytest.param(DECODER, lambda: None, id="decoder returns nothing"),
+        pytest.param(DECODER, raises(MemoryError), id="decoder has no memory"),
+        pytest.param(LINK, raises(RuntimeError), id="link raises"),
+        pytest.param(LINK, raises(OSError), id="link breaks"),
+        pytest.param(LINK, partial(asyncio.sleep, 60), id="link hangs"),
     ],
 )
 async def test_a_part_of_the_shell_that_fails(part: str, fault: Fault) -> None:
