@@ -155,6 +155,7 @@ async def test_a_client_says_goodbye_as_one_should() -> None:
     """A connection that ends well is closed with 1000, not with an error."""
     async with kit.linked() as (client, _, _):
         await client.wait_online(60)
-        connection = client.link and client.link._connection
+        assert client.link is not None
+        connection = client.link._connection
     assert connection is not None
     assert connection.close_code == 1000

@@ -38,7 +38,7 @@ async def drafts(monkeypatch: pytest.MonkeyPatch, *, records: bool = True) -> tu
         if len(ids) >= len(IDS):
             began.append(time.perf_counter())
             saw.append(drafter.records.held.newest_missing(len(IDS), 1) is None)
-        return draft(ids, *how)  # type: ignore[no-any-return]
+        return draft(ids, *how)
 
     drafter.draft = watched
     device = dataclasses.replace(device, new_drafter=lambda: drafter)
