@@ -21,12 +21,7 @@ from edge_client.screen.ctrl_c import Interrupted
 from edge_client.settings import ClientSettings
 from moa.errors import LinkError, UsageError
 from moa.grammar.spec import Grammar
-from tests.edge.test_screen import STATS
-
-
-def done(text: str, *, verified: bool) -> Done:
-    return Done(reason="length", verified=verified, text=text, stats=STATS)
-
+from tests.edge.test_screen import done
 
 HALF, CTRL_C = b"", b"\x03"
 """Ctrl-C after a part of a line was typed, and alone."""

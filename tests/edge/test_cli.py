@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge_client.cli import main, parser
+from edge_client.cli import main
 from edge_client.cli.serve import tell_of_the_verifier
 from edge_client.client import EdgeClient
 from edge_client.device import embedded_bundle
@@ -32,19 +32,12 @@ from moa.wire.messages import Error
 from tests.edge import kit
 from tests.edge.link.test_websocket import stranger
 
-_BLOCKED = """
-import sys
-class Block:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "transformers", "optimum", "onnx", "safetensors"):
-            raise ImportError(f"{name} is blocked")
-sys.meta_path.insert(0, Block())
-from edge_client.cli import main
-main()
-"""
-
-
 FRESH = "from edge_client.cli import main; main()"
+_BLOCKED = f"""
+import sys
+sys.modules |= dict.fromkeys(("torch", "transformers", "optimum", "onnx", "safetensors"))
+{FRESH}
+"""
 
 
 def run(*arguments: Any, program: str = "", input: bytes = b"", environment: Any = None, **how: Any) -> Any:
@@ -257,16 +250,14 @@ def test_an_answer_does_not_wait_for_what_only_a_screen_needs() -> None:
     assert run(program=program).stdout == b"[]\n"
 
 
-def test_doctor_and_inspect(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (["doctor", "--json"], ["inspect", "--json"], ["inspect"]):
-        with pytest.raises(SystemExit) as end:
-            main([*command, "--bundle", str(kit.pair() / "bundle")])
-        assert end.value.code == 0
-    out = capsys.readouterr().out
-    checks = {check["name"]: check["state"] for check in json.loads(out.splitlines()[0])}
+def test_doctor_and_inspect() -> None:
+    commands = (["doctor", "--json"], ["inspect", "--json"], ["inspect"])
+    told = [run(*command, "--bundle", str(kit.pair() / "bundle")) for command in commands]
+    assert [one.returncode for one in told] == [0, 0, 0]
+    checks = {check["name"]: check["state"] for check in json.loads(told[0].stdout)}
     assert checks["bundle"] == checks["drafter"] == checks["arithmetic"] == "ok"
     assert checks["verifier"] == "warning"
-    assert "cpu-fp32 (default)" in out.replace("\n", " ") or "cpu-fp32" in out
+    assert all(b"cpu-fp32" in inspected.stdout for inspected in told[1:])
 
 
 @pytest.mark.parametrize("golden", [b"garbage", b"wrong inputs"])
@@ -295,11 +286,6 @@ def test_doctor_finds_a_bad_authority_like_any_other_fault() -> None:
     assert result.stderr == b""
 
 
-def test_every_flag_is_a_setting() -> None:
-    for command in ("generate", "chat", "audit", "bench", "demo", "doctor", "inspect"):
-        parser().parse_args([command])
-
-
 def test_that_a_port_is_taken_is_said_before_anything_is_loaded() -> None:
     with Port("127.0.0.1", 0) as theirs:
         theirs.listen(1)
@@ -308,21 +294,12 @@ def test_that_a_port_is_taken_is_said_before_anything_is_loaded() -> None:
     assert said.stderr.decode().startswith(f"edge-client: error: cannot listen on 127.0.0.1:{theirs.number}")
 
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "maximum": 150}},
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
-
-
 def test_an_answer_fits_the_schema_of_the_command_line(tmp_path: Path) -> None:
     schema = tmp_path / "schema"
-    question = "Can you find name and age and answer in JSON: At the age of 32, Sofia moved to Denver."
-    words = ["generate", "--offline", "-q", "--json-schema", str(schema), question]
-    schema.write_text(json.dumps(SCHEMA))
+    words = ["generate", "--offline", "-q", "--json-schema", str(schema), "What is 17 plus 25?"]
+    schema.write_text('{"enum": ["as the schema has it"]}')
     told = run(*words)
-    assert set(json.loads(told.stdout)) == {"name", "age"}, told.stderr
+    assert json.loads(told.stdout) == "as the schema has it", told.stderr
     unusable = json.dumps({"properties": {"a": {"not": {}}}})
     for content, line in (
         (unusable, f"the schema in {schema} cannot be used: json_schema at #/properties/a: Unimpl"),

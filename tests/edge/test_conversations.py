@@ -8,15 +8,11 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from websockets.asyncio.server import ServerConnection, serve
-from websockets.typing import Subprotocol
 
 from edge_client import ask
 from edge_client.client import EdgeClient
 from edge_client.events import Done, Link, Prompt, Token
 from moa.errors import UsageError
-from moa.wire import SUBPROTOCOL, encode
-from moa.wire.messages import Welcome, WireLimits
 from tests.edge import kit
 from tests.edge.test_exact import truth
 from tests.verifier import kit as verifier_kit
@@ -157,17 +153,9 @@ def test_one_question_without_an_event_loop() -> None:
 
 async def test_a_client_says_goodbye_as_one_should() -> None:
     """A connection that ends well is closed with 1000, not with an error."""
-    codes: list[int | None] = []
-
-    async def talk(connection: ServerConnection) -> None:
-        await connection.recv()
-        welcome = Welcome(2, ["tree"], "v", "i", "", "", "", 128, [2], WireLimits(2**18, 100, 100, 100, 10, 10))
-        await connection.send(encode(welcome))
-        await connection.wait_closed()
-        codes.append(connection.close_code)
-
-    async with serve(talk, "127.0.0.1", 0, subprotocols=[Subprotocol(SUBPROTOCOL)]) as server:
-        port = next(iter(server.sockets)).getsockname()[1]
-        async with EdgeClient(verifier=f"ws://127.0.0.1:{port}", device=kit.device()) as client:
-            await client.wait_online(60)
-    assert codes == [1000]
+    async with kit.linked() as (client, _, _):
+        await client.wait_online(60)
+        assert client.link is not None
+        connection = client.link._connection
+    assert connection is not None
+    assert connection.close_code == 1000

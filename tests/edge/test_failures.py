@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -60,60 +61,38 @@ TROUBLE: dict[str, Handler | None] = {
 
 
 @contextlib.asynccontextmanager
-async def troubled(handler: Handler | None, to: int) -> AsyncIterator[tuple[int, Callable[[], None]]]:
-    """A port with a failure until the second value is called; then it forwards to the verifier at the port `to`."""
+async def troubled(handler: Handler | None) -> AsyncIterator[tuple[str, Callable[[], Awaitable[None]]]]:
+    """An address with a failure until the second value is called; then a verifier is there."""
     writers = list[asyncio.StreamWriter]()
-    tasks = list[asyncio.Task[asyncio.Server]]()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert handler is not None
         writers.append(writer)
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await handler(reader, writer)
+
+    async def recover() -> None:
+        await failing.aclose()
+        await running.enter_async_context(kit.verifier(dataclasses.replace(verifier_kit.SETTINGS, port=port.number)))
+
+    with Port("127.0.0.1", 0) as port:  # nobody listens there
+        async with contextlib.AsyncExitStack() as running, contextlib.AsyncExitStack() as failing:
             if handler is not None:
-                await handler(reader, writer)
-                return
-            inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", to)
-            await asyncio.gather(_pipe(reader, inner_writer), _pipe(inner_reader, writer))
-
-    def listen() -> None:
-        tasks.append(asyncio.create_task(asyncio.start_server(talk, "127.0.0.1", port)))
-
-    def recover() -> None:
-        nonlocal handler
-        handler = None
-        if not tasks:
-            listen()
-
-    with Port("127.0.0.1", 0) as taken:  # nobody listens there
-        port = taken.number
-        if handler is not None:
-            listen()
-            await tasks[0]
-        try:
-            yield port, recover
-        finally:
-            for task in tasks:
-                (await task).close()
-            for writer in writers:
-                writer.transport.abort()
-            await asyncio.sleep(0)
+                failing.callback((await asyncio.start_server(talk, "127.0.0.1", port.number)).close)
+            yield f"ws://127.0.0.1:{port.number}", recover
+    for writer in writers:
+        writer.transport.abort()
+    await asyncio.sleep(0)
 
 
-async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(ConnectionError):
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    with contextlib.suppress(ConnectionError, RuntimeError):
-        writer.close()
-
-
-async def survives(client: EdgeClient, recover: Callable[[], None] = lambda: None) -> kit.Reader:
+async def survives(client: EdgeClient, recover: Callable[[], Awaitable[None]] | None = None) -> kit.Reader:
     """An answer that continues during the failure and ends verified after it."""
     reader = kit.Reader()
     async for event in client.generate(ids=IDS):
         reader.take(event)
-        if isinstance(event, Token) and event.status == "provisional" and len(reader.tokens) >= 3:
-            recover()
+        if recover and isinstance(event, Token) and event.status == "provisional" and len(reader.tokens) >= 3:
+            await recover()
+            recover = None
     assert reader.tokens == truth(IDS)[:COUNT]
     assert all(reader.verified)
     return reader
@@ -123,11 +102,8 @@ async def survives(client: EdgeClient, recover: Callable[[], None] = lambda: Non
 async def test_what_answers_instead_of_a_verifier(trouble: str, draft: Any) -> None:
     device = kit.oracle([*IDS, *truth(IDS)])
     async with (
-        kit.verifier() as running,
-        troubled(TROUBLE[trouble], running.transport.port) as (port, recover),
-        EdgeClient(
-            verifier=f"ws://127.0.0.1:{port}", device=device, draft=draft, max_new_tokens=COUNT, **SOON
-        ) as client,
+        troubled(TROUBLE[trouble]) as (url, recover),
+        EdgeClient(verifier=url, device=device, draft=draft, max_new_tokens=COUNT, **SOON) as client,
     ):
         await survives(client, recover)
 
@@ -168,9 +144,8 @@ async def test_a_target_that_takes_long_for_a_forward(monkeypatch: pytest.Monkey
 
 async def test_a_silent_network_is_written_over_soon() -> None:
     async with (
-        kit.verifier() as running,
-        troubled(silent, running.transport.port) as (port, _),
-        EdgeClient(verifier=f"ws://127.0.0.1:{port}", device=kit.device(), max_new_tokens=4) as client,
+        troubled(silent) as (url, _),
+        EdgeClient(verifier=url, device=kit.device(), max_new_tokens=4) as client,
     ):
         began = time.perf_counter()
         async for event in client.generate(ids=IDS, settle_seconds=0.1):

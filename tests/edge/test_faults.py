@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -34,17 +35,6 @@ FAULTY: ContextVar[bool] = ContextVar("FAULTY", default=False)
 Fault = Callable[[], Any]
 STUCK = threading.Event()
 """Set at the end of a test: lets a hanging step go."""
-
-
-class Injected:
-    """Replaces a function: the fault from its `at`th call on."""
-
-    def __init__(self, real: Callable[..., Any], at: int, fault: Fault) -> None:
-        self.real, self.at, self.fault, self.calls = real, at, fault, 0
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        self.calls += FAULTY.get()
-        return self.fault() if FAULTY.get() and self.calls >= self.at else self.real(*arguments, **named)
 
 
 def raises(error: type[Exception]) -> Fault:
@@ -94,10 +84,10 @@ DRAFTER = {
 }
 
 
-async def turn(conversation: Conversation, ids: list[int], *, faulty: bool, **changes: Any) -> kit.Reader | MoaError:
+async def turn(conversation: Conversation, ids: list[int], *, faulty: bool) -> kit.Reader | MoaError:
     FAULTY.set(faulty)
     try:
-        return await kit.transcribe(conversation, ids, **changes)
+        return await kit.transcribe(conversation, ids)
     except MoaError as error:
         return error
 
@@ -115,16 +105,24 @@ def checked(outcome: kit.Reader | MoaError, ids: list[int]) -> str:
 
 
 async def beside(
-    client: EdgeClient, break_it: Callable[[Conversation], Injected], *, apart: bool = False, **changes: Any
+    client: EdgeClient, path: str, at: int, fault: Fault, *, apart: bool = False
 ) -> tuple[kit.Reader | MoaError, str]:
-    """A turn with a fault, and one beside it, which must not notice; the outcome, and what was said."""
+    """A turn in which a function below its conversation has this fault from its `at`th call on, and one beside it,
+    which must not notice; the outcome, and what was said."""
     async with client.conversation() as faulty, client.conversation() as other, asyncio.timeout(60):
-        injected = break_it(faulty)
-        tasks = [asyncio.create_task(turn(faulty, IDS, faulty=True, **changes))]
-        if not apart:
-            tasks.append(asyncio.create_task(turn(other, OTHER, faulty=False)))
-        outcome, *rest = await asyncio.gather(*tasks)
-        assert injected.calls >= injected.at, f"the fault was not reached: {injected.calls} of {injected.at}"
+        owner, name = attrgetter(path.rpartition(".")[0])(faulty), path.rpartition(".")[2]
+        real, calls = getattr(owner, name), 0
+
+        def injected(*arguments: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += FAULTY.get()
+            return fault() if FAULTY.get() and calls >= at else real(*arguments, **named)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owner, name, injected)
+            turns = [turn(faulty, IDS, faulty=True), *([] if apart else [turn(other, OTHER, faulty=False)])]
+            outcome, *rest = await asyncio.gather(*map(asyncio.create_task, turns))
+        assert calls >= at, f"the fault was not reached: {calls} of {at}"
         for one in rest:
             assert isinstance(one, kit.Reader)
             assert one.tokens == verifier_kit.generated(OTHER, COUNT)
@@ -159,14 +157,7 @@ async def test_a_drafter_that_fails(part: str, fault: str, monkeypatch: pytest.M
                 if fault == "hangs":
                     monkeypatch.setattr(worker, "BLOCKING", -1.0)  # all steps run in the thread
                 STUCK.clear()
-
-                def break_it(conversation: Conversation, at: int = at) -> Injected:
-                    drafter: Any = conversation.drafter
-                    injected = Injected(getattr(drafter, part), at, DRAFTER[part][fault])
-                    setattr(drafter, part, injected)
-                    return injected
-
-                outcome, said = await beside(client, break_it, apart=offline)
+                outcome, said = await beside(client, f"drafter.{part}", at, DRAFTER[part][fault], apart=offline)
                 STUCK.set()
                 assert isinstance(outcome, kit.Reader)
                 assert "the drafter" in said
@@ -174,31 +165,28 @@ async def test_a_drafter_that_fails(part: str, fault: str, monkeypatch: pytest.M
                 assert len(outcome.tokens) == (at - 1 if offline else COUNT)
 
 
-PARTS: dict[str, tuple[str, Fault]] = {
-    "decoder raises": ("decode", raises(RuntimeError)),
-    "decoder returns nothing": ("decode", lambda: None),
-    "decoder has no memory": ("decode", raises(MemoryError)),
-    "link raises": ("send", raises(RuntimeError)),
-    "link breaks": ("send", raises(OSError)),
-    "link hangs": ("send", partial(asyncio.sleep, 60)),
-}
-"""The decoder's function or the connection's, and how it fails."""
+DECODER, LINK = "_shared.device.codec.decode", "_shared.link._connection.send"
 
 
-@pytest.mark.parametrize("part", PARTS)
-async def test_a_part_of_the_shell_that_fails(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("part", "fault"),
+    [
+        pytest.param(DECODER, raises(RuntimeError), id="decoder raises"),
+        pytest.param(DECODER, lambda: None, id="decoder returns nothing"),
+        pytest.param(DECODER, raises(MemoryError), id="decoder has no memory"),
+        pytest.param(LINK, raises(RuntimeError), id="link raises"),
+        pytest.param(LINK, raises(OSError), id="link breaks"),
+        pytest.param(LINK, partial(asyncio.sleep, 60), id="link hangs"),
+    ],
+)
+async def test_a_part_of_the_shell_that_fails(part: str, fault: Fault) -> None:
     """A link is replaced, and the text is exact; of anything else the user gets one line."""
-    name, fault = PARTS[part]
     async with kit.verifier() as running:
         for at in (1, 3):
             async with open_client(running.transport.url, reconnect_seconds=0.05) as client:
                 await client.wait_online()
-                broken: Any = client.device.codec if name == "decode" else client.link and client.link._connection
-                injected = Injected(getattr(broken, name), at, fault)
-                with monkeypatch.context() as patch:
-                    patch.setattr(broken, name, injected)
-                    outcome, said = await beside(client, lambda _, injected=injected: injected)  # type: ignore[misc]
-                if part.startswith("link"):
+                outcome, said = await beside(client, part, at, fault)
+                if part == LINK:
                     assert isinstance(outcome, kit.Reader)
                     assert all(outcome.verified)
                 else:
@@ -212,13 +200,7 @@ async def test_records_that_cannot_be_stored_cost_no_token() -> None:
     async with kit.verifier() as running:
         for at in (1, 2):  # a quick verifier sends the records of the whole answer in two messages
             async with open_client(running.transport.url) as client:
-
-                def break_it(conversation: Conversation, at: int = at) -> Injected:
-                    buffer: Any = conversation.records.buffer
-                    buffer.put = injected = Injected(buffer.put, at, raises(MemoryError))
-                    return injected
-
-                outcome, said = await beside(client, break_it)
+                outcome, said = await beside(client, "records.buffer.put", at, raises(MemoryError))
                 assert isinstance(outcome, kit.Reader)
                 assert all(outcome.verified)
                 assert "activation records" in said

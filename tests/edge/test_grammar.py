@@ -22,6 +22,7 @@ from moa.grammar.spec import Grammar, GrammarError
 from moa.sampling import SamplingSettings
 from tests.edge.kit import FAST, Reader, transcribe
 from tests.edge.serve.pair import SETTINGS, embedded, served, verifier
+from tests.edge.test_exact import WAYS
 
 SCHEMA = {
     "type": "object",
@@ -37,14 +38,6 @@ SCHEMA = {
 GRAMMAR = Grammar.of_schema(SCHEMA)
 COUNT = 120
 SAMPLED = {"temperature": 1.0, "top_p": 0.95, "seed": 11}
-WAYS: dict[str, dict[str, Any]] = {
-    "device": {"draft": "device", "guess_ahead": False},
-    "server": {"draft": "server"},
-    "guessing ahead": {"draft": "device", "guess_ahead": True},
-    "auto": {"draft": "auto"},
-}
-
-
 device = cache(Device.load)
 
 

@@ -11,21 +11,17 @@ from edge_client.client import EdgeClient
 from edge_client.events import Adopt, Confirm, Retract, Token
 from moa.errors import UsageError
 from tests.edge import kit
+from tests.edge.test_exact import COUNT, truth
 from tests.verifier import kit as verifier_kit
 
-COUNT = 40
 IDS = verifier_kit.prompt(7, 12)
-
-
-def truth(ids: list[int] = IDS) -> list[int]:
-    return verifier_kit.generated(ids, COUNT)
 
 
 async def interrupted(right: float, fault: str, **settings: Any) -> kit.Reader:
     """Generate; the link fails at the fourth token and returns after five offline tokens."""
     how = kit.FAST | {"max_new_tokens": COUNT, "draft": "device"} | settings
     reader = kit.Reader()
-    async with kit.linked(kit.oracle([*IDS, *truth()], right), **how) as (client, _, link):
+    async with kit.linked(kit.oracle([*IDS, *truth(IDS)], right), **how) as (client, _, link):
         async for event in client.generate(ids=IDS):
             reader.take(event)
             if isinstance(event, Token):
@@ -44,7 +40,7 @@ async def interrupted(right: float, fault: str, **settings: Any) -> kit.Reader:
 async def test_rewind_ends_in_the_targets_text(right: float, fault: str, draft: str) -> None:
     """`go_silent` is like a verifier that is stopped: connections stay open, no bytes move."""
     reader = await interrupted(right, fault, draft=draft)
-    assert reader.tokens == truth()
+    assert reader.tokens == truth(IDS)
     assert all(reader.verified)
     if fault != "cut":
         assert (Confirm if right == 1.0 else Retract) in {type(event) for event in reader.events}
@@ -72,12 +68,12 @@ async def test_a_slow_reader_is_no_slow_link(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("edge_client.turn.shell.perf_counter", lambda: now)
     how = kit.FAST | {"max_new_tokens": 12, "draft": "device", "on_reconnect": "keep", "offline_after": 0.2}
     reader = kit.Reader()
-    async with kit.linked(kit.oracle([*IDS, *truth()], 0.3), **how) as (client, _, _):
+    async with kit.linked(kit.oracle([*IDS, *truth(IDS)], 0.3), **how) as (client, _, _):
         async for event in client.generate(ids=IDS):
             reader.take(event)
             if isinstance(event, Token):
                 now += 30.0
-    assert reader.tokens == truth()[:12]
+    assert reader.tokens == truth(IDS)[:12]
     assert not [event for event in reader.events if isinstance(event, Token) and event.status == "provisional"]
 
 

@@ -108,7 +108,7 @@ def test_the_guard_warns_once_for_each_time_offline() -> None:
 @pytest.mark.parametrize("calibrated", [False, True])
 def test_the_guard_stops_text_that_repeats_itself(calibrated: bool) -> None:
     """A drafter that knows no answer went on to an app's 1,000 tokens for a title."""
-    calibration = _calibrated(_curve(0.9), None) if calibrated else None
+    calibration = _calibrated((0.9,)) if calibrated else None
     guard = OfflineGuard.of(calibration, -1, lambda: True)
     varied, few = list(range(1000)), [1, 2, 3, 4, 5] * 10
     for text, stops in (
@@ -121,19 +121,17 @@ def test_the_guard_stops_text_that_repeats_itself(calibrated: bool) -> None:
     assert not OfflineGuard.of(calibration, 500, lambda: True).stops(few * 5)  # the user's own limit
 
 
-def _curve(*agreement: float) -> Offline:
-    return Offline(lengths=(1, 2, 4, 8, 16)[: len(agreement)], agreement=agreement, unbroken=agreement)
-
-
-def _calibrated(offline: Offline, cold: Offline | None) -> Calibration:
-    shape = TreeUsed(breadth=1, depth=1, nodes=1)
-    reached = Acceptance(chain=(0.5,), tree=(0.5,), tree_shape=shape)
-    return Calibration(prompts=1, tokens=1, source="", acceptance=reached, offline=offline, cold=cold)
+def _calibrated(*agreement: tuple[float, ...]) -> Calibration:
+    """How often a drafter with records agrees after 1, 2, 4, 8 and 16 tokens, and one without, where that is known."""
+    curves = (Offline(lengths=(1, 2, 4, 8, 16)[: len(one)], agreement=one, unbroken=one) for one in agreement)
+    reached = Acceptance(chain=(0.5,), tree=(0.5,), tree_shape=TreeUsed(breadth=1, depth=1, nodes=1))
+    about: Any = dict(zip(("offline", "cold"), curves, strict=False))
+    return Calibration(prompts=1, tokens=1, source="", acceptance=reached, **about)
 
 
 def test_the_guard_trusts_a_drafter_less_that_has_no_records() -> None:
     informed = True
-    calibration = _calibrated(_curve(0.9, 0.9, 0.9, 0.5, 0.2), _curve(0.9, 0.5, 0.4, 0.2))
+    calibration = _calibrated((0.9, 0.9, 0.9, 0.5, 0.2), (0.9, 0.5, 0.4, 0.2))
     guard = OfflineGuard.of(calibration, -1, lambda: informed)
     assert [guard.stops(range(n)) for n in (8, 15, 16)] == [False, False, True]
     informed = False
@@ -148,7 +146,7 @@ def test_the_guard_trusts_a_drafter_less_that_has_no_records() -> None:
 def test_an_answer_that_is_not_worth_showing_is_not_shown_unless_asked_for(
     stop_at: int, informed: bool, tokens: int, stops: bool
 ) -> None:
-    calibration = _calibrated(_curve(0.9, 0.9), _curve(0.4, 0.2, 0.1))
+    calibration = _calibrated((0.9, 0.9), (0.4, 0.2, 0.1))
     assert OfflineGuard.of(calibration, stop_at, lambda: informed).stops(range(tokens)) == stops
-    from_before = _calibrated(_curve(0.9), None)
+    from_before = _calibrated((0.9,))
     assert not OfflineGuard.of(from_before, -1, lambda: informed).stops(range(0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Generator, Sequence
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,6 @@ from edge_client.turn.actions import Draft
 from edge_client.turn.controller import Controller
 from edge_client.turn.records import Records
 from edge_client.turn.worker import DrafterWorker
-from moa.grammar.matcher import TextMask
 from moa.model.target import Row, Step
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape
@@ -27,28 +27,20 @@ IDS = verifier_kit.prompt(2, 40)
 FAR = Profile(((0.0, Condition(rtt_ms=300.0)),))
 
 
-class Watching(kit.OracleDrafter):
-    """An oracle that remembers when each draft after the prompt began, and whether the prompt's records were there."""
-
-    saw: list[bool]
-    began: list[float]
-
-    def draft(
-        self, ids: Sequence[int], shape: TreeShape, sampling: SamplingSettings, grammar: TextMask | None = None
-    ) -> Generator[None, None, DraftTree]:
-        assert self.records is not None
-        if len(ids) >= len(IDS):
-            self.began.append(time.perf_counter())
-            self.saw.append(self.records.held.newest_missing(len(IDS), 1) is None)
-        return super().draft(ids, shape, sampling)
-
-
 async def drafts(monkeypatch: pytest.MonkeyPatch, *, records: bool = True) -> tuple[list[bool], float]:
     """Whether each draft of an answer had the records, and the seconds from the first verdict to the draft after it."""
-    text = truth(IDS)
+    text, saw, began = truth(IDS), list[bool](), list[float]()
     device = kit.oracle([*IDS, *text], 0.6)
-    drafter = Watching([*IDS, *text], 0.6, records=device.new_drafter().records)
-    drafter.saw, drafter.began = [], []
+    drafter: Any = device.new_drafter()
+    draft = drafter.draft
+
+    def watched(ids: Sequence[int], *how: Any) -> Generator[None, None, DraftTree]:
+        if len(ids) >= len(IDS):
+            began.append(time.perf_counter())
+            saw.append(drafter.records.held.newest_missing(len(IDS), 1) is None)
+        return draft(ids, *how)
+
+    drafter.draft = watched
     device = dataclasses.replace(device, new_drafter=lambda: drafter)
     how = {"draft": "device", "guess_ahead": False, "max_new_tokens": 12, "offline_after": 60.0}
     async with kit.linked(device, FAR, drafter=records, **how) as (client, _, _):
@@ -63,7 +55,7 @@ async def drafts(monkeypatch: pytest.MonkeyPatch, *, records: bool = True) -> tu
         transcript = await kit.transcribe(client, IDS)
     assert transcript.tokens == text[:12]
     assert all(transcript.verified)
-    return drafter.saw, next(began for began in drafter.began if began > verdicts[0]) - verdicts[0]
+    return saw, next(at for at in began if at > verdicts[0]) - verdicts[0]
 
 
 async def test_all_drafts_but_the_first_see_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:

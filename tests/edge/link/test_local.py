@@ -19,16 +19,17 @@ from moa.errors import LinkError, UsageError
 from tests.edge import kit
 from tests.verifier import kit as verifier_kit
 
-LIMITS = ("--max-context-tokens", "160", "--max-prompt-tokens", "150", "--slots", "2")
+
+def flags() -> list[str]:
+    limits = ["--max-context-tokens", "160", "--max-prompt-tokens", "150", "--slots", "2"]
+    return ["--target", str(kit.pair() / "target"), "--drafter", str(kit.pair() / "drafter"), *limits]
 
 
 @pytest.mark.slow
 async def test_it_serves_and_ends() -> None:
-    pair = kit.pair()
-    flags = ["--target", str(pair / "target"), "--drafter", str(pair / "drafter"), *LIMITS]
     ids = verifier_kit.prompt(0, 12)
     async with (
-        local_verifier(*flags) as url,
+        local_verifier(*flags()) as url,
         EdgeClient(verifier=url, device=kit.device(), max_new_tokens=10) as client,
     ):
         await client.wait_online()
@@ -63,9 +64,7 @@ asyncio.run(main())
 
 @pytest.mark.slow
 def test_it_does_not_outlive_a_parent_that_is_killed() -> None:
-    pair = kit.pair()
-    flags = ["--target", str(pair / "target"), "--drafter", str(pair / "drafter"), *LIMITS]
-    with subprocess.Popen([sys.executable, "-c", _PARENT, *flags], stdout=subprocess.PIPE) as parent:
+    with subprocess.Popen([sys.executable, "-c", _PARENT, *flags()], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         port = int(parent.stdout.readline().decode().rpartition(":")[2])
         socket.create_connection(("127.0.0.1", port), timeout=5).close()

@@ -20,9 +20,8 @@ from edge_client.client import EdgeClient
 from edge_client.link.dialling import Dialling, explain
 from edge_client.link.retry import Retry
 from edge_client.link.websocket import Endpoint, VerifierLink, tls_context
-from edge_client.tools.emulated_network import LinkProxy
-from moa.errors import LinkError, MoaError, UsageError
-from moa.wire import PROTOCOL_VERSIONS, SUBPROTOCOL, Code, decode_client, encode
+from moa.errors import LinkError, MoaError
+from moa.wire import PROTOCOL_VERSIONS, SUBPROTOCOL, Code, encode
 from moa.wire.messages import (
     Ack,
     Activations,
@@ -30,6 +29,7 @@ from moa.wire.messages import (
     Error,
     Goaway,
     Hello,
+    Message,
     Open,
     Opened,
     Resumed,
@@ -41,7 +41,7 @@ from moa.wire.messages import (
     Verify,
 )
 from tests.edge import kit
-from tests.edge.turn.world import WELCOME
+from tests.torture.fake_verifier import fake
 from tests.verifier.kit import principals
 
 HELLO = Hello(list(PROTOCOL_VERSIONS), [])
@@ -126,26 +126,6 @@ async def test_a_busy_verifier_is_asked_again() -> None:
         assert link.dialling.refused is None
 
 
-async def test_a_verifier_that_restarts_is_found_again() -> None:
-    async with (
-        kit.verifier() as running,
-        LinkProxy("127.0.0.1", running.transport.port) as proxy,
-        quick(proxy.url).running() as link,
-        asyncio.timeout(300),
-    ):
-        with link.mailbox() as box:
-            for number in (1, 2, 3):
-                while link.connections < number:
-                    await box.wait(1)
-                proxy.cut()
-                link.drop()
-
-
-def test_a_certificate_authority_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="certificate authority"):
-        tls_context(str(tmp_path / "none.pem"))
-
-
 _CA = """
 [ca]
 default_ca = one
@@ -212,24 +192,18 @@ def test_failures_to_connect_are_explained() -> None:
 
 
 @contextlib.asynccontextmanager
-async def reader_of(refuses: Callable[[ClientMessage], bool]) -> AsyncIterator[tuple[str, list[ClientMessage]]]:
+async def reading(refuses: Callable[[ClientMessage], bool]) -> AsyncIterator[tuple[str, list[ClientMessage]]]:
     """A verifier that opens sessions, and cannot read some messages; and what it was sent."""
     seen: list[ClientMessage] = []
 
-    async def talk(connection: ServerConnection) -> None:
-        with contextlib.suppress(Exception):
-            async for frame in connection:
-                assert isinstance(frame, bytes)
-                seen.append(message := decode_client(frame))
-                if isinstance(message, Hello):
-                    await connection.send(encode(WELCOME))
-                elif refuses(message):
-                    await connection.send(encode(Error(Code.BAD_MESSAGE, "not a message of this protocol")))
-                elif isinstance(message, Open):
-                    await connection.send(encode(Opened(message.session, len(message.ids))))
+    def answers(message: ClientMessage, right: list[Message]) -> list[Message]:
+        seen.append(message)
+        if refuses(message):
+            return [Error(Code.BAD_MESSAGE, "not a message of this protocol")]
+        return right if isinstance(message, Hello | Open) else []
 
-    async with serve(talk, "127.0.0.1", 0, subprotocols=[SUBPROTOCOL]) as server:  # type: ignore[list-item]
-        yield f"ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}", seen
+    async with fake(answers, (5,), {}) as made:
+        yield made.url, seen
 
 
 async def answer_to(link: VerifierLink, message: Open | Verify) -> ServerMessage:
@@ -253,7 +227,7 @@ async def answer_to(link: VerifierLink, message: Open | Verify) -> ServerMessage
 )
 async def test_what_a_verifier_could_not_read_is_not_sent(message: Open, why: str) -> None:
     """Its session is refused; the connection stays, and with it the others' sessions."""
-    async with reader_of(lambda _: False) as (url, seen), quick(url).running() as link:
+    async with reading(lambda _: False) as (url, seen), quick(url).running() as link:
         await link.wait_up(30)
         error = await answer_to(link, message)
         assert isinstance(error, Error)
@@ -271,7 +245,7 @@ async def test_what_the_verifier_cannot_read_costs_its_session_only() -> None:
     def unread(message: ClientMessage) -> bool:
         return isinstance(message, Verify) or (isinstance(message, Open) and bool(message.stop))
 
-    async with reader_of(unread) as (url, seen), quick(url).running() as link, asyncio.timeout(60):
+    async with reading(unread) as (url, seen), quick(url).running() as link, asyncio.timeout(60):
         await link.wait_up(30)
         for id in (b"n" * 16, b"m" * 16):
             assert isinstance(await answer_to(link, Open(id, [1, 2])), Opened)

@@ -72,20 +72,6 @@ async def test_structured_answers_and_calls_before_in_and_after_an_outage() -> N
         assert await asked(api) == online
 
 
-async def test_a_schema_that_cannot_be_followed_is_a_400_that_names_the_place() -> None:
-    async with serving(offline=True, settle_seconds=0) as (_, api):
-        schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"not": {"type": "null"}}}}}
-        given: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-        for stream in (False, True):
-            with pytest.raises(openai.BadRequestError, match="#/properties/a/items: Unimplemented keys") as refused:
-                await api.chat.completions.create(model=MODEL, messages=QUESTION, response_format=given, stream=stream)
-            assert refused.value.param == "response_format"
-        with pytest.raises(openai.BadRequestError, match="Unimplemented keys"):
-            await api.responses.create(
-                model=MODEL, input="x", text={"format": {"type": "json_schema", "name": "x", "schema": schema}}
-            )
-
-
 async def test_an_agent_goes_on_through_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """The link is cut while its first tool runs, and is back while its second one does."""
     loop, lines = asyncio.get_running_loop(), list[str]()

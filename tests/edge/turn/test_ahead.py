@@ -38,18 +38,21 @@ def test_a_round_does_not_wait_for_the_link_and_guesses_never_slow_a_stream_down
     assert seconds(latency=latency, draft="auto", guess_ahead=True) < seconds(latency=latency, draft="none")
 
 
+def another_turn(world: World) -> float:
+    """The seconds of a turn in a session of its own."""
+    world.session_state, began = None, world.now
+    world.begin()
+    assert world.run() == "length"
+    assert world.answer == world.expected
+    return world.now - began
+
+
 def speeds(draft: WhoDrafts, right: float, latency: float, forward: float, *, guess_ahead: bool) -> float:
     """Tokens a second of three turns, after a first one."""
     world = World(count=48, right=right, server_right=right, latency=latency, forward=forward, step=0.0025)
     world.draft, world.guess_ahead = draft, guess_ahead
-    began = 0.0
-    for turn in range(4):
-        if turn:
-            world.session_state, began = None, began or world.now
-        world.begin()
-        assert world.run() == "length"
-        assert world.answer == world.expected
-    return 3 * 48 / (world.now - began)
+    another_turn(world)
+    return 3 * 48 / sum(another_turn(world) for _ in range(3))
 
 
 @pytest.mark.parametrize("right", [0.6, 0.8, 0.97])
@@ -81,18 +84,13 @@ def slowness(
     world.draft, world.guess_ahead = draft, draft != "server"
     taken: dict[tuple[float, float, float], list[float]] = {}
     for number, kind in enumerate(turns):
-        if number:
-            world.session_state = None
         share, easy, hard = kind
         world.chances = partial(chances, kind)
         world.verifier.matching = sum((share * easy + (1 - share) * hard) ** n for n in range(1, 5))
-        began = world.now
-        world.begin()
-        assert world.run() == "length"
-        assert world.answer == world.expected
+        seconds = another_turn(world)
         if number > 1:
-            taken.setdefault(kind, []).append(math.log(world.now - began))
-    return {kind: fmean(seconds) for kind, seconds in taken.items()}
+            taken.setdefault(kind, []).append(math.log(seconds))
+    return {kind: fmean(logarithms) for kind, logarithms in taken.items()}
 
 
 @pytest.mark.parametrize("turns", TURNS.values(), ids=list(TURNS))

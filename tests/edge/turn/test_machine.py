@@ -159,16 +159,6 @@ def test_an_answer_that_never_comes_ends_on_another_connection() -> None:
     assert world.connection == 3, "at 30 and 60 seconds"
 
 
-def test_a_slow_reader_is_no_slow_link() -> None:
-    world = World()
-    world.run(seconds=0.2)
-    assert world.answer
-    world.now += 30.0
-    world.machine.events_read(world.now - 30.0, world.now)
-    ends_exact(world)
-    assert "late" not in world.reader.states
-
-
 # ---- outages
 
 

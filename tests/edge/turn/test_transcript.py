@@ -19,10 +19,14 @@ from tests.edge.turn.world import Letters
 PROMPT = [1, 2, 3]
 
 
-def turn(**how: Any) -> Transcript:
+def turn(*written: int, **how: Any) -> Transcript:
+    """A turn in which these tokens were written offline."""
     codec: Any = Letters()
     rules = TurnRules(start=3, max_new_tokens=50, max_context=500, eos_ids=frozenset({9}))
-    return Transcript(ClientSession(list(PROMPT)), rules, codec.decode, TextStream(codec), **how)
+    made = Transcript(ClientSession(list(PROMPT)), rules, codec.decode, TextStream(codec), **how)
+    for token in written:
+        made.extend(token)
+    return made
 
 
 def verified(a: Transcript, *tokens: int, finish: Any = "") -> None:
@@ -32,10 +36,8 @@ def verified(a: Transcript, *tokens: int, finish: Any = "") -> None:
 
 
 def test_verified_tokens_have_the_log_probabilities_that_were_told() -> None:
-    a = turn()
+    a = turn(10, 11, 12)
     own = {position: TokenLogprobs(-position / 8) for position in range(3, 7)}
-    for token in (10, 11, 12):
-        a.extend(token)
     a.session.token_logprobs |= own
     verified(a, 10, 11, 20)
     events = a.drain()
@@ -45,9 +47,7 @@ def test_verified_tokens_have_the_log_probabilities_that_were_told() -> None:
 
 
 def test_rewind_retracts_from_the_first_difference() -> None:
-    a = turn()
-    for token in (10, 11, 12):
-        a.extend(token)
+    a = turn(10, 11, 12)
     verified(a, 10, 20)
     assert a.drain()[3:] == [
         Confirm(start=3, stop=4),
@@ -59,9 +59,7 @@ def test_rewind_retracts_from_the_first_difference() -> None:
 
 
 def test_keep_goes_on_from_what_was_written() -> None:
-    a = turn(on_reconnect="keep")
-    for token in (10, 11, 12):
-        a.extend(token)
+    a = turn(10, 11, 12, on_reconnect="keep")
     a.session.settled = 3
     a.session.held.add(0, 5)
     old = a.session
@@ -79,9 +77,7 @@ def test_keep_goes_on_from_what_was_written() -> None:
 
 @pytest.mark.parametrize("policy", ["rewind", "keep"])
 def test_text_written_past_the_targets_end(policy: Any) -> None:
-    a = turn(on_reconnect=policy)
-    for token in (10, 11):
-        a.extend(token)
+    a = turn(10, 11, on_reconnect=policy)
     verified(a, 10, finish="stop")
     assert a.output == ([10] if policy == "rewind" else [10, 11])
     assert a.over == (policy == "rewind")
@@ -89,9 +85,7 @@ def test_text_written_past_the_targets_end(policy: Any) -> None:
 
 @pytest.mark.parametrize(("second", "over"), [(9, True), (12, False)])
 def test_an_end_written_offline_is_provisional_until_it_is_confirmed(second: int, over: bool) -> None:
-    a = turn()
-    for token in (10, 9):
-        a.extend(token)
+    a = turn(10, 9)
     assert a.finish == "eos"
     assert not a.over
     verified(a, 10, second, finish="eos" if over else "")
