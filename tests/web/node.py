@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,6 +13,11 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "edge_client" / "web" / "turn"
 PATIENCE = 60.0
+
+
+def camel(settings: dict[str, Any]) -> dict[str, Any]:
+    """The same by the browser's names."""
+    return {re.sub("_(.)", lambda found: found[1].upper(), name): value for name, value in settings.items()}
 
 
 class Node:
