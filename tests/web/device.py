@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import shutil
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 from edge_client.events import Adopt, Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
 from tests.edge import kit
 from tests.tiny import EOS
+from tests.web.node import command
 
 _EVENTS = msgspec.json.Decoder(Prompt | Token | Confirm | Retract | Adopt | Link | Notice | Done)
 _PROGRAM = Path(__file__).with_name("device.js")
@@ -81,25 +80,18 @@ def named(heads: Any) -> dict[str, int]:
 @contextlib.asynccontextmanager
 async def browser() -> AsyncIterator[Browser]:
     """The process, while the body runs."""
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("no node")
+    flags = "--experimental-websocket", "--disable-warning=ExperimentalWarning"
+    pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        node,
-        "--experimental-websocket",
-        "--disable-warning=ExperimentalWarning",
-        "--disable-warning=MODULE_TYPELESS_PACKAGE_JSON",
-        str(_PROGRAM),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=2**24,
+        *command(*flags, str(_PROGRAM)), stdin=pipe, stdout=pipe, limit=2**24
     )
     running = Browser(process)
     listening = asyncio.create_task(running.listen())
     try:
         yield running
     finally:
-        process.kill()  # as a phone kills a tab
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()  # as a phone kills a tab
         await process.wait()
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
