@@ -98,12 +98,12 @@ async def soak(options: argparse.Namespace) -> Found:
     return {"slopes": found, "toll": toll.counts, "hostile": hostile}, wrong
 
 
-async def _soaked(server: Server, options: argparse.Namespace) -> tuple[list[Sample], Toll, Counter[str]]:
+async def _soaked(running: Server, options: argparse.Namespace) -> tuple[list[Sample], Toll, Counter[str]]:
     began = time.monotonic()
     until, rng = began + 3600 * options.hours, random.Random(options.seed)
     samples, toll, hostile = list[Sample](), Toll(), Counter[str]()
     out = options.out and options.out.with_suffix(".samples")
-    undisturbed, device, longest = await neighbour(server.url, server.honest, 2.0), demo_device(), list[float]()
+    undisturbed, device, longest = await neighbour(running.url, running.honest, 2.0), demo_device(), list[float]()
 
     async def again_and_again(what: Callable[[], Awaitable[None]], least: float, most: float) -> None:
         while time.monotonic() < until:
@@ -115,51 +115,51 @@ async def _soaked(server: Server, options: argparse.Namespace) -> tuple[list[Sam
         toll.counts["answers"] += len(seen.texts)
 
     async def churn() -> None:
-        note(await neighbour(server.url, server.honest, rng.uniform(0.2, 1.0)))
+        note(await neighbour(running.url, running.honest, rng.uniform(0.2, 1.0)))
 
     async def cut(link: Link, script: Script) -> None:
         cutting = asyncio.create_task(_cuts(link, toll, rng))
-        await answer(link, script, toll, rng, server.honest)
+        await answer(link, script, toll, rng, running.honest)
         cutting.cancel()
 
     async def harm() -> None:
         with contextlib.suppress(ConnectionError, OSError, TimeoutError):
             turn = time.monotonic() + _FUZZING
-            hostile.update(await fuzz(server.port, server.greedy, 100, rng.getrandbits(32), until=turn))
+            hostile.update(await fuzz(running.port, running.greedy, 100, rng.getrandbits(32), until=turn))
         await asyncio.sleep(rng.uniform(5.0, 15.0))
         name = rng.choice([*_MILD, *HTTP_FLOODS])
-        port = server.api_port if name in HTTP_FLOODS else server.port
-        await EVERY_FLOOD[name](port, server.greedy, time.monotonic() + rng.uniform(0.2, 0.5), report := Report())
+        port = running.api_port if name in HTTP_FLOODS else running.port
+        await EVERY_FLOOD[name](port, running.greedy, time.monotonic() + rng.uniform(0.2, 0.5), report := Report())
         hostile[f"flood of {name}"] += 1
         hostile.update({f"{name}: {how}": count for how, count in report.closes.items()})
 
     async def short(link: ShortLink, script: Script) -> None:
         try:
             async with asyncio.timeout(_STUCK):
-                await answer(link, script, toll, rng, server.honest)
+                await answer(link, script, toll, rng, running.honest)
                 toll.counts["complete"] += 1
-                await _devices_answer(link, server, device, script, toll)
+                await _devices_answer(link, running, device, script, toll)
         except TimeoutError:
             toll.wrong.append(f"no answer in {_STUCK:.0f} s over short connections")
         toll.counts["short connections"] = link.connections
 
     async def watch_health() -> None:
-        longest.append(await seconds_of_health(server.api_port))
+        longest.append(await seconds_of_health(running.api_port))
 
     async def sample() -> None:
-        used = server.processor
-        note(seen := await neighbour(server.url, server.honest, 1.0))
-        free = await server.metrics()
+        used = running.processor
+        note(seen := await neighbour(running.url, running.honest, 1.0))
+        free = await running.metrics()
         samples.append(
             {
                 "second": time.monotonic() - began,
-                "megabytes": server.memory,
-                "descriptors": server.descriptors,
+                "megabytes": running.memory,
+                "descriptors": running.descriptors,
                 "slots_free": free["moa_slots_free"],
                 "pages_free": free["moa_kv_pages_free"],
                 "p50_ms": seen.p50,
                 # What latency is when nobody else wants the machine.
-                "processor_ms_of_a_round": 1000 * (server.processor - used) / max(1, len(seen.seconds)),
+                "processor_ms_of_a_round": 1000 * (running.processor - used) / max(1, len(seen.seconds)),
                 "longest_health_ms": 1000 * max(longest, default=math.nan),
             }
         )
@@ -169,11 +169,11 @@ async def _soaked(server: Server, options: argparse.Namespace) -> tuple[list[Sam
                 file.write(json.dumps(samples[-1]) + "\n")
 
     async with (
-        Link(server.port, rng) as one,
-        Link(server.port, rng) as two,
-        ShortLink("127.0.0.1", server.port, seed=options.seed) as broken,
+        Link(running.port, rng) as one,
+        Link(running.port, rng) as two,
+        ShortLink("127.0.0.1", running.port, seed=options.seed) as broken,
     ):
-        scripts = await calm(server.url, 3, server.honest)
+        scripts = await calm(running.url, 3, running.honest)
         await asyncio.gather(
             again_and_again(churn, 2.0, 6.0),
             again_and_again(lambda: cut(one, scripts[0]), 1.0, 4.0),
@@ -192,9 +192,9 @@ async def _cuts(link: Link, toll: Toll, rng: random.Random) -> None:
         toll.counts["cuts"] += link.lose()
 
 
-async def _devices_answer(link: ShortLink, server: Server, device: Device, script: Script, toll: Toll) -> None:
+async def _devices_answer(link: ShortLink, running: Server, device: Device, script: Script, toll: Toll) -> None:
     """A device's answer, with records and guesses: verified, or its own where the verifier was not reached in time."""
-    async with EdgeClient(device=device, verifier=link.url, token=server.honest, reconnect_seconds=0.5) as client:
+    async with EdgeClient(device=device, verifier=link.url, token=running.honest, reconnect_seconds=0.5) as client:
         told = await ask(client, _STUCK, len(script.truth), script.ids)
     toll.counts[told.done] += 1
     toll.wrong += told.problems
