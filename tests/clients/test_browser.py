@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -267,15 +266,3 @@ def test_sizes_and_accessibility(opened: Open, truth: str, width: int, height: i
         assert [(v["id"], v["nodes"]) for v in found if v["impact"] in ("serious", "critical")] == []
         if scheme == "light" and width < 500 and look == "conversation":
             picture(page, "chat-page-narrow")
-
-
-def test_the_page_is_small_and_from_one_place(opened: Open, device: Device) -> None:
-    page = opened()
-    loaded = json.loads(
-        page.evaluate(
-            "JSON.stringify(['resource', 'navigation'].flatMap((kind) => performance.getEntriesByType(kind))"
-            ".map((one) => [one.name, one.transferSize]))"
-        )
-    )
-    assert all(name.startswith(device.address) for name, _ in loaded)
-    assert 0 < sum(size for _, size in loaded) < 200_000

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from edge_client.cli import main as edge_client
 from edge_client.settings import read_config_file
-from tests.torture.forks import CONTEXT, redirect
+from tests.torture.server import CONTEXT, redirect
 
 QUESTIONS = ("What is 17 plus 25?", "Reverse the word: stone", "What is 9 times 4?", "What is 81 minus 13?")
 _COMMENT = "# written by hand\n"

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from edge_client import EdgeClient
 from edge_client.device import Device
-from edge_client.events import Done, Token
-from edge_client.turn.controller import WhoDrafts
+from edge_client.events import Token
 from moa.errors import MoaError
 from tests.edge.reader import Reader
 from tests.torture.fake_verifier import BEHAVIOURS, Behaviour, Fake, fake
@@ -49,13 +48,7 @@ async def ask(client: EdgeClient, patience: float, tokens: int, prompt: Sequence
     try:
         async with asyncio.timeout(patience):
             async for event in client.generate(ids=list(prompt), max_new_tokens=tokens, ignore_eos=True):
-                if isinstance(event, Token):
-                    told.first_token = told.first_token or time.monotonic() - began
-                    told.tokens += 1
-                    told.verified += event.status == "verified"
-                if isinstance(event, Done):
-                    told.done = "verified" if event.verified else "not verified"
-                transcript.take(event)
+                transcript.take(event, time.monotonic() - began)
     except TimeoutError:
         told.problems.append(f"did not end within {patience:.0f} s")
     except MoaError as error:
@@ -63,6 +56,10 @@ async def ask(client: EdgeClient, patience: float, tokens: int, prompt: Sequence
     except Exception as error:  # a story that cannot be true is one of them
         told.problems.append(f"{type(error).__name__}: {error}"[:300])
     told.seconds, told.answer = time.monotonic() - began, transcript.tokens
+    told.first_token, told.tokens = next(iter(transcript.told_at), 0.0), len(transcript.told_at)
+    told.verified = sum(isinstance(one, Token) and one.status == "verified" for one in transcript.events)
+    if transcript.done is not None:
+        told.done = "verified" if transcript.done.verified else "not verified"
     return told
 
 
@@ -71,13 +68,13 @@ def beside_device(behaviour: Behaviour, device: Device) -> contextlib.AbstractAs
     return fake(behaviour, range(60, 90), {"vocab_size": device.bundle.manifest.target.facts.vocab_size})
 
 
-async def beside(behaviour: str, device: Device, patience: float = 60.0, draft: WhoDrafts = "auto") -> Told:
+async def beside(behaviour: str, device: Device, patience: float = 60.0) -> Told:
     """Ask for a short answer, whatever the client is told."""
     before = megabytes()
     waits = {"settle_seconds": 0.5, "offline_after": 0.3, "answer_seconds": 5.0, "connect_seconds": 3.0}
     async with (
         beside_device(BEHAVIOURS[behaviour], device) as made,
-        EdgeClient(device=device, verifier=made.url, draft=draft, **waits) as client,  # type: ignore[arg-type]
+        EdgeClient(device=device, verifier=made.url, **waits) as client,  # type: ignore[arg-type]
     ):
         with contextlib.suppress(MoaError):
             await client.wait_online(2.0)

@@ -18,27 +18,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, ConnectionClosedError
 
 from moa.wire import PROTOCOL_VERSIONS, SUBPROTOCOL, Code, Refusal, decode_client, encode
-from moa.wire.messages import (
-    Activations,
-    Append,
-    ClientMessage,
-    Close,
-    Error,
-    Goaway,
-    Hello,
-    Message,
-    Open,
-    Opened,
-    RecordContract,
-    Resume,
-    Resumed,
-    Stream,
-    StreamTokens,
-    Verdict,
-    Verify,
-    Welcome,
-    WireLimits,
-)
+from moa.wire import messages as m
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x1b[31m\u202e"
 """What no terminal may be given."""
@@ -53,51 +33,32 @@ class End:
     reason: str = ""
 
 
-Reply = Message | bytes | str | End | float
+Reply = m.Message | bytes | str | End | float
 """A message, a frame as it is, an end, or seconds to wait."""
-
-
-Behaviour = Callable[[ClientMessage, list[Message]], Sequence[Reply]]
+Behaviour = Callable[[m.ClientMessage, list[m.Message]], Sequence[Reply]]
 """Looks at a message and at what an honest verifier would answer."""
 
-LIMITS = WireLimits(
-    max_frame_bytes=262144,
-    max_prompt_tokens=8192,
-    max_context_tokens=8192,
-    max_new_tokens=4096,
-    max_tree_nodes=64,
-    max_chain_tokens=256,
-)
-WELCOME = Welcome(
-    version=PROTOCOL_VERSIONS[0],
-    features=["append", "records", "resume", "stream", "tree"],
-    server="fake",
-    instance="fake",
-    tokenizer="",
-    target="",
-    drafter="",
-    vocab_size=4096,
-    eos_ids=[2],
-    limits=LIMITS,
-    records=RecordContract(2, 32, ["int8", "int4", "fp16"]),
-)
+_FEATURES = ["append", "records", "resume", "stream", "tree"]
+_RECORDS = m.RecordContract(2, 32, ["int8", "int4", "fp16"])
+LIMITS = m.WireLimits(262144, 8192, 8192, 4096, max_tree_nodes=64, max_chain_tokens=256)
+WELCOME = m.Welcome(PROTOCOL_VERSIONS[0], _FEATURES, "fake", "fake", "", "", "", 4096, [2], LIMITS, _RECORDS)
 
 
-def honest(message: ClientMessage, token: int) -> list[Message]:
+def honest(message: m.ClientMessage, token: int) -> list[m.Message]:
     """The right answer to a message, when the target says `token`."""
     match message:
-        case Hello():
+        case m.Hello():
             return [WELCOME]
-        case Open():
-            return [Opened(message.session, len(message.ids))]
-        case Append():
-            return [Opened(message.session, message.base + len(message.ids))]
-        case Resume():
-            return [Resumed(message.session, "gone")]
-        case Verify():
-            return [Verdict(message.session, message.round, message.base, [0], token, forward_ms=1.0)]
-        case Stream():
-            return [StreamTokens(message.session, message.round, message.base, [token] * 4, True)]
+        case m.Open():
+            return [m.Opened(message.session, len(message.ids))]
+        case m.Append():
+            return [m.Opened(message.session, message.base + len(message.ids))]
+        case m.Resume():
+            return [m.Resumed(message.session, "gone")]
+        case m.Verify():
+            return [m.Verdict(message.session, message.round, message.base, [0], token, forward_ms=1.0)]
+        case m.Stream():
+            return [m.StreamTokens(message.session, message.round, message.base, [token] * 4, True)]
         case _:
             return []
 
@@ -122,24 +83,28 @@ def _behind(kinds: tuple[type, ...], make: Callable[[Any], Sequence[Reply]]) -> 
 
 def _error(code: str, *, retry: int = 0, limit: str = "") -> Callable[[Any], Sequence[Reply]]:
     def make(message: Any) -> Sequence[Reply]:
-        number = getattr(message, "round", 0) if isinstance(message, Verify | Stream) else 0
-        return [Error(code, f"{code} {ESCAPE}", message.session, number, retry, limit)]
+        number = getattr(message, "round", 0) if isinstance(message, m.Verify | m.Stream) else 0
+        return [m.Error(code, f"{code} {ESCAPE}", message.session, number, retry, limit)]
 
     return make
+
+
+def _streamed(ask: Any, tokens: list[int], *, done: bool = False) -> m.Message:
+    return m.StreamTokens(ask.session, ask.round, ask.base, tokens, done)
 
 
 def _activations(**fields: Any) -> Callable[[Any], Sequence[Reply]]:
     def make(message: Any) -> Sequence[Reply]:
         right = {"epoch": 0, "start": 0, "rows": 1, "dtype": "int8", "heads": 2, "head_dim": 32, "payload": bytes(136)}
-        return [Activations(message.session, **(right | fields))]
+        return [m.Activations(message.session, **(right | fields))]
 
     return make
 
 
-_ASKS = (Open, Append, Verify, Stream, Resume)
-_ROUNDS = (Verify, Stream)
-_ADVANCES = Verdict | StreamTokens
-_OPENS = (Open, Append, Resume)
+_ROUNDS = (m.Verify, m.Stream)
+_ADVANCES = m.Verdict | m.StreamTokens
+_OPENS = (m.Open, m.Append, m.Resume)
+_ASKS = (*_OPENS, *_ROUNDS)
 
 BEHAVIOURS: dict[str, Behaviour] = {
     "honest": lambda message, right: right,
@@ -148,15 +113,17 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "forward of infinite ms": _with(_ADVANCES, forward_ms=math.inf, queue_ms=math.inf),
     "forward that is no number": _with(_ADVANCES, forward_ms=math.nan, queue_ms=math.nan),
     "forward before it was asked for": _with(_ADVANCES, forward_ms=-1.0),
-    "token outside the vocabulary": _with(Verdict, next_token=HUGE),
-    "path outside the draft": _with(Verdict, path=[0, 4000]),
-    "empty path": _with(Verdict, path=[]),
-    "path of a million": _with(Verdict, path=[0] * 1_000_000),
+    "token outside the vocabulary": _with(m.Verdict, next_token=HUGE),
+    "path outside the draft": _with(m.Verdict, path=[0, 4000]),
+    "empty path": _with(m.Verdict, path=[]),
+    "path of a million": _with(m.Verdict, path=[0] * 1_000_000),
     "another base": _with(_ADVANCES, base=HUGE),
     "another round": _with(_ADVANCES, round=HUGE),
     "log-probabilities of nobody": _with(_ADVANCES, logprobs=b"\xff" * 999),
-    "unknown finish": _instead(_ROUNDS, lambda m: [encode(Verdict(m.session, m.round, m.base, [0], 40)) + b"\xa3xxx"]),
-    "quarantined": _instead((Open, *_ROUNDS), _error("quarantined")),
+    "unknown finish": _instead(
+        _ROUNDS, lambda ask: [encode(m.Verdict(ask.session, ask.round, ask.base, [0], 40)) + b"\xa3xxx"]
+    ),
+    "quarantined": _instead((m.Open, *_ROUNDS), _error("quarantined")),
     "unknown session": _instead(_ROUNDS, _error("unknown_session")),
     "cancelled": _instead(_ROUNDS, _error("cancelled")),
     "busy without a wait": _instead(_ROUNDS, _error("busy")),
@@ -164,53 +131,49 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "internal": _instead(_ASKS, _error("internal")),
     "an unknown code": _instead(_ROUNDS, _error(f"new{ESCAPE}")),
     "a limit": _instead(_ASKS, _error("limit", limit=ESCAPE)),
-    "empty stream tokens": _instead(
-        _ROUNDS, lambda m: [StreamTokens(m.session, m.round, m.base, [], done=False), 0.01] * 100
-    ),
-    "tokens without end": _instead(
-        _ROUNDS, lambda m: [StreamTokens(m.session, m.round, m.base, [40 + n % 9 for n in range(100_000)])] * 20
-    ),
-    "stream tokens for a verify": _instead((Verify,), lambda m: [StreamTokens(m.session, m.round, m.base, [40], True)]),
-    "unrelated frames": _instead(_ROUNDS, lambda m: [Opened(bytes(16), 3), 2.0, Opened(bytes(16), 3), 2.0]),
-    "silence": _instead(_ROUNDS, lambda m: []),
-    "silence to hello": _instead((Hello,), lambda m: []),
+    "empty stream tokens": _instead(_ROUNDS, lambda ask: [_streamed(ask, []), 0.01] * 100),
+    "tokens without end": _instead(_ROUNDS, lambda ask: [_streamed(ask, [40 + n % 9 for n in range(100_000)])] * 20),
+    "stream tokens for a verify": _instead((m.Verify,), lambda ask: [_streamed(ask, [40], done=True)]),
+    "unrelated frames": _instead(_ROUNDS, lambda ask: [m.Opened(bytes(16), 3), 2.0, m.Opened(bytes(16), 3), 2.0]),
+    "silence": _instead(_ROUNDS, lambda ask: []),
+    "silence to hello": _instead((m.Hello,), lambda ask: []),
     "activations at 2^31": _behind(_ROUNDS, _activations(start=HUGE)),
     "activations of 2^31 rows": _behind(_ROUNDS, _activations(rows=HUGE)),
     "activations of other heads": _behind(_ROUNDS, _activations(heads=HUGE, head_dim=HUGE)),
     "activations of no rows": _behind(_ROUNDS, _activations(rows=0, payload=b"")),
     "activations that are no numbers": _behind(_ROUNDS, _activations(dtype="fp16", payload=b"\xff" * 256)),
     "activations of another epoch": _behind(_ROUNDS, _activations(epoch=HUGE)),
-    "opened far too long": _instead((Open,), lambda m: [Opened(m.session, HUGE)]),
-    "opened twice": _behind((Open,), lambda m: [Opened(m.session, len(m.ids)), Opened(m.session, 1)]),
-    "resumed with a wrong tail": _instead((Resume,), lambda m: [Resumed(m.session, "resumed", HUGE, HUGE, [1] * 9)]),
-    "limits of 0": _with(Welcome, limits=WireLimits(0, 0, 0, 0, 0, 0)),
-    "limits of 1": _with(Welcome, limits=WireLimits(1, 1, 1, 1, 1, 1)),
-    "huge limits": _with(Welcome, limits=WireLimits(HUGE, HUGE, HUGE, HUGE, HUGE, HUGE)),
-    "a vocabulary of 1": _with(Welcome, vocab_size=1),
-    "records of 2^31 heads": _with(Welcome, records=RecordContract(HUGE, HUGE, ["int8"])),
-    "records of no kind": _with(Welcome, records=RecordContract(0, 0, [])),
-    "another version": _with(Welcome, version=99),
-    "notices with escapes": _with(Welcome, notices=[ESCAPE * 50] * 20, server=ESCAPE, instance=ESCAPE),
-    "goaway at once": _behind((Hello,), lambda m: [Goaway(ESCAPE), End(1012, "bye")]),
-    "goaway for 2^31 ms": _behind((Hello,), lambda m: [Goaway(ESCAPE, HUGE, HUGE)]),
-    "frames that are none": _behind(_ROUNDS, lambda m: [b"\xc1", b"", b"\x90", b"\x92\xa5error\xc0"]),
-    "text frames": _behind(_ROUNDS, lambda m: ["hello \x1b[2J"]),
-    "a frame of 16 MB": _behind(_ROUNDS, lambda m: [bytes(16 * 2**20)]),
-    "nested frames": _behind(_ROUNDS, lambda m: [b"\x91" * 100_000]),
-    "closed with a reason": _instead(_ROUNDS, lambda m: [End(1008, ESCAPE)]),
-    "cut": _instead(_ROUNDS, lambda m: [End()]),
-    "cut at hello": _instead((Hello,), lambda m: [End()]),
-    "cut after each opening": _behind(_OPENS, lambda m: [End()]),
-    "silence to every open": _instead(_OPENS, lambda m: []),
+    "opened far too long": _instead((m.Open,), lambda ask: [m.Opened(ask.session, HUGE)]),
+    "opened twice": _behind((m.Open,), lambda ask: [m.Opened(ask.session, len(ask.ids)), m.Opened(ask.session, 1)]),
+    "resumed with a wrong tail": _instead(
+        (m.Resume,), lambda ask: [m.Resumed(ask.session, "resumed", HUGE, HUGE, [1] * 9)]
+    ),
+    "limits of 0": _with(m.Welcome, limits=m.WireLimits(0, 0, 0, 0, 0, 0)),
+    "limits of 1": _with(m.Welcome, limits=m.WireLimits(1, 1, 1, 1, 1, 1)),
+    "huge limits": _with(m.Welcome, limits=m.WireLimits(HUGE, HUGE, HUGE, HUGE, HUGE, HUGE)),
+    "a vocabulary of 1": _with(m.Welcome, vocab_size=1),
+    "records of 2^31 heads": _with(m.Welcome, records=m.RecordContract(HUGE, HUGE, ["int8"])),
+    "records of no kind": _with(m.Welcome, records=m.RecordContract(0, 0, [])),
+    "another version": _with(m.Welcome, version=99),
+    "notices with escapes": _with(m.Welcome, notices=[ESCAPE * 50] * 20, server=ESCAPE, instance=ESCAPE),
+    "goaway at once": _behind((m.Hello,), lambda ask: [m.Goaway(ESCAPE), End(1012, "bye")]),
+    "goaway for 2^31 ms": _behind((m.Hello,), lambda ask: [m.Goaway(ESCAPE, HUGE, HUGE)]),
+    "frames that are none": _behind(_ROUNDS, lambda ask: [b"\xc1", b"", b"\x90", b"\x92\xa5error\xc0"]),
+    "text frames": _behind(_ROUNDS, lambda ask: ["hello \x1b[2J"]),
+    "a frame of 16 MB": _behind(_ROUNDS, lambda ask: [bytes(16 * 2**20)]),
+    "nested frames": _behind(_ROUNDS, lambda ask: [b"\x91" * 100_000]),
+    "closed with a reason": _instead(_ROUNDS, lambda ask: [End(1008, ESCAPE)]),
+    "cut": _instead(_ROUNDS, lambda ask: [End()]),
+    "cut at hello": _instead((m.Hello,), lambda ask: [End()]),
+    "cut after each opening": _behind(_OPENS, lambda ask: [End()]),
+    "silence to every open": _instead(_OPENS, lambda ask: []),
 }
 
 
 def _no_session(code: str) -> Behaviour:
     """No opening is taken, so there is no session for a round."""
-    refused, unknown = _error(code), _error("unknown_session")
-    return lambda message, right: (
-        refused(message) if isinstance(message, _OPENS) else unknown(message) if isinstance(message, _ROUNDS) else right
-    )
+    refused, unknown = _instead(_OPENS, _error(code)), _instead(_ROUNDS, _error("unknown_session"))
+    return lambda message, right: refused(message, unknown(message, right))  # type: ignore[arg-type]
 
 
 _CODES = [*(code.value for code in Code), "a code of tomorrow"]
@@ -237,11 +200,11 @@ class Fake:
             async for frame in connection:
                 with contextlib.suppress(Refusal):
                     message = decode_client(frame if isinstance(frame, bytes) else frame.encode())
-                    self.asked += not isinstance(message, Close)
-                    if isinstance(message, Verify | Stream):
+                    self.asked += not isinstance(message, m.Close)
+                    if isinstance(message, m.Verify | m.Stream):
                         self._next += 1
                     right = honest(message, self._tokens[self._next % len(self._tokens)])
-                    if isinstance(message, Hello):
+                    if isinstance(message, m.Hello):
                         right = [self._welcome]
                     for reply in self._behaviour(message, right):
                         await self._reply(connection, reply)

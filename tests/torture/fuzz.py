@@ -19,21 +19,7 @@ import msgspec
 from msgspec import inspect
 
 from moa.wire import PROTOCOL_VERSIONS, encode
-from moa.wire.messages import (
-    Append,
-    Cancel,
-    ClientMessage,
-    Close,
-    Foresee,
-    Hello,
-    Message,
-    Open,
-    Resume,
-    Sampling,
-    Stream,
-    Sync,
-    Verify,
-)
+from moa.wire import messages as m
 from tests.torture.raw import BINARY, PATIENCE, Raw, binary, frame, request
 
 UNBOUNDED = (
@@ -53,7 +39,7 @@ class Fuzzer:
     """Makes what is sent, from a seed."""
 
     def __init__(
-        self, seed: int, sessions: Sequence[bytes] = (), ids: Sequence[int] = (40,), kinds: Any = ClientMessage
+        self, seed: int, sessions: Sequence[bytes] = (), ids: Sequence[int] = (40,), kinds: Any = m.ClientMessage
     ) -> None:
         self._rng = random.Random(seed)
         self._sessions = list(sessions) or [bytes(16)]
@@ -122,24 +108,24 @@ class Fuzzer:
 
     # ---- valid messages
 
-    def _valid(self) -> Message:
+    def _valid(self) -> m.Message:
         rng, session = self._rng, self._rng.choice(self._sessions)
         base, round = rng.choice([*[len(self._ids) - 1] * 4, 0, 5]), rng.choice([0, 1, 1, 1, 1, 1, 2, 3])
         parents = [-1, *(rng.randrange(n) for n in range(1, rng.randrange(2, 12)))]
         tokens = [self._ids[-1], *(rng.randrange(200) for _ in parents[1:])]
-        made: Callable[[], Message] = rng.choice(
+        made: Callable[[], m.Message] = rng.choice(
             [
-                lambda: Open(session, self._ids, rng.choice([1, 8, 64])),
-                lambda: Open(self._fresh(), self._ids, sampling=self._sampling(), ignore_eos=True),
-                lambda: Verify(session, round, base, tokens[:9], parents[:9]),
-                lambda: Verify(session, round, base, tokens[:9]),
-                lambda: Stream(session, round, base, rng.random() < 0.5, rng.random() < 0.3),
-                *[lambda: Foresee(session, round, base, tokens, parents, [rng.randrange(256) for _ in parents])] * 2,
-                lambda: Cancel(session, round),
-                lambda: Resume(session, rng.randrange(40), rng.randbytes(16), round),
-                lambda: Sync(session, rng.choice(["off", "int8", "int4", "fp16"]), held=[(0, 9), (7, 3)]),
-                lambda: Append(session, rng.randrange(40), [40, 41]),
-                lambda: rng.choice([Close(session), Hello(list(PROTOCOL_VERSIONS), ["tree"])]),
+                lambda: m.Open(session, self._ids, rng.choice([1, 8, 64])),
+                lambda: m.Open(self._fresh(), self._ids, sampling=self._sampling(), ignore_eos=True),
+                lambda: m.Verify(session, round, base, tokens[:9], parents[:9]),
+                lambda: m.Verify(session, round, base, tokens[:9]),
+                lambda: m.Stream(session, round, base, rng.random() < 0.5, rng.random() < 0.3),
+                *[lambda: m.Foresee(session, round, base, tokens, parents, [rng.randrange(256) for _ in parents])] * 2,
+                lambda: m.Cancel(session, round),
+                lambda: m.Resume(session, rng.randrange(40), rng.randbytes(16), round),
+                lambda: m.Sync(session, rng.choice(["off", "int8", "int4", "fp16"]), held=[(0, 9), (7, 3)]),
+                lambda: m.Append(session, rng.randrange(40), [40, 41]),
+                lambda: rng.choice([m.Close(session), m.Hello(list(PROTOCOL_VERSIONS), ["tree"])]),
             ]
         )
         return made()
@@ -149,11 +135,11 @@ class Fuzzer:
         self._sessions[self._rng.randrange(len(self._sessions))] = fresh = self._rng.randbytes(16)
         return fresh
 
-    def _sampling(self) -> Sampling:
+    def _sampling(self) -> m.Sampling:
         if self._rng.random() < 0.5:
-            return Sampling(self._rng.choice([0.0, 0.7]), seed=self._rng.getrandbits(62))
+            return m.Sampling(self._rng.choice([0.0, 0.7]), seed=self._rng.getrandbits(62))
         numbers = [self._rng.choice([0.0, 0.5, 1.0, *_FLOATS]) for _ in range(4)]
-        return Sampling(numbers[0], self._rng.choice([0, 1, 5]), *numbers[1:], self._rng.getrandbits(62))
+        return m.Sampling(numbers[0], self._rng.choice([0, 1, 5]), *numbers[1:], self._rng.getrandbits(62))
 
     # ---- values
 
@@ -231,13 +217,13 @@ async def _lane(port: int, token: str, frames: int, seed: int, a_connection: int
                     await raw.pour(fuzzer.frame())  # where a hello should be
                     await raw.listen()
                     continue
-                raw.write(binary(Hello(list(PROTOCOL_VERSIONS), sorted(rng.sample(_FEATURES, len(_FEATURES) - 1)))))
+                raw.write(binary(m.Hello(list(PROTOCOL_VERSIONS), sorted(rng.sample(_FEATURES, len(_FEATURES) - 1)))))
                 for session in sessions:
-                    raw.write(binary(Open(session=session, ids=ids, max_new_tokens=16, ignore_eos=True)))
+                    raw.write(binary(m.Open(session=session, ids=ids, max_new_tokens=16, ignore_eos=True)))
                 for _ in range(0, a_connection, _AT_A_TIME):
                     marker = rng.randbytes(16)
                     pieces = [fuzzer.frame() for _ in range(_AT_A_TIME)]
-                    raw.write(b"".join([*pieces, binary(Resume(session=marker, length=1, chain=marker, round=0))]))
+                    raw.write(b"".join([*pieces, binary(m.Resume(session=marker, length=1, chain=marker, round=0))]))
                     async with asyncio.timeout(PATIENCE):
                         while marker not in (await raw.receive())[1]:
                             pass

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.kit.devices import Script, ScriptedDevice, scripts
 from edge_client.tools.emulated_network import LinkProxy
 from moa.errors import MoaError
-from tests.torture.forks import Mortal
+from tests.torture.server import Mortal
 
 _TOKENS = 48
 _HALF_OPEN = 3

@@ -1,4 +1,4 @@
-"""What the forked processes of `forks.py` need: imported, and loaded, once."""
+"""What the forked processes of `server.py` need: imported, and loaded, once."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from tests.torture.fuzz import Fuzzer
 
 _TOKENS = 16
 _TURN_SECONDS = 300.0
+_HASTY = {"settle_seconds": 0.05, "offline_after": 0.05, "answer_seconds": 0.5, "connect_seconds": 1.0}
 
 
 class _Eager(Retry):
@@ -82,14 +83,7 @@ async def fuzz_device(device: Device, messages: int, seed: int, *, lanes: int = 
 async def _lane(device: Device, messages: int, seed: int, counts: Counter[str], wrong: list[str]) -> None:
     async with (
         beside_device(saying_anything(seed, counts), device) as made,
-        EdgeClient(
-            device=device,
-            verifier=made.url,
-            settle_seconds=0.05,
-            offline_after=0.05,
-            answer_seconds=0.5,
-            connect_seconds=1.0,
-        ) as client,
+        EdgeClient(device=device, verifier=made.url, **_HASTY) as client,  # type: ignore[arg-type]
     ):
         link = client.link
         assert link is not None

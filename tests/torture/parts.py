@@ -6,126 +6,67 @@ import argparse
 import asyncio
 import json
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from cloud_verifier.settings import Settings
 from tests.grammar import corpus
-from tests.torture import clients, codes, kills, messages, schemas, sharing, soak
+from tests.torture import clients, codes, kills, messages, schemas, sharing
 from tests.torture.device import beside, demo_device, megabytes
 from tests.torture.fake_verifier import BEHAVIOURS
-from tests.torture.forks import mortal
 from tests.torture.fuzz import UNBOUNDED, fuzz
 from tests.torture.neighbour import neighbour, problems
 from tests.torture.neighbours import all_beside
-from tests.torture.server import server
-from tests.torture.sharing import Found
-from tests.torture.tally import Tally
+from tests.torture.server import mortal, server
+from tests.torture.soak import soak
+from tests.torture.tally import Found, Tally
 
-_BATCH, _LANES = 20_000, 4
-_BLOWS = {"kills": 20, "cuts": 200}
-"""Kills and cuts of a batch."""
-_FEW_SLOTS = 16
-_SOAKED_SLOTS = 32
-"""So few that they are all in use after minutes: then their number has no slope of its own."""
-_SHORT = "complete", "verified"
-_CLIENTS = 50
-_MESSAGES = 2_000
-
-
-def log_problems(said: str) -> list[str]:
-    """Lines that no log should hold."""
-    return [line[:2000] for line in said.splitlines() if '"exception"' in line or "Traceback" in line][:3]
-
-
-def _batches(tally: Tally, count: str, options: argparse.Namespace, size: int) -> Iterator[tuple[int, int]]:
-    """How many each batch has, until there are as many as asked for, and its seed: one of its own, also when an earlier
-    run is gone on with."""
-    while (left := getattr(options, count) - tally.counts[count]) > 0:
-        yield min(left, size), options.seed + tally.counts[count]
+_LANES = 4
 
 
 async def _fuzz(options: argparse.Namespace) -> Found:
-    tally = Tally(options.keep, "fuzz")
+    tally = Tally(options, "fuzz", frames=20_000)
     async with server(*UNBOUNDED) as running:
         before = await neighbour(running.url, running.honest, 2.0)
-        memory, descriptors, said = running.memory, running.descriptors, 0
-        for frames, seed in _batches(tally, "frames", options, _BATCH):
+        memory, descriptors = running.memory, running.descriptors
+        for seed, batch in tally.batches():
             beside = asyncio.create_task(neighbour(running.url, running.honest, 1.0))
-            counts = await fuzz(running.port, running.greedy, frames // _LANES + 1, seed, lanes=_LANES)
-            wrong = [*problems(before, await beside), *log_problems(running.said[said:])]
-            said = len(running.said)
+            counts = await fuzz(running.port, running.greedy, batch["frames"] // _LANES + 1, seed, lanes=_LANES)
+            wrong = [*problems(before, await beside), *running.complaints()]
             tally.add(seed, counts, wrong, megabytes=running.memory - memory)
         await asyncio.sleep(3.0)  # what was cut off has been put away
         more = running.descriptors - descriptors
         tally.add(options.seed, {}, [f"{more} descriptors leaked"] if more > 8 else [], descriptors=more)
-    return tally.found(), tally.wrong
-
-
-async def _floods(options: argparse.Namespace) -> Found:
-    async with server("--slots", str(_SOAKED_SLOTS), "--openai", "0") as running:
-        results = await all_beside(running, options.seconds)
-        problems = [problem for one in results for problem in one.problems] + log_problems(running.said)
-    return {"floods": results}, problems
-
-
-async def _shares(options: argparse.Namespace) -> Found:
-    found, wrong = {}, []
-    for slots in (_FEW_SLOTS, Settings.slots):
-        async with server("--slots", str(slots)) as running:
-            found[f"{slots} slots"], problems = await sharing.two_principals(running, options.seconds)
-            wrong += [*problems, *log_problems(running.said)]
-    return found, wrong
-
-
-async def _overload(options: argparse.Namespace) -> Found:
-    async with server("--slots", str(_FEW_SLOTS)) as running:
-        found, wrong = await sharing.overload(running, options.seconds, _FEW_SLOTS)
-        return found, [*wrong, *log_problems(running.said)]
+    return tally.found
 
 
 async def _kills(options: argparse.Namespace) -> Found:
-    tally, said = Tally(options.keep, "kills"), 0
+    tally = Tally(options, "kills", kills=20, cuts=200)
     async with mortal() as place:
-        while tally.counts["kills"] < options.kills or tally.counts["cuts"] < options.cuts:
-            left = {name: getattr(options, name) - tally.counts[name] for name in _BLOWS}
-            some = {name: max(0, min(left[name], most)) for name, most in _BLOWS.items()}
-            seed = options.seed + sum(tally.counts.values())
-            toll = await kills.run(place, **some, seed=seed)
-            tally.add(seed, toll.counts, [*toll.wrong, *log_problems(place.said[said:])])
-            said = len(place.said)
-    return tally.found(), tally.wrong
+        for seed, batch in tally.batches():
+            toll = await kills.run(place, **batch, seed=seed)
+            tally.add(seed, toll.counts, [*toll.wrong, *place.complaints()])
+    return tally.found
 
 
 async def _clients(options: argparse.Namespace) -> Found:
-    tally = Tally(options.keep, "clients")
+    tally = Tally(options, "clients", kills=50)
     async with mortal() as place:
-        for count, seed in _batches(tally, "kills", options, _CLIENTS):
+        for seed, batch in tally.batches():
             with tempfile.TemporaryDirectory() as folder:
                 home = clients.Home(Path(folder), place.url)
-                counts, wrong = await clients.kill_clients(home, count, seed)
-            tally.add(seed, counts, [*wrong, *log_problems(place.said)])
+                counts, wrong = await clients.kill_clients(home, seed=seed, **batch)
+            tally.add(seed, counts, [*wrong, *place.complaints()])
             if not counts["kills"]:
                 break
-    return tally.found(), tally.wrong
+    return tally.found
 
 
 async def _messages(options: argparse.Namespace) -> Found:
-    tally, device = Tally(options.keep, "messages"), demo_device()
-    for count, seed in _batches(tally, "messages", options, _MESSAGES):
-        tally.add(seed, *await messages.fuzz_device(device, count, seed, lanes=_LANES), megabytes=megabytes())
-    return tally.found(), tally.wrong
-
-
-async def _soak(options: argparse.Namespace) -> Found:
-    async with server("--slots", str(_SOAKED_SLOTS), "--openai", "0") as running:
-        samples = options.out and options.out.with_suffix(".samples")
-        soaked = await soak.soak(running, 3600 * options.hours, options.seed, samples)
-        problems = [*soaked.toll.wrong[:5], *log_problems(running.said)]
-    slopes = soaked.slopes()
-    problems += [f"{name} is not flat: {one}" for name, one in slopes.items() if not one.flat]
-    problems += [f"no answer was {name} over short connections" for name in _SHORT if not soaked.toll.counts[name]]
-    return {"slopes": slopes, "toll": soaked.toll.counts, "hostile": soaked.hostile}, problems
+    tally, device = Tally(options, "messages", messages=2_000), demo_device()
+    for seed, batch in tally.batches():
+        counts, wrong = await messages.fuzz_device(device, seed=seed, lanes=_LANES, **batch)
+        tally.add(seed, counts, wrong, megabytes=megabytes())
+    return tally.found
 
 
 async def _device(options: argparse.Namespace) -> Found:
@@ -153,13 +94,13 @@ async def _schemas(options: argparse.Namespace) -> Found:
 PARTS: dict[str, Callable[[argparse.Namespace], Awaitable[Found]]] = {
     "fuzz": _fuzz,
     "messages": _messages,
-    "floods": _floods,
-    "shares": _shares,
-    "overload": _overload,
+    "floods": all_beside,
+    "shares": sharing.two_principals,
+    "overload": sharing.overload,
     "kills": _kills,
     "clients": _clients,
     "device": _device,
     "codes": _codes,
     "schemas": _schemas,
-    "soak": _soak,
+    "soak": soak,
 }

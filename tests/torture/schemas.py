@@ -170,11 +170,6 @@ async def _answers(
         return list(await asyncio.gather(*map(answer, schemas)))
 
 
-def embedded_pair() -> Pair:
-    """The pair that is in the wheel."""
-    return Pair("embedded", load(Settings(slots=4 * _LANES, kv_tokens=_LANES * 1024)), Device.load(threads=1))
-
-
 def random_pair(folder: Path) -> Pair:
     """A random pair over the embedded tokenizer. One feature of its hidden states is constant and makes quotes, closing
     brackets and ends likelier: else nearly no answer would end within hundreds of tokens."""
@@ -214,7 +209,8 @@ async def check(schemas: Sequence[Schema]) -> Checked:
     torch.set_num_threads(1)
     checked = Checked()
     with tempfile.TemporaryDirectory() as folder:
-        pairs = random_pair(Path(folder)), embedded_pair()
+        embedded = load(Settings(slots=4 * _LANES, kv_tokens=_LANES * 1024))  # the pair that is in the wheel
+        pairs = random_pair(Path(folder)), Pair("embedded", embedded, Device.load(threads=1))
         for start in range(0, len(schemas), _PART):
             for pair in pairs:
                 await checked.pair(pair, schemas[start : start + _PART])

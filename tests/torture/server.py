@@ -1,29 +1,60 @@
-"""A real verifier of the embedded pair in its own process, with two principals, its log, metrics and memory."""
+"""Real verifiers of the embedded pair in processes of their own: one as users start it, and one that is killed.
+
+What is killed is forked off a process that has imported the programs and loaded the model: a kill costs no start.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import multiprocessing
+import os
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from benchmarks.kit.verifier import Running, verifier
 from benchmarks.server.scrape import Page, look
+from cloud_verifier import logs
+from cloud_verifier.app import Verifier
 from cloud_verifier.serving.auth import new_token, token_line
+from cloud_verifier.settings import Settings
+from moa.process.listening import Port
+
+SOAKED = ("--slots", "32", "--openai", "0")
+"""Flags: so few slots that they are all in use after minutes; then their number has no slope of its own."""
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.torture.loaded"])
+_START_SECONDS = 1800.0  # at low priority a run starts slowly
 
 
-class Server:
-    """A running `cloud-verifier serve`."""
+class _Logged:
+    """A verifier with a log."""
+
+    def __init__(self, url: str, log: Path) -> None:
+        self.url, self.port = url, int(url.rpartition(":")[2])
+        self._log, self._read = log, 0
+
+    @property
+    def said(self) -> str:
+        """Its log."""
+        return self._log.read_text()
+
+    def complaints(self) -> list[str]:
+        """What no log should hold, of the lines since the last look."""
+        said, before = self.said, self._read
+        self._read = len(said)
+        return [line[:2000] for line in said[before:].splitlines() if '"exception"' in line or "Traceback" in line][:3]
+
+
+class Server(_Logged):
+    """A running `cloud-verifier serve`, with two principals, its metrics and memory."""
 
     def __init__(self, running: Running, log: Path, honest: str, greedy: str) -> None:
-        self.process, self.url, self.honest, self.greedy = running.stats, running.url, honest, greedy
-        self.port, self.api_port = int(running.url.rpartition(":")[2]), 0
-        self._log, self._told = log, running.process.stdout
-
-    def read_api_port(self) -> None:
-        """The endpoint's port is told in a line of its own."""
-        assert self._told is not None
-        self.api_port = int(self._told.readline().partition("/v1,")[0].rpartition(":")[2])
+        super().__init__(running.url, log)
+        self.process, self.honest, self.greedy = running.stats, honest, greedy
+        self.api_port = 0
 
     @property
     def memory(self) -> float:
@@ -45,11 +76,6 @@ class Server:
         """The samples of /metrics, by name with labels."""
         return await look(self.url, self.honest)
 
-    @property
-    def said(self) -> str:
-        """Its log."""
-        return self._log.read_text()
-
 
 @contextlib.asynccontextmanager
 async def server(*flags: str) -> AsyncIterator[Server]:
@@ -61,6 +87,71 @@ async def server(*flags: str) -> AsyncIterator[Server]:
         own = (f"--auth-tokens={tokens}", "--log-level=info")
         with said.open("a") as log, verifier(*own, *flags, threads=1, log=log) as running:
             made = Server(running, said, honest, greedy)
-            if "--openai" in flags:
-                made.read_api_port()
+            if "--openai" in flags:  # its port is told in a line of its own
+                assert running.process.stdout is not None
+                told = running.process.stdout.readline()
+                made.api_port = int(told.partition("/v1,")[0].rpartition(":")[2])
             yield made
+
+
+# ---- forked
+
+
+def redirect(log: Path, typed: str = "") -> None:
+    """Give this process other standard streams: what is typed, and a file that output is added to."""
+    read, write = os.pipe()
+    os.write(write, typed.encode())
+    os.close(write)
+    said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for end, (standard, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        os.dup2(said if end else read, end)
+        setattr(sys, standard, os.fdopen(end, mode, closefd=False))
+    os.close(read)
+    os.close(said)
+
+
+def _serve(port: int, log: Path) -> None:
+    """A verifier; the body of its process."""
+    from tests.torture.loaded import SERVED
+
+    async def serve() -> None:
+        async with Verifier(SERVED, settings).open():
+            await asyncio.Event().wait()
+
+    redirect(log)
+    settings = Settings(port=port)
+    logs.configure("warning", settings.limits)
+    asyncio.run(serve())
+
+
+class Mortal(_Logged):
+    """A verifier that is started again whenever it is killed."""
+
+    async def start(self) -> None:
+        """Start one, and wait until it listens."""
+        self._process = CONTEXT.Process(target=_serve, args=(self.port, self._log), daemon=True)
+        self._process.start()
+        async with asyncio.timeout(_START_SECONDS):
+            while True:
+                with contextlib.suppress(OSError):
+                    _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                    writer.close()
+                    return
+                await asyncio.sleep(0.02)
+
+    def kill(self) -> None:
+        """SIGKILL the running one."""
+        self._process.kill()
+        self._process.join()
+
+
+@contextlib.asynccontextmanager
+async def mortal() -> AsyncIterator[Mortal]:
+    """One for as long as the context lasts."""
+    with tempfile.TemporaryDirectory() as folder, Port("127.0.0.1", 0) as port:
+        made = Mortal(f"ws://127.0.0.1:{port.number}", Path(folder, "log"))
+        await made.start()
+        try:
+            yield made
+        finally:
+            made.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import itertools
@@ -12,26 +13,26 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 from benchmarks.kit.devices import Script
 from edge_client import EdgeClient
 from edge_client.device import Device
 from edge_client.tools.emulated_network import LinkProxy
 from tests.torture.device import ask, demo_device
-from tests.torture.floods import Report
+from tests.torture.floods import EVERY_FLOOD, HTTP_FLOODS, Report, seconds_of_health
 from tests.torture.fuzz import fuzz
-from tests.torture.http_floods import EVERY_FLOOD, HTTP_FLOODS, seconds_of_health
 from tests.torture.kills import Link, Toll, answer, calm
 from tests.torture.neighbour import Watched, neighbour, problems
-from tests.torture.server import Server
+from tests.torture.server import SOAKED, Server, server
+from tests.torture.tally import Found
 
 _FUZZING = 10.0
 """Seconds at most, then a flood has its turn."""
 _MILD = ("cancels", "bad messages", "wrong verifies", "half handshakes")
 _STUCK = 120.0
 """Seconds. An answer over connections that are cut all the time takes a few."""
+_SHORT = "complete", "verified"
 _FEWEST, _MOST = 500, 7000
 """Bytes from the verifier until a short connection is cut, the handshake included."""
 
@@ -51,19 +52,6 @@ class Slope:
     def flat(self) -> bool:
         """Whether zero is within two standard errors."""
         return abs(self.an_hour) <= 2 * self.error
-
-
-@dataclass
-class Soaked:
-    """The result of a soak."""
-
-    samples: list[Sample] = field(default_factory=list)
-    toll: Toll = field(default_factory=Toll)
-    hostile: Counter[str] = field(default_factory=Counter)
-
-    def slopes(self) -> dict[str, Slope]:
-        """Of everything that is sampled; the first quarter is left out: what it takes to warm up is no growth."""
-        return slopes(self.samples[len(self.samples) // 4 :])
 
 
 def slopes(samples: Sequence[Sample]) -> dict[str, Slope]:
@@ -96,13 +84,26 @@ class ShortLink(LinkProxy):
         await super()._accept(reader, writer)
 
 
-async def soak(server: Server, seconds: float, seed: int, out: Path | None = None) -> Soaked:
-    """Clients that come and go, cuts, a fuzzer and a flood now and then; a sample every few seconds, kept in `out`.
+async def soak(options: argparse.Namespace) -> Found:
+    """Clients that come and go, cuts, a fuzzer and a flood now and then; a sample every few seconds, kept beside `out`.
 
     Each rests longer than it works: the load is light, so that what a sample says of latency is of the verifier.
     """
-    until, rng, result, began = time.monotonic() + seconds, random.Random(seed), Soaked(), time.monotonic()
-    undisturbed, device, longest = await neighbour(server.url, server.honest, 2.0), demo_device(), list[float]()
+    async with server(*SOAKED) as running:
+        samples, toll, hostile = await _soaked(running, options)
+        wrong = [*toll.wrong[:5], *running.complaints()]
+    found = slopes(samples[len(samples) // 4 :])  # what it takes to warm up is no growth
+    wrong += [f"{name} is not flat: {one}" for name, one in found.items() if not one.flat]
+    wrong += [f"no answer was {name} over short connections" for name in _SHORT if not toll.counts[name]]
+    return {"slopes": found, "toll": toll.counts, "hostile": hostile}, wrong
+
+
+async def _soaked(running: Server, options: argparse.Namespace) -> tuple[list[Sample], Toll, Counter[str]]:
+    began = time.monotonic()
+    until, rng = began + 3600 * options.hours, random.Random(options.seed)
+    samples, toll, hostile = list[Sample](), Toll(), Counter[str]()
+    out = options.out and options.out.with_suffix(".samples")
+    undisturbed, device, longest = await neighbour(running.url, running.honest, 2.0), demo_device(), list[float]()
 
     async def again_and_again(what: Callable[[], Awaitable[None]], least: float, most: float) -> None:
         while time.monotonic() < until:
@@ -110,79 +111,79 @@ async def soak(server: Server, seconds: float, seed: int, out: Path | None = Non
             await asyncio.sleep(rng.uniform(least, most))
 
     def note(seen: Watched) -> None:
-        result.toll.wrong += problems(undisturbed, seen)
-        result.toll.counts["answers"] += len(seen.texts)
+        toll.wrong += problems(undisturbed, seen)
+        toll.counts["answers"] += len(seen.texts)
 
     async def churn() -> None:
-        note(await neighbour(server.url, server.honest, rng.uniform(0.2, 1.0)))
+        note(await neighbour(running.url, running.honest, rng.uniform(0.2, 1.0)))
 
     async def cut(link: Link, script: Script) -> None:
-        harm = asyncio.create_task(_cuts(link, result.toll, rng))
-        await answer(link, script, result.toll, rng, server.honest)
-        harm.cancel()
+        cutting = asyncio.create_task(_cuts(link, toll, rng))
+        await answer(link, script, toll, rng, running.honest)
+        cutting.cancel()
 
-    async def hostile() -> None:
+    async def harm() -> None:
         with contextlib.suppress(ConnectionError, OSError, TimeoutError):
             turn = time.monotonic() + _FUZZING
-            result.hostile += await fuzz(server.port, server.greedy, 100, rng.getrandbits(32), until=turn)
+            hostile.update(await fuzz(running.port, running.greedy, 100, rng.getrandbits(32), until=turn))
         await asyncio.sleep(rng.uniform(5.0, 15.0))
         name = rng.choice([*_MILD, *HTTP_FLOODS])
-        port = server.api_port if name in HTTP_FLOODS else server.port
-        await EVERY_FLOOD[name](port, server.greedy, time.monotonic() + rng.uniform(0.2, 0.5), report := Report())
-        result.hostile[f"flood of {name}"] += 1
-        result.hostile.update({f"{name}: {how}": count for how, count in report.closes.items()})
+        port = running.api_port if name in HTTP_FLOODS else running.port
+        await EVERY_FLOOD[name](port, running.greedy, time.monotonic() + rng.uniform(0.2, 0.5), report := Report())
+        hostile[f"flood of {name}"] += 1
+        hostile.update({f"{name}: {how}": count for how, count in report.closes.items()})
 
     async def short(link: ShortLink, script: Script) -> None:
         try:
             async with asyncio.timeout(_STUCK):
-                await answer(link, script, result.toll, rng, server.honest)
-                result.toll.counts["complete"] += 1
-                await _devices_answer(link, server, device, script, result.toll)
+                await answer(link, script, toll, rng, running.honest)
+                toll.counts["complete"] += 1
+                await _devices_answer(link, running, device, script, toll)
         except TimeoutError:
-            result.toll.wrong.append(f"no answer in {_STUCK:.0f} s over short connections")
-        result.toll.counts["short connections"] = link.connections
+            toll.wrong.append(f"no answer in {_STUCK:.0f} s over short connections")
+        toll.counts["short connections"] = link.connections
 
     async def watch_health() -> None:
-        longest.append(await seconds_of_health(server.api_port))
+        longest.append(await seconds_of_health(running.api_port))
 
     async def sample() -> None:
-        used = server.processor
-        note(seen := await neighbour(server.url, server.honest, 1.0))
-        free = await server.metrics()
-        result.samples.append(
+        used = running.processor
+        note(seen := await neighbour(running.url, running.honest, 1.0))
+        free = await running.metrics()
+        samples.append(
             {
                 "second": time.monotonic() - began,
-                "megabytes": server.memory,
-                "descriptors": server.descriptors,
+                "megabytes": running.memory,
+                "descriptors": running.descriptors,
                 "slots_free": free["moa_slots_free"],
                 "pages_free": free["moa_kv_pages_free"],
                 "p50_ms": seen.p50,
                 # What latency is when nobody else wants the machine.
-                "processor_ms_of_a_round": 1000 * (server.processor - used) / max(1, len(seen.seconds)),
+                "processor_ms_of_a_round": 1000 * (running.processor - used) / max(1, len(seen.seconds)),
                 "longest_health_ms": 1000 * max(longest, default=math.nan),
             }
         )
         longest.clear()
         if out is not None:
             with out.open("a") as file:
-                file.write(json.dumps(result.samples[-1]) + "\n")
+                file.write(json.dumps(samples[-1]) + "\n")
 
     async with (
-        Link(server.port, rng) as one,
-        Link(server.port, rng) as two,
-        ShortLink("127.0.0.1", server.port, seed=seed) as broken,
+        Link(running.port, rng) as one,
+        Link(running.port, rng) as two,
+        ShortLink("127.0.0.1", running.port, seed=options.seed) as broken,
     ):
-        scripts = await calm(server.url, 3, server.honest)
+        scripts = await calm(running.url, 3, running.honest)
         await asyncio.gather(
             again_and_again(churn, 2.0, 6.0),
             again_and_again(lambda: cut(one, scripts[0]), 1.0, 4.0),
             again_and_again(lambda: cut(two, scripts[1]), 1.0, 4.0),
             again_and_again(lambda: short(broken, scripts[2]), 4.0, 12.0),
-            again_and_again(hostile, 5.0, 15.0),
+            again_and_again(harm, 5.0, 15.0),
             again_and_again(watch_health, 0.5, 0.5),
             again_and_again(sample, 9.0, 9.0),
         )
-    return result
+    return samples, toll, hostile
 
 
 async def _cuts(link: Link, toll: Toll, rng: random.Random) -> None:
@@ -191,9 +192,9 @@ async def _cuts(link: Link, toll: Toll, rng: random.Random) -> None:
         toll.counts["cuts"] += link.lose()
 
 
-async def _devices_answer(link: ShortLink, server: Server, device: Device, script: Script, toll: Toll) -> None:
+async def _devices_answer(link: ShortLink, running: Server, device: Device, script: Script, toll: Toll) -> None:
     """A device's answer, with records and guesses: verified, or its own where the verifier was not reached in time."""
-    async with EdgeClient(device=device, verifier=link.url, token=server.honest, reconnect_seconds=0.5) as client:
+    async with EdgeClient(device=device, verifier=link.url, token=running.honest, reconnect_seconds=0.5) as client:
         told = await ask(client, _STUCK, len(script.truth), script.ids)
     toll.counts[told.done] += 1
     toll.wrong += told.problems

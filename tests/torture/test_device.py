@@ -2,47 +2,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 
 import pytest
 
-from edge_client.device import Device
 from edge_client.events import Adopt, Confirm, Done, Event, Prompt, Retract, Status, Token
-from edge_client.turn.controller import WhoDrafts
 from tests.edge.reader import Reader
 from tests.torture.codes import table
 from tests.torture.device import beside, demo_device
 
-device = functools.cache(demo_device)
-
 _WORST = (
-    "forward of infinite ms",
-    "quarantined",
-    "cancelled",
-    "tokens without end",
-    "activations at 2^31",
-    "goaway at once",
-    "cut",
+    *("forward of infinite ms", "quarantined", "cancelled", "tokens without end", "activations at 2^31"),
+    *("goaway at once", "cut", "busy to every round", "quarantined to every open", "cut after each opening"),
+    *("silence", "another round"),
 )
-"""What looped, crashed or asked for a terabyte before; `make torture` goes through all of them."""
-_FOR_EVER = ("busy to every round", "quarantined to every open", "cut after each opening", "silence", "another round")
+"""What looped, crashed or asked for a terabyte before; `make torture` goes through all of them, and
+`tests/edge/turn/test_for_ever.py` through every error for ever in virtual time, with bounds of time."""
 
 
 @pytest.mark.timeout(600)
 async def test_a_device_goes_on_whatever_a_verifier_says() -> None:
-    loaded: Device = device()
-    for outcome in await asyncio.gather(*(beside(behaviour, loaded, patience=300.0) for behaviour in _WORST)):
+    device = demo_device()
+    for outcome in await asyncio.gather(*(beside(behaviour, device, patience=300.0) for behaviour in _WORST)):
         assert outcome.problems == [], outcome.behaviour
         assert outcome.tokens > 0, outcome.behaviour
         assert outcome.megabytes < 500
-
-
-@pytest.mark.parametrize("draft", ["device", "server"])
-async def test_an_error_for_ever_ends(draft: WhoDrafts) -> None:
-    """Over sockets; `tests/edge/turn/test_for_ever.py` has every error in virtual time, with bounds of time."""
-    for outcome in await asyncio.gather(*(beside(behaviour, device(), draft=draft) for behaviour in _FOR_EVER)):
-        assert outcome.problems == [], outcome.behaviour
-        assert outcome.tokens > 0, outcome.behaviour
 
 
 def _token(position: int, status: Status = "verified") -> Token:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.torture import kills
-from tests.torture.forks import mortal
 from tests.torture.neighbours import beside
-from tests.torture.server import server
+from tests.torture.server import mortal, server
 
 pytestmark = pytest.mark.timeout(900)  # processes start slowly on a busy machine
 

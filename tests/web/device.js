@@ -1,4 +1,4 @@
-// The browser's client in node. It talks by lines of JSON: its websockets are Python's, its drafter knows the answer.
+// The browser's client in node. It talks by lines of JSON, and its drafter knows the answer.
 
 import { createInterface } from "node:readline";
 import { EdgeClient } from "../../edge_client/web/turn/client.js";
@@ -7,21 +7,12 @@ import { RecordBuffer } from "../../edge_client/web/turn/records.js";
 import { TreeGrower } from "../../edge_client/web/turn/tree.js";
 
 const tell = (line) => process.stdout.write(JSON.stringify(line) + "\n");
-const sockets = new Map();
 
-class WebSocket {
-  constructor(url, protocols) {
-    this.id = sockets.size;
-    sockets.set(this.id, this);
-    tell({ socket: this.id, url, protocols });
-  }
-
-  send(frame) {
-    tell({ socket: this.id, frame: Buffer.from(frame).toString("hex") });
-  }
-
-  close() {
-    tell({ socket: this.id, close: true });
+/** As a browser's: node 20 tells only of an error where no connection was made. */
+class Socket extends WebSocket {
+  constructor(...where) {
+    super(...where);
+    this.addEventListener("error", () => this.onclose?.({ code: 1006, reason: "" }));
   }
 }
 
@@ -88,11 +79,7 @@ const devices = new Map();
 // an event is on its way to its reader.
 createInterface({ input: process.stdin }).on("line", (line) => {
   const ask = JSON.parse(line);
-  const socket = sockets.get(ask.socket);
-  if (ask.opened) socket.onopen?.();
-  else if (ask.frame !== undefined) socket.onmessage?.({ data: new Uint8Array(Buffer.from(ask.frame, "hex")).buffer });
-  else if (ask.closed) socket.onclose?.({ code: 1006, reason: "" });
-  else if (ask.device) {
+  if (ask.device) {
     const { verifier, settings, oracle, identities, eosIds, snapshot } = ask.device;
     const device = {
       newDrafter: () => new Oracle(oracle),
@@ -101,12 +88,11 @@ createInterface({ input: process.stdin }).on("line", (line) => {
       maxPositions: 160,
       calibration: null,
     };
-    const client = new EdgeClient({ verifier, identities, device, settings, environment: { WebSocket } });
+    const client = new EdgeClient({ verifier, identities, device, settings, environment: { WebSocket: Socket } });
     client.open();
     devices.set(ask.id, { client, conversation: client.conversation(snapshot) });
   } else if (ask.checks !== undefined) turn(devices.get(ask.id), ask);
   else if (ask.snapshot) tell({ turn: ask.id, snapshot: devices.get(ask.id).conversation.snapshot() });
-  else if (ask.cut !== undefined) devices.get(ask.id).client.cutOff(ask.cut);
   else if (ask.cancel) devices.get(ask.id).conversation.cancel();
   else if (ask.end) {
     const { client, conversation } = devices.get(ask.id);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,13 +15,23 @@ FOLDER = Path(__file__).parents[2] / "edge_client" / "web" / "turn"
 PATIENCE = 60.0
 
 
+def camel(settings: dict[str, Any]) -> dict[str, Any]:
+    """The same by the browser's names."""
+    return {re.sub("_(.)", lambda found: found[1].upper(), name): value for name, value in settings.items()}
+
+
+def command(*arguments: str) -> list[str]:
+    """Of node; without one the test is skipped."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node")
+    return [node, "--disable-warning=MODULE_TYPELESS_PACKAGE_JSON", *arguments]
+
+
 class Node:
     """One process; `handle` is the body of an async function of `ask`, with the modules imported by `imports`."""
 
     def __init__(self, imports: str, handle: str) -> None:
-        node = shutil.which("node")
-        if node is None:
-            pytest.skip("no node")
         names = imports.replace(' from "./', f' from "{FOLDER.as_uri()}/')
         program = f"""
             import {{ createInterface }} from "node:readline";
@@ -36,10 +47,7 @@ class Node:
             }}
         """
         self._process = subprocess.Popen(
-            [node, "--input-type=module", "--disable-warning=MODULE_TYPELESS_PACKAGE_JSON", "-e", program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            command("--input-type=module", "-e", program), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def ask(self, question: Any) -> Any:

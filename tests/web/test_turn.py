@@ -24,7 +24,7 @@ from moa.tree import DraftTree
 from moa.wire.codec import encode
 from moa.wire.messages import Append
 from tests.edge.turn import test_ahead, test_history, test_machine, world
-from tests.web.node import FOLDER, Node
+from tests.web.node import FOLDER, Node, camel
 
 IMPORTS = 'import { Replay } from "./../../../tests/web/replay.js";'
 HANDLE = "const replay = new Replay(); return ask.map((op) => replay.do(op) ?? null);"
@@ -74,8 +74,8 @@ class Recorded:
             state="new" if not known else "begun" if before is not None and state is before._state else "current",
             session={"log": list(session.log), "maxNewTokens": session.max_new_tokens, "stop": session.stop},
             append=append and {"ids": append.ids, "max_new_tokens": append.max_new_tokens, "stop": append.stop},
-            rules=camel(rules) | {"eosIds": list(rules.eos_ids)},
-            patience=camel(deadlines.patience),
+            rules=camel(dataclasses.asdict(rules)) | {"eosIds": list(rules.eos_ids)},
+            patience=camel(dataclasses.asdict(deadlines.patience)),
             stop_at=guard.limits.stop_at,
             warn_at=guard.limits.warn_at,
             linked=reach.linked,
@@ -117,12 +117,6 @@ CALLS = {
     "drafter_failed": ("why",),
 }
 """What the shell calls, with the names that the browser's side has for the arguments."""
-
-
-def camel(settings: Any) -> dict[str, Any]:
-    """A dataclass by the browser's names."""
-    named = dataclasses.asdict(settings).items()
-    return {re.sub("_(.)", lambda found: found[1].upper(), name): value for name, value in named}
 
 
 def plain(value: Any) -> Any:

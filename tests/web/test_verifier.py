@@ -20,6 +20,7 @@ from tests.edge.test_exact import keep_cutting
 from tests.tiny import EOS
 from tests.verifier import kit as verifier_kit
 from tests.web.device import Browser, browser
+from tests.web.node import camel
 
 COUNT = 40
 WAYS: dict[str, dict[str, Any]] = {
@@ -35,14 +36,6 @@ FAST = {"offlineAfter": 0.15, "reconnectSeconds": 0.05, "settleSeconds": 20.0, "
 
 def truth(ids: list[int], sampling: dict[str, Any]) -> list[int]:
     return verifier_kit.generated(ids, COUNT, SamplingSettings(**sampling))
-
-
-def camel(sampling: dict[str, Any]) -> dict[str, Any]:
-    """The names of the browser's settings."""
-    return {
-        name[:4].replace("_", "") + name[4:].upper() if name.startswith("top_") else name: v
-        for name, v in sampling.items()
-    }
 
 
 @asynccontextmanager
@@ -73,7 +66,7 @@ async def test_the_text_is_the_targets(way: str, sampling: dict[str, Any], promp
             ids = verifier_kit.prompt(seed, 12)
             expected = truth(ids, sampling)
             settings = {**WAYS[way], **camel(sampling), "maxNewTokens": COUNT, "offlineAfter": 20.0}
-            id = await page.client(running.transport.url, [*ids, *expected], **settings)
+            id = page.client(running.transport.url, [*ids, *expected], **settings)
             reader = await transcribe(page, id, ids, kit.Reader())
             assert reader.tokens == expected
             assert all(reader.verified)
@@ -87,7 +80,7 @@ async def test_the_text_is_the_targets(way: str, sampling: dict[str, Any], promp
 async def test_turns_of_a_conversation_share_a_session() -> None:
     async with kit.verifier() as running, browser() as page:
         ids = verifier_kit.prompt(1, 12)
-        id = await page.client(running.transport.url, ids, maxNewTokens=10, offlineAfter=20.0)
+        id = page.client(running.transport.url, ids, maxNewTokens=10, offlineAfter=20.0)
         for _ in range(3):
             reader = await transcribe(page, id, ids, kit.Reader())
             assert reader.tokens == verifier_kit.generated(ids, 10)
@@ -107,7 +100,7 @@ async def test_connections_that_are_cut(way: str, cuts: int) -> None:
             ids = verifier_kit.prompt(seed, 12)
             expected = truth(ids, {})
             settings = {**WAYS[way], **FAST, "maxNewTokens": COUNT}
-            id = await page.client(link.url, [*ids, *expected], right=0.6, **settings)
+            id = page.client(link.url, [*ids, *expected], right=0.6, **settings)
             reader = await transcribe(page, id, ids, kit.Reader(), checks=20)
             assert reader.tokens == expected
             assert all(reader.verified)
@@ -122,11 +115,14 @@ async def test_offline_from_the_start_and_checked_later() -> None:
         ids = verifier_kit.prompt(4, 12)
         expected = truth(ids, {})
         settings = {**FAST, "maxNewTokens": COUNT, "maxOfflineTokens": 0, "settleSeconds": 0.1}
-        id = await page.client(link.url, [*ids, *expected], right=0.9, **settings)
+        id = page.client(link.url, [*ids, *expected], right=0.9, **settings)
         reader = await transcribe(page, id, ids, kit.Reader())
         assert len(reader.tokens) == COUNT
         assert not any(reader.verified)
         link.restore()
+        async with asyncio.timeout(verifier_kit.PATIENCE):
+            while not link.connections:
+                await asyncio.sleep(0.01)
         settled = await transcribe(page, id, None, reader, checks=20)
         assert settled.tokens == expected
         assert all(settled.verified)
@@ -160,7 +156,7 @@ async def three_lives(link: LinkProxy, ids: list[int], draft: str, lives: list[i
             if offline and snapshot is None:
                 link.go_down()
             settings = {**FAST, "maxNewTokens": COUNT, "draft": draft, "snapshot": snapshot}
-            id = await page.client(link.url, [*ids, *truth(ids, {})], right=0.7, **settings)
+            id = page.client(link.url, [*ids, *truth(ids, {})], right=0.7, **settings)
             async with aclosing(page.turn(id, ids if snapshot is None else None, checks=20)) as events:
                 async for event in events:
                     take(event)
@@ -178,7 +174,7 @@ async def test_a_turn_that_is_cancelled() -> None:
     async with kit.verifier() as running, browser() as page:
         ids = verifier_kit.prompt(2, 12)
         expected = truth(ids, {})
-        id = await page.client(
+        id = page.client(
             running.transport.url, [*ids, *expected], maxNewTokens=COUNT, draft="single", offlineAfter=20.0
         )
         reader = kit.Reader()
