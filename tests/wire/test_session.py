@@ -21,27 +21,21 @@ def text(ids: list[int], count: int) -> list[int]:
     return log
 
 
-class Server(Histories):
-    """May forget everything, and may be slow to run what it admitted; a stream is a token at a time."""
-
-    def __init__(self) -> None:
-        super().__init__(says, EOS, max_context=10_000, stream_tokens=1)
-
-    def handle(self, message: Any) -> Any:
-        """Its one answer; None while the round is under way."""
-        return next(iter(self.answers(message, AT_ONCE)), None)
-
-
 class Pair:
-    """A session that has been opened, and its server."""
+    """A session that has been opened, and its server: it may forget everything, and be slow to run what it admitted. A
+    stream is a token at a time."""
 
     def __init__(self, **settings: Any) -> None:
-        self.server = Server()
+        self.server = Histories(says, EOS, max_context=10_000, stream_tokens=1)
         self.session = ClientSession([3, 1, 4], **settings)
         assert isinstance(self.say(self.session.open()), Ready)
 
+    def answer(self, message: Any) -> Any:
+        """The server's one answer; None while the round is under way."""
+        return next(iter(self.server.answers(message, AT_ONCE)), None)
+
     def say(self, message: Any) -> Any:
-        return self.session.receive(self.server.handle(message))
+        return self.session.receive(self.answer(message))
 
     @property
     def ours(self) -> ServerSession:
@@ -72,7 +66,7 @@ def test_a_verdict_says_which_nodes_were_accepted() -> None:
 )
 def test_what_does_not_fit_the_log_is_refused(code: Code, why: str, message: Callable[[ClientSession], Any]) -> None:
     pair = Pair()
-    error = pair.server.handle(message(pair.session))
+    error = pair.answer(message(pair.session))
     assert (error.code, error.limit) == (code, "max_context_tokens" if code == Code.LIMIT else "")
     assert why in error.message
 
