@@ -26,8 +26,8 @@ async def talking(script: Script, key: str = "key") -> AsyncIterator[tuple[Scrip
 
 async def test_predictions_completions_and_models() -> None:
     async with talking(lambda ask: says("Hel", "lo")) as (answerer, client):
-        likely: Any = {"type": "content", "content": "likely"}
-        await client.chat.completions.create(model=MODEL, messages=MESSAGES, prediction=likely)  # type: ignore[call-overload]
+        likely: Any = {"messages": MESSAGES, "prediction": {"type": "content", "content": "likely"}}
+        await client.chat.completions.create(model=MODEL, **likely)
         assert answerer.asks[0].question.prediction == "likely"
         text = await client.completions.create(model=MODEL, prompt=["a", "b"], max_tokens=5, stop="x")
         assert [choice.text for choice in text.choices] == ["Hello", "Hello"]
