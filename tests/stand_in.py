@@ -104,18 +104,9 @@ def stand_in() -> Iterator[None]:
 
     off = mock.patch.multiple(torch, is_autocast_enabled=is_enabled, autocast=no_autocast)
     # Tensors of this kind cannot be made in inference mode: no_grad in its place.
-    grad = mock.patch.multiple(torch.inference_mode, __enter__=_enter, __exit__=_exit)
+    grad = mock.patch.multiple(torch.inference_mode, __enter__=torch.no_grad.__enter__, __exit__=torch.no_grad.__exit__)
     with off, grad, _Functions(), _Dispatch():
         yield
-
-
-def _enter(mode: Any) -> None:
-    mode.before = torch.is_grad_enabled()
-    torch.set_grad_enabled(False)
-
-
-def _exit(mode: Any, *_: Any) -> None:
-    torch.set_grad_enabled(mode.before)
 
 
 def moved(module: nn.Module) -> nn.Module:

@@ -36,25 +36,20 @@ def run(*words: str, program: str = _BASE, **how: Any) -> subprocess.CompletedPr
     return subprocess.run([sys.executable, "-c", program, *words], timeout=300, check=False, **how)
 
 
-def test_it_names_the_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main([])
-    assert end.value.code == 0
-    shown = capsys.readouterr().out
-    assert all(program.name in shown for program in PROGRAMS)
-    assert "edge-client demo" in shown
-
-
 @pytest.mark.parametrize(
     ("missing", "extras"), [((), []), (("onnxscript",), ["export"]), (("torch",), ["verifier", "train"])], ids=str
 )
-def test_it_says_how_to_install_what_is_not_installed(
+def test_it_names_the_programs_and_says_how_to_install_what_is_not_installed(
     missing: tuple[str, ...], extras: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("moa.cli.moa_edge.find_spec", lambda module: None if module in missing else module)
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as end:
         main([])
-    assert re.findall(r"install\s+'\.\[(\w+)\]'", capsys.readouterr().out) == extras
+    shown = capsys.readouterr().out
+    assert end.value.code == 0
+    assert all(program.name in shown for program in PROGRAMS)
+    assert "edge-client demo" in shown
+    assert re.findall(r"install\s+'\.\[(\w+)\]'", shown) == extras
     assert {program.extra for program in PROGRAMS if program.extra} == set(MAIN_MODULES)
 
 
@@ -115,9 +110,6 @@ def test_a_closed_stream_is_no_traceback(stream: int) -> None:
     command = f'exec {stream}>&-; exec "{sys.executable}" -c "{program}" client generate --raw hi'
     done = subprocess.run(["sh", "-c", command], capture_output=True, timeout=300, check=False)
     assert b"Traceback" not in done.stderr
-    if stream == 1:
-        assert done.returncode == 2
-        assert b"standard output is closed" in done.stderr
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -1,43 +1,39 @@
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 
 from moa.process import half_open
 from moa.process.half_open import HalfOpen, room_for_connections
 
 
-class Half:
+def half(host: str, port: int = 1) -> Mock:
     """A half-open connection."""
-
-    def __init__(self, host: str, port: int = 1) -> None:
-        self.peer, self.dropped = f"{host}:{port}", False
-
-    def abort(self) -> None:
-        """End it at once."""
-        self.dropped = True
+    return Mock(peer=f"{host}:{port}")
 
 
 def test_the_oldest_of_the_most_crowded_address_makes_room_and_is_reported() -> None:
     told: list[tuple[str, int]] = []
     waiting = HalfOpen(4, lambda peer, count: told.append((peer, count)))
-    good, crowd = Half("good"), [Half("crowd", port) for port in range(6)]
+    good, crowd = half("good"), [half("crowd", port) for port in range(6)]
     waiting.enter(good)
-    for half in crowd:
-        waiting.enter(half)
-    assert not good.dropped
-    assert [half.dropped for half in crowd] == [True, True, True, False, False, False]
+    for one in crowd:
+        waiting.enter(one)
+    assert not good.abort.called
+    assert [one.abort.called for one in crowd] == [True, True, True, False, False, False]
     assert len(waiting) == 4
     assert told == [("crowd:0", 4), ("crowd:1", 4), ("crowd:2", 4)]
-    for half in (good, *crowd):
-        waiting.leave(half)
+    for one in (good, *crowd):
+        waiting.leave(one)
     waiting.make_room()
     assert len(told) == 3, "of nobody there is nobody to drop"
-    late = Half("crowd")
+    late = half("crowd")
     for _ in range(5):  # who has finished its handshake does not count
         waiting.enter(late)
         waiting.leave(late)
         waiting.leave(late)
-    assert not late.dropped
+    assert not late.abort.called
 
 
 @pytest.mark.parametrize(

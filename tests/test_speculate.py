@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from moa.errors import FullError, UsageError
 from moa.model.checkpoint import new_drafter
 from moa.model.drafting import MoaDrafting
 from moa.model.target import Target
-from moa.sampling import SamplingSettings, choose
+from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
 from tests.tiny import FAMILIES, save_tiny, tiny
+from tests.verifier.kit import generate
 
 SHAPES = {"tree": TreeShape(), "chain": TreeShape.chain(4)}
 LENGTHS = (1, 2, 17, 60)
@@ -44,12 +46,7 @@ def generated(family: str, prompts: list[list[int]], count: int) -> list[list[in
     """The result of `transformers` itself."""
     reference = tiny(family)
     reference.set_attn_implementation("eager")  # its sdpa drops Gemma 2's soft cap
-    out = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        text = reference.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
-        out.append(text[0, len(prompt) :].tolist())
-    return out
+    return [generate(reference, prompt, count) for prompt in prompts]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -93,15 +90,6 @@ def test_sampled_text_does_not_depend_on_speculation(engine: Speculator, seed: i
     plain = ids(None)
     assert ids(SHAPES["tree"]) == plain
     assert ids(SHAPES["chain"]) == plain
-
-
-def test_sampled_next_tokens_are_chosen_from_the_targets_logits(engine: Speculator) -> None:
-    """How often `choose` takes which token is in `tests/test_sampling.py`."""
-    prompt = prompts_of((9,))[0]
-    logits = engine.target.model(torch.tensor([prompt])).logits[0, -1].detach().float().numpy()
-    for seed in range(40):
-        settings = GenerationSettings(max_new_tokens=1, sampling=SamplingSettings(temperature=1.0, seed=seed))
-        assert engine.generate([prompt], settings)[0].ids == [choose(logits, settings.sampling, len(prompt))]
 
 
 def test_the_same_noise_makes_a_drafter_agree_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,19 +150,6 @@ def test_bad_prompts_and_settings_are_refused_and_take_no_slot(engine: Speculato
             GenerationSettings(**bad)  # type: ignore[arg-type]
 
 
-class Failing:
-    """In a method's place: raises from the call on that comes after so many."""
-
-    def __init__(self, method: Any, after: int) -> None:
-        self.method, self.left = method, after
-
-    def __call__(self, *given: Any) -> Any:
-        self.left -= 1
-        if self.left < 0:
-            raise FullError("no page is free")
-        return self.method(*given)
-
-
 @pytest.mark.parametrize(
     ("part", "name", "after"),
     [
@@ -188,7 +163,14 @@ def test_work_that_raises_gives_every_slot_back(
     """In a prompt's forward, in its drafter's slot, and in a round beside another text."""
     owner, pools = getattr(engine, part), (engine.target.pool, engine.drafting.pool)  # type: ignore[union-attr]
     free = [pool.free for pool in pools]
-    monkeypatch.setattr(owner, name, Failing(getattr(owner, name), after))
+    method, calls = getattr(owner, name), count()
+
+    def failing(*given: Any) -> Any:
+        if next(calls) >= after:
+            raise FullError("no page is free")
+        return method(*given)
+
+    monkeypatch.setattr(owner, name, failing)
     with pytest.raises(FullError):
         engine.generate(prompts_of((20, 5)), GenerationSettings(max_new_tokens=8))
     assert [pool.free for pool in pools] == free

@@ -64,7 +64,7 @@ def grow(shape: TreeShape, table: np.ndarray) -> DraftTree:
     grower = TreeGrower(0, shape)
     while grower.frontier:
         scores = table[grower.frontier_tokens]
-        top = np.argsort(-scores, axis=1, kind="stable")[:, : shape.breadth]
+        top = np.argsort(-scores, axis=1, kind="stable")
         grower.expand(top, np.take_along_axis(scores, top, axis=1))
     return grower.tree()
 
@@ -116,17 +116,6 @@ def test_scores_that_are_no_numbers_leave_a_tree_of_the_others(table: np.ndarray
     assert any(np.isfinite(score) for score in tree.scores[1:])
 
 
-def grown(shape: TreeShape, probabilities: list[float], levels: int = 9) -> DraftTree:
-    """A tree whose every node has the same guesses after it."""
-    grower = TreeGrower(1, shape)
-    for _ in range(levels):
-        if not (size := len(grower.frontier)):
-            break
-        tokens = np.tile(np.arange(len(probabilities)), (size, 1))
-        grower.expand(tokens, np.tile(np.log(probabilities), (size, 1)).astype(np.float32))
-    return grower.tree()
-
-
 @pytest.mark.parametrize(
     ("shape", "probabilities", "size", "deepest"),
     [
@@ -145,7 +134,7 @@ def grown(shape: TreeShape, probabilities: list[float], levels: int = 9) -> Draf
 def test_a_tree_is_as_large_and_as_deep_as_its_nodes_are_likely(
     shape: TreeShape, probabilities: list[float], size: int, deepest: int
 ) -> None:
-    tree = grown(shape, probabilities)
+    tree = grow(shape, np.log([probabilities] * len(probabilities)))
     assert (len(tree) - 1, max(tree.depths())) == (size, deepest)
     assert min(tree.scores) >= min(shape.least, tree.scores[1]) - 1e-6
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from moa.api.connections import serving
 from moa.api.guard import Guard
 from moa.api.tools import ToolFormat
 from moa.process.listening import Port
-from tests.api.heartbeat import heartbeat
+from moa.process.memory import leave_out_what_is_loaded
 
 MODEL = "scripted"
 PATIENCE = 120.0
@@ -27,18 +28,16 @@ Script = Callable[[AnswerRequest], Iterable[AnswerEvent | asyncio.Event]]
 class Scripted:
     """Plays a script for each ask; an `asyncio.Event` in it is waited for."""
 
+    model = MODEL
+    tool_format = ToolFormat.of("<tool_call> tools")
+
     def __init__(self, script: Script) -> None:
         self._script = script
         self.asks: list[AnswerRequest] = []
-        self.open = 0
         self.waits = asyncio.Event()
         """Set when a script waits."""
         self.closed = asyncio.Event()
         """Set when an answer's generator has ended, by whatever way."""
-
-    @property
-    def model(self) -> str:
-        return MODEL
 
     def status(self) -> dict[str, Any]:
         return {"link": "online"}
@@ -46,14 +45,11 @@ class Scripted:
     def not_ready(self) -> str:
         return ""
 
-    tool_format = ToolFormat.of("<tool_call> tools")
-
     async def encode(self, ask: AnswerRequest) -> Encoded:
         return Encoded([1, 2, 3])
 
     async def answer(self, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
         self.asks.append(ask)
-        self.open += 1
         try:
             for step in self._script(ask):
                 if isinstance(step, asyncio.Event):
@@ -62,7 +58,6 @@ class Scripted:
                 else:
                     yield step
         finally:
-            self.open -= 1
             self.closed.set()
 
 
@@ -115,6 +110,39 @@ async def talk(
 async def post_from_a_thread(address: str, path: str, **request: Any) -> httpx.Response:
     """A request of a client in a thread of its own, so that the event loop has only the server's work."""
     return await asyncio.to_thread(httpx.post, address + path, timeout=PATIENCE, trust_env=False, **request)
+
+
+class Heartbeat:
+    """`longest`: seconds of processor time that the loop's thread spent between two beats; `limit`: what it may spend,
+    0.2 s where a million steps of a generator take 25 ms."""
+
+    longest = 0.0
+    limit = 0.0
+
+
+@contextlib.asynccontextmanager
+async def heartbeat() -> AsyncIterator[Heartbeat]:
+    """How long the event loop is kept from other work while the body runs. Processor time of this thread, so that
+    other load does not count."""
+    leave_out_what_is_loaded()  # as the programs do
+    beat = Heartbeat()
+
+    async def run() -> None:
+        last = time.thread_time()
+        while True:
+            await asyncio.sleep(0.002)
+            now = time.thread_time()
+            beat.longest, last = max(beat.longest, now - last), now
+
+    task = asyncio.create_task(run())
+    try:
+        await asyncio.sleep(0.01)
+        yield beat
+    finally:
+        task.cancel()
+        began = time.thread_time()
+        sum(number for number in range(1_000_000))
+        beat.limit = 8 * (time.thread_time() - began)
 
 
 async def check_that_the_loop_turns(address: str, request: tuple[str, bytes]) -> None:

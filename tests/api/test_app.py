@@ -13,8 +13,7 @@ from moa.api import app
 from moa.api.answer import AnswerEvent, Began, Cut, LinkNews, Piece, Scored
 from moa.api.app import ApiLimits
 from moa.errors import CapacityError, LinkError, RemoteError, UsageError
-from tests.api.heartbeat import heartbeat
-from tests.api.scripted import MODEL, PATIENCE, browser, chat, ended, post_from_a_thread, says, served, talk
+from tests.api.scripted import MODEL, PATIENCE, browser, chat, ended, heartbeat, post_from_a_thread, says, served, talk
 
 
 def data_of(stream: str) -> list[Any]:
@@ -140,8 +139,6 @@ async def test_provisional_text_is_marked_and_retracted() -> None:
         (chat(n=0), "n"),
         (chat(n=99), "n"),
         (chat(max_tokens=0), "max_tokens"),
-        (chat(stop=["x"] * 9), "stop"),
-        (chat(stop="x" * 129), "stop"),
         (chat(stop=["é" * 65]), "stop"),
         (chat(tools=[{"type": "function"}], tool_choice="required"), "tools[0]"),
         (chat(tool_choice="required"), "tool_choice"),
@@ -150,7 +147,6 @@ async def test_provisional_text_is_marked_and_retracted() -> None:
         (chat(response_format={"type": "xml"}), "response_format"),
         (chat(response_format={"type": "json_schema", "json_schema": {}}), "response_format"),
         (chat(logit_bias={"1": 2}), "logit_bias"),
-        (chat(chat_template_kwargs={"messages": ""}), "chat_template_kwargs.messages"),
         (chat(moa={"mode": "guess"}), "moa.mode"),
         (chat(moa={"typo": 1}), "moa"),
         ({"model": MODEL, "messages": []}, "messages"),
@@ -269,7 +265,6 @@ async def test_a_client_that_hangs_up_ends_its_answer_at_once(path: str, body: d
             await answerer.waits.wait()
             asked.cancel()
             await answerer.closed.wait()
-        assert answerer.open == 0
 
 
 async def test_too_many_answers_are_refused_and_places_come_back() -> None:

@@ -15,9 +15,9 @@ class Clock:
         return self.now
 
 
-def recordings(**limits: float) -> tuple[Recordings, Clock]:
+def recordings() -> tuple[Recordings, Clock]:
     clock = Clock()
-    return Recordings(clock, **{"keep_seconds": 10, "alone_seconds": 5, "most_bytes": 50_000, **limits}), clock  # type: ignore[arg-type]
+    return Recordings(clock, keep_seconds=10, alone_seconds=5, most_bytes=50_000), clock
 
 
 def test_a_stranger_learns_nothing() -> None:

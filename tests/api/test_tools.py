@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
+from tokenizers import Tokenizer
 
-from moa import demo
 from moa.api.errors import ApiError
 from moa.api.parts import Separator
 from moa.api.present import Show
 from moa.api.tools import Function, Tool, ToolFormat, Tools, chosen, listed
-from moa.grammar.matcher import GrammarCompiler
 from moa.grammar.spec import Grammar, GrammarError
 from tests.api.scripted import MODEL, Scripted, says, served
+from tests.grammar.corpus import FILE, compiler
 
 PLACE = {
     "type": "object",
@@ -41,19 +41,12 @@ def written(form: ToolFormat, *calls: tuple[str, str]) -> str:
     return form.opens + form.between.join(each) + form.closes
 
 
-@pytest.fixture(scope="module")
-def grammars() -> GrammarCompiler:
-    return GrammarCompiler((demo.paths().tokenizer / "tokenizer.json").read_text, size=4096, eos_ids=[0])
-
-
-def accepts(grammars: GrammarCompiler, grammar: Grammar | None, text: str) -> bool:
+def accepts(grammar: Grammar | None, text: str) -> bool:
     """Whether a grammar allows this as a whole answer."""
-    from tokenizers import Tokenizer
-
     assert grammar is not None
-    ids = Tokenizer.from_file(str(demo.paths().tokenizer / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    ids = Tokenizer.from_file(str(FILE)).encode(text, add_special_tokens=False).ids
     try:
-        return bool(grammars.compile(grammar).matcher(0).after(ids).allowed()[0] & 1)
+        return bool(compiler().compile(grammar).matcher(0).after(ids).allowed()[0] & 1)
     except GrammarError as error:
         if "does not match" not in str(error):
             raise
@@ -61,7 +54,7 @@ def accepts(grammars: GrammarCompiler, grammar: Grammar | None, text: str) -> bo
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_a_model_writes_what_is_found(grammars: GrammarCompiler, family: str) -> None:
+def test_a_model_writes_what_is_found(family: str) -> None:
     form = form_of(family)
     weather, clock = ("get_weather", ROME), ("clock", NOW)
     answer = Grammar.of_schema({"type": "object", "properties": {"t": {"type": "integer"}}, "required": ["t"]})
@@ -82,7 +75,7 @@ def test_a_model_writes_what_is_found(grammars: GrammarCompiler, family: str) ->
         ("It is warm.", {"auto"}),
         ('{"t": 3}', {"or an answer"} if form.before == "" and not form.opens else {"auto", "or an answer"}),
     ):
-        assert {kind for kind, grammar in allowed.items() if accepts(grammars, grammar, text)} == kinds, text
+        assert {kind for kind, grammar in allowed.items() if accepts(grammar, text)} == kinds, text
     assert form.split(two) == ("", [weather, clock], "")
 
 
@@ -105,13 +98,13 @@ def test_pieces_of_any_size_give_the_same(family: str, size: int) -> None:
         assert len(separator.calls) == count
 
 
-def test_what_a_schema_may_hold(grammars: GrammarCompiler) -> None:
+def test_what_a_schema_may_hold() -> None:
     odd = {"type": "object", "properties": {"x": {"not": {"type": "null"}}}}
     form = form_of("qwen")
     loose, strict = (Tools((Tool(Function("f", None, odd, strict=one)),)) for one in (False, True))
-    assert accepts(grammars, form.grammar(loose, None), written(form, ("f", "{}")))
+    assert accepts(form.grammar(loose, None), written(form, ("f", "{}")))
     with pytest.raises(GrammarError, match="not"):
-        accepts(grammars, form.grammar(strict, None), "")
+        accepts(form.grammar(strict, None), "")
     with pytest.raises(ApiError, match="no function"):
         form.grammar(Tools(BOTH.tools, "other"), None)
     with pytest.raises(ApiError, match="response_format"):

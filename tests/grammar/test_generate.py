@@ -11,7 +11,7 @@ from benchmarks.kit.speculator import Generation, GenerationSettings, Speculator
 from moa import demo
 from moa.bundle import Bundle
 from moa.errors import UsageError
-from moa.grammar.spec import Grammar, GrammarError
+from moa.grammar.spec import Grammar
 from moa.graph.load import LoadedGraph
 from moa.model.checkpoint import load_drafter
 from moa.model.drafting import Drafting, MoaDrafting
@@ -76,12 +76,6 @@ def test_speculative_text_is_plain_text(target: Target, name: str, sampling: Sam
             assert sum(len(one.won) for one in fast) < sum(len(one.won) for one in plain)
 
 
-def test_what_a_grammar_cannot_be_used_with(target: Target) -> None:
-    with pytest.raises(GrammarError, match="Unimplemented keys"):
-        answers(target, None, GenerationSettings(grammar=Grammar.of_schema({"not": {"type": "string"}})))
-    with pytest.raises(UsageError, match="ignore_eos"):
-        GenerationSettings(grammar=GRAMMARS["regex"], ignore_eos=True)
+def test_a_grammar_needs_a_tokenizer() -> None:
     with pytest.raises(UsageError, match="without a tokenizer"):
-        Speculator(Target.from_model(tiny("llama"), slots=1, capacity=64)).generate(
-            [[5]], GenerationSettings(grammar=GRAMMARS["regex"])
-        )
+        Target.from_model(tiny("llama"), slots=1, capacity=64).grammars.compile(GRAMMARS["regex"])

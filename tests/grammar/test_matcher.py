@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from moa import demo
 from moa.errors import UsageError
 from moa.grammar import matcher as matching
 from moa.grammar.matcher import Bits, GrammarCompiler, forced_draft, has, unpacked
@@ -19,6 +18,7 @@ from moa.grammar.spec import MAX_BYTES, Grammar, GrammarError
 from moa.model.accelerator.sampling import Draw
 from moa.model.accelerator.sampling import choose as choose_all
 from moa.sampling import SamplingSettings, choose
+from tests.grammar.corpus import compiler
 
 SIZE, EOS = 4096, 0
 SCHEMA = Grammar.of_schema(
@@ -31,17 +31,12 @@ SCHEMA = Grammar.of_schema(
 )
 
 
-@pytest.fixture(scope="module")
-def vocabulary() -> GrammarCompiler:
-    return GrammarCompiler((demo.paths().tokenizer / "tokenizer.json").read_text, size=SIZE, eos_ids=[EOS])
-
-
 def tokens_of(bits: Bits) -> list[int]:
     return np.flatnonzero(unpacked(bits, SIZE)).tolist()
 
 
-def test_a_mask_depends_on_nothing_but_the_text(vocabulary: GrammarCompiler) -> None:
-    compiled, rng = vocabulary.compile(SCHEMA), random.Random(3)
+def test_a_mask_depends_on_nothing_but_the_text() -> None:
+    compiled, rng = compiler().compile(SCHEMA), random.Random(3)
     matcher, text = compiled.matcher(2), [7, 8]
     for _ in range(300):
         if rng.random() < 0.2:
@@ -52,9 +47,9 @@ def test_a_mask_depends_on_nothing_but_the_text(vocabulary: GrammarCompiler) -> 
         text = [7, 8] if token == EOS else [*text, token]
 
 
-def test_a_draft_is_judged_node_by_node(vocabulary: GrammarCompiler) -> None:
-    compiled = vocabulary.compile(Grammar("regex", "[ab]{3}"))
-    a, b, c = (tokens_of(vocabulary.compile(Grammar("regex", one)).matcher(0).after([]).allowed())[0] for one in "abc")
+def test_a_draft_is_judged_node_by_node() -> None:
+    compiled = compiler().compile(Grammar("regex", "[ab]{3}"))
+    a, b, c = (tokens_of(compiler().compile(Grammar("regex", one)).matcher(0).after([]).allowed())[0] for one in "abc")
     mask = compiled.matcher(1).after([5])
     tokens, masks = mask.judge([5, a, b, c, b, b, EOS, a], [-1, 0, 1, 1, 2, 3, 4, 6], until=math.inf)
     assert tokens == [5, a, b, -1, b, -1, -1, -1], "forbidden tokens, and those behind them or behind the end"
@@ -66,15 +61,15 @@ def test_a_draft_is_judged_node_by_node(vocabulary: GrammarCompiler) -> None:
     assert mask.judge([5, a, b], [-1, 0, 1], until=0)[0] == [5, -1, -1], "no time: only what must be known"
 
 
-def test_what_must_follow_is_drafted_for_nothing(vocabulary: GrammarCompiler) -> None:
-    mask = vocabulary.compile(SCHEMA).matcher(1).after([5])
+def test_what_must_follow_is_drafted_for_nothing() -> None:
+    mask = compiler().compile(SCHEMA).matcher(1).after([5])
     forced = forced_draft(mask, 5, least=2, most=8)
     assert forced is not None
     assert forced.tokens == [5, *mask.forced()]
     assert forced.parents == list(range(-1, len(forced) - 1))
     assert forced_draft(mask, 5, least=6, most=8) is None, "a drafter may win more"
     assert (
-        forced_draft(vocabulary.compile(Grammar("regex", "[a-z]+")).matcher(1).after([5]), 5, least=0, most=8) is None
+        forced_draft(compiler().compile(Grammar("regex", "[a-z]+")).matcher(1).after([5]), 5, least=0, most=8) is None
     )
     guesses = mask.guesses()
     assert guesses is not None
@@ -125,24 +120,22 @@ def test_host_and_accelerator_choose_the_same_allowed_token(settings: SamplingSe
         (Grammar("regex", "(" * 100 + ")" * 100), "brackets"),
     ],
 )
-def test_a_grammar_that_is_refused_says_why(vocabulary: GrammarCompiler, grammar: Grammar, why: str) -> None:
+def test_a_grammar_that_is_refused_says_why(grammar: Grammar, why: str) -> None:
     with pytest.raises(GrammarError, match=why):
-        vocabulary.compile(grammar)
+        compiler().compile(grammar)
 
 
-def test_a_grammar_is_refused_twice_at_the_price_of_once(
-    vocabulary: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grammar_is_refused_twice_at_the_price_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = Mock(side_effect=matching._compiled)
     monkeypatch.setattr(matching, "_compiled", compiled)
     for _ in range(3):
         with pytest.raises(GrammarError, match="regex"):
-            vocabulary.compile(Grammar("regex", "(only here"))
+            compiler().compile(Grammar("regex", "(only here"))
     assert compiled.call_count == 1
 
 
-def test_a_grammar_that_becomes_too_ambiguous_is_given_up(vocabulary: GrammarCompiler) -> None:
-    matcher = vocabulary.compile(Grammar("lark", 'start: s\ns: "a" s "a" | "a" | "b" | s s')).matcher(0)
+def test_a_grammar_that_becomes_too_ambiguous_is_given_up() -> None:
+    matcher = compiler().compile(Grammar("lark", 'start: s\ns: "a" s "a" | "a" | "b" | s s')).matcher(0)
     a, text = tokens_of(matcher.after([]).allowed())[0], list[int]()
     began = time.thread_time()
     with pytest.raises(GrammarError, match="too much work"):  # noqa: PT012 - some look is the one
@@ -160,15 +153,13 @@ def test_a_tokenizer_that_cannot_be_used(content: str, eos_ids: list[int], why: 
         GrammarCompiler(lambda: content, size=10, eos_ids=eos_ids).compile(SCHEMA)
 
 
-async def test_an_answer_that_has_begun_is_followed_unless_it_breaks_its_grammar(
-    vocabulary: GrammarCompiler,
-) -> None:
-    matcher = await vocabulary.matcher(SCHEMA, 2)
+async def test_an_answer_that_has_begun_is_followed_unless_it_breaks_its_grammar() -> None:
+    matcher = await compiler().matcher(SCHEMA, 2)
     begun = matcher.after([7, 8]).forced()
     assert begun
-    again = await vocabulary.matcher(SCHEMA, 2, [7, 8, *begun])
+    again = await compiler().matcher(SCHEMA, 2, [7, 8, *begun])
     assert (again.after([7, 8, *begun]).allowed() == matcher.after([7, 8, *begun]).allowed()).all()
     with pytest.raises(GrammarError, match="does not match"):
         matcher.after([7, 8, 17, 18]).allowed()
     with pytest.raises(GrammarError, match="so far does not match"):
-        await vocabulary.matcher(SCHEMA, 2, [7, 8, 17, 18])
+        await compiler().matcher(SCHEMA, 2, [7, 8, 17, 18])

@@ -14,20 +14,8 @@ from moa.logprobs import pack
 from moa.speculation.guess_tree import Picked
 from moa.tree import Accepted, accept, path_of
 from moa.wire import FEATURES, Code, Limits, Refusal
+from moa.wire import messages as m
 from moa.wire.finish import Decode, cut_path, first_finish
-from moa.wire.messages import (
-    Append,
-    Cancel,
-    Foresee,
-    Open,
-    Resume,
-    Resumed,
-    Stream,
-    StreamTokens,
-    Verdict,
-    Verify,
-    round_of,
-)
 
 Times = tuple[float, float]
 """Milliseconds that a round waits and runs."""
@@ -69,35 +57,35 @@ class Histories:
         session = self.known.get(message.session)
         try:
             match message:
-                case Open() if session is None:
+                case m.Open() if session is None:
                     session = ServerSession(
                         message, Limits(), eos_ids=self._eos, max_context=self._max_context, features=FEATURES
                     )
                     session.lease = Lease(session.id, "")
                     self.known[session.id] = session
                     outputs = session.open(message)
-                case Resume() if session is None:
-                    outputs = [Resumed(message.session, "gone")]
-                case Foresee() if session is None:
+                case m.Resume() if session is None:
+                    outputs = [m.Resumed(message.session, "gone")]
+                case m.Foresee() if session is None:
                     outputs = []
                 case _ if session is None:
                     raise Refusal(Code.UNKNOWN_SESSION, "no such session")
-                case Open():
+                case m.Open():
                     outputs = session.open(message)
-                case Resume():
+                case m.Resume():
                     outputs = session.resume(message)
-                case Append():
+                case m.Append():
                     outputs = session.append(message)
-                case Verify() | Stream():
+                case m.Verify() | m.Stream():
                     outputs = session.round(message, 0.0)
-                case Cancel():
+                case m.Cancel():
                     outputs = session.cancel(message.round)
-                case Foresee():
+                case m.Foresee():
                     outputs, _ = session.foresee(message, 0.0)
                 case _:
                     outputs = []
         except Refusal as refusal:
-            return [refusal.error(session=message.session, round=round_of(message))]
+            return [refusal.error(session=message.session, round=m.round_of(message))]
         return [answer for output in outputs for answer in self._carry_out(session, output, times)] + self._end(session)
 
     def _carry_out(self, session: ServerSession | None, output: Output, times: Times) -> list[Any]:
@@ -124,13 +112,13 @@ class Histories:
     def run(self, session: ServerSession, times: Times) -> list[Any]:
         """The answers of the admitted round."""
         request, job = session.running, self.job(session)
-        if isinstance(request, Stream):
+        if isinstance(request, m.Stream):
             return self._stream(session, job, times)
-        assert isinstance(request, Verify)
+        assert isinstance(request, m.Verify)
         found = self._accept(session, request.tokens, request.parents or range(-1, len(request.tokens) - 1))
         cut = cut_path(session.rules, session.log, request.tokens, found.path, found.next_token, self._decode)
         told = rows(session, len(cut[0]))
-        verdict = Verdict(session.id, request.round, request.base, *cut, *times, logprobs=told)
+        verdict = m.Verdict(session.id, request.round, request.base, *cut, *times, logprobs=told)
         return session.settle(verdict, 0.0)
 
     def _accept(self, session: ServerSession, tokens: Sequence[int], parents: Sequence[int]) -> Accepted:
@@ -143,7 +131,7 @@ class Histories:
             _, finish = first_finish(session.rules, session.log, new, self._decode)
             done = bool(finish) or count == self._stream_tokens
             told = rows(session, len(new))
-            answer = StreamTokens(session.id, job.request.round, session.base, new, done, finish, 0, *times, told)
+            answer = m.StreamTokens(session.id, job.request.round, session.base, new, done, finish, 0, *times, told)
             answers += session.stream_on(answer, 0.0)
             if done:
                 break
@@ -183,7 +171,7 @@ class SteppedHistories(Histories):
         assert session.wait(Waiting(session.job), 0.0) == [], "all guesses have been looked at"
         return False
 
-    def step(self, id: bytes, times: Times) -> StreamTokens:
+    def step(self, id: bytes, times: Times) -> m.StreamTokens:
         """The next forward of a stream."""
         session = self.known[id]
         assert session.job is not None
@@ -199,21 +187,21 @@ class SteppedHistories(Histories):
         self.forwards += 1
         told = rows(session, count)
         round, base, done = session.job.request.round, session.base, bool(finish)
-        made = StreamTokens(id, round, base, new[:count], done, finish, len(tokens) - 1, *times, told, foreseen)
+        made = m.StreamTokens(id, round, base, new[:count], done, finish, len(tokens) - 1, *times, told, foreseen)
         (answer,) = session.stream_on(made, 0.0)
-        assert isinstance(answer, StreamTokens)
+        assert isinstance(answer, m.StreamTokens)
         return answer
 
     def run(self, session: ServerSession, times: Times) -> list[Any]:
         """The answer of the admitted round; a stream's follow step by step."""
-        self.forwards += isinstance(session.running, Verify)
+        self.forwards += isinstance(session.running, m.Verify)
         return super().run(session, times)
 
     def _stream(self, session: ServerSession, job: Job, times: Times) -> list[Any]:
         return []
 
     def _own(self, session: ServerSession) -> tuple[list[int], list[int]]:
-        tokens, drafts = [session.log[-1]], isinstance(session.running, Stream) and session.running.speculate
+        tokens, drafts = [session.log[-1]], isinstance(session.running, m.Stream) and session.running.speculate
         for _ in range(self.drafted if self.drafter is not None and drafts else 0):
             tokens.append(self.drafter([*session.log[:-1], *tokens]))
         return tokens, list(range(-1, len(tokens) - 1))

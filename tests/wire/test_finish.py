@@ -32,17 +32,20 @@ def test_the_context_ends_a_turn() -> None:
     assert first_finish(rules, [1, 1, 1], [7, 7, 7], None) == (2, "context")
 
 
-def test_a_stop_string_ends_the_turn_with_the_token_that_completes_it() -> None:
-    rules = TurnRules(start=2, max_new_tokens=100, max_context=100, stop=("END",))
-    log = [*map(ord, "xxab"), ord("E")]
-    assert first_finish(rules, log, list(map(ord, "NDcd")), letters) == (2, "stop")
-    assert first_finish(rules, log, list(map(ord, "Nxcd")), letters) == (4, "")
-
-
-def test_a_stop_string_in_the_prompt_does_not_count() -> None:
-    rules = TurnRules(start=3, max_new_tokens=100, max_context=100, stop=("END",))
-    assert first_finish(rules, list(map(ord, "END")), [ord("x")], letters) == (1, "")
-    assert first_finish(rules, list(map(ord, "xEN")), [ord("D")], letters) == (1, "")
+@pytest.mark.parametrize(
+    ("prompt", "said", "new", "expected"),
+    [
+        ("xx", "abE", "NDcd", (2, "stop")),
+        ("xx", "abE", "Nxcd", (4, "")),
+        ("END", "", "x", (1, "")),
+        ("xEN", "", "D", (1, "")),
+    ],
+)
+def test_a_stop_string_behind_the_prompt_ends_the_turn_with_the_token_that_completes_it(
+    prompt: str, said: str, new: str, expected: tuple[int, str]
+) -> None:
+    rules = TurnRules(start=len(prompt), max_new_tokens=100, max_context=100, stop=("END",))
+    assert first_finish(rules, [*map(ord, prompt + said)], [*map(ord, new)], letters) == expected
 
 
 def test_long_outputs_are_not_decoded_again_and_again() -> None:
