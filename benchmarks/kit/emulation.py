@@ -39,6 +39,7 @@ from cloud_verifier.model import Served, load, model_facts
 from cloud_verifier.settings import Settings
 from moa.errors import MoaError, run_cli
 from moa.model.drafting import Drafting
+from moa.model.state_drafter import StateDrafter
 from moa.model.target import Committed, Row, Step
 from moa.tree import TreeShape
 
@@ -160,6 +161,8 @@ def lane(
         watching=bool(options.baseline) and chains is None,
         texts=texts,
     )
+    if isinstance(first.drafter, StateDrafter):
+        target.tap(first.drafter.config.taps)
     facts = model_facts(target, first.drafter, first.facts.drafter)
     if not options.baseline:
         return Verifier(Served(target, first.drafter, first.decode, facts, first.graph), settings), target

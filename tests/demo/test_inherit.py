@@ -36,7 +36,7 @@ def test_all_layers_and_units_of_the_target_are_the_target(tmp_path: Path) -> No
     with torch.no_grad():
         alone = drafter.logits(drafter.features(ids, torch.arange(4)[None], causal, drafter.empty_rows(ids))[0])
         torch.testing.assert_close(alone, loaded.model(ids).logits, atol=1e-3, rtol=1e-3)
-    with pytest.raises(ConfigError, match="each 0..3"):
+    with pytest.raises(ConfigError, match=r"each 0\.\.3"):
         inherit(drafter, Teacher(loaded.model), (0, 1, 2, 9), batch)
     other = new_drafter(DrafterConfig.for_target(facts, **shape | {"num_attention_heads": 2}), loaded.model)
     with pytest.raises(ConfigError, match="another shape"):
