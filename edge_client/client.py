@@ -120,15 +120,9 @@ class EdgeClient:
         return conversation
 
     async def generate(
-        self,
-        prompt: str | Messages | None = None,
-        *,
-        ids: Sequence[int] | None = None,
-        raw: bool = False,
-        prediction: Sequence[int] = (),
-        grammar: Grammar | None = None,
-        **changes: Unpack[TurnChanges],
-    ) -> AsyncGenerator[Event, None]:
+        self, prompt: str | Messages | None = None, *, ids: Sequence[int] | None = None, raw: bool = False,
+        prediction: Sequence[int] = (), grammar: Grammar | None = None, **changes: Unpack[TurnChanges],
+    ) -> AsyncGenerator[Event, None]:  # fmt: skip
         """Answer a prompt in a new conversation; many can run at once. See `Conversation.generate`."""
         conversation = self.conversation()
         try:

@@ -53,15 +53,9 @@ class Conversation:
     # ---- use
 
     async def generate(
-        self,
-        prompt: str | Messages | None = None,
-        *,
-        ids: Sequence[int] | None = None,
-        raw: bool = False,
-        prediction: Sequence[int] = (),
-        grammar: Grammar | None = None,
-        **changes: Unpack[TurnChanges],
-    ) -> AsyncGenerator[Event, None]:
+        self, prompt: str | Messages | None = None, *, ids: Sequence[int] | None = None, raw: bool = False,
+        prediction: Sequence[int] = (), grammar: Grammar | None = None, **changes: Unpack[TurnChanges],
+    ) -> AsyncGenerator[Event, None]:  # fmt: skip
         """Answer a prompt: a text, chat messages, or ids as they are. Ends with a `Done` event.
 
         A chat that outgrows the context loses its oldest turns, with a `Notice`. Ids that begin with the conversation

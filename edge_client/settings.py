@@ -155,13 +155,9 @@ class ClientSettings:
 
     @classmethod
     def load(
-        cls,
-        flags: Mapping[str, Any],
-        *,
-        environment: Mapping[str, str] = os.environ,
-        file: Path | None = None,
+        cls, flags: Mapping[str, Any], *, environment: Mapping[str, str] = os.environ, file: Path | None = None,
         defaults: Mapping[str, Any] | None = None,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """Merge all sources; a flag that is None was not given, and `defaults` replace the fields' own."""
         values = dict(defaults or {})
         values |= read_config_file(config_file(file, environment), must_exist=bool(file or environment.get(CONFIG)))

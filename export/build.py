@@ -184,13 +184,9 @@ class _Build:
         write_golden(self.folder / GOLDEN, golden_cases(self.source.spec, self.source.vocabulary, runners))
 
     def _manifest(
-        self,
-        top_k: int,
-        variants: dict[str, Variant],
-        tokenizer: TokenizerFiles,
-        vocabulary: Vocabulary,
+        self, top_k: int, variants: dict[str, Variant], tokenizer: TokenizerFiles, vocabulary: Vocabulary,
         calibration: Calibration | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         source = self.source
         manifest = Manifest(
             schema=SCHEMA,

@@ -40,19 +40,10 @@ class Engine:
     """Runs the scheduler's work, in its own thread."""
 
     def __init__(
-        self,
-        target: Target,
-        recorder: Recorder,
-        work: Workload,
-        post: Post,
-        *,
-        decode: Decode | None = None,
-        metrics: Metrics | None = None,
-        drafting: ServerDrafting | None = None,
-        most_guesses: int = 63,
-        died: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+        self, target: Target, recorder: Recorder, work: Workload, post: Post, *, decode: Decode | None = None,
+        metrics: Metrics | None = None, drafting: ServerDrafting | None = None, most_guesses: int = 63,
+        died: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         """`died` is called, in the thread, when it ends without having been told to."""
         self.target, self.drafting = target, drafting or ServerDrafting()
         self.alive_at = clock()

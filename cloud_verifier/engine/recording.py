@@ -39,14 +39,9 @@ class Recorder:
     """Makes the records of committed tokens, and stores them for the event loop."""
 
     def __init__(
-        self,
-        drafter: Drafter | StateDrafter | None,
-        post: Post,
-        *,
-        rows: int = 64,
-        metrics: Metrics | None = None,
+        self, drafter: Drafter | StateDrafter | None, post: Post, *, rows: int = 64, metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """At most so many `rows` are made in one batch."""
         self._drafter = drafter
         self._post, self._rows, self._metrics, self._clock = post, rows, metrics or Metrics(), clock

@@ -92,15 +92,9 @@ class Scheduler:
     """Rounds, prompts and releases that wait for the model."""
 
     def __init__(
-        self,
-        limits: Limits,
-        *,
-        max_batch_rows: int = 64,
-        max_batch_tokens: int = 2048,
-        prefill_tokens: int = 256,
-        batch_wait: float = 0.0015,
-        now: float = 0.0,
-    ) -> None:
+        self, limits: Limits, *, max_batch_rows: int = 64, max_batch_tokens: int = 2048, prefill_tokens: int = 256,
+        batch_wait: float = 0.0015, now: float = 0.0,
+    ) -> None:  # fmt: skip
         self._max_rows, self._prefill_tokens, self._batch_wait = max_batch_rows, prefill_tokens, batch_wait
         self._queue = RoundQueue(limits, max_batch_rows, max_batch_tokens)
         self._prompts: dict[Lease, _Prompt] = {}

@@ -41,16 +41,10 @@ class Service:
     """All connections and sessions of a process."""
 
     def __init__(
-        self,
-        facts: ModelFacts,
-        limits: Limits,
-        work: Workload,
-        *,
-        metrics: Metrics | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        free_pages: Callable[[], int] = lambda: 0,
+        self, facts: ModelFacts, limits: Limits, work: Workload, *, metrics: Metrics | None = None,
+        clock: Callable[[], float] = time.monotonic, free_pages: Callable[[], int] = lambda: 0,
         grammars: GrammarCompiler | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.facts, self.limits, self.clock = facts, limits, clock
         self.metrics = metrics or Metrics()
         self.work, self.free_pages, self._grammars = work, free_pages, grammars

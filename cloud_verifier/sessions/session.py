@@ -88,17 +88,9 @@ class ServerSession:
     """One session as the verifier sees it."""
 
     def __init__(
-        self,
-        message: Open,
-        limits: Limits,
-        *,
-        eos_ids: frozenset[int],
-        max_context: int,
-        principal: str = "",
-        features: Collection[str] = (),
-        now: float = 0.0,
-        matcher: Matcher | None = None,
-    ) -> None:
+        self, message: Open, limits: Limits, *, eos_ids: frozenset[int], max_context: int, principal: str = "",
+        features: Collection[str] = (), now: float = 0.0, matcher: Matcher | None = None,
+    ) -> None:  # fmt: skip
         """`matcher` follows the message's grammar."""
         self.id, self.principal, self._limits = message.session, principal, limits
         self.log = list(message.ids)

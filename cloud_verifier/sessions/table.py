@@ -32,15 +32,9 @@ class SessionTable:
     """All sessions of this process."""
 
     def __init__(
-        self,
-        limits: Limits,
-        facts: ModelFacts,
-        *,
-        clock: Callable[[], float],
-        release: Callable[[Lease], Any],
-        evicted: Callable[[str], None] = lambda reason: None,
-        free_pages: Callable[[], int] = lambda: 0,
-    ) -> None:
+        self, limits: Limits, facts: ModelFacts, *, clock: Callable[[], float], release: Callable[[Lease], Any],
+        evicted: Callable[[str], None] = lambda reason: None, free_pages: Callable[[], int] = lambda: 0,
+    ) -> None:  # fmt: skip
         self._limits, self._facts, self._clock = limits, facts, clock
         self._release, self._evicted = release, evicted
         # A session is its principal's: two principals may use the same id and never learn of each other.

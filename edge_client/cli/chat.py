@@ -74,14 +74,9 @@ class ChatLoop:
     """Reads messages, asks, shows answers; between answers, offline text is checked."""
 
     def __init__(
-        self,
-        client: EdgeClient,
-        conversation: Conversation,
-        dialogue: Dialogue,
-        reader: Reader,
-        console: Console,
+        self, client: EdgeClient, conversation: Conversation, dialogue: Dialogue, reader: Reader, console: Console,
         schema: Grammar | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._client, self._conversation, self._dialogue = client, conversation, dialogue
         self._reader, self._console, self._ctrl_c = reader, console, CtrlC()
         self._schema = schema

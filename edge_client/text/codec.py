@@ -22,14 +22,9 @@ class TextCodec:
     """The tokenizer and chat template of a bundle. They are untrusted, so their output is bounded."""
 
     def __init__(
-        self,
-        tokenizer_file: Path,
-        template_file: Path | None = None,
-        *,
-        bos_id: int | None = None,
-        eos_ids: Sequence[int] = (),
-        special_tokens: Mapping[str, str] | None = None,
-    ) -> None:
+        self, tokenizer_file: Path, template_file: Path | None = None, *, bos_id: int | None = None,
+        eos_ids: Sequence[int] = (), special_tokens: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         """`special_tokens` are the names that a template may use; by default those of `bos_id` and the first of
         `eos_ids`."""
         self.tokenizer = read_tokenizer(tokenizer_file)

@@ -116,13 +116,9 @@ class Shape:
         return {"id": self.id, "object": kind, "created": self._created, "model": self._model, "choices": choices}
 
     def _choice(
-        self,
-        index: int,
-        body: dict[str, Any],
-        reason: Reason | None = None,
-        moa: dict[str, Any] | None = None,
+        self, index: int, body: dict[str, Any], reason: Reason | None = None, moa: dict[str, Any] | None = None,
         scored: Sequence[Scored] | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any]:  # fmt: skip
         finish = _FINISH.get(reason, "length") if reason else None
         if finish == "stop" and self._called[index]:
             finish = "tool_calls"

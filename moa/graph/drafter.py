@@ -104,13 +104,9 @@ class OnnxDrafter:
             self._run(call, first + fed, sampling, masks)
 
     def grow(
-        self,
-        ids: Sequence[int],
-        breadth: int,
-        least: float,
-        sampling: SamplingSettings,
+        self, ids: Sequence[int], breadth: int, least: float, sampling: SamplingSettings,
         grammar: TextMask | None = None,
-    ) -> Generator[None, None, GuessTreeGrower]:
+    ) -> Generator[None, None, GuessTreeGrower]:  # fmt: skip
         """Add to the tree of guesses after `ids`: run its `breadth` likeliest open nodes, and keep of what may follow
         each the best, and others that are likelier than `least` in all. The tree is kept, and what is below the new end
         of `ids` stays."""

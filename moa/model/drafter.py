@@ -136,15 +136,9 @@ class Drafter(nn.Module):
         return self._run_body(self.embed(ids), positions, mask, past, (), last)[1]
 
     def features(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        mask: Tensor,
-        past: Sequence[Rows],
-        *records: Tensor,
-        borrowed_mask: Tensor | None = None,
-        queries: Tensor | None = None,
-    ) -> tuple[Tensor, list[Rows]]:
+        self, ids: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows], *records: Tensor,
+        borrowed_mask: Tensor | None = None, queries: Tensor | None = None,
+    ) -> tuple[Tensor, list[Rows]]:  # fmt: skip
         """The drafter's guess of the target's final state after each token, and the cache rows that it adds.
 
         `mask` `[B, 1, T, P+T]` and that of `records` (keys, values, mask), `[B, 1, 1 or T, R]`, are additive; without
@@ -157,15 +151,9 @@ class Drafter(nn.Module):
         )
 
     def states(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        mask: Tensor,
-        past: Sequence[Rows],
-        *records: Tensor,
-        borrowed_mask: Tensor | None = None,
-        queries: Tensor | None = None,
-    ) -> tuple[Tensor, list[Rows]]:
+        self, x: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows], *records: Tensor,
+        borrowed_mask: Tensor | None = None, queries: Tensor | None = None,
+    ) -> tuple[Tensor, list[Rows]]:  # fmt: skip
         """`features` after embedded tokens."""
         layers = self.config.layers
         if self.borrowed is None:
@@ -219,14 +207,9 @@ class Drafter(nn.Module):
         return self.norm(x) if self.config.final_norm else x
 
     def _run_body(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        mask: Tensor,
-        past: Sequence[Rows],
-        records: Sequence[Tensor],
+        self, x: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows], records: Sequence[Tensor],
         queries: Tensor | None,
-    ) -> tuple[Tensor, list[Rows]]:
+    ) -> tuple[Tensor, list[Rows]]:  # fmt: skip
         """Run the body's layers, and cross-attention behind them; states for the `queries`, keys and values for all
         tokens."""
         angles = rotary(positions, self.config.head_dim, self.config.rope_theta)

@@ -145,14 +145,9 @@ class Layout:
     """Where each token of a batch is written, its position, and its mask."""
 
     def __init__(
-        self,
-        batch: RowBatch,
-        pool: PagePool,
-        *,
-        windows: Mapping[str, int | None],
-        repeats: int,
+        self, batch: RowBatch, pool: PagePool, *, windows: Mapping[str, int | None], repeats: int,
         together: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """For rows for which `pool.begin` has reserved columns. `repeats` query heads share a key head; `together`
         makes one group of all rows, which the library's models need."""
         self._batch, self._pool, self._repeats = batch, pool, repeats

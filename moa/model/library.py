@@ -20,15 +20,9 @@ ATTENTION = "moa_tree"
 
 
 def tree_sdpa(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, softcap: float | None = None, **_: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     """Attention of `query` [B,H,T,D] over `key`, `value` [B,Hkv,V,D] under an additive mask [B,1,T or G*T,V].
 
     For grouped-query attention with a mask, the library repeats keys and values. Here the query heads of a group are

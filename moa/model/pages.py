@@ -26,18 +26,9 @@ class PagePool(Slots):
     """
 
     def __init__(
-        self,
-        *,
-        layers: int,
-        slots: int,
-        kv_heads: int,
-        capacity: int,
-        head_dim: int,
-        tokens: int = 0,
-        spare: int = 0,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> None:
+        self, *, layers: int, slots: int, kv_heads: int, capacity: int, head_dim: int, tokens: int = 0, spare: int = 0,
+        dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
+    ) -> None:  # fmt: skip
         """Memory for `slots` sequences of up to `capacity` tokens, and `tokens` in total (0: all slots full). `spare`
         pages behind the last one belong to no slot: forwards of a fixed size write their padding there."""
         if tokens < 0:

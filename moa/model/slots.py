@@ -64,16 +64,9 @@ class SlotPool(Slots):
     """
 
     def __init__(
-        self,
-        *,
-        layers: int,
-        slots: int,
-        kv_heads: int,
-        capacity: int,
-        head_dim: int,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> None:
+        self, *, layers: int, slots: int, kv_heads: int, capacity: int, head_dim: int,
+        dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
+    ) -> None:  # fmt: skip
         super().__init__(slots, capacity)
         shape = (layers, slots, kv_heads, capacity, head_dim)
         self.k = torch.zeros(shape, dtype=dtype, device=device)

@@ -103,15 +103,9 @@ class Step:
     """The results of one forward, in the order of its rows."""
 
     def __init__(
-        self,
-        target: Target,
-        batch: RowBatch,
-        versions: Sequence[int],
-        hidden: Tensor,
-        choices: npt.NDArray[np.int64] | None = None,
-        path: str = "library",
-        tapped: Tensor | None = None,
-    ):
+        self, target: Target, batch: RowBatch, versions: Sequence[int], hidden: Tensor,
+        choices: npt.NDArray[np.int64] | None = None, path: str = "library", tapped: Tensor | None = None,
+    ):  # fmt: skip
         if len(hidden) != batch.starts[-1]:
             raise ValueError(f"{len(hidden)} final states of {batch.starts[-1]} tokens")
         self.batch = batch
@@ -185,19 +179,10 @@ class Target:
     """A causal language model with a pool of slots, verifying trees of drafted tokens for many sequences at once."""
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        facts: TargetFacts,
-        *,
-        slots: int = 1,
-        capacity: int = 2048,
-        kv_tokens: int = 0,
-        folder: Path | None = None,
-        packed: bool = True,
-        pack_weights: bool = False,
-        exact: bool = True,
+        self, model: PreTrainedModel, facts: TargetFacts, *, slots: int = 1, capacity: int = 2048, kv_tokens: int = 0,
+        folder: Path | None = None, packed: bool = True, pack_weights: bool = False, exact: bool = True,
         accelerator: Accelerator | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Use a model prepared by `moa.model.loading`. The capacity is limited to the model's positions.
 
         `kv_tokens` is the total of all slots (0: each can be full). `packed` uses the packed decoder if the family has
@@ -258,14 +243,9 @@ class Target:
 
     @classmethod
     def load(
-        cls,
-        source: str | Path,
-        *,
-        device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.float32,
-        quantize: str = "",
-        **how: Any,
-    ) -> Self:
+        cls, source: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32,
+        quantize: str = "", **how: Any,
+    ) -> Self:  # fmt: skip
         """Load from a hub id or a folder; `how` is passed to the constructor."""
         loaded = load_model(source, device=device, dtype=dtype, quantize=quantize)
         return cls(loaded.model, loaded.facts, folder=loaded.folder, **how)

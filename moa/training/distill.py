@@ -148,14 +148,9 @@ class Distillation:
     """The `Objective` of the training loop: a drafter beside its frozen teacher."""
 
     def __init__(
-        self,
-        drafter: Drafter,
-        teacher: Teacher,
-        settings: DistillSettings,
-        seed: int = 0,
-        *,
+        self, drafter: Drafter, teacher: Teacher, settings: DistillSettings, seed: int = 0, *,
         gradient_checkpointing: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`gradient_checkpointing` recomputes LSA and the blocks for their gradients: less memory, more time."""
         self.module = drafter.train()
         self.gradient_checkpointing = gradient_checkpointing

@@ -85,15 +85,9 @@ class Loop:
     """Trains an objective to its end, from its last checkpoint."""
 
     def __init__(
-        self,
-        objective: Objective,
-        data: PackedRows,
-        settings: LoopSettings,
-        out: Path,
-        *,
-        quiet: bool = False,
+        self, objective: Objective, data: PackedRows, settings: LoopSettings, out: Path, *, quiet: bool = False,
         identity: Mapping[str, Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`identity` is what else determines the run, such as data and losses: a checkpoint with another identity is
         refused."""
         self.objective, self.data, self.settings, self.out = objective, data, settings, out

@@ -40,13 +40,9 @@ def first_finish(rules: TurnRules, log: Sequence[int], new: Sequence[int], decod
 
 
 def cut_path(
-    rules: TurnRules,
-    log: Sequence[int],
-    tokens: Sequence[int],
-    path: Sequence[int],
-    next_token: int,
+    rules: TurnRules, log: Sequence[int], tokens: Sequence[int], path: Sequence[int], next_token: int,
     decode: Decode | None,
-) -> tuple[list[int], int, Finish]:
+) -> tuple[list[int], int, Finish]:  # fmt: skip
     """The part of an accepted path of a draft that belongs to the turn, the token after it, and why the turn ends."""
     new = [*(tokens[node] for node in path[1:]), next_token]
     kept, finish = first_finish(rules, log, new, decode)

@@ -75,7 +75,7 @@ class Sampling(Message, frozen=True):
 
 
 class RecordContract(Message, frozen=True):
-    """What a record is: CA keys, rotated at their own positions, and CA values, `heads x head_dim` each."""
+    """What a record is: keys, rotated at their own positions, and values, `heads x head_dim` each."""
 
     heads: Count
     head_dim: Count

@@ -126,15 +126,9 @@ class ClientSession:
         return self._ask(self._open(self.log))
 
     def append(
-        self,
-        ids: Sequence[int],
-        *,
-        max_new_tokens: int | None = None,
-        stop: Sequence[str] | None = None,
-        ignore_eos: bool | None = None,
-        logprobs: int = -1,
-        grammar: Grammar | None = None,
-    ) -> Append:
+        self, ids: Sequence[int], *, max_new_tokens: int | None = None, stop: Sequence[str] | None = None,
+        ignore_eos: bool | None = None, logprobs: int = -1, grammar: Grammar | None = None,
+    ) -> Append:  # fmt: skip
         """The next turn. Its ids are added to the log at once."""
         self._no_round()
         self.max_new_tokens = self.max_new_tokens if max_new_tokens is None else max_new_tokens
@@ -263,14 +257,9 @@ class ClientSession:
         return self._advance(request, message, tuple(message.tokens[known:]), (), done=message.done)
 
     def _advance(
-        self,
-        request: Verify | Stream,
-        message: Verdict | StreamTokens,
-        tokens: tuple[int, ...],
-        path: tuple[int, ...],
-        *,
-        done: bool,
-    ) -> Advanced:
+        self, request: Verify | Stream, message: Verdict | StreamTokens, tokens: tuple[int, ...], path: tuple[int, ...],
+        *, done: bool,
+    ) -> Advanced:  # fmt: skip
         self._check(tokens, len(self.log) + len(tokens))
         base = self.base
         self._tell(message.logprobs, len(self.log) + len(tokens))

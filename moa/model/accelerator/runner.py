@@ -124,13 +124,8 @@ class GraphRunner:
     """The decoder over tiers."""
 
     def __init__(
-        self,
-        model: Any,
-        facts: TargetFacts,
-        pool: PagePool,
-        accelerator: Accelerator,
-        windows: Sequence[int | None],
-    ) -> None:
+        self, model: Any, facts: TargetFacts, pool: PagePool, accelerator: Accelerator, windows: Sequence[int | None],
+    ) -> None:  # fmt: skip
         weights = Weights.of(model, facts, capacity=pool.capacity, windows=windows)
         self._decoder = GraphDecoder(weights, pool, accelerator.kernels)
         self.graphs = Graphs(accelerator.capture)
