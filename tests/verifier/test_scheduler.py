@@ -70,18 +70,6 @@ def test_the_queue_is_bounded_and_says_when_to_come_back() -> None:
     queue.submit(job(lease("c")))
 
 
-def test_principals_share_by_time_and_not_by_rounds() -> None:
-    queue, order = Timed(max_batch_rows=1), []
-    queue.submit(*(job(lease("wide"), nodes=12) for _ in range(3)))
-    queue.submit(*(job(lease("slim"), nodes=4) for _ in range(9)))
-    for _ in range(8):
-        (one,) = drafts(queue.next())
-        order.append(one.lease.principal)
-        queue.clock.now += 0.001 * one.cost
-    assert order.count("wide") == 2
-    assert order.count("slim") == 6
-
-
 def test_who_was_served_waits_for_many_that_were_not_as_for_one() -> None:
     queue, seconds = RoundQueue(Limits(), max_rows=1, max_tokens=2048), 0.0
     crowd = [f"idle {number}" for number in range(50)]
