@@ -79,36 +79,6 @@ def test_records_that_only_the_server_s_drafter_may_want_are_made_when_it_drafts
     assert lease.made.newest_missing(43, 1) is None
 
 
-def test_records_take_a_small_share_of_the_time_while_there_are_rounds_and_are_all_made_after(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bench, now, spent = Bench(), [100.0], [0.0]
-    bench.recorder._clock = lambda: now[0]
-    project = bench.served.drafter.project  # type: ignore[union-attr]
-    forward = bench.served.target.forward
-
-    def slow(*rows: Any) -> Any:
-        now[0] += 0.02
-        spent[0] += 0.02
-        return project(*rows)
-
-    def timed(rows: Any) -> Any:
-        now[0] += 0.05
-        return forward(rows)
-
-    monkeypatch.setattr(bench.served.drafter, "project", slow)
-    monkeypatch.setattr(bench.served.target, "forward", timed)
-    lease, ids = new_lease(0), kit.prompt(0, 2)
-    bench.run()
-    began = now[0]
-    for _ in range(120):
-        ids = bench.next(lease, ids)
-    assert 0 < spent[0] / (now[0] - began) < 0.05
-    assert lease.made.newest_missing(121, 1) is not None
-    bench.run()
-    assert lease.made.newest_missing(121, 1) is None, "an idle moment makes what is left"
-
-
 def test_an_idle_engine_runs_a_token_to_know_that_it_can() -> None:
     now = [0.0]
     target = Target.from_model(kit.model(), slots=3, capacity=80, kv_tokens=80)

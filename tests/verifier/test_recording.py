@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cloud_verifier.engine.work import Answered, Report
+from cloud_verifier.engine.work import Answered, Lease, Report
 from cloud_verifier.model import serve_model
 from moa.model.target import Target
 from moa.wire.finish import TurnRules
@@ -28,8 +28,7 @@ class Client(Bench):
         drafter = kit.served().drafter
         assert drafter is not None
         super().__init__(serve_model(target, drafter), clock=self.clock, prefill_tokens=256, rows=64)
-        self.ids = kit.prompt(0, 2)
-        self.lease = new_lease(0)
+        self.lease, self.ids = Lease(bytes(16), "p"), kit.prompt(0, 2)
         self.asks: float | None = None
         self.waits: list[float] = []
         self.batches: list[tuple[float, int]] = []
@@ -98,6 +97,25 @@ def test_records_of_a_long_prompt_are_made_between_rounds_and_cost_a_verdict_a_t
     assert client.p95() <= 1.3 * alone
     assert max(client.waits) <= 1.5 * alone
     assert client.clock.now < began + 4.0
+
+
+def test_records_take_a_small_share_of_the_time_while_rounds_leave_no_idle_moment_and_are_all_made_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(globals(), "_FORWARD", 0.05)
+    monkeypatch.setitem(globals(), "_BATCH", 0.02)
+    client = Client(monkeypatch, 0.0)
+    client.lease = new_lease(0)
+    began = client.asks = client.clock.now
+    while len(client.waits) < 120:
+        client.turn()
+    spent = sum(_BATCH + _ROW * rows for _, rows in client.batches)
+    assert 0 < spent / (client.clock.now - began) < 0.05
+    assert client.lease.made.newest_missing(121, 1) is not None
+    client.asks = None
+    while client.recorder.pending:
+        client.turn()
+    assert client.lease.made.newest_missing(121, 1) is None, "an idle moment makes what is left"
 
 
 def test_records_are_made_in_large_batches_when_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
