@@ -6,19 +6,17 @@ import asyncio
 import contextlib
 import random
 import threading
-import urllib.error
-import urllib.request
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import numpy as np
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
 from websockets.asyncio.client import connect
 
 from cloud_verifier.app import Verifier
@@ -125,19 +123,17 @@ def connection(running: Verifier, *, token: str = "", **options: Any) -> connect
 
 async def get(url: str, path: str, token: str = "") -> tuple[int, str]:
     """Status and text of a plain HTTP request to a websocket's port."""
-    request = urllib.request.Request(url.replace("ws://", "http://") + path)
-    if token:
-        request.add_header("Authorization", f"Bearer {token}")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with httpx.AsyncClient(timeout=PATIENCE, trust_env=False) as browser:
+        answer = await browser.get(url.replace("ws://", "http://") + path, headers=headers)
+    return answer.status_code, answer.text
 
-    def fetch() -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
 
-    return await asyncio.to_thread(fetch)
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait until it is true."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 def metric(running: Verifier, name: str) -> float:
@@ -158,30 +154,23 @@ def _generated(ids: tuple[int, ...], count: int, sampling: SamplingSettings | No
 
 def generate(model: Any, ids: Sequence[int], count: int, sampling: SamplingSettings | None = None) -> list[int]:
     """The result of `model.generate`; with sampling, the sampler's choice on its logits."""
-    told = [] if sampling is None or sampling.plain_greedy else [_Chosen(sampling)]
+
+    def chosen(log: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
+        """Leaves `generate` only the token that the sampler takes."""
+        assert sampling is not None
+        only = torch.full_like(scores, -torch.inf)
+        only[0, choose(scores[0].numpy(), sampling, log.shape[1], log[0].tolist())] = 0.0
+        return only
+
     with torch.inference_mode():
         out = model.generate(
             torch.tensor([list(ids)]),
             attention_mask=torch.ones(1, len(ids)),
             max_new_tokens=count,
             do_sample=False,
-            logits_processor=LogitsProcessorList(told),
+            logits_processor=[] if sampling is None or sampling.plain_greedy else [chosen],
         )
     return [int(token) for token in out[0, len(ids) :]]
-
-
-class _Chosen(LogitsProcessor):
-    """Leaves `generate` only the token that the sampler takes."""
-
-    def __init__(self, sampling: SamplingSettings) -> None:
-        self._sampling = sampling
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
-        """Scores in which one token is certain."""
-        log = input_ids[0].tolist()
-        only = torch.full_like(scores, -torch.inf)
-        only[0, choose(scores[0].numpy(), self._sampling, len(log), log)] = 0.0
-        return only
 
 
 def draft_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,9 +35,7 @@ async def behind_uvicorn(auth: Authenticator | None = None, **limits: Any) -> As
     with Port("127.0.0.1", 0) as port:
         async with verifier.running():
             task = asyncio.create_task(server._serve([port.listen(128)]))
-            async with asyncio.timeout(kit.PATIENCE):
-                while not server.started:
-                    await asyncio.sleep(0.005)
+            await kit.until(lambda: server.started)
             try:
                 yield port.url("ws")
             finally:

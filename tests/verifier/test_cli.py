@@ -12,35 +12,28 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
 
 from cloud_verifier.cli import main, parser, settings_from
 from cloud_verifier.model import load
 from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.settings import Settings
-from moa.config import DrafterConfig
 from moa.errors import UsageError
-from moa.model.checkpoint import new_drafter, save_drafter
 from moa.model.target import Target
 from moa.process.listening import Port
 from moa.wire import SUBPROTOCOL, ClientSession, decode_server, encode
 from moa.wire.messages import Hello, Message, ServerMessage, Welcome
-from tests.tiny import save_tiny
+from tests.edge import kit as edge_kit
 from tools.readme import cli_reference
 
 FAST = ["--max-context-tokens", "128", "--max-prompt-tokens", "100", "--slots", "4", "--device", "cpu"]
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+@pytest.fixture
+def pair() -> tuple[Path, Path]:
     """A tiny target and drafter in folders."""
-    folder = tmp_path_factory.mktemp("pair")
-    target = Target.load(save_tiny("llama", folder / "target"))
-    torch.manual_seed(0)
-    save_drafter(new_drafter(DrafterConfig.for_target(target.facts), target.model), folder / "drafter")
-    return folder / "target", folder / "drafter"
+    return edge_kit.pair() / "target", edge_kit.pair() / "drafter"
 
 
 _MAIN = "from cloud_verifier.cli import main; main()"
@@ -57,8 +50,8 @@ Scheduler.schedule = schedule
 
 
 @contextlib.contextmanager
-def process_of(code: str, pair: tuple[Path, Path]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`cloud-verifier serve` in a process, and its address."""
+def process_of(code: str, pair: tuple[Path, Path]) -> Iterator[tuple[subprocess.Popen[str], str, ClientConnection]]:
+    """`cloud-verifier serve` in a process, its address, and a connection to it."""
     command = [sys.executable, "-c", code, "serve", "--port", "0", *FAST]
     process = subprocess.Popen(
         [*command, "--target", str(pair[0]), "--drafter", str(pair[1])],
@@ -69,22 +62,23 @@ def process_of(code: str, pair: tuple[Path, Path]) -> Iterator[tuple[subprocess.
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line.startswith("listening on ws://127.0.0.1:"), process.communicate()
+    url = line.split()[-1]
     try:
-        yield process, line.split()[-1]
+        with connect(url, proxy=None, subprotocols=[SUBPROTOCOL]) as raw:  # type: ignore[list-item]
+            yield process, url, raw
     finally:
         process.kill()
         process.communicate()
 
 
 def test_a_process_whose_engine_dies_ends_with_an_exit_code(pair: tuple[Path, Path]) -> None:
-    with process_of(_DIES + _MAIN, pair) as (process, url):
-        with connect(url, proxy=None, subprotocols=[SUBPROTOCOL]) as raw:  # type: ignore[list-item]
-            session = ClientSession([5, 6, 7], max_new_tokens=4)
-            for message in (Hello([2], ["tree"]), session.open(), session.verify([7, 8])):
-                raw.send(encode(message))
-            with contextlib.suppress(ConnectionClosed):
-                while True:
-                    raw.recv(timeout=300)
+    with process_of(_DIES + _MAIN, pair) as (process, _, raw):
+        session = ClientSession([5, 6, 7], max_new_tokens=4)
+        for message in (Hello([2], ["tree"]), session.open(), session.verify([7, 8])):
+            raw.send(encode(message))
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                raw.recv(timeout=300)
         _, errors = process.communicate(timeout=300)
     assert process.returncode == 1
     *logged, last = errors.splitlines()
@@ -95,21 +89,20 @@ def test_a_process_whose_engine_dies_ends_with_an_exit_code(pair: tuple[Path, Pa
 
 
 def test_serve_until_sigterm(pair: tuple[Path, Path]) -> None:
-    with process_of(_MAIN, pair) as (process, url):
-        with connect(url, proxy=None, subprotocols=[SUBPROTOCOL]) as raw:  # type: ignore[list-item]
+    with process_of(_MAIN, pair) as (process, url, raw):
 
-            def ask(*messages: Message) -> ServerMessage:
-                for message in messages:
-                    raw.send(encode(message))
-                return decode_server(raw.recv(timeout=300))  # type: ignore[arg-type]
+        def ask(message: Message) -> ServerMessage:
+            raw.send(encode(message))
+            return decode_server(raw.recv(timeout=300))  # type: ignore[arg-type]
 
-            welcome = ask(Hello([2], ["tree"]))
-            assert isinstance(welcome, Welcome)
-            assert all(len(name) == 64 for name in (welcome.target, welcome.tokenizer, welcome.drafter))
-            session = ClientSession([5, 6, 7], max_new_tokens=4)
-            session.receive(ask(session.open()))
-            session.receive(ask(session.verify([7, 8])))
-            assert session.round == 1
+        welcome = ask(Hello([2], ["tree"]))
+        assert isinstance(welcome, Welcome)
+        assert all(len(name) == 64 for name in (welcome.target, welcome.tokenizer, welcome.drafter))
+        session = ClientSession([5, 6, 7], max_new_tokens=4)
+        session.receive(ask(session.open()))
+        session.receive(ask(session.verify([7, 8])))
+        assert session.round == 1
+        raw.close()
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=300)
     assert process.returncode == 0

@@ -4,7 +4,6 @@ verdicts."""
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,67 +12,22 @@ import torch
 
 from benchmarks.kit.speculator import GenerationSettings, Speculator
 from cloud_verifier.engine import runner
-from cloud_verifier.engine.core import PROBE_SECONDS, Engine
-from cloud_verifier.engine.recording import Recorder
-from cloud_verifier.engine.scheduler import Scheduler
-from cloud_verifier.engine.stream_drafting import MoaServerDrafting, ServerDrafting, TreeDrafting
-from cloud_verifier.engine.work import Dropped, Failed, Guesses, Job, Lease, Recorded, RecordRows, Report
-from cloud_verifier.engine.workload import Workload
-from cloud_verifier.model import Served, serve_model
+from cloud_verifier.engine.core import PROBE_SECONDS
+from cloud_verifier.engine.stream_drafting import TreeDrafting
+from cloud_verifier.engine.work import Dropped, Failed, Guesses, Job, Lease, Recorded
+from cloud_verifier.model import serve_model
 from moa import demo
 from moa.grammar.spec import Grammar
 from moa.model.drafting import DraftRequest
 from moa.model.target import Step, Target
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape
-from moa.wire import Code, Limits
+from moa.wire import Code
 from moa.wire.finish import TurnRules
-from moa.wire.messages import Foresee, Stream, StreamTokens, Verdict, Verify
+from moa.wire.messages import Foresee, Stream, StreamTokens, Verdict
 from tests.tiny import tiny
 from tests.verifier import kit
-
-
-class Bench:
-    """An engine without a thread, and what it has reported."""
-
-    def __init__(self, served: Served | None = None, **settings: Any) -> None:
-        self.served = served or kit.served()
-        self.reports: list[Report] = []
-        self.work = Workload(Scheduler(Limits(), batch_wait=0.0, prefill_tokens=32, now=time.monotonic()))
-        recorder = Recorder(self.served.drafter, self.reports.extend, rows=16)
-        drafting = ServerDrafting()
-        if self.served.drafter is not None:
-            drafting = MoaServerDrafting(self.served.target, self.served.drafter, recorder, shape=TreeShape.chain(3))
-        self.engine = Engine(
-            self.served.target, recorder, self.work, self.reports.extend, drafting=drafting, **settings
-        )
-
-    def lease(self, name: int) -> Lease:
-        return Lease(bytes([name] * 16), "p", records=RecordRows(1, 16))
-
-    def submit(self, lease: Lease, ids: list[int], draft: list[int] | None) -> Job:
-        """A round; without a draft a stream."""
-        base = len(ids) - 1
-        verify = Verify(lease.session, 1, base, [ids[-1], *draft]) if draft is not None else None
-        request = verify or Stream(lease.session, 1, base)
-        rules = TurnRules(len(ids), 100, 150)
-        job = Job(lease, request, list(ids), rules, SamplingSettings(), 0.0, 1e12)
-        self.work.submit(job)
-        return job
-
-    def run(self) -> None:
-        while self.engine.turn(0) or self.work._scheduler._prompts:  # they may wait a moment for rounds
-            pass
-
-    def next(self, lease: Lease, ids: list[int]) -> list[int]:
-        """The log after one more round without a draft."""
-        job = self.submit(lease, ids, [])
-        while not (settled := [report for report in self.of(Verdict) if report.job is job]):
-            self.engine.turn(0)
-        return [*ids, settled[0].message.next_token]
-
-    def of(self, kind: type) -> list[Any]:
-        return [report for report in self.reports if isinstance(getattr(report, "message", report), kind)]
+from tests.verifier.bench import Bench, new_lease
 
 
 def test_the_time_of_a_prompt_is_that_until_the_accelerator_has_computed_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +35,7 @@ def test_the_time_of_a_prompt_is_that_until_the_accelerator_has_computed_it(monk
     now = [0.0]
     bench = Bench(clock=lambda: now[0])
     monkeypatch.setattr(Step, "wait", lambda step: now.__setitem__(0, now[0] + 3.0))
-    bench.work.prefill(bench.lease(1), kit.prompt(1, 9), 8)
+    bench.work.prefill(new_lease(1), kit.prompt(1, 9), 8)
     bench.engine.turn(0)
     assert bench.engine._runner._metrics.forward_seconds.labels("prompt")._sum.get() == 3.0
     assert bench.engine.alive_at == 3.0
@@ -91,7 +45,7 @@ def test_the_time_of_a_prompt_is_that_until_the_accelerator_has_computed_it(monk
 def test_an_answer_comes_before_the_records_of_its_tokens_and_prompts_newest_first(draft: list[int] | None) -> None:
     """Also before those that the drafts of a stream need: on a thin link these would hold the first token up."""
     bench = Bench()
-    job = bench.submit(bench.lease(0), kit.prompt(0, 100), draft)
+    job = bench.submit(new_lease(0), kit.prompt(0, 100), draft)
     job.rules = dataclasses.replace(job.rules, max_new_tokens=1)
     bench.run()
     kinds = [type(getattr(report, "message", report)) for report in bench.reports]
@@ -110,7 +64,7 @@ def test_records_that_only_the_server_s_drafter_may_want_are_made_when_it_drafts
     bench, made = Bench(), list[int]()
     project = bench.served.drafter.project  # type: ignore[union-attr]
     monkeypatch.setattr(bench.served.drafter, "project", lambda *of: made.append(of[0].shape[1]) or project(*of))
-    lease = bench.lease(1)
+    lease = new_lease(1)
     lease.eager_records = False
     ids = kit.prompt(1, 4)
     for _ in range(40):
@@ -119,53 +73,10 @@ def test_records_that_only_the_server_s_drafter_may_want_are_made_when_it_drafts
     assert made == []
     assert len(lease.backlog) < 16, "what waits is joined"
     assert lease.backlog[0].hidden.untyped_storage().nbytes() == lease.backlog[0].hidden.nbytes, "and no other's states"
-    while not bench.engine._recorder.finish(lease):  # as its drafter does, when it is worth it
+    while not bench.recorder.finish(lease):  # as its drafter does, when it is worth it
         pass
     assert made == [16, 16, 11]
     assert lease.made.newest_missing(43, 1) is None
-
-
-def test_records_take_a_small_share_of_the_time_while_there_are_rounds_and_are_all_made_after(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bench, now, spent = Bench(), [100.0], [0.0]
-    bench.engine._recorder._clock = lambda: now[0]
-    project = bench.served.drafter.project  # type: ignore[union-attr]
-    forward = bench.served.target.forward
-
-    def slow(*rows: Any) -> Any:
-        now[0] += 0.02
-        spent[0] += 0.02
-        return project(*rows)
-
-    def timed(rows: Any) -> Any:
-        now[0] += 0.05
-        return forward(rows)
-
-    monkeypatch.setattr(bench.served.drafter, "project", slow)
-    monkeypatch.setattr(bench.served.target, "forward", timed)
-    lease, ids = bench.lease(0), kit.prompt(0, 2)
-    bench.run()
-    began = now[0]
-    for _ in range(120):
-        ids = bench.next(lease, ids)
-    assert 0 < spent[0] / (now[0] - began) < 0.05
-    assert lease.made.newest_missing(121, 1) is not None
-    bench.run()
-    assert lease.made.newest_missing(121, 1) is None, "an idle moment makes what is left"
-
-
-def test_a_slot_is_zeroed_before_its_next_user() -> None:
-    bench = Bench()
-    lease, pool = bench.lease(0), bench.served.target.pool
-    bench.submit(lease, kit.prompt(0, 20), [5])
-    bench.run()
-    assert lease.slot is not None
-    assert pool.read(lease.slot, 0, 20)[0].abs().max() > 0
-    bench.work.release(lease)
-    bench.run()
-    assert pool.k.abs().max() == 0
-    assert (lease.slot, pool.free, pool.free_pages) == (None, kit.SETTINGS.slots, pool.pages)
 
 
 def test_an_idle_engine_runs_a_token_to_know_that_it_can() -> None:
@@ -174,7 +85,7 @@ def test_an_idle_engine_runs_a_token_to_know_that_it_can() -> None:
     bench = Bench(serve_model(target), clock=lambda: now[0])
     taken: list[Callable[[], Any]] = [
         lambda: None,
-        lambda: [bench.submit(bench.lease(i), kit.prompt(i, size), []) for i, size in enumerate((60, 5))],
+        lambda: [bench.submit(new_lease(i), kit.prompt(i, size), []) for i, size in enumerate((60, 5))],
         target.pool.acquire,
     ]
     for take, free in zip(taken, [(3, 5), (1, 0), (0, 0)], strict=True):
@@ -195,16 +106,16 @@ def test_a_model_that_does_not_run_is_noticed_at_the_start(monkeypatch: pytest.M
 
 def test_who_finds_the_memory_full_comes_back_or_keeps_what_was_said_and_harms_nobody() -> None:
     bench = Bench(served=serve_model(Target.from_model(kit.model(), slots=8, capacity=96, kv_tokens=96)))
-    good, waiting = bench.lease(0), bench.lease(1)
+    good, waiting = new_lease(0), new_lease(1)
     bench.submit(good, kit.prompt(0, 60), [5])
     bench.run()
     refused = bench.submit(waiting, kit.prompt(1, 50), [5])
     bench.run()
     (dropped,) = bench.of(Dropped)
     assert (dropped.job, dropped.refusal.code, dropped.refusal.limit) == (refused, Code.BUSY, "kv_tokens")
-    assert (bench.work.queued, bench.work._scheduler._prompts) == (0, {})
+    assert (bench.work.queued, bench.scheduler._prompts) == (0, {})
     bench.work.release(waiting)
-    bench.submit(bench.lease(2), kit.prompt(0, 20), None)
+    bench.submit(new_lease(2), kit.prompt(0, 20), None)
     bench.run()
     said = [token for answer in bench.of(StreamTokens) for token in answer.message.tokens]
     assert said == kit.generated(kit.prompt(0, 20), len(said))
@@ -212,20 +123,22 @@ def test_who_finds_the_memory_full_comes_back_or_keeps_what_was_said_and_harms_n
     assert bench.of(StreamTokens)[-1].message.done
     assert bench.of(Failed) == []
     bench.work.release(good)
-    again = bench.submit(bench.lease(3), kit.prompt(1, 50), [5])
+    again = bench.submit(new_lease(3), kit.prompt(1, 50), [5])
     bench.run()
     assert bench.of(Verdict)[-1].job is again
 
 
 def test_who_waited_too_long_or_is_cancelled_is_not_run_and_told_so() -> None:
     bench = Bench()
-    jobs = [bench.submit(bench.lease(i), kit.prompt(i, 2), draft) for i, draft in enumerate(([5], [5], None))]
-    late, cancelled, stream = jobs
+    jobs = [bench.submit(new_lease(i), kit.prompt(i, 2), draft) for i, draft in enumerate(([5], [5], None, [5]))]
+    late, cancelled, stream, good = jobs
     late.deadline, cancelled.cancelled, stream.cancelled = 0.0, True, True
     bench.run()
     told = {report.job: report.refusal.code for report in bench.of(Dropped)}
     assert told == {late: Code.DEADLINE, cancelled: Code.CANCELLED}
     assert [(one.message.tokens, one.message.done) for one in bench.of(StreamTokens)] == [([], True)]
+    assert [report.job for report in bench.of(Verdict)] == [good]
+    assert bench.work.queued == 0
 
 
 class VirtualDrafting(TreeDrafting):
@@ -280,8 +193,8 @@ def test_a_stream_whose_edge_has_guessed_nothing_is_not_compared_with_drafts_of_
 ) -> None:
     bench = Bench()
     ids, compared = kit.prompt(0, 10), []
-    monkeypatch.setattr(bench.engine.drafting, "matching", lambda job: compared.append(job) or 0.0)
-    job = bench.submit(bench.lease(0), ids, None)
+    monkeypatch.setattr(bench.drafting, "matching", lambda job: compared.append(job) or 0.0)
+    job = bench.submit(new_lease(0), ids, None)
     job.guesses = Guesses(waits=False)
     while not bench.of(StreamTokens):
         bench.engine.turn(0)
@@ -304,8 +217,8 @@ def test_what_comes_between_two_rounds_of_a_stream_is_a_part_of_a_round(monkeypa
         return real(rows)
 
     monkeypatch.setattr(bench.served.target, "forward", forward)
-    monkeypatch.setattr(bench.engine.drafting, "ran", lambda won, tokens, took: won and rests.append(took - 1.0))
-    bench.submit(bench.lease(0), kit.prompt(0, 10), None).enqueued = now[0]
+    monkeypatch.setattr(bench.drafting, "ran", lambda won, tokens, took: won and rests.append(took - 1.0))
+    bench.submit(new_lease(0), kit.prompt(0, 10), None).enqueued = now[0]
     now[0] += 0.5
     while not rests:
         bench.engine.turn(0)
@@ -320,7 +233,7 @@ def test_numbers_that_are_none_end_their_session_alone_and_leave_nothing_behind(
     bench = Bench(kit.served(own=tiny("llama")))
     with torch.no_grad():
         bench.served.target.embedding_weight[77] = torch.nan
-    good, bad = bench.lease(1), bench.lease(2)
+    good, bad = new_lease(1), new_lease(2)
     right = bench.submit(good, kit.prompt(1, 9), [5])
     wrong = bench.submit(bad, [*kit.prompt(2, 9), 77, 5], [6])
     wrong.sampling = sampling
@@ -346,15 +259,15 @@ def test_masks_that_are_late_hold_up_no_other_row_and_change_no_text(monkeypatch
     prompt = target.tokenizer("Once upon a time")["input_ids"]
     choice = target.grammars.compile(Grammar("regex", "alpha|omega"))
     expected = Speculator(target).generate([prompt], GenerationSettings(grammar=Grammar("regex", "alpha|omega")))
-    plain = bench.submit(bench.lease(0), prompt, [])
-    held = [bench.submit(bench.lease(name), prompt, []) for name in range(1, 5)]
+    plain = bench.submit(new_lease(0), prompt, [])
+    held = [bench.submit(new_lease(name), prompt, []) for name in range(1, 5)]
     for job in held:
         job.matcher = choice.matcher(len(prompt))
     while not bench.of(Verdict):
         bench.engine.turn(0)
     assert plain in {report.job for report in bench.of(Verdict)}
     assert len(bench.of(Verdict)) == 2, "one row's mask is always made"
-    broken = bench.submit(bench.lease(5), prompt, [])
+    broken = bench.submit(new_lease(5), prompt, [])
     broken.matcher = choice.matcher(0)  # as if the prompt had to match
     bench.run()
     settled = {report.job: report for report in bench.of(Verdict)}

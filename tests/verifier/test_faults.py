@@ -13,19 +13,14 @@ import torch
 
 from cloud_verifier.engine import runner
 from cloud_verifier.engine.core import Engine
-from cloud_verifier.engine.recording import Recorder
-from cloud_verifier.engine.scheduler import Scheduler
-from cloud_verifier.engine.stream_drafting import MoaServerDrafting
-from cloud_verifier.engine.work import Answered, Dropped, Failed, Guesses, Job, Lease, RecordRows, Report
-from cloud_verifier.engine.workload import Workload
+from cloud_verifier.engine.work import Answered, Dropped, Failed, Guesses, Lease, Report
 from cloud_verifier.metrics import Metrics
 from moa.model.target import Step
-from moa.sampling import SamplingSettings
-from moa.tree import Accepted, TreeShape
-from moa.wire import Limits
+from moa.tree import Accepted
 from moa.wire.finish import TurnRules
-from moa.wire.messages import Foresee, Stream, Verdict, Verify
+from moa.wire.messages import Foresee, Verdict, Verify
 from tests.verifier import kit
+from tests.verifier.bench import Bench, new_job, new_lease
 
 COUNT = 6
 """Tokens of an answer."""
@@ -49,30 +44,15 @@ class Session:
         return self.ids[self.start :] == kit.generated(self.ids[: self.start], COUNT)
 
 
-class World:
+class World(Bench):
     """An engine in virtual time, beside sessions of each kind."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.served, self.metrics = kit.served(), Metrics()
-        self.pool = self.served.target.pool
         self.sessions: dict[Lease, Session] = {}
-        self.scheduler = Scheduler(Limits(), batch_wait=0.0)
-        self.work = Workload(self.scheduler, self.clock)
-        assert self.served.drafter is not None
-        self.recorder = Recorder(self.served.drafter, self.post, rows=16, clock=self.clock)
-        self.drafting = MoaServerDrafting(
-            self.served.target, self.served.drafter, self.recorder, shape=TreeShape.chain(3)
-        )
-        self.engine = Engine(
-            self.served.target,
-            self.recorder,
-            self.work,
-            lambda reports: self.post(reports),
-            metrics=self.metrics,
-            drafting=self.drafting,
-            clock=self.clock,
-        )
+        self.metrics = Metrics()
+        super().__init__(clock=self.clock, metrics=self.metrics, prefill_tokens=256)
+        self.pool = self.served.target.pool
 
     def clock(self) -> float:
         self.now += 1e-5
@@ -80,20 +60,18 @@ class World:
 
     def open(self, name: int, *, streamed: bool, guesses: bool = False, share: Lease | None = None) -> Session:
         ids = kit.prompt(name % 4, 40)
-        lease = Lease(bytes([name] * 16), f"p{name}", records=RecordRows(1, 16), share=share, share_tokens=20)
+        lease = new_lease(name, f"p{name}", share=share, share_tokens=20)
         session = self.sessions[lease] = Session(lease, ids, streamed, len(ids))
         self.ask(session, guesses)
         return session
 
     def ask(self, session: Session, guesses: bool = False) -> None:
-        base, id = len(session.ids) - 1, session.lease.session
         right = kit.generated(session.ids[: session.start], COUNT)[len(session.ids) - session.start :][:2]
-        request = Stream(id, 1, base) if session.streamed else Verify(id, 1, base, [session.ids[-1], *right])
         rules = TurnRules(session.start, COUNT, 150)
-        job = Job(session.lease, request, list(session.ids), rules, SamplingSettings(), self.now, self.now + 1e6)
+        job = new_job(session.lease, session.ids, None if session.streamed else right, rules, self.now)
         if guesses:
             job.guesses = Guesses(waits=False)
-            job.guesses.add(Foresee(id, 1, base, [session.ids[-1], right[0]], [-1, 0], [1, 1]))
+            job.guesses.add(Foresee(job.lease.session, 1, job.base, [session.ids[-1], right[0]], [-1, 0], [1, 1]))
         self.work.submit(job)
 
     def post(self, reports: list[Report]) -> None:

@@ -57,12 +57,6 @@ def few_descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def _until(what: Any) -> None:
-    async with asyncio.timeout(kit.PATIENCE):
-        while not what():
-            await asyncio.sleep(0.01)
-
-
 # ---- what arrives
 
 
@@ -129,7 +123,7 @@ async def test_pongs_do_not_pile_up_for_one_that_never_reads_and_it_is_dropped()
 
         watching = asyncio.create_task(watch())
         raw.write(frame(PING, bytes(125)) * 80_000)  # 10 MB
-        await _until(lambda: not running.service.connections)
+        await kit.until(lambda: not running.service.connections)
         watching.cancel()
         assert 0 < most <= kit.LIMITS.send_buffer_bytes + 4096
 
@@ -163,14 +157,14 @@ async def test_answers_that_nobody_reads_end_the_connection_at_their_limit() -> 
         assert its._waiting <= 110_000
         assert not its.has_answers, "what nobody reads is not kept"
         await raw.gone()
-        await _until(lambda: not running.service.connections)
+        await kit.until(lambda: not running.service.connections)
 
 
 async def test_acknowledgements_and_repeated_cancels_look_at_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
     async with kit.verifier() as running, kit.client(running) as edge:
         session = await edge.start(IDS, records="off")
         (its,) = running.service.connections
-        await _until(lambda: not its.record_sender._offered)
+        await kit.until(lambda: not its.record_sender._offered)
         monkeypatch.setattr(OutgoingRecords, "newest_unsent", None)
         for _ in range(50):
             await edge.send(Ack(0), Ack(2**40), Cancel(session.id, 9))
@@ -290,7 +284,7 @@ async def test_a_port_survives_that_something_else_takes_all_descriptors(
     monkeypatch.setattr(channel.log, "propagate", True)
     async with kit.verifier() as running:
         silent = await Raw.connect(running.transport.port)
-        await _until(lambda: len(running.transport._half_open) == 1)
+        await kit.until(lambda: len(running.transport._half_open) == 1)
         with contextlib.ExitStack() as held, caplog.at_level(logging.INFO):
             sockets = [held.enter_context(socket.socket()) for _ in range(10)]
             with contextlib.suppress(OSError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Sequence
 
@@ -111,9 +110,7 @@ async def test_a_stream_that_waits_ends_when_it_is_cancelled_when_its_edge_goes_
             await edge.send(session.stream(speculate=False, waits=True))
             await edge.send(guesses(session, chain(IDS[-1], *truth[:2])))
             await part(edge, session)
-        async with asyncio.timeout(kit.PATIENCE):
-            while any(one.running for one in running.service.table):
-                await asyncio.sleep(0.01)
+        await kit.until(lambda: not any(one.running for one in running.service.table))
         async with kit.client(running) as edge:
             await edge.send(*session.recover())
             assert isinstance(await edge.event(session), Recovered)
@@ -135,9 +132,7 @@ async def test_a_waiting_stream_gives_its_slot_to_others_and_takes_another_when_
         await silence(edge)
         table = running.service.table
         (own,) = (one for one in table if one.id == session.id)
-        async with asyncio.timeout(kit.PATIENCE):
-            while not own.at_rest:
-                await asyncio.sleep(0.01)
+        await kit.until(lambda: own.at_rest)
         table.evict(own, "the test")
         await rest(edge, session, truth)
 

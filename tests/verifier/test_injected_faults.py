@@ -326,8 +326,6 @@ async def test_a_connection_whose_socket_hangs_ends_with_it(
         with contextlib.suppress(TimeoutError, ConnectionClosed):
             async with asyncio.timeout(0.3):
                 await two.converse()
-        async with asyncio.timeout(kit.PATIENCE):
-            while len(two.running.service.connections) > 1:
-                await asyncio.sleep(0.01)
+        await kit.until(lambda: len(two.running.service.connections) == 1)
     assert await two.converse() == DONE
     await two.neighbour_goes_on()

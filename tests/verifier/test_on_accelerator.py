@@ -28,9 +28,6 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(kit.target_options, "accelerator", Accelerator(ReferenceKernels(), lambda run: run))
 
 
-del test_a_slot_is_zeroed_before_its_next_user  # noqa: F821  (the spare page keeps padding, which is nobody's)
-
-
 @pytest.mark.parametrize(
     ("family", "sampling"),
     [("llama", test_exact.SAMPLED), ("qwen3", test_exact.GREEDY), ("mistral", test_exact.SAMPLED)],

@@ -28,7 +28,7 @@ from moa.process.listening import Port
 from tests.api.large import LARGE, large_request
 from tests.api.scripted import check_that_the_loop_turns
 from tests.edge.serve.pair import embedded, served
-from tests.verifier.kit import PATIENCE, generate
+from tests.verifier.kit import PATIENCE, generate, until
 
 SETTINGS = Settings(port=0, openai="0", slots=4, device="cpu", dtype="float32")
 QUESTION = [{"role": "user", "content": "What is 17 + 25 - 9?"}]
@@ -136,9 +136,7 @@ async def test_a_client_that_hangs_up_leaves_no_session(both: Both) -> None:
     await stream.close()
     del stream
     gc.collect()  # the client's generators end here, not on the model's thread in a later test
-    async with asyncio.timeout(PATIENCE):
-        while list(verifier.service.table) or verifier.service.connections:
-            await asyncio.sleep(0.01)
+    await until(lambda: not list(verifier.service.table) and not verifier.service.connections)
 
 
 async def test_a_drain_waits_for_the_answers_that_run(both: Both) -> None:

@@ -10,17 +10,11 @@ from cloud_verifier.sessions.record_sender import OutgoingRecords, RecordSender,
 from moa import records
 from moa.wire import Ranges
 from moa.wire.messages import RecordContract
+from tests.verifier.virtual import Clock
 
 HEADS, DIM = 2, 16
 CONTRACT = RecordContract(HEADS, DIM, ["int8"])
 ROW = records.row_bytes("int8", HEADS, DIM)
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def session(count: int = 500, name: int = 0, **settings: Any) -> OutgoingRecords:
@@ -126,7 +120,7 @@ def test_a_byte_rate_is_kept() -> None:
     clock = Clock()
     one, sender = session(500), record_sender(clock)
     one.limit(4000)
-    sent = 0
+    sent, clock.now = 0, 0.0
     while clock.now < 3.0:
         frame, pause = ask(sender, one)
         if frame is not None:

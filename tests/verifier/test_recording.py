@@ -6,17 +6,12 @@ from typing import Any
 
 import pytest
 
-from cloud_verifier.engine.core import Engine
-from cloud_verifier.engine.recording import Recorder
-from cloud_verifier.engine.scheduler import Scheduler
-from cloud_verifier.engine.work import Answered, Job, Lease, RecordRows, Report
-from cloud_verifier.engine.workload import Workload
+from cloud_verifier.engine.work import Answered, Lease, Report
+from cloud_verifier.model import serve_model
 from moa.model.target import Target
-from moa.sampling import SamplingSettings
-from moa.wire import Limits
 from moa.wire.finish import TurnRules
-from moa.wire.messages import Verify
 from tests.verifier import kit
+from tests.verifier.bench import Bench, new_job, new_lease
 from tests.verifier.virtual import Clock
 
 _PROMPT = 320
@@ -24,7 +19,7 @@ _FORWARD, _BATCH, _ROW = 0.005, 0.0004, 0.00008
 """Seconds of a forward; of a batch of records, and of each: 64 of them take longer than a forward."""
 
 
-class Client:
+class Client(Bench):
     """An engine, stepped by hand, and a session that asks again `pause` seconds after each verdict."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, pause: float) -> None:
@@ -32,9 +27,7 @@ class Client:
         target = Target.from_model(kit.model(), slots=2, capacity=512)
         drafter = kit.served().drafter
         assert drafter is not None
-        self.work = Workload(Scheduler(Limits(), batch_wait=0.0, now=self.clock.now), self.clock)
-        self.recorder = Recorder(drafter, self.hear, rows=64, clock=self.clock)
-        self.engine = Engine(target, self.recorder, self.work, self.hear, clock=self.clock)
+        super().__init__(serve_model(target, drafter), clock=self.clock, prefill_tokens=256, rows=64)
         self.lease, self.ids = Lease(bytes(16), "p"), kit.prompt(0, 2)
         self.asks: float | None = None
         self.waits: list[float] = []
@@ -53,7 +46,7 @@ class Client:
     def passes(self, seconds: float) -> None:
         self.clock.now += seconds
 
-    def hear(self, reports: list[Report]) -> None:
+    def post(self, reports: list[Report]) -> None:
         for report in reports:
             if isinstance(report, Answered):
                 self.waits.append(self.clock.now - report.job.enqueued)
@@ -71,10 +64,7 @@ class Client:
         if self.asks is None or self.asks > now:
             return False
         self.clock.now, self.asks = self.asks, None
-        base = len(self.ids) - 1
-        request = Verify(self.lease.session, 1, base, self.ids[-1:])
-        rules = TurnRules(2, 10_000, 10_000)
-        self.work.submit(Job(self.lease, request, self.ids, rules, SamplingSettings(), self.clock.now, 1e12))
+        self.work.submit(new_job(self.lease, self.ids, [], TurnRules(2, 10_000, 10_000), self.clock.now))
         self.clock.now = now
         return True
 
@@ -90,7 +80,7 @@ class Client:
 def test_records_of_a_long_prompt_are_made_between_rounds_and_cost_a_verdict_a_third_at_most(
     monkeypatch: pytest.MonkeyPatch, pause: float
 ) -> None:
-    client, reader = Client(monkeypatch, pause), Lease(bytes([1] * 16), "q", records=RecordRows(1, 16))
+    client, reader = Client(monkeypatch, pause), new_lease(1, "q")
     client.asks = client.clock.now
     while len(client.waits) < 50:
         client.turn()
@@ -109,8 +99,27 @@ def test_records_of_a_long_prompt_are_made_between_rounds_and_cost_a_verdict_a_t
     assert client.clock.now < began + 4.0
 
 
+def test_records_take_a_small_share_of_the_time_while_rounds_leave_no_idle_moment_and_are_all_made_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(globals(), "_FORWARD", 0.05)
+    monkeypatch.setitem(globals(), "_BATCH", 0.02)
+    client = Client(monkeypatch, 0.0)
+    client.lease = new_lease(0)
+    began = client.asks = client.clock.now
+    while len(client.waits) < 120:
+        client.turn()
+    spent = sum(_BATCH + _ROW * rows for _, rows in client.batches)
+    assert 0 < spent / (client.clock.now - began) < 0.05
+    assert client.lease.made.newest_missing(121, 1) is not None
+    client.asks = None
+    while client.recorder.pending:
+        client.turn()
+    assert client.lease.made.newest_missing(121, 1) is None, "an idle moment makes what is left"
+
+
 def test_records_are_made_in_large_batches_when_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    client, reader = Client(monkeypatch, 0.0), Lease(bytes([1] * 16), "q", records=RecordRows(1, 16))
+    client, reader = Client(monkeypatch, 0.0), new_lease(1, "q")
     client.work.prefill(reader, kit.prompt(1, _PROMPT + 1), _PROMPT)
     while reader.made.newest_missing(_PROMPT, 1) is not None:
         client.turn()
@@ -120,7 +129,7 @@ def test_records_are_made_in_large_batches_when_nobody_is_there(monkeypatch: pyt
 def test_records_are_made_where_a_clock_is_too_coarse_to_time_them(monkeypatch: pytest.MonkeyPatch) -> None:
     for cost in ("_BATCH", "_ROW"):
         monkeypatch.setitem(globals(), cost, 0.0)
-    client, reader = Client(monkeypatch, 0.001), Lease(bytes([1] * 16), "q", records=RecordRows(1, 16))
+    client, reader = Client(monkeypatch, 0.001), new_lease(1, "q")
     client.asks = client.clock.now
     client.work.prefill(reader, kit.prompt(1, _PROMPT + 1), _PROMPT)
     while reader.made.newest_missing(_PROMPT, 1) is not None:

@@ -70,18 +70,6 @@ def test_the_queue_is_bounded_and_says_when_to_come_back() -> None:
     queue.submit(job(lease("c")))
 
 
-def test_principals_share_by_time_and_not_by_rounds() -> None:
-    queue, order = Timed(max_batch_rows=1), []
-    queue.submit(*(job(lease("wide"), nodes=12) for _ in range(3)))
-    queue.submit(*(job(lease("slim"), nodes=4) for _ in range(9)))
-    for _ in range(8):
-        (one,) = drafts(queue.next())
-        order.append(one.lease.principal)
-        queue.clock.now += 0.001 * one.cost
-    assert order.count("wide") == 2
-    assert order.count("slim") == 6
-
-
 def test_who_was_served_waits_for_many_that_were_not_as_for_one() -> None:
     queue, seconds = RoundQueue(Limits(), max_rows=1, max_tokens=2048), 0.0
     crowd = [f"idle {number}" for number in range(50)]
@@ -112,36 +100,11 @@ def test_how_soon_a_principal_comes_back_outlasts_newcomers() -> None:
     assert queue.owed() == {"first": 0.002}, "the second has no session any more"
 
 
-def test_a_draft_waits_until_its_prompt_has_run() -> None:
-    queue = Timed(prefill_tokens=8)
-    holder = lease(length=0)
-    queue.submit(job(holder, base=20))
-    sizes = []
-    while not (drafts(work := queue.next())):
-        (piece,) = pieces(work)
-        sizes.append(piece.size)
-        holder.length += piece.size
-    assert sizes == [8, 8, 4]
-    assert [one.lease for one in drafts(work)] == [holder]
-
-
 def test_short_prompts_run_together_within_the_budget() -> None:
     queue = Timed(prefill_tokens=32)
     for goal in (8, 8, 8, 12, 8):
         queue.scheduler.prefill(lease(length=0), [1] * 13, goal)
     assert [piece.size for piece in pieces(queue.next())] == [8, 8, 8, 8]
-
-
-def test_expired_and_cancelled_rounds_are_not_run() -> None:
-    clock = Clock()
-    queue = Timed(clock)
-    late, cancelled, good = job(lease(), deadline=101.0), job(lease()), job(lease())
-    queue.submit(late, cancelled, good)
-    cancelled.cancelled = True
-    clock.now = 102.0
-    work = queue.taken()
-    assert (work.jobs, work.expired) == ([good], [late, cancelled])
-    assert queue.scheduler.queued == 0
 
 
 @pytest.mark.parametrize("length", [0, 4], ids=["parked", "ready"])

@@ -4,7 +4,8 @@
 6.  constant-time comparison of tokens: `test_auth`, every entry is compared in constant time
 8.  generic errors outward: `test_injected_faults`, a collaborator that raises closes with "internal error"
 10. loopback unless there is authentication: `test_cli` and `test_settings`; a session is its principal's:
-    `test_transport`; no prefix is shared between principals: `test_sessions`; slots are zeroed: `test_engine`
+    `test_transport`; no prefix is shared between principals: `test_sessions`; slots are zeroed:
+    `tests/model/test_slots.py`, and given back: `test_faults`
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
-import msgspec
 import pytest
 from msgspec import inspect
 
@@ -145,8 +145,3 @@ def test_9_no_code_of_a_models_author_is_run_and_weights_are_safetensors() -> No
             assert _argument(call, "trust_remote_code") == "False", place
             assert _argument(call, "local_files_only") == "True", place
             assert _argument(call, "use_safetensors") == ("True" if "Model" in name else ""), place
-
-
-def test_frames_cannot_name_a_type_that_is_not_in_the_closed_set() -> None:
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.msgpack.decode(msgspec.msgpack.encode(["pickle", b"x"]), type=ClientMessage)

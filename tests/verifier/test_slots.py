@@ -20,13 +20,6 @@ def full(*principals: str) -> tuple[SlotShares, list[ServerSession]]:
     return shares, [holder(name) for name in principals]
 
 
-def test_a_single_principal_may_have_all_slots() -> None:
-    shares, holders = full("a", "a", "a", "a")
-    assert shares.free == 0
-    assert shares.victim(session(2, principal="a"), holders, 0.0) is None
-    assert not shares.must_yield("a", 0.0)
-
-
 def test_whoever_has_less_than_its_share_takes_from_whoever_has_more_even_between_two_rounds() -> None:
     shares, holders = full("a", "a", "a", "a")
     works(holders[0])

@@ -31,6 +31,7 @@ from moa.wire.messages import (
 )
 from moa.wire.session import Advanced, Ready, Recovered, Refused
 from moa.wire.versions import SUBPROTOCOL, TOKEN_SUBPROTOCOL
+from tests.torture.raw import Raw
 from tests.verifier import kit
 
 IDS = kit.prompt(1, 10)
@@ -89,12 +90,12 @@ async def test_health_and_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_whoever_posts_is_told_what_this_port_is_for() -> None:
-    async with kit.verifier() as running, asyncio.timeout(300):
-        reader, writer = await asyncio.open_connection("127.0.0.1", running.transport.port)
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
-        answer = await reader.read()
-        writer.close()
-        await writer.wait_closed()
+    async with kit.verifier() as running:
+        raw = await Raw.connect(running.transport.port)
+        raw.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+        async with asyncio.timeout(kit.PATIENCE):
+            answer = await raw.reader.read()
+        await raw.gone()
     assert answer.startswith(b"HTTP/1.1 405 Method Not Allowed\r\nAllow: GET\r\n")
     assert answer.endswith(b"websocket: point edge-client at it\n")
 
@@ -181,21 +182,17 @@ async def test_who_does_not_say_hello_or_none_that_is_understood_is_hung_up_on(f
 
 async def test_a_handshake_that_dawdles_is_cut() -> None:
     async with kit.verifier(kit.limited(handshake_timeout=0.2)) as running:
-        reader, writer = await asyncio.open_connection("127.0.0.1", running.transport.port)
-        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n")
-        await writer.drain()
+        raw = await Raw.connect(running.transport.port)
+        raw.write(b"GET / HTTP/1.1\r\nHost: x\r\n")
         async with asyncio.timeout(kit.PATIENCE):
-            await reader.read()
-        writer.close()
-        await writer.wait_closed()
+            await raw.reader.read()
+        await raw.gone()
 
 
 async def test_half_open_connections_are_reaped() -> None:
     async with kit.verifier(kit.limited(ping_interval=0.1, ping_timeout=0.1)) as running, kit.client(running) as edge:
         edge.connection.transport.pause_reading()  # the network is gone, without a close
-        async with asyncio.timeout(kit.PATIENCE):
-            while running.service.connections:
-                await asyncio.sleep(0.01)
+        await kit.until(lambda: not running.service.connections)
         edge.connection.transport.abort()
 
 

@@ -1,0 +1,93 @@
+"""An engine without a thread: a test steps it by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cloud_verifier.engine.core import Engine
+from cloud_verifier.engine.recording import Recorder
+from cloud_verifier.engine.scheduler import Scheduler
+from cloud_verifier.engine.stream_drafting import MoaServerDrafting, ServerDrafting
+from cloud_verifier.engine.work import Job, Lease, RecordRows, Report
+from cloud_verifier.engine.workload import Workload
+from cloud_verifier.model import Served
+from moa.sampling import SamplingSettings
+from moa.tree import TreeShape
+from moa.wire import Limits
+from moa.wire.finish import TurnRules
+from moa.wire.messages import Stream, Verdict, Verify
+from tests.verifier import kit
+
+
+def new_lease(name: int, principal: str = "p", **more: Any) -> Lease:
+    """One that wants records."""
+    return Lease(bytes([name] * 16), principal, records=RecordRows(1, 16), **more)
+
+
+def new_job(
+    lease: Lease, ids: list[int], draft: list[int] | None, rules: TurnRules | None = None, now: float = 0.0
+) -> Job:
+    """A round; without a draft a stream."""
+    base = len(ids) - 1
+    verify = Verify(lease.session, 1, base, [ids[-1], *draft]) if draft is not None else None
+    rules = rules or TurnRules(len(ids), 100, 150)
+    return Job(lease, verify or Stream(lease.session, 1, base), list(ids), rules, SamplingSettings(), now, 1e12)
+
+
+class Bench:
+    """The engine, and what it has reported."""
+
+    def __init__(
+        self,
+        served: Served | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        prefill_tokens: int = 32,
+        rows: int = 16,
+        **settings: Any,
+    ) -> None:
+        self.served = served or kit.served()
+        self.reports: list[Report] = []
+        self.scheduler = Scheduler(Limits(), batch_wait=0.0, prefill_tokens=prefill_tokens, now=clock())
+        self.work = Workload(self.scheduler, clock)
+        target, drafter = self.served.target, self.served.drafter
+        self.recorder = Recorder(drafter, self.post, rows=rows, clock=clock)
+        self.drafting = ServerDrafting()
+        if drafter is not None:
+            self.drafting = MoaServerDrafting(target, drafter, self.recorder, shape=TreeShape.chain(3))
+        self.engine = Engine(
+            target,
+            self.recorder,
+            self.work,
+            lambda reports: self.post(reports),
+            drafting=self.drafting,
+            clock=clock,
+            **settings,
+        )
+
+    def post(self, reports: list[Report]) -> None:
+        """What the event loop does with reports: here it keeps them."""
+        self.reports += reports
+
+    def of(self, kind: type) -> list[Any]:
+        """The reports of one kind."""
+        return [report for report in self.reports if isinstance(getattr(report, "message", report), kind)]
+
+    def submit(self, lease: Lease, ids: list[int], draft: list[int] | None) -> Job:
+        """A round; without a draft a stream."""
+        self.work.submit(job := new_job(lease, ids, draft))
+        return job
+
+    def run(self) -> None:
+        """Until nothing is left to do."""
+        while self.engine.turn(0) or self.scheduler._prompts:  # they may wait a moment for rounds
+            pass
+
+    def next(self, lease: Lease, ids: list[int]) -> list[int]:
+        """The log after one more round without a draft."""
+        job = self.submit(lease, ids, [])
+        while not (settled := [report for report in self.of(Verdict) if report.job is job]):
+            self.engine.turn(0)
+        return [*ids, settled[0].message.next_token]
