@@ -78,6 +78,8 @@ def load(settings: Settings) -> Served:
     if folder is not None and is_states(folder):
         if isinstance(server_drafter, PublishedEagle3):
             raise UsageError(f"{folder} and {settings.server_drafter} read different states", hint="give one of them")
+        if settings.bundle:
+            raise UsageError(f"--bundle is of no use: {folder} drafts streams without its graph", hint="leave it out")
         drafter = StateDrafter.load(folder, target.facts, SharedWeights.of(target.model))
         server_drafter = server_drafter or drafter
     elif folder is not None:

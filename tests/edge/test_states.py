@@ -18,10 +18,12 @@ from edge_client.client import EdgeClient
 from edge_client.device import Device
 from edge_client.tools.emulated_network import PROFILES, LinkProxy
 from export.build import BuildSettings, build
+from moa.errors import UsageError
 from moa.graph.drafter import OnnxDrafter
 from moa.sampling import SamplingSettings
 from tests.edge import kit
-from tests.tiny import save_tiny
+from tests.model import published
+from tests.tiny import save_tiny, tiny
 from tests.verifier import kit as verifier_kit
 from tests.verifier.test_server_drafter import learn
 
@@ -84,3 +86,11 @@ async def test_the_text_is_the_targets_and_records_come(pair: Pair, draft: Any, 
             assert reader.done is not None
             assert drafter.records is not None
             assert bool(drafter.records.held) == (sync != "off"), "records come while the answer is written"
+
+
+def test_what_does_not_fit_such_a_drafter_is_refused(pair: Pair, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--bundle is of no use"):
+        load(replace(pair.settings, bundle=str(pair.bundle)))
+    published.write(tmp_path / "eagle3", "specforge-3.1", tiny("llama"), [1, 2, 3])
+    with pytest.raises(UsageError, match="read different states"):
+        load(replace(pair.settings, server_drafter=str(tmp_path / "eagle3")))
