@@ -80,6 +80,8 @@ async def test_a_flood_is_slowed_down_then_told_and_cut_and_a_neighbour_goes_on(
         listening = asyncio.create_task(raw.listen())
         while not listening.done():
             raw.write(attack)
+            if len(session.log) == len(IDS) + 100:  # a busy machine cuts late
+                session = await good.start(IDS, max_new_tokens=100)
             assert isinstance(await good.advance(session, [session.log[-1]]), Advanced)
             await asyncio.sleep(0.005)
         assert raw.limits[-1] == limit
