@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,17 +69,18 @@ def load(settings: Settings) -> Served:
     """Load everything that `settings` names; errors are one clear line."""
     began = time.monotonic()
     log.info("starting", extra={"event": "start", "version": __version__, "target": settings.target or "embedded"})
-    target = load_target(settings)
     folder = drafter_folder(settings)
+    if states := folder is not None and is_states(folder):
+        if settings.server_drafter and is_eagle3(read_config(locate(settings.server_drafter, FILES), "drafter")):
+            raise UsageError(f"{folder} and {settings.server_drafter} read different states", hint="give one of them")
+        if settings.bundle:
+            raise UsageError(f"--bundle is of no use: {folder} drafts streams without its graph", hint="leave it out")
+    target = load_target(settings)
     drafter: Drafter | StateDrafter | None = None
     server_drafter: PublishedEagle3 | StateDrafter | None = None
     if settings.server_drafter:
         server_drafter = load_server_drafter(settings.server_drafter, target)
-    if folder is not None and is_states(folder):
-        if isinstance(server_drafter, PublishedEagle3):
-            raise UsageError(f"{folder} and {settings.server_drafter} read different states", hint="give one of them")
-        if settings.bundle:
-            raise UsageError(f"--bundle is of no use: {folder} drafts streams without its graph", hint="leave it out")
+    if folder is not None and states:
         drafter = StateDrafter.load(folder, target.facts, SharedWeights.of(target.model))
         server_drafter = server_drafter or drafter
     elif folder is not None:
@@ -99,7 +100,7 @@ def load(settings: Settings) -> Served:
         target,
         drafter,
         lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
-        model_facts(target, drafter, name),
+        replace(model_facts(target, drafter, name), stream_records=server_drafter is None),
         load_graph(settings, target.device, name),
         server_drafter,
     )
@@ -198,17 +199,15 @@ def load_graph(settings: Settings, device: torch.device, drafter: str) -> Loaded
 
 
 def serve_model(
-    target: Target,
-    drafter: Drafter | StateDrafter | None = None,
-    *,
-    decode: Decode | None = None,
+    target: Target, drafter: Drafter | StateDrafter | None = None, *, decode: Decode | None = None,
     drafter_name: str = "",
-) -> Served:
+) -> Served:  # fmt: skip
     """Serve models that are in memory."""
     streams = drafter if isinstance(drafter, StateDrafter) else None
     if streams is not None:
         target.tap(streams.config.taps)
-    return Served(target, drafter, decode, model_facts(target, drafter, drafter_name), server_drafter=streams)
+    facts = replace(model_facts(target, drafter, drafter_name), stream_records=streams is None)
+    return Served(target, drafter, decode, facts, server_drafter=streams)
 
 
 def model_facts(target: Target, drafter: Drafter | StateDrafter | None, drafter_name: str = "") -> ModelFacts:

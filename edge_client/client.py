@@ -175,12 +175,9 @@ class Answer:
 
 
 def ask(
-    prompt: str | Messages,
-    settings: ClientSettings | None = None,
-    *,
-    raw: bool = False,
+    prompt: str | Messages, settings: ClientSettings | None = None, *, raw: bool = False,
     **changes: Unpack[SettingChanges],
-) -> Answer:
+) -> Answer:  # fmt: skip
     """Answer a prompt: `print(ask("What is 17 plus 25?", verifier="local"))`. Inside an event loop use `EdgeClient`."""
     return asyncio.run(_ask(EdgeClient(settings, **changes), prompt, raw=raw))
 

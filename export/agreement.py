@@ -74,12 +74,13 @@ def make_traces(
     room = target.pool.capacity - new_tokens - 1
     if longest := next((len(p) for p in prompts if not 0 < len(p) <= room), None):
         raise UsageError(f"a calibration prompt has {longest} tokens, at most {room} fit")
-    records: list[list[Any]] = [[] for _ in prompts]
-    texts = []
+    traces: list[Continuation] = []
     for start in range(0, len(prompts), target.pool.slots):
-        seen = partial(_record, source, records[start:])
-        texts += generate(target, prompts[start : start + target.pool.slots], new_tokens, seen=seen)
-    return [_trace(source, text, parts) for text, parts in zip(texts, records, strict=True)]
+        some = prompts[start : start + target.pool.slots]
+        records: list[list[Any]] = [[] for _ in some]
+        texts = generate(target, some, new_tokens, seen=partial(_record, source, records))
+        traces += [_trace(source, text, parts) for text, parts in zip(texts, records, strict=True)]
+    return traces
 
 
 def _record(source: Source, records: list[list[Any]], place: int, done: Committed) -> None:
@@ -143,7 +144,8 @@ class Replay:
     def advance(self, end: int) -> None:
         """Extend the cache to the text's first `end` tokens."""
         while (start := self.rows[0].shape[1]) < end:
-            stop = min(end, start + _CHUNK)
+            # Without records each token of a drafter of states reads what the one before it made.
+            stop = min(end, start + (1 if self.runner.spec.features else _CHUNK))
             out = self.runner.step(self._text(start, stop, start, queries=[stop - start - 1]))
             own = len(out.rows) - len(self.trace.borrowed)
             theirs = [rows[:, start : min(stop, self.held)] for rows in self.trace.borrowed]
@@ -163,14 +165,16 @@ class Replay:
         return len(accept(best.tokens, best.parents, lambda node: following[int(depths[node])]).path) - 1
 
     def _tree(self, pending: int, shape: TreeShape) -> DraftTree:
-        grower = TreeGrower(self.trace.ids[pending], shape)
+        grower, place = TreeGrower(self.trace.ids[pending], shape), {-1: pending - 1}
         drafted = [row[:, :pending] for row in self.rows]
         while grower.frontier:
+            above = [place[grower.parents[node]] for node in grower.frontier]
+            place |= {node: drafted[0].shape[1] + at for at, node in enumerate(grower.frontier)}
             tree = grower.mask()
             mask = np.concatenate([np.ones((len(tree), pending), np.bool_), tree], axis=1)
             at = [pending + grower.level] * len(tree)
             ids, records = grower.frontier_tokens, self._records(pending)
-            out = self.runner.step(StepInput(ids, range(len(tree)), at, mask, drafted, *records))
+            out = self.runner.step(StepInput(ids, range(len(tree)), at, mask, drafted, *records, feature_rows=above))
             drafted = [np.concatenate(pair, axis=1) for pair in zip(drafted, out.rows, strict=True)]
             grower.expand(out.top_tokens, out.top_logp)
         return grower.tree()
@@ -197,11 +201,12 @@ class Replay:
         causal = np.tril(np.ones((end - start, end), np.bool_), start)
         past = [row[:, :start] for row in self.rows]
         ids, positions = self.trace.ids[start:end], range(start, end)
-        return StepInput(ids, queries, positions, causal, past, *self._records(held))
+        known = [start - 1, *[-1] * (end - start - 1)]
+        return StepInput(ids, queries, positions, causal, past, *self._records(held), feature_rows=known)
 
-    def _records(self, held: int) -> list[Float | None]:
-        both = self.trace.record_k, self.trace.record_v
-        return [None if rows is None else rows[:, :held] for rows in both]
+    def _records(self, held: int) -> tuple[Float | None, Float | None]:
+        key, value = self.trace.record_k, self.trace.record_v
+        return None if key is None else key[:, :held], None if value is None else value[:, :held]
 
 
 def rounds(runner: Runner, traces: Sequence[Continuation], shape: TreeShape) -> AcceptedRounds:
@@ -243,7 +248,11 @@ def offline(runner: Runner, traces: Sequence[Continuation], *, cold: bool) -> Of
 def _alone(runner: Runner, trace: Continuation, held: int) -> list[bool]:
     if len(trace.ids) - trace.prompt < 2:
         return []
-    guesses = Replay(runner, trace, held).guesses(trace.prompt, len(trace.ids) - 1, held)
+    replay, last = Replay(runner, trace, held), len(trace.ids) - 1
+    if runner.spec.features:
+        guesses = [replay.guesses(at, at + 1, held)[0] for at in range(trace.prompt, last)]
+    else:
+        guesses = list(replay.guesses(trace.prompt, last, held))
     return [int(guess) == token for guess, token in zip(guesses, trace.ids[trace.prompt + 1 :], strict=True)]
 
 

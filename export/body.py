@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
 from export.storage import quiet
+from moa.errors import MoaError
 from moa.manifest import KVHeads
 from moa.model.drafter import Drafter
 from moa.model.state_drafter import StateDrafter
@@ -31,15 +33,20 @@ class Body(nn.Module):
 
     def __init__(self, drafter: Drafter | StateDrafter) -> None:
         super().__init__()
-        self.drafter, self.borrowed, self.records = drafter, None, 0
+        self.drafter = drafter
         if isinstance(drafter, Drafter):
             self.borrowed, self.records = drafter.borrowed, 3 * drafter.config.use_ca
 
     def forward(self, x: Tensor, positions: Tensor, queries: Tensor, mask: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        """`rest`: record_k, record_v, record_mask where there are records, then past keys and values by layer."""
-        records, past = rest[: self.records], rest[self.records :]
-        pairs = list(zip(past[0::2], past[1::2], strict=True))
-        x, rows = self.drafter.states(x, positions, mask, pairs, *records, queries=queries)
+        """`rest`: record_k, record_v, record_mask where there are records, feature_rows in a drafter of states, then
+        past keys and values by layer."""
+        if isinstance(self.drafter, StateDrafter):
+            pairs = list(zip(rest[1::2], rest[2::2], strict=True))
+            x, rows = self.drafter.states(x, positions, mask, pairs, feature_rows=rest[0], queries=queries)
+        else:
+            records, past = rest[: self.records], rest[self.records :]
+            pairs = list(zip(past[0::2], past[1::2], strict=True))
+            x, rows = self.drafter.states(x, positions, mask, pairs, *records, queries=queries)
         return x, *(tensor for layer in rows for tensor in layer)
 
 
@@ -53,6 +60,8 @@ class BodySpec:
     records: KVHeads | None
     borrowed: int = 0
     """How many of these, the last ones, records carry the rows of."""
+    features: bool = False
+    """Whether each token reads a feature from the last layer of the cache."""
 
     @property
     def inputs(self) -> dict[str, Sizes]:
@@ -62,6 +71,8 @@ class BodySpec:
         if (of := self.records) is not None:
             shapes |= dict.fromkeys(("record_k", "record_v"), (1, of.kv_heads, "R", of.head_dim))
             shapes["record_mask"] = (1, 1, 1, "R")
+        if self.features:
+            shapes["feature_rows"] = ("T",)
         return shapes | self._cached("past", "P")
 
     @property
@@ -90,6 +101,11 @@ def export_body(body: nn.Module, spec: BodySpec, path: Path, *, opset: int) -> N
         )
         assert program is not None
         program.save(path, external_data=True)
+    graph = onnx.load(path, load_external_data=False).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    turned = {node.output[0] for node in graph.node if node.op_type == "Transpose" and node.input[0] in weights}
+    if any(turned.intersection(node.input) for node in graph.node if node.op_type == "MatMul"):
+        raise MoaError("weights of the exported layers are turned at run time: no quantizer would find them")
 
 
 def _example(spec: BodySpec) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
@@ -102,5 +118,7 @@ def _example(spec: BodySpec) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
         for name, shape in spec.inputs.items()
     }
     args |= {"positions": torch.arange(7, 12).unsqueeze(0), "queries": torch.tensor([0, 2, 4])}
+    if spec.features:
+        args["feature_rows"] = torch.tensor([-1, 0, 6, 2, -1])
     shapes = [{at: dims[size] for at, size in enumerate(of) if isinstance(size, str)} for of in spec.inputs.values()]
     return tuple(args.values()), (*shapes[:4], tuple(shapes[4:]))

@@ -35,6 +35,8 @@ class StepInput:
     past: list[Float]
     record_k: Float | None = None
     record_v: Float | None = None
+    feature_rows: Sequence[int] = ()
+    """In a drafter of states: for each token the row of the cache in which its feature lies, -1 for none."""
 
     def feeds(self, spec: BodySpec) -> dict[str, Array]:
         """The graph's inputs."""
@@ -54,8 +56,14 @@ class StepInput:
             assert value is not None
             feeds |= {"record_k": key[None], "record_v": value[None]}
             feeds["record_mask"] = np.full((1, 1, 1, key.shape[1]), MASKED if none else 0.0, np.float32)
+        past = self.past
+        if spec.features:
+            feeds["feature_rows"] = np.array(self.feature_rows, np.int64)
+            if not past[0].shape[1]:  # one row that nobody sees: features are read from what is there
+                past = [np.zeros((len(rows), 1, rows.shape[2]), np.float32) for rows in past]
+                feeds["mask"] = np.pad(feeds["mask"], ((0, 0), (0, 0), (0, 0), (1, 0)), constant_values=MASKED)
         for i in range(len(spec.cache)):
-            feeds |= {f"past_k_{i}": self.past[2 * i][None], f"past_v_{i}": self.past[2 * i + 1][None]}
+            feeds |= {f"past_k_{i}": past[2 * i][None], f"past_v_{i}": past[2 * i + 1][None]}
         return feeds
 
 
@@ -92,8 +100,9 @@ class TorchRunner:
         past = [(feeds[f"past_k_{i}"], feeds[f"past_v_{i}"]) for i in range(len(self.spec.cache))]
         records = [feeds[name] for name in ("record_k", "record_v", "record_mask") if self.spec.records]
         inputs: tuple[Any, ...] = (feeds["ids"], feeds["positions"], feeds["mask"], past, *records)
+        more: dict[str, Any] = {"feature_rows": feeds["feature_rows"]} if self.spec.features else {}
         with torch.inference_mode():
-            hidden, pairs = module.features(*inputs, queries=feeds["queries"])
+            hidden, pairs = module.features(*inputs, queries=feeds["queries"], **more)
             logits = module.logits(hidden)[0]
             rows = [tensor[0].numpy() for pair in pairs for tensor in pair]
         return logits[:, : self._source.vocabulary], rows
@@ -158,6 +167,7 @@ def random_steps(
             past=[rows(layer.kv_heads, past, layer.head_dim) for layer in spec.cache for _ in "kv"],
             record_k=rows(held.kv_heads, records, held.head_dim) if held else None,
             record_v=rows(held.kv_heads, records, held.head_dim) if held else None,
+            feature_rows=rng.integers(-1, past, tokens).tolist() if spec.features else (),
         )
 
 

@@ -60,7 +60,7 @@ class Source:
         """The layers' dimensions."""
         if isinstance(self.module, StateDrafter):
             cache = tuple(KVHeads(kv_heads=heads, head_dim=width) for heads, width in self.module.config.cache)
-            return BodySpec(self.module.config.hidden_size, cache, records=None, borrowed=len(cache))
+            return BodySpec(self.module.config.hidden_size, cache, None, borrowed=len(cache), features=True)
         config, (heads, width) = self.module.config, self.module.cache_heads
         own, theirs = (
             KVHeads(kv_heads=heads, head_dim=width),

@@ -140,12 +140,9 @@ def _nucleus(logits: NDArray[np.float64], settings: SamplingSettings, ids: NDArr
 
 
 def choose(
-    logits: NDArray[np.float32],
-    settings: SamplingSettings,
-    position: int,
-    context: Context = (),
+    logits: NDArray[np.float32], settings: SamplingSettings, position: int, context: Context = (),
     allowed: NDArray[np.bool_] | None = None,
-) -> int:
+) -> int:  # fmt: skip
     """The token at `position` (its index in the whole sequence), given the logits of the position before it; one of the
     `allowed`, as if there were no others. Raises a `NumericalError` where the logits contain NaN or Inf."""
     if not np.isfinite(logits.max()):

@@ -161,11 +161,12 @@ def lane(
         watching=bool(options.baseline) and chains is None,
         texts=texts,
     )
-    if isinstance(first.drafter, StateDrafter):
-        target.tap(first.drafter.config.taps)
-    facts = model_facts(target, first.drafter, first.facts.drafter)
+    streams = first.server_drafter if isinstance(first.server_drafter, StateDrafter) else None
+    if streams is not None:
+        target.tap(streams.config.taps)
+    facts = replace(model_facts(target, first.drafter, first.facts.drafter), stream_records=streams is None)
     if not options.baseline:
-        return Verifier(Served(target, first.drafter, first.decode, facts, first.graph), settings), target
+        return Verifier(Served(target, first.drafter, first.decode, facts, first.graph, streams), settings), target
     drafting: Drafting
     if chains is not None:
         drafting = ReplayedDrafting(chains, level_seconds=options.level_ms / 1000)

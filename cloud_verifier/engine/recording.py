@@ -92,7 +92,7 @@ class Recorder:
     def forget(self, lease: Lease) -> None:
         """The slot is about to be zeroed."""
         lease.backlog.clear()
-        lease.uncopied = 0
+        lease.uncopied, lease.newest = 0, (0, None)
         self._pending.pop(lease, None)
         self._waiting.pop(lease, None)
 

@@ -236,7 +236,7 @@ class StepRunner:
         committed = self._target.commit(step, b, path)
         lease.length += len(path)
         self.hint("records", lambda: self._recorder.add(lease, committed))
-        self.hint("drafting", lambda: self._drafting.committed(lease, step, b, path))
+        self.hint("drafting", lambda: self._drafting.committed(lease, committed))
 
     def _count(self, step: Step, jobs: Sequence[Job], seconds: float) -> None:
         self._metrics.forward_seconds.labels("draft" if jobs else "prompt").observe(seconds)

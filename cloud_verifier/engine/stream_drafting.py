@@ -18,7 +18,7 @@ from moa.model.drafter import Drafter
 from moa.model.drafting import Drafting, DraftRequest, MoaDrafting
 from moa.model.features import FeatureDrafting, FeatureModel
 from moa.model.graph_drafting import LATE, GraphDrafting
-from moa.model.target import Step, Target
+from moa.model.target import Committed, Target
 from moa.speculation.policy import Drafted, Policy, RoundTime, TextAcceptance
 from moa.tree import DraftTree, TreeShape
 from moa.wire.messages import Stream
@@ -42,8 +42,8 @@ class ServerDrafting:
         """The accepted nodes that a draft of the edge must promise, to be verified in place of one of ours."""
         return 0.0
 
-    def committed(self, lease: Lease, step: Step, b: int, path: Sequence[int]) -> None:
-        """These nodes of a row of a forward are the latest tokens in the lease's slot now."""
+    def committed(self, lease: Lease, committed: Committed) -> None:
+        """These are the latest tokens in the lease's slot now."""
 
     def shared(self, source: Lease, lease: Lease) -> None:
         """The lease's slot has begun as a copy of the first tokens of another's."""
@@ -199,14 +199,12 @@ class FeatureServerDrafting(TreeDrafting):
         drafting = FeatureDrafting(model, slots=drafting_slots(target), capacity=target.pool.capacity, scratch=scratch)
         super().__init__(target, drafting, shape)
 
-    def committed(self, lease: Lease, step: Step, b: int, path: Sequence[int]) -> None:
+    def committed(self, lease: Lease, committed: Committed) -> None:
         """Take the states of these tokens."""
-        start, first = lease.length - len(path), int(step.batch.starts[b])
-        if lease.draft_slot is None and not start and self._drafting.pool.free:
+        if lease.draft_slot is None and not committed.start and self._drafting.pool.free:
             lease.draft_slot = self._drafting.open()
-        if lease.draft_slot is not None and self._known(lease) == start:
-            tokens = [int(step.batch.ids[first + node]) for node in path]
-            self._drafting.take(lease.draft_slot, tokens, step.tapped(b, path))
+        if lease.draft_slot is not None and self._known(lease) == committed.start:
+            self._drafting.take(lease.draft_slot, committed.tokens, committed.states)
 
     def shared(self, source: Lease, lease: Lease) -> None:
         """Copy what is known of the shared tokens."""

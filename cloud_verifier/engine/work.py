@@ -40,6 +40,8 @@ class ModelFacts:
     slots: int
     capacity: int
     records: RecordContract | None
+    stream_records: bool = True
+    """Whether the server's own drafter reads records."""
     pages: int = 0
     """Pages of KV cache; 0 if all slots can be full."""
     page_tokens: int = 16

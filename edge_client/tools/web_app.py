@@ -229,6 +229,7 @@ def _config(settings: WebAppSettings, bundle: Bundle, variant: Variant, folder: 
             "cache": [_heads(heads) for heads in manifest.cache],
             "records": _heads(records) if records is not None else None,
             "borrowed": len(records.borrowed) if records is not None else 0,
+            "features": "feature_rows" in variant.inputs,
             "vocabulary": manifest.vocabulary.target,
             "data": Path(rest[0]).name if rest else "",
             "map": _npy_header(files["map"]) if "map" in files else 0,

@@ -57,7 +57,7 @@ class KVBuffer {
 }
 
 export class Drafter {
-  // `graph`: { ort, session, cache: [{ count, width }], records: { count, width } | null, borrowed: layers, vocabulary: size or ids }.
+  // `graph`: { ort, session, cache: [{ count, width }], records: { count, width } | null, borrowed: layers, features: bool, vocabulary: size or ids }.
   constructor(graph) {
     this.graph = graph;
     this.records = graph.records && new RecordBuffer(graph.records, graph.cache.slice(graph.cache.length - graph.borrowed));
@@ -167,7 +167,11 @@ export class Drafter {
       this.rows.reserve(stop);
       const mask = this.#mask(piece.length, known);
       for (let at = 0; at < piece.length; at++) mask.rows[at].fill(0, this.rows.size, this.rows.size + at + 1);
-      const found = await this.#run(piece, piece.map((_, at) => known + at), [piece.length - 1], mask.all, known, sampling);
+      const positions = piece.map((_, at) => known + at), last = [piece.length - 1];
+      let found = await this.#run(piece, positions, last, mask.all, known, sampling, piece.map((_, at) => (at ? -1 : known - 1)));
+      if (this.graph.features && piece.length > 1) {  // again, with what each token has made for the next one
+        found = await this.#run(piece, positions, last, mask.all, known, sampling, piece.map((_, at) => known + at - 1));
+      }
       this.records?.made(known, stop);
       this.ids.push(...piece);
       known = stop;
@@ -187,7 +191,8 @@ export class Drafter {
       mask.rows[place][this.rows.size + place] = 0;
       for (let above = tree.parents[node]; above >= 0; above = tree.parents[above]) mask.rows[place][rows.get(above)] = 0;
     });
-    return this.#run(nodes.map((node) => tree.tokens[node]), positions, nodes.map((_, place) => place), mask.all, at, sampling);
+    const above = nodes.map((node) => (node ? rows.get(tree.parents[node]) : this.ids.length - 1));
+    return this.#run(nodes.map((node) => tree.tokens[node]), positions, nodes.map((_, place) => place), mask.all, at, sampling, above);
   }
 
   // A mask that shows the first rows of the cache only: `all` of it, and its `rows`.
@@ -216,7 +221,8 @@ export class Drafter {
   }
 
   // Runs tokens whose rows are stored from row `at` on; returns the guesses after each of the `queries`.
-  async #run(tokens, positions, queries, mask, at, sampling) {
+  // `above`: of a drafter of states, where each token's feature lies in the cache.
+  async #run(tokens, positions, queries, mask, at, sampling, above) {
     const { ort, session } = this.graph, count = tokens.length;
     const whole = (list, dims) => new ort.Tensor("int64", BigInt64Array.from(list, BigInt), dims);
     const real = (array, dims) => new ort.Tensor("float32", array, dims);
@@ -230,8 +236,9 @@ export class Drafter {
       noise: real(joined(noise), [1, noise.length, noise[0].length]),
     };
     this.parts.forEach((part, place) => { feeds[`past_${part}`] = heads(this.rows.arrays[place], this.rows.layers[place]); });
-    if (this.graph.records?.count) {  // a drafter of states has no cross-attention
-      const held = this.records.feeds();
+    if (this.graph.features) feeds.feature_rows = whole(above, [count]);
+    const held = this.records?.feeds() ?? {};
+    if (held.record_k) {
       for (const name of ["record_k", "record_v"]) feeds[name] = heads(held[name], this.graph.records);
       feeds.record_mask = real(held.record_mask, [1, 1, 1, held.record_mask.length]);
     }

@@ -139,12 +139,9 @@ class Api:
     # ---- answers
 
     async def _answer(
-        self,
-        parse: Callable[[bytes, Defaults, str], AnyCall],
-        shape_of: Callable[[str, AnyCall, ToolFormat | None], Shape | ResponseShape],
-        request: Request,
-        principal: str,
-    ) -> Response:
+        self, parse: Callable[[bytes, Defaults, str], AnyCall],
+        shape_of: Callable[[str, AnyCall, ToolFormat | None], Shape | ResponseShape], request: Request, principal: str,
+    ) -> Response:  # fmt: skip
         call = parse(await self._body(request, principal), self.defaults, principal)
         self._known(call.model)
         may_call = call.asks[0].question.may_call

@@ -98,6 +98,7 @@ class OnnxDrafter:
                 self._nodes[first + parent, token] = first + at
             call = self._call(tokens, first + fed)
             call.positions.fill(base + grower.level)
+            call.feature_rows[:] = [first + parent for parent in above]
             sees[fed:stop, :fed] = sees[above, :fed]
             call.mask[0, 0, :, first : first + fed] = sees[fed:stop, :fed]
             masks = [grammar.guesses(grower.path(node)) for node in nodes] if grammar is not None else []
@@ -126,6 +127,7 @@ class OnnxDrafter:
         call.mask[..., committed:] = MASKED  # the call may have been used for other nodes
         for at, node in enumerate(nodes):
             call.positions[0, at] = committed + growth.depths[node]
+            call.feature_rows[at] = rows[parents[node]] if node else committed - 1
             call.mask[0, 0, at, at - len(nodes)] = 0
             while (node := parents[node]) >= 0:
                 call.mask[0, 0, at, rows[node]] = 0
@@ -210,7 +212,12 @@ class OnnxDrafter:
             call = self._call(piece, known, text=True)
             call.positions[0] = np.arange(known, stop)
             masks = [grammar.guesses()] if grammar is not None and stop == len(ids) else []
+            call.feature_rows[:] = -1
+            call.feature_rows[0] = known - 1
             self._run(call, known, sampling, masks)
+            if self.graph.features and len(piece) > 1:  # again, with what each token has made for the next one
+                call.feature_rows[1:] = np.arange(known, stop - 1)
+                self._run(call, known, sampling, masks)
             self._made(known, known + len(piece))
             known += len(piece)
             self.ids += piece

@@ -40,11 +40,14 @@ class LoadedGraph:
     def drafter(self) -> OnnxDrafter:
         """A drafter with its own caches."""
         manifest = self.bundle.manifest
+        borrowed = len(manifest.records.borrowed) if manifest.records else 0
+        if borrowed > self.graph.layers:
+            raise BundleError(f"{self.bundle.folder}: records bring more layers than the graph has")
         return OnnxDrafter(
             self.graph,
             vocab_size=manifest.vocabulary.target,
             draft_tokens=self.draft_tokens,
-            borrowed=len(manifest.records.borrowed) if manifest.records else 0,
+            borrowed=borrowed,
         )
 
 

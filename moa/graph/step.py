@@ -77,6 +77,8 @@ class StepGraph:
         self.cache = [_heads(shapes[f"past_k_{layer}"]) for layer in range(self.layers)]
         """Heads of each layer with a cache."""
         self.records = _heads(shapes["record_k"]) if "record_k" in shapes else None
+        self.features = "feature_rows" in shapes
+        """Whether each token reads a feature, from a row of the last layer of the cache."""
         top = self.session.get_outputs()[0].shape[-1]
         if not isinstance(top, int):
             raise BundleError(f"{model} is not a drafter step graph: the number of guesses is not fixed")
@@ -123,10 +125,14 @@ class Call:
         them and themselves, those of a tree's level only themselves."""
         self.mask[0, 0, :, -tokens:] = additive((np.tri if text else np.eye)(tokens, dtype=np.bool_))
         self.scale = np.ones(1, np.float32)
+        self.feature_rows = np.full(tokens, -1, np.int64)
+        """Of a drafter of states: where each token's feature lies in the cache, -1 for none."""
         queries = np.arange(tokens - 1 if text else 0, tokens)
         self._binding: Any = graph.session.io_binding()
         inputs = {"ids": self.ids, "positions": self.positions, "mask": self.mask, "scale": self.scale}
         inputs |= {"queries": queries, **dict(zip(graph.cache_inputs, cache, strict=True)), **records}
+        if graph.features:
+            inputs["feature_rows"] = self.feature_rows
         for name, array in inputs.items():
             self._binding.bind_cpu_input(name, array)
         count = queries.size

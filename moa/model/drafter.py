@@ -29,12 +29,9 @@ class Drafter(nn.Module):
     """The body, CA, LSA and Ekv2E are trained; everything else is the target's."""
 
     def __init__(
-        self,
-        config: DrafterConfig,
-        shared: SharedWeights,
-        borrowed: BorrowedLayers | None = None,
+        self, config: DrafterConfig, shared: SharedWeights, borrowed: BorrowedLayers | None = None,
         body: Sibling | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         if config.tli != (len(borrowed) if borrowed else 0):
             raise ValueError(f"a drafter of TLI={config.tli} needs that many borrowed layers")

@@ -23,12 +23,9 @@ class Continued:
 
 
 def generate(
-    target: Target,
-    prompts: Sequence[Sequence[int]],
-    new_tokens: int,
-    sampling: SamplingSettings | None = None,
+    target: Target, prompts: Sequence[Sequence[int]], new_tokens: int, sampling: SamplingSettings | None = None,
     seen: Callable[[int, Committed], None] = lambda _, __: None,
-) -> list[Continued]:
+) -> list[Continued]:  # fmt: skip
     """Continue every prompt, each in a slot of its own. `seen` gets what the target has run, by the prompt's place."""
     texts = [Continued(list(prompt), len(prompt)) for prompt in prompts]
     eos, capacity = frozenset(target.facts.eos_ids), target.pool.capacity

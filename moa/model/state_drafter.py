@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 
 from moa.config import DrafterConfig, TargetFacts, read_config
 from moa.errors import ConfigError
-from moa.model.blocks import Block, RMSNorm, masked, rotary
+from moa.model.blocks import Block, RMSNorm, rotary
 from moa.model.borrowed import Rows, SharedWeights
 from moa.model.checkpoint import load_weights
 from moa.model.eagle3 import authors_taps
@@ -53,8 +54,11 @@ class StateDrafterConfig:
 
     def __post_init__(self) -> None:
         for name in (f.name for f in dataclasses.fields(self) if f.type == "int"):
-            if not isinstance(value := getattr(self, name), int) or value < 1:
+            if type(value := getattr(self, name)) is not int or value < 1:
                 raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
+        for name, value in (("rms_norm_eps", self.rms_norm_eps), ("rope_theta", self.rope_theta)):
+            if type(value) not in (int, float) or not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be a number above 0, not {value!r}")
         if self.target_layers < 3:
             raise ConfigError("the target has too few layers: its states are read behind three of them")
         heads = self.num_attention_heads
@@ -182,31 +186,25 @@ class StateDrafter(FeatureModel):
         return RecordLayout(self.config.cache)
 
     def features(
-        self, ids: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows], *, queries: Tensor | None = None
-    ) -> tuple[Tensor, list[Rows]]:
+        self, ids: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows], *, feature_rows: Tensor,
+        queries: Tensor | None = None,
+    ) -> tuple[Tensor, list[Rows]]:  # fmt: skip
         """A step of one sequence on the device: predicted states, of `queries` alone if given, and rows of the cache.
-
-        A token's feature lies in the latest row that it sees; tokens of one step see what a first pass made of each
-        other."""
-        return self.states(self.shared.embed(ids).to(self.weight.dtype), positions, mask, past, queries=queries)
+        `feature_rows` `[T]` are the rows in which the tokens' features lie, -1 where there is none; the cache has one
+        row at least."""
+        x = self.shared.embed(ids).to(self.weight.dtype)
+        return self.states(x, positions, mask, past, feature_rows=feature_rows, queries=queries)
 
     def states(
-        self, x: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows], *, queries: Tensor | None = None
-    ) -> tuple[Tensor, list[Rows]]:
+        self, x: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows], *, feature_rows: Tensor,
+        queries: Tensor | None = None,
+    ) -> tuple[Tensor, list[Rows]]:  # fmt: skip
         """`features` after embedded tokens."""
         own, halves = past
-        token, held = self.token_norm(x), torch.cat(halves, -1)[0, 0]
-        count, known = x.shape[1], held.shape[0]
-        columns = torch.arange(known + count, device=x.device)
-        itself = columns == known + torch.arange(count, device=x.device).unsqueeze(1)
-        seen = (mask[0, 0] > masked(mask.dtype) / 2) & ~itself
-        before = torch.where(seen, columns + 1, 0).amax(-1)  # 0: none
-        made = token.new_zeros(count, self.feature_size)
-        for _ in range(2):
-            features = torch.cat([made.new_zeros(1, self.feature_size), held, made]).index_select(0, before)
-            hidden, rows = self._run(token, features.unsqueeze(0), positions, mask, own)
-            made = self.again(hidden)[0]
-        low, high = made[None, None].chunk(2, -1)
+        found = torch.cat([half[0].index_select(1, feature_rows.clamp(min=0)) for half in halves], -1)
+        features = found * (feature_rows >= 0).unsqueeze(-1)
+        hidden, rows = self._run(self.token_norm(x), features, positions, mask, own)
+        low, high = self.again(hidden).unsqueeze(1).chunk(2, -1)
         return hidden if queries is None else hidden.index_select(1, queries), [rows, (low, high)]
 
     @torch.inference_mode()

@@ -3,17 +3,26 @@ the server; without them it feeds on its own outputs."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from torch import Tensor, nn
 
 from edge_client.device import Device
+from export.body import BodySpec, export_body
 from export.build import BuildSettings, build
 from export.cli import main
+from export.forms import Workshop, block_layers, products_of_activations
+from export.kinds import OPSET
+from export.source import load_source
 from moa.bundle import Bundle
+from moa.errors import MoaError
 from moa.graph.drafter import OnnxDrafter, run
+from moa.manifest import KVHeads
 from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import save_drafter
 from moa.model.drafting import DraftRequest
@@ -22,6 +31,7 @@ from moa.model.loading import load_model
 from moa.model.state_drafter import StateDrafter, StateDrafterConfig
 from moa.model.target import Committed, Row, Target
 from moa.sampling import SamplingSettings
+from moa.training.chains import absent
 from moa.tree import DraftTree, TreeShape
 from tests.export.conftest import Pair
 from tests.tiny import save_tiny
@@ -124,6 +134,47 @@ def test_without_records_each_token_reads_what_the_one_before_it_made(beside: Be
             feature = model.again(hidden)
             wanted.append(int(model.logits(hidden)[0, 0].argmax()))
     assert mine == wanted
+
+
+def test_a_prompt_in_one_run_is_read_in_two_passes_as_it_was_trained(beside: Beside, bundle: Bundle) -> None:
+    ids = torch.tensor([IDS])
+    hidden = absent(beside.drafter, ids, torch.arange(len(IDS))[None], torch.ones_like(ids))
+    (guess,) = beside.drafter.logits(hidden[:, -1]).argmax(-1).tolist()
+    assert run(device_drafter(bundle).guess(IDS, SamplingSettings())) == guess
+
+
+def test_no_product_of_a_wide_drafter_is_left_unquantized(tmp_path: Path) -> None:
+    """Tiny weights are folded by the exporter however they are used; wide ones are not."""
+    wide = save_tiny("llama", tmp_path / "target", hidden_size=256, num_attention_heads=4, num_key_value_heads=2)
+    loaded = load_model(wide)
+    config = StateDrafterConfig.for_target(loaded.facts)
+    save_drafter(StateDrafter.new(config, SharedWeights.of(loaded.model)), tmp_path / "drafter")
+    source = load_source(str(wide), str(tmp_path / "drafter"))
+    shop = Workshop(source, tmp_path, top_k=4)
+    graph = block_layers(shop.layers(OPSET), bits=4, block=32).graph
+    count = Counter(node.op_type for node in graph.node)
+    products = sum(isinstance(part, nn.Linear) for name, part in source.module.named_modules() if name != "fuse")
+    assert count["MatMulNBits"] == products
+    assert count["MatMul"] == len(products_of_activations(onnx.load(shop.layers(OPSET), load_external_data=False)))
+
+
+class Twice(nn.Module):
+    """A weight that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Linear(512, 512, bias=False)
+
+    def forward(self, x: Tensor, positions: Tensor, queries: Tensor, mask: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
+        row = x[:, None, :, :8] + positions[:, None, :, None] + sum(part.sum() for part in (mask, *past))
+        return self.weight(self.weight(x)).index_select(1, queries), row, row + 1
+
+
+def test_layers_that_no_quantizer_would_find_are_not_exported(tmp_path: Path) -> None:
+    with pytest.raises(MoaError, match="turned at run time"):
+        export_body(
+            Twice(), BodySpec(512, (KVHeads(kv_heads=1, head_dim=8),), None), tmp_path / "layers.onnx", opset=OPSET
+        )
 
 
 def test_quantized_forms_and_calibration_are_made(bundle: Bundle) -> None:

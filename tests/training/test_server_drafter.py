@@ -86,6 +86,9 @@ def test_a_run_leaves_a_drafter_of_this_target(
     for change, error in (
         ({"model_type": "llama"}, "a server's drafter is an EAGLE-3, or made by"),
         ({"intermediate_size": "40"}, "intermediate_size must be a whole number"),
+        ({"num_key_value_heads": True}, "num_key_value_heads must be a whole number"),
+        ({"rope_theta": "x"}, "rope_theta must be a number above 0"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps must be a number above 0"),
         ({"what": 1}, "unexpected keyword argument 'what'"),
     ):
         (out / "config.json").write_text(json.dumps(config | change), encoding="utf-8")
