@@ -42,6 +42,7 @@ from edge_client.settings import ClientSettings
 from edge_client.tools.compare import TimedAnswer, ask, rates
 from edge_client.tools.emulated_network import PROFILES, LinkProxy, Profile
 from moa.errors import MoaError, UsageError
+from moa.model.state_drafter import is_states
 
 SLOWEST = "a call a token"
 """Bound by the round trip alone, so that a prompt of each half is enough."""
@@ -267,7 +268,9 @@ class Grid:
     @contextlib.contextmanager
     def _serving(self, step_ms: float, lanes: int) -> Iterator[dict[str, Running]]:
         """By who drafts there: so many verifiers with this step time."""
-        pair = Pair(self.options.target, self.options.drafter, self.options.bundle if self.options.drafter else "")
+        own = self.options.drafter
+        by_graph = own and not is_states(Path(own))
+        pair = Pair(self.options.target, own, self.options.bundle if by_graph else "")
         context = 512 if self.options.texts else 1024
         flags = ("--slots=8", f"--max-context-tokens={context}", "--max-prompt-tokens=384", "--max-chain-tokens=64")
         with contextlib.ExitStack() as stack:
