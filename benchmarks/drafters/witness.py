@@ -3,7 +3,7 @@ that are some tokens late, and with none.
 
 From every token of a greedy text, and from every `stride`-th of a sampled one, a chain of `depth` tokens is drafted.
 The k-th counts by the chance that it and all before it are accepted: 1 or 0 in greedy texts, where rounds follow each
-other; in sampled ones the overlap of both distributions, averaged over all places.
+other; in sampled ones the chance that both choose the same token by the same noise, averaged over all places.
 
 With --alone N each writes N tokens by itself instead, from the place --cut of every greedy text, as without a link;
 what counts is the share that the target would have written there. `none` is a cold start: no state of the prompt.
@@ -141,13 +141,24 @@ def won(model: Any, row: Row, starts: Tensor, behind: str, depth: int, temperatu
         mine = (hidden.to(head.dtype) @ head.T).float()
         if temperature:
             theirs = (row.lesson.hidden[0, at].to(head.dtype) @ head.T).float()
-            chance = torch.minimum((mine / temperature).softmax(-1), (theirs / temperature).softmax(-1)).sum(-1)
+            chance = same_choice(mine / temperature, theirs / temperature)
         else:
             chance = (mine.argmax(-1) == row.ids[0, after]).float()
         inside = (starts + lag < last) & (row.segments[0, after] == row.segments[0, starts])
         likely = likely * chance * inside
         total = total + likely
     return total
+
+
+def same_choice(mine: Tensor, theirs: Tensor) -> Tensor:
+    """The chance that both logits are largest at the same token after the same Gumbel noise is added: the sum over i of
+    1 / sum over j of max(p_j / p_i, q_j / q_i)."""
+    p, q = mine.double().log_softmax(-1), theirs.double().log_softmax(-1)
+    order = (q - p).argsort(-1)
+    p, q = p.gather(-1, order).exp(), q.gather(-1, order).exp()
+    tiny = torch.finfo(p.dtype).tiny
+    others = p.cumsum(-1) / p.clamp(min=tiny) + (1 - q.cumsum(-1)).clamp(min=0) / q.clamp(min=tiny)
+    return (1 / others).sum(-1).float()
 
 
 @torch.inference_mode()

@@ -105,6 +105,15 @@ def test_drafters_trained_on_stored_lessons_are_measured_along_the_targets_own_t
     assert all(0 <= run["won"] <= 1 and run["texts"] == 2 for run in shares)
 
 
+def test_the_chance_of_the_same_choice_is_how_often_it_happens() -> None:
+    drawn = torch.Generator().manual_seed(3)
+    mine, theirs = torch.randn(2, 12, generator=drawn) * 2
+    noise = -torch.empty(200_000, 12).exponential_(generator=drawn).log()
+    often = ((mine + noise).argmax(-1) == (theirs + noise).argmax(-1)).float().mean()
+    assert witness.same_choice(mine, theirs) == pytest.approx(float(often), abs=0.01)
+    assert witness.same_choice(theirs, theirs) == pytest.approx(1)
+
+
 @torch.inference_mode()
 def test_alone_it_writes_what_it_is_a_model_of(target: Path, tmp_path: Path) -> None:
     loaded = load_model(target)
