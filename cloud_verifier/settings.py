@@ -22,7 +22,7 @@ class Settings:
     target: str = ""
     """Target model; empty is the embedded pair."""
     drafter: str = ""
-    """Its MoA drafter, for activation records."""
+    """Its drafter, for activation records."""
     bundle: str = ""
     """The drafter as exported: on a CPU its graph drafts streams, ten times as fast as torch."""
     server_drafter: str = ""

@@ -182,9 +182,7 @@ class Conversation:
         if self._closed or not self._shared.is_open:
             raise UsageError("the conversation is closed", hint="use `async with EdgeClient(...)`")
         if self._busy:
-            raise UsageError(
-                "this conversation is answering already", hint="wait for its end, or use `client.conversation()`"
-            )
+            raise UsageError("this conversation is answering already", hint="wait, or use `client.conversation()`")
 
     def _check(self, context: Sequence[int]) -> None:
         if not context:

@@ -57,7 +57,7 @@ def read_prompts(files: Sequence[Path]) -> list[str]:
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot read the prompts in {file}: {error}") from None
     if not prompts:
-        raise UsageError("the calibration files hold no prompt")
+        raise UsageError(f"no prompt in {', '.join(map(str, files))}", hint="a line holds a prompt")
     return prompts
 
 

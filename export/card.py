@@ -18,7 +18,7 @@ def _lines(manifest: Manifest) -> Iterator[str]:
     yield f"# Drafter for {manifest.target.source}"
     yield ""
     if manifest.records:
-        yield "A Mixture-of-Attentions drafter: a small language model that guesses what its target will say, from the"
+        yield "A drafter: a small language model that guesses what its target will say, from the"
         yield "text alone or with the target's activations as they trickle in. A verifier that runs the target makes"
         yield "the result exact."
     else:

@@ -72,9 +72,7 @@ def parser() -> argparse.ArgumentParser:
     )
     setup.add_argument("target", help="hub id or folder of the target")
     setup.add_argument("--sibling", required=True, metavar="MODEL", help="small model of the same tokenizer")
-    setup.add_argument(
-        "-o", "--out", type=Path, required=True, help="folder for the bundle, and the drafter if trained"
-    )
+    setup.add_argument("-o", "--out", type=Path, required=True, help="folder for bundle, and drafter if trained")
     setup.add_argument("-v", "--variant", action="append", default=[], metavar="NAME", help="may be repeated")
     setup.add_argument("--records", nargs="+", default=[], metavar="SOURCE", help="train the attention on these chats")
     setup.add_argument("--steps", type=int, metavar="N", help="steps of that training (default: moa-train's)")

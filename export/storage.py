@@ -83,9 +83,7 @@ class WeightedModel:
         """Write one file that includes the weights, for runtimes that need it; equal weights are not shared."""
         size = sum(value.nbytes for value in self.weights.values())
         if size > _LARGEST_MESSAGE:
-            raise UsageError(
-                f"{size / 2**30:.1f} GB of weights do not fit one ONNX file", hint="leave this variant out"
-            )
+            raise UsageError(f"{size / 2**30:.1f} GB of weights do not fit one ONNX file", hint="leave the variant out")
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
         proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in self.weights.items())

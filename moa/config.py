@@ -174,7 +174,10 @@ class DrafterConfig:
         """
         path, values = folder / "config.json", read_config(folder, "drafter")
         if (found := values.get("model_type")) != MODEL_TYPE:
-            raise ConfigError(f"{path}: model_type is {found!r}, a MoA drafter's is {MODEL_TYPE!r}")
+            raise ConfigError(
+                f"{path}: model_type {found!r} is neither of `moa-train` nor of the paper",
+                hint="an EAGLE-3 drafter is for --server-drafter",
+            )
         if values.get("rope_scaling") is not None:
             raise ConfigError(f"{path}: rope_scaling must be null: drafters are trained without it")
         if values.get("cross_attention_after", []) not in ([], [values.get("layers")]):
@@ -199,9 +202,7 @@ class DrafterConfig:
         }
         for name, (mine, theirs) in pairs.items():
             if mine != theirs:
-                raise ConfigError(
-                    f"this drafter was made for another target: its {name} is {mine}, the target's {theirs}"
-                )
+                raise ConfigError(f"this was made for another target: its {name} is {mine}, the target's {theirs}")
 
     def write(self, folder: Path) -> None:
         """Write `config.json`."""

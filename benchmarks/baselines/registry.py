@@ -16,7 +16,7 @@ from moa.config import MODEL_TYPE, TargetFacts, read_config
 from moa.errors import ConfigError
 from moa.graph.load import LoadedGraph
 from moa.model.borrowed import SharedWeights
-from moa.model.checkpoint import load_drafter, load_weights, save_drafter
+from moa.model.checkpoint import fitting, load_drafter, save_drafter, stored_weights
 from moa.model.drafter import Drafter
 from moa.model.drafting import Drafting, MoaDrafting
 from moa.model.eagle3 import PublishedConfig, PublishedEagle3, is_eagle3
@@ -112,7 +112,7 @@ def load_any(folder: Path, target: PreTrainedModel, facts: TargetFacts) -> Draft
         kind = PublishedEagle3 if is_eagle3(values) else StateDrafter
         return kind.load(folder, facts, SharedWeights.of(target))
     model = new_baseline(EagleConfig.read(folder, facts), SharedWeights.of(target))
-    load_weights(model, folder)
+    model.load_state_dict(fitting(model, stored_weights(folder), folder))
     return model.to(dtype=target.dtype).eval()
 
 

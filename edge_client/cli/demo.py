@@ -39,9 +39,7 @@ def add(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--link", choices=sorted(PROFILES), default="4g", help="the emulated link (default: %(default)s)"
     )
-    command.add_argument(
-        "--target", default="", metavar="ID_OR_DIR", help="another target (default: the embedded pair)"
-    )
+    command.add_argument("--target", default="", metavar="ID_OR_DIR", help="another target (default: embedded pair)")
     command.add_argument("--drafter", default="", metavar="DIR", help="its drafter")
     options.add_connection(command)
 
@@ -65,9 +63,7 @@ async def _story(settings: ClientSettings, serve: list[str], profile: str, conso
         far = dataclasses.replace(settings, verifier=link.url)
         encoder = EdgeClient(settings, device=device)
         prompts = [encoder.encode(text) for text in (*_PROMPTS, _CUT_PROMPT)]
-        console.print(
-            f"An emulated {profile} link lies before it: {condition.rtt_ms:.0f} ms round trip.\n", style="dim"
-        )
+        console.print(f"An emulated {profile} link lies before it: {condition.rtt_ms:.0f} ms RTT.\n", style="dim")
 
         drafted: list[TimedAnswer] = []
         async with EdgeClient(dataclasses.replace(far, draft="device"), device=device) as client:

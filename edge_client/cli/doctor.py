@@ -101,9 +101,7 @@ async def examine(settings: ClientSettings) -> AsyncIterator[Check]:
     first = time.perf_counter() - started
     times = f"loaded in {1000 * loaded:.0f} ms, first drafts after {1000 * first:.0f} ms"
     finding = f"variant {device.variant} {times}, {resident_bytes() / 1e6:.0f} MB resident"
-    yield Check(
-        "drafter", "ok" if first < _START_SECONDS else "warning", finding, "a smaller variant, or a faster disk"
-    )
+    yield Check("drafter", "ok" if first < _START_SECONDS else "warning", finding, "a smaller variant or a faster disk")
     yield _golden(bundle, device, device.new_drafter().graph)
     yield _speed(bundle, device, settings)
     if settings.verifier:

@@ -22,9 +22,7 @@ def add(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--verifier", default="", metavar="ADDRESS", help="wss://HOST; without one the page only writes alone"
     )
-    command.add_argument(
-        "--packages", type=Path, metavar="DIR", help="the packages' archives, if npm shall not be asked"
-    )
+    command.add_argument("--packages", type=Path, metavar="DIR", help="the packages' archives, without npm")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from edge_client.events import AnswerSoFar, Done, Event, Link, Notice, Retract
-from edge_client.screen.pipe import View
+from edge_client.screen.pipe import ENDS, View
 from moa.safe_text import safe_line, safe_text
 
 _PROVISIONAL = "dim italic"
@@ -117,7 +117,7 @@ def summary(done: Done, final: int) -> str:
         parts.append(f"{stats['retracted']} corrected")
     parts.append("verified" if done.verified else "not all verified" if final else "nothing verified")
     if done.reason not in ("eos", "stop"):
-        parts.append(f"ended by {done.reason}")
+        parts.append(ENDS.get(done.reason, f"ended by {done.reason}"))
     return " · ".join(parts)
 
 

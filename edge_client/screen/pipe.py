@@ -13,9 +13,9 @@ from edge_client.events import AnswerSoFar, Done, Event, Link, Notice
 from moa.errors import MoaError
 from moa.safe_text import safe_line, safe_text
 
-_ENDS = {
+ENDS = {
     "context": "the context is full: the answer ends here",
-    "guard": "the answer ends here: more offline text would be unreliable (--max-offline-tokens)",
+    "guard": "the device stops here: more offline text would be unreliable (--max-offline-tokens)",
     "link": "the answer ends here: the verifier did not come back (--settle-seconds)",
 }
 """Reasons to stop that a reader could mistake for the answer's end."""
@@ -58,8 +58,8 @@ class PipeView(View):
                 if not event.verified and self._answer.texts:
                     how_much = "not all" if self._answer.final else "nothing"
                     self._tell(f"{how_much} of this was verified by the target")
-                if event.reason in _ENDS:
-                    self._tell(_ENDS[event.reason])
+                if event.reason in ENDS:
+                    self._tell(ENDS[event.reason])
                 if self._broken is not None:
                     rescue(event.text, self._broken)
             case _:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -20,12 +20,12 @@ from moa.model.drafter import Drafter
 from moa.model.loading import LoadedModel
 
 WEIGHTS = "model.safetensors"
+Made = TypeVar("Made", bound=nn.Module)
 
 
 def new_drafter(config: DrafterConfig, target: PreTrainedModel, body: Sibling | None = None) -> Drafter:
     """An untrained drafter beside its target; a `body` that is a language model keeps its weights."""
-    borrowed = BorrowedLayers(backbone_of(target), config.tli) if config.tli else None
-    drafter = Drafter(config, SharedWeights.of(target), borrowed, body)
+    drafter = _drafter(config, target, body)
     for module in drafter.modules():
         if isinstance(module, nn.Linear) and module.weight.requires_grad:
             nn.init.normal_(module.weight, std=0.02)
@@ -53,17 +53,27 @@ def drafter_around(
 
 
 def load_drafter(
-    folder: Path, target: PreTrainedModel, facts: TargetFacts, dtype: torch.dtype | None = None
-) -> Drafter:
+    folder: Path, target: PreTrainedModel, facts: TargetFacts, dtype: torch.dtype | None = None,
+    config: DrafterConfig | None = None,
+) -> Drafter:  # fmt: skip
     """A trained drafter beside its target: one of ours or the paper's published checkpoint."""
-    drafter = new_drafter(DrafterConfig.read(folder, facts), target)
-    load_weights(drafter, folder)
-    return drafter.to(dtype=dtype or target.dtype).eval()
+    own = config or DrafterConfig.read(folder, facts)
+    drafter = filled(lambda: _drafter(own, target), stored_weights(folder), folder)
+    return drafter.to(device=target.device, dtype=dtype or target.dtype).eval()
 
 
-def load_weights(module: nn.Module, folder: Path) -> None:
-    """Fill `module` from the folder's safetensors files, which must have exactly its keys."""
-    fill(module, stored_weights(folder), folder)
+def _drafter(config: DrafterConfig, target: PreTrainedModel, body: Sibling | None = None) -> Drafter:
+    borrowed = BorrowedLayers(backbone_of(target), config.tli) if config.tli else None
+    return Drafter(config, SharedWeights.of(target), borrowed, body)
+
+
+def filled(make: Callable[[], Made], state: dict[str, torch.Tensor], folder: Path) -> Made:
+    """What `make` builds, with the weights `state` of `folder`; what does not fit is refused before memory is taken."""
+    with torch.device("meta"):
+        found = fitting(make(), state, folder)
+    module = make()
+    module.load_state_dict(found)
+    return module
 
 
 def stored_weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -80,8 +90,8 @@ def stored_weights(folder: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def fill(module: nn.Module, state: dict[str, torch.Tensor], folder: Path) -> None:
-    """Load `state`, read from `folder`, which must have exactly the module's keys and shapes."""
+def fitting(module: nn.Module, state: dict[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
+    """`state`, read from `folder`, which must have exactly the module's keys and shapes."""
     wanted = module.state_dict()
     state = {name: value for name, value in state.items() if not name.endswith("rotary_emb.inv_freq")}
     if missing := sorted(set(wanted) - set(state)):
@@ -91,9 +101,9 @@ def fill(module: nn.Module, state: dict[str, torch.Tensor], folder: Path) -> Non
     for name, value in state.items():
         if value.shape != wanted[name].shape:
             raise ConfigError(
-                f"{folder}: {name} has shape {list(value.shape)}, its config says {list(wanted[name].shape)}"
+                f"{folder}: {name} has shape {list(value.shape)}, by its config {list(wanted[name].shape)}"
             )
-    module.load_state_dict(state)
+    return state
 
 
 def save_drafter(drafter: Any, folder: Path, dtype: torch.dtype | None = None) -> None:

@@ -22,7 +22,7 @@ from moa.config import TargetFacts, read_config
 from moa.errors import ConfigError, UsageError
 from moa.model.blocks import Block, RMSNorm
 from moa.model.borrowed import Rows, SharedWeights
-from moa.model.checkpoint import fill, stored_weights
+from moa.model.checkpoint import filled, stored_weights
 from moa.model.features import FeatureModel, normed, run_layer, self_rows
 from moa.model.loading import first_line
 
@@ -143,7 +143,8 @@ class PublishedEagle3(FeatureModel):
         self.norm = RMSNorm(width, eps)
         self.words = words
         # Kept outside the module tree: rotary frequencies stay in float32, and tables may be the target's.
-        self._rotary = (LlamaRotaryEmbedding(layer).to(shared.embedding.device),)
+        with torch.device(shared.embedding.device):
+            self._rotary = (LlamaRotaryEmbedding(layer),)
         self.shared = shared
 
     @classmethod
@@ -164,8 +165,9 @@ class PublishedEagle3(FeatureModel):
             raise ConfigError(f"{folder}: its embedding must have the shape {[facts.vocab_size, width]}")
         like = shared.embedding
         words = None if words is None else words.to(like.device)
-        model = cls(config, words, facts.vocab_size, SharedWeights(table.to(like), head.to(like)))
-        fill(model, {_own_name(n): value for n, value in found.items() if not n.startswith(_IGNORED)}, folder)
+        own = SharedWeights(table.to(like), head.to(like))
+        state = {_own_name(n): value for n, value in found.items() if not n.startswith(_IGNORED)}
+        model = filled(lambda: cls(config, words, facts.vocab_size, own), state, folder)
         return model.to(like).eval().requires_grad_(False)
 
     def read(self, features: Tensor) -> Tensor:

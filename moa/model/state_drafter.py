@@ -30,7 +30,7 @@ from moa.config import DrafterConfig, TargetFacts, read_config
 from moa.errors import ConfigError
 from moa.model.blocks import Block, RMSNorm, rotary
 from moa.model.borrowed import Rows, SharedWeights
-from moa.model.checkpoint import load_weights
+from moa.model.checkpoint import filled, stored_weights
 from moa.model.eagle3 import authors_taps
 from moa.model.features import FeatureModel, normed, run_layer, self_rows
 from moa.model.target import Committed
@@ -101,8 +101,10 @@ class StateDrafterConfig:
                 f"{folder}: model_type is {kind!r}: a server's drafter is an EAGLE-3, or made by `moa-train --states`"
             )
         try:
+            if names := {field.name for field in dataclasses.fields(cls)} ^ set(values):
+                raise ConfigError(f"{min(names)} is {'unknown' if min(names) in values else 'missing'}")
             config = cls(**values)
-        except (TypeError, ConfigError) as error:
+        except ConfigError as error:
             raise ConfigError(f"{folder / 'config.json'}: {error}") from None
         own = config.hidden_size, config.vocab_size, config.target_layers
         if own != (theirs := (facts.hidden_size, facts.vocab_size, facts.layers)):
@@ -147,8 +149,8 @@ class StateDrafter(FeatureModel):
     @classmethod
     def load(cls, folder: Path, facts: TargetFacts, shared: SharedWeights) -> Self:
         """A trained one beside its target, in the target's precision."""
-        model = cls(StateDrafterConfig.read(folder, facts), shared)
-        load_weights(model, folder)
+        config = StateDrafterConfig.read(folder, facts)
+        model = filled(lambda: cls(config, shared), stored_weights(folder), folder)
         return model.to(shared.embedding).eval().requires_grad_(False)
 
     def normed(self, states: Tensor) -> Tensor:

@@ -124,7 +124,7 @@ def pack(documents: Iterable[Document], length: int, out: Path) -> PackedRows:
             tokens.append(row_ids)
             marks.append(row_marks)
         if not tokens.rows:
-            raise UsageError("the training data is empty: no document has two tokens or more, one of them wanted")
+            raise UsageError("the files of --data hold nothing to learn: no answer, and no text of two tokens")
     return PackedRows(out)
 
 

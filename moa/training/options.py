@@ -56,29 +56,23 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     top.add_argument("target", help="folder or hub id of the target model")
     top.add_argument(
-        "--data", nargs="+", required=True, metavar="SOURCE", help="jsonl or text files, folders, dataset ids"
+        "--data", nargs="+", required=True, metavar="SOURCE", help="jsonl, text files, folders, dataset ids"
     )
-    top.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="the drafter's folder; holds checkpoints too"
-    )
+    top.add_argument("--out", type=Path, required=True, metavar="DIR", help="the drafter's folder, and checkpoints")
     top.add_argument(
         "--states", action="store_true",
         help="train a drafter of the target's states, for server and device; without it a Mixture of Attentions",
     )  # fmt: skip
-    top.add_argument(
-        "--init", type=Path, metavar="DIR", help="start from this drafter: ours, or the paper's published one"
-    )
+    top.add_argument("--init", type=Path, metavar="DIR", help="start from this drafter: ours or the paper's")
     top.add_argument(
         "--body",
         metavar="MODEL",
         help="the body is this small model of the same tokenizer (folder or hub id)",
     )
     top.add_argument(
-        "--freeze-body", action="store_true", help="with --body MODEL: only the attention to records is trained"
+        "--freeze-body", action="store_true", help="with --body MODEL: train only the attention to records"
     )
-    top.add_argument(
-        "--paper", action="store_true", help="losses, masks, optimiser and rate of the paper's public code"
-    )
+    top.add_argument("--paper", action="store_true", help="losses, masks, optimiser, rate of the paper's public code")
     top.add_argument(
         "--dry-run", action="store_true", help="sizes, and the measured memory and time of eight steps; no training"
     )
@@ -129,9 +123,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--precision", choices=["bf16", "fp32"], help="default: bf16 where the device computes in it, else fp32"
     )
-    group.add_argument(
-        "--weights", choices=sorted(PRECISIONS), default="fp32", help="precision of the file that is written"
-    )
+    group.add_argument("--weights", choices=sorted(PRECISIONS), default="fp32", help="precision of the written file")
     group.add_argument("--gradient-checkpointing", action="store_true", help="less memory, about a third more time")
     group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
     group.add_argument("--seed", type=int)
@@ -174,7 +166,8 @@ def server_shape(args: argparse.Namespace) -> dict[str, int]:
     others = ("init", "body", "freeze_body", "paper", "tli", "spacing", "gradient_checkpointing", *SHAPE)
     for name in others:
         if name not in theirs and getattr(args, name) not in (None, False):
-            raise UsageError(f"--states trains no Mixture of Attentions, which {name.replace('_', ' ')} is for")
+            flag = next(action.option_strings[0] for action in parser()._actions if action.dest == name)
+            raise UsageError(f"{flag} is not for --states", hint="leave one of them out")
     return {own: value for name, own in theirs.items() if (value := getattr(args, name)) is not None}
 
 

@@ -24,7 +24,7 @@ import moa
 from moa.config import DrafterConfig, TargetFacts
 from moa.errors import UsageError
 from moa.model.borrowed import SharedWeights
-from moa.model.checkpoint import drafter_around, load_weights, new_drafter, save_drafter
+from moa.model.checkpoint import drafter_around, load_drafter, new_drafter, save_drafter
 from moa.model.drafter import Drafter
 from moa.model.loading import LoadedModel, load_model, load_tokenizer
 from moa.model.state_drafter import StateDrafter, StateDrafterConfig
@@ -62,9 +62,7 @@ class TrainingRun:
         if not SHORTEST_ROW <= args.length <= facts.max_positions:
             raise UsageError(f"--length must be within {SHORTEST_ROW}..{facts.max_positions}, the target's positions")
         if args.max_new_tokens < 1 or (args.length + args.max_new_tokens > facts.max_positions and args.generate):
-            raise UsageError(
-                f"--length and --max-new-tokens together must be within the target's {facts.max_positions}"
-            )
+            raise UsageError(f"--length plus --max-new-tokens must be within the target's {facts.max_positions}")
         options.check_body(args)
         lesson = options.distill_settings(args)
         options.loop_settings(args, rows=1, world=1)
@@ -117,6 +115,7 @@ class TrainingRun:
         """The loop over the rows; a `trial` is quiet, and starts from few of them."""
         world = dist.get_world_size() if dist.is_initialized() else 1
         course = {
+            "--states": isinstance(self.drafter, StateDrafter),
             **identity,
             "losses": dataclasses.asdict(self.objective.settings),
             "shape": dataclasses.asdict(self.drafter.config),
@@ -163,8 +162,8 @@ def _new_drafter(args: argparse.Namespace, loaded: LoadedModel) -> tuple[Drafter
     """The drafter, and the name of its starting point."""
     facts = loaded.facts
     if args.init is not None:
-        drafter = new_drafter(options.initial_config(args, DrafterConfig.read(args.init, facts)), loaded.model)
-        load_weights(drafter, args.init)
+        config = options.initial_config(args, DrafterConfig.read(args.init, facts))
+        drafter = load_drafter(args.init, loaded.model, facts, torch.float32, config).train()
         return drafter, _digest(drafter)
     shape: dict[str, Any] = {"tli": args.tli or 0, **options.shape_overrides(args)}
     if args.body is None:

@@ -188,9 +188,7 @@ class DocumentReader:
                 before = self._render(messages[:i], where, ask=True)
                 after = self._render(messages[: i + 1], where)
                 if not after.startswith(before):
-                    raise UsageError(
-                        f"{where}: the chat template does not put an answer behind its own generation prompt"
-                    )
+                    raise UsageError(f"{where}: the chat template puts no answer behind its own generation prompt")
                 spans.append((before, after[: len(after.rstrip())]))
         whole = self._render(messages, where)
         stable = all(whole.startswith(after) for _, after in spans)

@@ -87,6 +87,8 @@ def test_how_much_is_verified_and_the_context_is_full_is_on_the_screen(status: A
     text = shown([*events, done("onetwo", verified=False)], context=64)
     assert "2 tokens · 2/s · first after 1.0 s · 1 call · " in text, "the wait at the end is no part of the speed"
     assert f"{says} · ended by length · context 5 of 64\n" in text
+    stopped = Done(reason="guard", verified=False, text="onetwo", stats=STATS)
+    assert "the device stops here" in " ".join(shown([*events, stopped]).split())
 
 
 def test_a_remark_waits_for_the_end_of_the_line(

@@ -132,7 +132,7 @@ def test_prompts_are_read_from_both_kinds_of_file_before_anything_is_loaded(pair
     said: list[str] = []
     for name, content, wrong in (
         ("c.jsonl", "{}", "c.jsonl:1: .* must be text"), ("d.jsonl", "{", "d.jsonl:1: not valid JSON"),
-        ("e.txt", "\n", "hold no prompt"),
+        ("e.txt", "\n", "no prompt in"),
     ):  # fmt: skip
         (tmp_path / name).write_text(content)
         with pytest.raises(UsageError, match=wrong):

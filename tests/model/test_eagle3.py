@@ -109,7 +109,7 @@ def test_what_a_checkpoint_leaves_out_is_the_targets(tmp_path: Path) -> None:
         ({"eagle_aux_hidden_state_layer_ids": "all"}, "cannot be read"),
         ({"rope_scaling": "all"}, "cannot be read"),
         ({"target_hidden_size": float("inf")}, "cannot be read"),
-        ({"intermediate_size": 80}, "its config says"),
+        ({"intermediate_size": 10**12}, "by its config"),
         ({"fc_norm": True}, "lack fc_norm"),
         ({"model_type": "qwen3"}, "not that of an EAGLE-3"),
         ({"num_key_value_heads": 3}, "do not fit"),

@@ -224,8 +224,8 @@ BAD_INPUTS: dict[str, tuple[list[str], str]] = {
     "no target": (["gone/folder/of/target"], "no model at"),
     "no chat template": (["{no_template}"], "no chat template"),
     "no data file": (["{target}", "--data", "gone.jsonl"], "no training data at gone.jsonl"),
-    "an empty file": (["{target}", "--data", "{empty}"], "the training data is empty"),
-    "an empty text": (["{target}", "--data", "{short}"], "the training data is empty"),
+    "an empty file": (["{target}", "--data", "{empty}"], "hold nothing to learn"),
+    "an empty text": (["{target}", "--data", "{short}"], "hold nothing to learn"),
     "a torn line": (["{target}", "--data", "{torn}"], "torn.jsonl:1: not valid JSON"),
     "a binary file": (["{target}", "--data", "{binary}"], "not UTF-8"),
     "a folder without data": (["{target}", "--data", "{no_files}"], "holds no file named"),
@@ -251,11 +251,15 @@ BAD_INPUTS: dict[str, tuple[list[str], str]] = {
     "a drafter of another target": (["{target}", "--init", "{foreign_drafter}"], "made for another target"),
     "a shape beside --init": (["{target}", "--init", "{drafter}", "--heads", "2"], "brings its own shape"),
     "a checkpoint of other flags": (["{target}", "--out", "{drafter}"], "is of a run with steps 1, not 4"),
+    "a checkpoint of another kind": (
+        ["{target}", "--out", "{drafter}", "--states", "--steps=1"],
+        "with --states False",
+    ),
     "a checkpoint of other data": (["{target}", "--out", "{drafter}", "--data", "{short}"], "run on other data"),
     "an out that is a file": (["{target}", "--out", "{empty}"], "is a file"),
     "an out of somebody else's": (["{target}", "--out", "{stranger}"], "not of a run of moa-train"),
     "an out that cannot be": (["{target}", "--out", "/proc/drafter"], "cannot write to"),
-    "too long an answer": (["{target}", "--generate", "--max-new-tokens", "500"], "--max-new-tokens together"),
+    "too long an answer": (["{target}", "--generate", "--max-new-tokens", "500"], "plus --max-new-tokens"),
     "a negative temperature": (["{target}", "--generate", "--temperature", "-1"], "temperature must be"),
 }
 

@@ -39,7 +39,7 @@ def test_a_long_document_goes_on_in_the_next_row(tmp_path: Path) -> None:
 
 
 def test_nothing_to_learn_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="empty"):
+    with pytest.raises(UsageError, match="nothing to learn"):
         pack([Document.answer([5, 6, 7], [])], 32, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
