@@ -117,7 +117,7 @@ class _Build:
             self._golden(variants)
             calibration = reference.calibration() if reference else None
             if calibration is not None:
-                self.say(f"{worth(calibration.acceptance.chain)}, on {calibration.prompts} held-out prompts")
+                self.say(f"on {calibration.prompts} held-out prompts {worth(calibration.acceptance.chain)}")
         tokenizer, vocabulary = write_shared(self.source, chosen, self.folder)
         self._manifest(shop.top_k, variants, tokenizer, vocabulary, calibration)
 

@@ -132,6 +132,8 @@ def _dry_run(args: argparse.Namespace, loaded: LoadedModel) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         rows = run.rows(Path(scratch) / "data", {}, args.data)
         loop = run.loop(rows, Path(scratch), identity={}, trial=True)
+        if not args.quiet:
+            print(f"moa-train: measuring {DRY_STEPS} steps", file=sys.stderr)
         tokens_per_s = loop.run(stop_after=DRY_STEPS)[-1]["tokens_per_s"]
         steps = loop.settings.steps
         seen = rows.tokens / len(rows) * loop.settings.batch * loop.settings.accumulate * loop.world * steps
