@@ -20,7 +20,7 @@ from moa.model.drafter import Drafter
 from moa.model.loading import LoadedModel
 
 WEIGHTS = "model.safetensors"
-Made = TypeVar("Made", bound=nn.Module)
+Filled = TypeVar("Filled", bound=nn.Module)
 
 
 def new_drafter(config: DrafterConfig, target: PreTrainedModel, body: Sibling | None = None) -> Drafter:
@@ -67,7 +67,7 @@ def _drafter(config: DrafterConfig, target: PreTrainedModel, body: Sibling | Non
     return Drafter(config, SharedWeights.of(target), borrowed, body)
 
 
-def filled(make: Callable[[], Made], state: dict[str, torch.Tensor], folder: Path) -> Made:
+def filled(make: Callable[[], Filled], state: dict[str, torch.Tensor], folder: Path) -> Filled:
     """What `make` builds, with the weights `state` of `folder`; what does not fit is refused before memory is taken."""
     with torch.device("meta"):
         found = fitting(make(), state, folder)
