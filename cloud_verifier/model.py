@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,7 @@ def load(settings: Settings) -> Served:
         target,
         drafter,
         lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
-        replace(model_facts(target, drafter, name), stream_records=server_drafter is None),
+        model_facts(target, drafter, name, stream_records=server_drafter is None),
         load_graph(settings, target.device, name),
         server_drafter,
     )
@@ -206,11 +206,13 @@ def serve_model(
     streams = drafter if isinstance(drafter, StateDrafter) else None
     if streams is not None:
         target.tap(streams.config.taps)
-    facts = replace(model_facts(target, drafter, drafter_name), stream_records=streams is None)
+    facts = model_facts(target, drafter, drafter_name, stream_records=streams is None)
     return Served(target, drafter, decode, facts, server_drafter=streams)
 
 
-def model_facts(target: Target, drafter: Drafter | StateDrafter | None, drafter_name: str = "") -> ModelFacts:
+def model_facts(
+    target: Target, drafter: Drafter | StateDrafter | None, drafter_name: str = "", *, stream_records: bool = True
+) -> ModelFacts:
     """The facts of a model in memory that the service needs."""
     records = None
     if isinstance(drafter, StateDrafter) or (drafter is not None and drafter.config.use_ca):
@@ -226,6 +228,7 @@ def model_facts(target: Target, drafter: Drafter | StateDrafter | None, drafter_
         slots=target.pool.slots,
         capacity=target.pool.capacity,
         records=records,
+        stream_records=stream_records,
         pages=target.pool.pages if target.pool.pages < target.pool.slots * target.pool.per_slot else 0,
         page_tokens=PAGE,
         trees=target.trees,

@@ -25,7 +25,7 @@ from demo.recipe import ALONE
 from moa.config import DrafterConfig, TargetFacts
 from moa.errors import ConfigError, UsageError
 from moa.model.borrowed import SharedWeights
-from moa.model.checkpoint import fitting, new_drafter, stored_weights
+from moa.model.checkpoint import load_drafter, new_drafter
 from moa.model.drafter import Drafter
 from moa.model.state_drafter import StateDrafter
 from moa.training.chains import ChainSettings
@@ -160,9 +160,7 @@ def _moa(init: Path | None, shape: Mapping[str, Any], target: PreTrainedModel, f
     """A new MoA drafter, or a trained one."""
     if init is None:
         return new_drafter(moa_config(facts, shape), target)
-    drafter = new_drafter(DrafterConfig.read(init, facts), target)
-    drafter.load_state_dict(fitting(drafter, stored_weights(init), init))
-    return drafter
+    return load_drafter(init, target, facts, torch.float32).train()
 
 
 def _of_features(

@@ -16,7 +16,7 @@ from moa.config import MODEL_TYPE, TargetFacts, read_config
 from moa.errors import ConfigError
 from moa.graph.load import LoadedGraph
 from moa.model.borrowed import SharedWeights
-from moa.model.checkpoint import fitting, load_drafter, save_drafter, stored_weights
+from moa.model.checkpoint import filled, load_drafter, save_drafter, stored_weights
 from moa.model.drafter import Drafter
 from moa.model.drafting import Drafting, MoaDrafting
 from moa.model.eagle3 import PublishedConfig, PublishedEagle3, is_eagle3
@@ -111,9 +111,9 @@ def load_any(folder: Path, target: PreTrainedModel, facts: TargetFacts) -> Draft
     if values.get("model_type") != EagleConfig.MODEL_TYPE:
         kind = PublishedEagle3 if is_eagle3(values) else StateDrafter
         return kind.load(folder, facts, SharedWeights.of(target))
-    model = new_baseline(EagleConfig.read(folder, facts), SharedWeights.of(target))
-    model.load_state_dict(fitting(model, stored_weights(folder), folder))
-    return model.to(dtype=target.dtype).eval()
+    config, shared = EagleConfig.read(folder, facts), SharedWeights.of(target)
+    model = filled(lambda: Eagle(config, shared), stored_weights(folder), folder)
+    return model.to(device=shared.head.device, dtype=target.dtype).eval()
 
 
 def load_independent(folder: Path, target_source: str | Path) -> tuple[Drafter, TargetFacts]:

@@ -164,7 +164,7 @@ def lane(
     streams = first.server_drafter if isinstance(first.server_drafter, StateDrafter) else None
     if streams is not None:
         target.tap(streams.config.taps)
-    facts = replace(model_facts(target, first.drafter, first.facts.drafter), stream_records=streams is None)
+    facts = model_facts(target, first.drafter, first.facts.drafter, stream_records=streams is None)
     if not options.baseline:
         return Verifier(Served(target, first.drafter, first.decode, facts, first.graph, streams), settings), target
     drafting: Drafting

@@ -70,7 +70,7 @@ def _drafter(config: DrafterConfig, target: PreTrainedModel, body: Sibling | Non
 def filled(make: Callable[[], Filled], state: dict[str, torch.Tensor], folder: Path) -> Filled:
     """What `make` builds, with the weights `state` of `folder`; what does not fit is refused before memory is taken."""
     with torch.device("meta"):
-        found = fitting(make(), state, folder)
+        found = _fitting(make(), state, folder)
     module = make()
     module.load_state_dict(found)
     return module
@@ -90,7 +90,7 @@ def stored_weights(folder: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def fitting(module: nn.Module, state: dict[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
+def _fitting(module: nn.Module, state: dict[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
     """`state`, read from `folder`, which must have exactly the module's keys and shapes."""
     wanted = module.state_dict()
     state = {name: value for name, value in state.items() if not name.endswith("rotary_emb.inv_freq")}
