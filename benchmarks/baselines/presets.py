@@ -127,18 +127,19 @@ def build(
     seed: int, *, start: Sequence[int] = (), init: Path | None = None, data: PackedRows | None = None,
     teacher: Teacher | None = None,
 ) -> tuple[Drafter | FeatureDrafter, Distillation]:  # fmt: skip
-    """A preset's drafter and its task. `shape` and `distill` change the MoA drafter's settings in every preset that
-    leaves them alone; all others have as many parameters on the device as the MoA drafter of TLI = 0 that comes of it.
-    A body starts as the layers `start` of the target's, measured on `data`. With
-    `init`, a MoA drafter goes on from that trained one, in its shape. The `teacher` is the target, unless another is
-    given."""
+    """A preset's drafter and its task. `shape` changes the MoA drafter's settings, `distill` those of both kinds of
+    ours, in every preset that leaves them alone; all others have as many parameters on the device as the MoA drafter of
+    TLI = 0 that comes of it. A body starts as the layers `start` of the target's, measured on `data`. With `init`, a
+    MoA drafter goes on from that trained one, in its shape. The `teacher` is the target, unless another is given."""
     chosen = preset(name)
     if start:
         shape = {**shape, "layers": len(start), "scaled_embedding": True}
     like = moa_config(facts, {**shape, "tli": 0})
     size = parameter_count(new_drafter(like, target), device_only=True)
     teacher = teacher or Teacher(target)
-    settings = _changed(chosen.distill, distill) if chosen.kind == "moa" else chosen.distill
+    settings, ours = chosen.distill, {"moa": DistillSettings, "states": ChainSettings}
+    if chosen.kind in ours:
+        settings = _changed(settings or ours[chosen.kind](), distill)
     if chosen.kind != "moa" and chosen.kind != "independent":
         model = _of_features(chosen.kind, like, size, target, facts)
         task = training_task(model, teacher, settings, seed)
@@ -194,9 +195,9 @@ def _without_records(facts: TargetFacts, shape: Mapping[str, Any], size: int, ta
     return new_drafter(config(matched(count, size, "a body without records")), target)
 
 
-def _changed(settings: DistillSettings | None, changes: Mapping[str, Any]) -> DistillSettings:
+def _changed(settings: DistillSettings, changes: Mapping[str, Any]) -> DistillSettings:
     """Changes apply only to fields that the preset does not set."""
-    settings, default = settings or DistillSettings(), DistillSettings()
+    default = type(settings)()
     try:
         free = {name: value for name, value in changes.items() if getattr(settings, name) == getattr(default, name)}
     except AttributeError as error:

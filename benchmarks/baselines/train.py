@@ -145,7 +145,7 @@ def parser() -> argparse.ArgumentParser:
         "--shape", action="append", default=[], metavar="NAME=VALUE", help="change the MoA drafter's config"
     )
     parser.add_argument(
-        "--distill", action="append", default=[], metavar="NAME=VALUE", help="change the MoA drafter's training"
+        "--distill", action="append", default=[], metavar="NAME=VALUE", help="change the training of MoA and of states"
     )
     parser.add_argument(
         "--start", nargs="+", type=int, default=[], metavar="LAYER", help="the target's layers that a body starts from"

@@ -12,6 +12,7 @@ from benchmarks.baselines import train
 from benchmarks.baselines.presets import PRESETS, build
 from benchmarks.baselines.registry import load_target
 from moa.errors import UsageError, run_cli
+from moa.model.loading import load_model
 from moa.training.data import PackedRows
 from moa.training.loop import LoopSettings
 from tests.benchmarks.pairs import WIDE, packed
@@ -69,6 +70,17 @@ def test_every_preset_gives_a_loss_that_trains_every_parameter(name: str, pair: 
     # Only what an ablation switches off may stay as it was.
     switched_off = ("cross_attention.", "layer_self_attention.", "Ekv2E.") if name == "moa0-no-ca" else ()
     assert all(n.startswith(switched_off) for n in idle)
+
+
+def test_settings_of_training_reach_both_kinds_of_ours_where_the_preset_leaves_them_alone(
+    pair: tuple[str, PackedRows],
+) -> None:
+    loaded = load_model(pair[0])
+    for name, absent in (("states", 2.0), ("states-in-step", 0.0)):
+        _, task = build(name, loaded.model, loaded.facts, WIDE, {"feature_weight": 3.0, "absent": 2.0}, 0)
+        assert (task.settings.feature_weight, getattr(task.settings, "absent", None)) == (3.0, absent)
+    _, task = build("moa0", loaded.model, loaded.facts, WIDE, {"feature_weight": 3.0}, 0)
+    assert task.settings.feature_weight == 3.0
 
 
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
