@@ -1,17 +1,18 @@
 """A part of the vocabulary to compare over, drawn anew for every batch: with a small drafter on a processor, the head
 is most of a step.
 
-The part is all words of the batch, and others at random that each stand for as many as were left out: their logits
-are raised by the logarithm of that number, so that both distributions keep their sums in expectation.
+The part is all words of the batch and others at random, the more likely the more often they occur in the data. Each
+stands for those that were left out: its logit is raised by the logarithm of one over its chance, so that both
+distributions keep their sums in expectation.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from moa.model.borrowed import SharedWeights
 from moa.training.data import Batch
@@ -19,18 +20,32 @@ from moa.training.data import Batch
 
 @dataclass(frozen=True)
 class SampledHead:
-    """Draws so many `words` beside the batch's."""
+    """Draws about so many `words` beside the batch's. `counts`: how often each word of the head occurs in the data."""
 
     whole: SharedWeights
     words: int
     seed: int
+    counts: NDArray[np.int64]
+    chances: NDArray[np.float64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "chances", chances(self.counts + 1.0, self.words))
 
     def __call__(self, batch: Batch, step: int) -> SharedWeights:
-        certain = np.unique(batch.ids)
-        others = np.setdiff1d(np.arange(len(self.whole.head)), certain)
+        likely = self.chances.copy()
+        likely[np.unique(batch.ids)] = 1.0
         luck = np.random.default_rng([self.seed, step, int(batch.rows[0])])
-        drawn = luck.choice(others, min(self.words, len(others)), replace=False)
-        chosen = torch.from_numpy(np.concatenate([certain, drawn])).to(self.whole.head.device)
-        bias = torch.zeros(len(chosen), device=chosen.device)
-        bias[len(certain) :] = math.log(len(others) / len(drawn))
+        drawn = np.flatnonzero(luck.random(len(likely)) < likely)
+        chosen = torch.from_numpy(drawn).to(self.whole.head.device)
+        bias = -torch.from_numpy(np.log(likely[drawn])).float().to(chosen.device)
         return replace(self.whole, head=self.whole.head[chosen], bias=bias)
+
+
+def chances(weights: NDArray[np.floating], words: int) -> NDArray[np.float64]:
+    """The chance of each word, in proportion to its weight but 1 at most, so that `words` are drawn on average."""
+    if words >= len(weights):
+        return np.ones(len(weights))
+    order = np.sort(weights)[::-1]
+    rest = np.cumsum(order[::-1])[::-1]
+    certain = int(np.argmax(order * (words - np.arange(len(order))) < rest))
+    return np.minimum(1.0, weights * (words - certain) / rest[certain])

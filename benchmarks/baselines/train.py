@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.baselines.presets import PRESETS, build, preset
@@ -67,7 +68,8 @@ def train_preset(
     )  # fmt: skip
     identity = {name: recipe[name] for name in ("preset", "shape", "distill", "start")}
     if head_words:
-        task.part_of_head = SampledHead(teacher.shared, head_words, settings.seed)
+        counts = np.bincount(data.rows(np.arange(len(data))).ids.ravel(), minlength=len(teacher.shared.head))
+        task.part_of_head = SampledHead(teacher.shared, head_words, settings.seed, counts)
     loop = Loop(task, data, settings, out, identity={**identity, "rows of data": len(data)})
     began = time.perf_counter()
     history = loop.run(stop_after=max(0, last - loop.checkpointed_step()))

@@ -265,7 +265,7 @@ def answer_hello(hello: Hello, facts: ModelFacts, limits: Limits, *, max_context
     if wanted and facts.records is None:
         notices.append("no_records: this verifier has no drafter to make activation records with")
     elif wanted and not fitting:
-        notices.append("drafter_mismatch: tokens are verified, but activation records would not fit this drafter")
+        notices.append("drafter_mismatch: no records for this drafter; serve --drafter with the one it came from")
     lacking = {"records": records is None, "tree": not facts.trees, "grammar": not facts.grammars}
     features = agree_features(hello.features, without=[name for name, lacks in lacking.items() if lacks])
     return Welcome(
