@@ -12,6 +12,7 @@ what counts is the share that the target would have written there. `none` is a c
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -193,13 +194,20 @@ def greedy_rounds(tokens: Tensor) -> float:
     return len(tokens) / rounds
 
 
+def named(folders: Sequence[str]) -> list[tuple[Path, str]]:
+    """Each folder with its name, or with its parent's too where two have the same."""
+    paths = [Path(folder).resolve() for folder in folders]
+    often = Counter(path.name for path in paths)
+    return [(path, path.name if often[path.name] == 1 else f"{path.parent.name}/{path.name}") for path in paths]
+
+
 def measure(options: Options) -> dict[str, Any]:
     """Run every drafter over every kind of text, temperature and lateness."""
     temperatures = (0.0,) if options.alone else options.temperatures
     loaded = load_model(options.target)
     head = fast_head(loaded.model)
     runs = []
-    for folder in map(Path, options.drafters):
+    for folder, name in named(options.drafters):
         model, trained = load_any(folder, loaded.model, loaded.facts), finished(folder) or {}
         taps = getattr(model.config, "taps", ())
         for behind in options.behind:
@@ -213,11 +221,11 @@ def measure(options: Options) -> dict[str, Any]:
                     for figure in _figures(model, loaded.model, row, document, behind, temperature, options, head)
                 ]
                 run = {
-                    "drafter": folder.name, "steps": trained.get("steps"), "parameters": trained.get("parameters"),
+                    "drafter": name, "steps": trained.get("steps"), "parameters": trained.get("parameters"),
                     "behind": behind, "kind": kind, "temperature": temperature, "texts": len(each),
                     "won": float(np.mean(each)), "se": float(np.std(each) / math.sqrt(len(each))),
                 }  # fmt: skip
-                say(f"{folder.name} {behind} late, {kind}, T={temperature:g}: {run['won']:.3f} ± {run['se']:.3f}")
+                say(f"{name} {behind} late, {kind}, T={temperature:g}: {run['won']:.3f} ± {run['se']:.3f}")
                 runs.append(run)
     return {"alone": options.alone, "runs": runs}
 

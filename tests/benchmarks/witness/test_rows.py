@@ -105,6 +105,11 @@ def test_drafters_trained_on_stored_lessons_are_measured_along_the_targets_own_t
     assert all(0 <= run["won"] <= 1 and run["texts"] == 2 for run in shares)
 
 
+def test_drafters_in_folders_of_one_name_stand_apart_in_a_table() -> None:
+    found = witness.named(["/a/states", "b/states/", "c/eagle3"])
+    assert [name for _, name in found] == ["a/states", "b/states", "eagle3"]
+
+
 def test_the_chance_of_the_same_choice_is_how_often_it_happens() -> None:
     drawn = torch.Generator().manual_seed(3)
     mine, theirs = torch.randn(2, 12, generator=drawn) * 2
