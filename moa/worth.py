@@ -7,6 +7,8 @@ from collections.abc import Sequence
 PAYS = 1.5
 """Tokens a round below which a draft costs about as much as it wins: a round also pays for drafting and the link."""
 _DEPTH = 6
+_ENOUGH = 10_000
+"""Tokens learnt below which a drafter may know them by heart."""
 
 
 def reached_at(right: float, later: float | None = None) -> list[float]:
@@ -16,14 +18,16 @@ def reached_at(right: float, later: float | None = None) -> list[float]:
     return [right * each**level for level in range(_DEPTH)]
 
 
-def worth(reached: Sequence[float]) -> str:
-    """One line: tokens a round of a chain, the target's own included, and the share of first drafts that are right;
-    with a warning if that does not pay."""
+def worth(reached: Sequence[float], text: str = "", learnt: int = _ENOUGH) -> str:
+    """One line: tokens a round of a chain, the target's own included, and the share of first drafts that are right in
+    which `text`; with a warning if that does not pay, or says little after so few tokens `learnt`."""
     tokens, right = 1 + sum(reached), reached[0] if reached else 0.0
-    line = f"about {tokens:.1f} tokens a round, {right:.0%} of drafts right"
+    line = f"about {tokens:.1f} tokens a round, {right:.0%} of drafts right{text}"
     if tokens < PAYS:
         line += (
             f"; WARNING: below {PAYS} drafts cost more than they win: train longer (--steps), on more text,"
             " or on the target's own answers (--generate)"
         )
+    elif learnt < _ENOUGH:
+        line += f"; WARNING: it may know these {learnt:,} tokens by heart: moa-export build --calibration tells more"
     return line

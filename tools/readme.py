@@ -103,8 +103,8 @@ def programs() -> list[argparse.ArgumentParser]:
 
 
 def cli_reference(parsers: Iterable[argparse.ArgumentParser]) -> str:
-    """A Markdown page with the options of each command and subcommand. What an earlier subcommand has, too, is
-    only named.
+    """A Markdown page with the options of each command and subcommand. Options that an earlier subcommand has,
+    too, are only named.
 
     Not `--help` itself: the layout of that text changes with the Python version, and this page must not.
     """
@@ -131,7 +131,9 @@ def _command(
         yield "\n".join([*own, ""])
     elsewhere: dict[str, list[str]] = {}
     for row, action in options.items():
-        where, name = told.setdefault(row, (parser.prog, (action.option_strings or [action.dest])[-1]))
+        if not action.option_strings:  # a page says in which order arguments stand
+            continue
+        where, name = told.setdefault(row, (parser.prog, action.option_strings[-1]))
         if where != parser.prog:
             elsewhere.setdefault(where, []).append(f"`{name}`")
     for where, names in elsewhere.items():

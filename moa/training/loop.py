@@ -50,6 +50,8 @@ class LoopSettings:
         for name in ("learning_rate", "clip"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}")
+        if not 0 <= self.seed < 2**31:
+            raise ConfigError(f"seed must be within 0..{2**31 - 1}, not {self.seed}")
         if self.warmup < 0 or not 0 <= self.final_rate <= 1 or self.weight_decay < 0:
             raise ConfigError("warmup and weight_decay must not be negative, and final_rate must be within 0..1")
 

@@ -62,7 +62,7 @@ class TrainingRun:
         if not SHORTEST_ROW <= args.length <= facts.max_positions:
             raise UsageError(f"--length must be within {SHORTEST_ROW}..{facts.max_positions}, the target's positions")
         if args.max_new_tokens < 1 or (args.length + args.max_new_tokens > facts.max_positions and args.generate):
-            raise UsageError(f"--length plus --max-new-tokens must be within the target's {facts.max_positions}")
+            raise UsageError(f"--max-new-tokens must be 1 or more, and with --length within {facts.max_positions}")
         options.check_body(args)
         lesson = options.distill_settings(args)
         options.loop_settings(args, rows=1, world=1)

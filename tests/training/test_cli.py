@@ -92,6 +92,10 @@ def test_the_same_command_goes_on_where_it_was_killed_and_says_what_a_drafter_is
 ) -> None:
     assert worth(reached_at(0.65)) == "about 2.7 tokens a round, 65% of drafts right"
     assert worth(reached_at(0.5, 0.4)) == "about 1.8 tokens a round, 50% of drafts right"
+    assert worth(reached_at(0.9), " of these", 9_000).endswith(
+        "90% of drafts right of these; WARNING: it may know these "
+        "9,000 tokens by heart: moa-export build --calibration tells more"
+    )
     assert train(target, chats, tmp_path / "whole", *kind) == 0
     assert in_processes(partial(train_until_the_third_step, target, chats, tmp_path / "out", *kind)) == [-9]
     assert len(history(tmp_path / "out")) == 3
@@ -231,6 +235,9 @@ BAD_INPUTS: dict[str, tuple[list[str], str]] = {
     "a folder without data": (["{target}", "--data", "{no_files}"], "holds no file named"),
     "an unknown flag": (["{target}", "--bogus"], "unrecognized arguments: --bogus"),
     "no steps": (["{target}", "--steps", "0"], "steps must be at least 1"),
+    "a seed below 0": (["{target}", "--seed", "-1"], "seed must be within 0..2147483647, not -1"),
+    "a seed too large": (["{target}", "--seed", str(2**70)], "seed must be within 0..2147483647"),
+    "no new tokens": (["{target}", "--max-new-tokens", "0"], "--max-new-tokens must be 1 or more"),
     "no batch": (["{target}", "--batch", "0"], "batch must be at least 1"),
     "a short row": (["{target}", "--length", "2"], "--length must be within 16..512"),
     "a row beyond the target": (["{target}", "--length", "1024"], "--length must be within 16..512"),
@@ -259,7 +266,7 @@ BAD_INPUTS: dict[str, tuple[list[str], str]] = {
     "an out that is a file": (["{target}", "--out", "{empty}"], "is a file"),
     "an out of somebody else's": (["{target}", "--out", "{stranger}"], "not of a run of moa-train"),
     "an out that cannot be": (["{target}", "--out", "/proc/drafter"], "cannot write to"),
-    "too long an answer": (["{target}", "--generate", "--max-new-tokens", "500"], "plus --max-new-tokens"),
+    "too long an answer": (["{target}", "--generate", "--max-new-tokens", "500"], "and with --length within"),
     "a negative temperature": (["{target}", "--generate", "--temperature", "-1"], "temperature must be"),
 }
 

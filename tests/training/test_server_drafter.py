@@ -65,6 +65,8 @@ def test_settings_reach_the_loss(target: Path, rows: PackedRows) -> None:
     ("more", "error"),
     [
         (["--tli", "1"], "--tli is not for"),
+        (["--layers", "0"], "--layers is not for"),
+        (["--no-final-norm"], "--final-norm is not for"),
         (["--spacing", "6-14"], "--spacing is not for"),
         (["--paper"], "--paper is not for"),
         (["--ca-kv-heads", "2"], "--ca-kv-heads is not for"),
