@@ -53,8 +53,6 @@ def _spaced(*spacings: Spacing) -> DistillSettings:
     return DistillSettings(anchors=AnchorRule(spacings=spacings))
 
 
-EAGLE3 = ChainSettings(overlap=False, late=7, first=1.0, absent=0.0)
-"""KL along chains from newest states."""
 NO_RECORDS: Mapping[str, Any] = {"use_ca": False, "use_lsa": False, "final_state": False}
 """The shape of a body alone."""
 
@@ -72,9 +70,11 @@ PRESETS: dict[str, Preset] = {
     "eagle3": Preset(
         "EAGLE-3.1, its authors' weights of later tokens",
         kind="eagle3",
-        distill=replace(EAGLE3, decay=0.8),
+        distill=ChainSettings(decay=0.8, late=7, absent=0.0),
     ),
-    "eagle3-even": Preset("EAGLE-3.1, all tokens of a chain alike", kind="eagle3", distill=EAGLE3),
+    "eagle3-even": Preset(
+        "EAGLE-3.1, all tokens of a chain alike", kind="eagle3", distill=ChainSettings(late=7, absent=0.0)
+    ),
     "states": Preset("what moa-train --states makes", kind="states"),
     "states-in-step": Preset(
         "the same for newest states alone", kind="states", distill=ChainSettings(late=7, absent=0.0)

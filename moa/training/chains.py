@@ -29,13 +29,10 @@ from moa.training.teacher import Teacher
 class ChainSettings(DistillSettings):
     """Losses, and the chains."""
 
-    overlap: bool = True
     length: int = 7
     late: int = 16
     decay: float = 1.0
     """The k-th token of a chain counts decay ** k. EAGLE-3's authors: 0.8."""
-    first: float = 4.0
-    """What a token counts that is predicted from the state before it."""
     absent: float = 4.0
     """What a token counts that is predicted without any state of the target; 0: such tokens are not learnt."""
 
@@ -68,7 +65,7 @@ class ChainTraining(Distillation):
             chosen = wanted.gather(1, at) & valid
             states.append(hidden[chosen])
             goals.append(lesson.hidden.gather(1, at.unsqueeze(-1).expand(*at.shape, lesson.hidden.shape[-1]))[chosen])
-            each = settings.decay**lag * length if lag else settings.first
+            each = settings.decay**lag * length if lag else 1.0
             counts.append(torch.full((len(states[-1]),), each, device=device))
         first, of_chains = len(counts[0]), sum(map(len, counts))
         if settings.absent:

@@ -33,10 +33,14 @@ class Compared(NamedTuple):
     loss: Tensor
     agree: Tensor
 
+    def summed(self) -> Loss:
+        """The sum over all positions."""
+        return Loss(self.loss.sum(), torch.ones_like(self.loss).sum(), {"agree": self.agree.sum()})
 
-def compare(mine: Tensor, theirs: Tensor, head: SharedWeights, their_head: SharedWeights, overlap: bool) -> Compared:
-    """The loss of the drafter's final states `[N, H]` beside the target's, through their heads; has a gradient."""
-    return Compared(*_ThroughHead.apply(mine, theirs, head, their_head, overlap))
+
+def compare(mine: Tensor, theirs: Tensor, head: SharedWeights, their_head: SharedWeights) -> Compared:
+    """The KL from the target's final states `[N, H]` to the drafter's, through their heads; has a gradient."""
+    return Compared(*_ThroughHead.apply(mine, theirs, head, their_head))
 
 
 def divergence(logits: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,15 +52,6 @@ def divergence(logits: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
     return loss, draft.exp_().sub_(likely)
 
 
-def unshared(logits: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
-    """Minus the logarithm of what both distributions share, and its gradient by `logits`; both in float32."""
-    draft, target = logits.softmax(-1), goal.softmax(-1)
-    shared = torch.minimum(draft, target).sum(-1).clamp(min=1e-4)  # with less in common a gradient grows no more
-    below = draft * (draft < target)
-    slope = draft.mul_(below.sum(-1, keepdim=True)).sub_(below).div_(shared.unsqueeze(-1))
-    return -shared.log(), slope
-
-
 class _ThroughHead(torch.autograd.Function):
     """Logits take most of the memory in training a drafter: four times the vocabulary for each row. Heads are frozen
     and each row's loss is independent, so a row's gradient is computed together with its loss, and the logits of a
@@ -64,7 +59,7 @@ class _ThroughHead(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, mine: Tensor, theirs: Tensor, own: SharedWeights, their: SharedWeights, overlap: bool
+        ctx: Any, mine: Tensor, theirs: Tensor, own: SharedWeights, their: SharedWeights
     ) -> tuple[Tensor, Tensor]:
         device = mine.device.type
         lower = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else their.head.dtype
@@ -83,7 +78,7 @@ class _ThroughHead(torch.autograd.Function):
                 logits, goal = _capped(logits, cap), _capped(goal, their.logit_softcap)
                 agreed.append(logits.argmax(-1) == goal.argmax(-1))
                 raised = 0.0 if own.bias is None else own.bias
-                loss, slope = (unshared if overlap else divergence)(logits + raised, goal + raised)
+                loss, slope = divergence(logits + raised, goal + raised)
                 losses.append(loss)
                 if ctx.needs_input_grad[0]:
                     if cap is not None:
@@ -98,9 +93,9 @@ class _ThroughHead(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, each: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, each: Tensor, *_: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient,) = ctx.saved_tensors
-        return (gradient.float() * each.unsqueeze(-1)).to(ctx.dtype), None, None, None, None
+        return (gradient.float() * each.unsqueeze(-1)).to(ctx.dtype), None, None, None
 
 
 def _capped(logits: Tensor, cap: float | None) -> Tensor:
@@ -113,9 +108,7 @@ class DistillSettings:
     (docs/log)."""
 
     loss_weight: float = 1.0
-    """Weight of the loss between both distributions: KL(target || draft), or with `overlap` minus the logarithm of what
-    they share, which is the chance that a draft is accepted."""
-    overlap: bool = False
+    """Weight of KL(target || draft)."""
     feature_weight: float = 0.0
     """Weight of smooth-L1 between the drafter's and the target's final states (the paper: 1, beside 0.1 of KL)."""
     anchors: AnchorRule = field(default_factory=AnchorRule)
@@ -173,8 +166,7 @@ class Distillation:
         lesson = self.teacher(batch)
         hidden = self._draft(batch, lesson, latest, step, progress)
         wanted = wanted_places(batch).to(hidden.device)
-        found = self._compare(hidden[wanted], lesson.hidden[wanted], self._heads(batch, step))
-        return Loss(found.loss.sum(), torch.ones_like(found.loss).sum(), {"agree": found.agree.sum()})
+        return self._compare(hidden[wanted], lesson.hidden[wanted], self._heads(batch, step)).summed()
 
     def _draft(self, batch: Batch, lesson: Lesson, latest: NDArray[np.int64], step: int, progress: float) -> Tensor:
         drafter, settings = self.module, self.settings
@@ -227,7 +219,7 @@ class Distillation:
 
     def _compare(self, mine: Tensor, theirs: Tensor, heads: tuple[SharedWeights, SharedWeights]) -> Compared:
         settings = self.settings
-        found = compare(mine, theirs, *heads, settings.overlap)
+        found = compare(mine, theirs, *heads)
         each = settings.loss_weight * found.loss
         if settings.feature_weight:
             features = F.smooth_l1_loss(mine.float(), theirs.float(), reduction="none").mean(-1)

@@ -78,8 +78,14 @@ class TrainingRun:
         else:
             drafter, start = _new_drafter(args, loaded)
             objective = Distillation(drafter, teacher, lesson, seed, gradient_checkpointing=args.gradient_checkpointing)
-        reader = DocumentReader(load_tokenizer(loaded.folder), facts.vocab_size)
-        return cls(args, drafter, objective, reader, facts.weights_id, start)
+        return cls(
+            args,
+            drafter,
+            objective,
+            DocumentReader(load_tokenizer(loaded.folder), facts.vocab_size),
+            facts.weights_id,
+            start,
+        )
 
     @property
     def batch(self) -> int:

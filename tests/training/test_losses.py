@@ -18,24 +18,20 @@ def pair(case: str) -> tuple[SharedWeights, SharedWeights]:
     return shared, shared
 
 
-@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("heads", ["shared", "capped", "own"])
-def test_value_and_gradient_are_autograds(heads: str, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_value_and_gradient_are_autograds(heads: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(distill._CHUNK, "cpu", 350)  # seven rows at a time: the last chunk is a short one
     torch.manual_seed(0)
     own, their = pair(heads)
     mine, theirs = torch.randn(30, 16, requires_grad=True), torch.randn(30, their.head.shape[1])
     weights = torch.rand(30)
-    found = compare(mine, theirs, own, their, overlap)
+    found = compare(mine, theirs, own, their)
     size, cap = min(len(own.head), len(their.head)), own.logit_softcap
     logits, goal = F.linear(mine, own.head[:size]), F.linear(theirs, their.head[:size])
     assert (found.agree.bool() == (logits.argmax(-1) == goal.argmax(-1))).all()
     if cap is not None:
         logits, goal = torch.tanh(logits / cap) * cap, torch.tanh(goal / cap) * cap
-    if overlap:
-        wanted = -torch.minimum(logits.softmax(-1), goal.softmax(-1)).sum(-1).log()
-    else:
-        wanted = F.kl_div(logits.log_softmax(-1), goal.log_softmax(-1), reduction="none", log_target=True).sum(-1)
+    wanted = F.kl_div(logits.log_softmax(-1), goal.log_softmax(-1), reduction="none", log_target=True).sum(-1)
     assert_rounded(found.loss, wanted)
     slopes = [torch.autograd.grad((loss * weights).sum(), mine)[0] for loss in (found.loss, wanted)]
     assert_rounded(*slopes)
@@ -44,6 +40,6 @@ def test_value_and_gradient_are_autograds(heads: str, overlap: bool, monkeypatch
 def test_no_wanted_token_is_no_loss() -> None:
     shared = SharedWeights(torch.randn(5, 4), torch.randn(5, 4))
     mine = torch.zeros(0, 4, requires_grad=True)
-    found = compare(mine, torch.zeros(0, 4), shared, shared, overlap=False)
+    found = compare(mine, torch.zeros(0, 4), shared, shared)
     found.loss.sum().backward()
     assert found.loss.shape == found.agree.shape == (0,)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +14,9 @@ from moa.model.blocks import additive
 from moa.model.borrowed import SharedWeights
 from moa.model.loading import load_model
 from moa.model.state_drafter import StateDrafter, StateDrafterConfig
-from moa.training.chains import ChainSettings, ChainTraining, shifted, visible
+from moa.training.chains import shifted, visible
 from moa.training.data import PackedRows
-from moa.training.distill import wanted_places
 from moa.training.least_squares import solve
-from moa.training.loop import Loss
 from moa.training.teacher import Teacher
 from tests.tiny import save_tiny
 from tests.training.test_cli import train
@@ -46,19 +43,6 @@ def test_the_start_is_the_best_linear_map_of_states_and_token(target: Path, rows
     again = model.again(lesson.hidden)[inside].double()
     fused = model.read(lesson.states)[inside].double()
     assert (again - fused).square().sum() < (fused - fused.mean(0)).square().sum(), "a drafted state says something"
-
-
-@torch.inference_mode()
-def test_settings_reach_the_loss(target: Path, rows: PackedRows) -> None:
-    loaded = load_model(target)
-    model = StateDrafter.new(StateDrafterConfig.for_target(loaded.facts), SharedWeights.of(loaded.model))
-    batch = rows.rows(np.arange(2))
-
-    def loss(**changes: Any) -> Loss:
-        return ChainTraining(model, Teacher(loaded.model), ChainSettings(**changes)).loss(batch, 0, 0.0)
-
-    assert float(loss(first=5.0).weight - loss(first=1.0).weight) == 4 * int(wanted_places(batch).sum())
-    assert float(loss(overlap=True).total) != pytest.approx(float(loss(overlap=False).total), rel=0.01)
 
 
 @pytest.mark.parametrize(
