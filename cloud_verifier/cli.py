@@ -16,6 +16,7 @@ from cloud_verifier.logs import log
 from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.settings import Settings
 from moa import __version__
+from moa.api.access import is_loopback
 from moa.cli.command_line import CommandParser, add_flags, given_fields
 from moa.errors import MoaError, run_cli
 from moa.process.listening import Port
@@ -103,6 +104,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     auth = Authenticator(settings.auth_tokens)
     logs.configure(arguments.log_level, settings.limits)
     _ = settings.tls  # that it cannot be used is said before anything is loaded
+    if not settings.tls_cert and not is_loopback(settings.host):
+        log.warning("not encrypted: tokens and text can be read on the way", extra={"event": "in_clear"})
     if settings.app is not None:
         from moa.api.pages import app_policy
 

@@ -243,5 +243,7 @@ def string(fields: Mapping[str, Any], name: str, where: str) -> str:
     """A field of an example that must be text."""
     value = fields.get(name)
     if not isinstance(value, str):
-        raise UsageError(f'{where}: "{name}" must be text, not {type(value).__name__ if name in fields else "missing"}')
+        found = type(value).__name__ if name in fields else "missing"
+        hint = "with --generate the target answers" if name == "answer" else ""
+        raise UsageError(f'{where}: "{name}" must be text, not {found}', hint=hint)
     return value

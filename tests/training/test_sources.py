@@ -106,7 +106,7 @@ BAD = {
     '{"messages": [{"role": "user"}]}': "role and a content",
     '{"messages": [{"role": "user", "content": "x"}]}': "no message of the assistant",
     '{"messages": [{"role": "system", "content": "x"}, {"role": "assistant", "content": "y"}]}': "refuses",
-    '{"prompt": "x"}': '"answer" must be text, not missing',
+    '{"prompt": "x"}': '"answer" must be text, not missing (with --generate the target answers)',
     '{"text": 5}': '"text" must be text, not int',
     '{"ids": [128]}': "below 128",
     '{"ids": [5], "prompt_tokens": 2}': "within 0..1",

@@ -152,6 +152,18 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert output.err.strip().splitlines()[-1].startswith("cloud-verifier")
 
 
+@pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", 0), ("0.0.0.0", 1)])
+def test_tokens_that_others_can_read_are_warned_of(
+    host: str, warned: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tokens"
+    with pytest.raises(SystemExit):
+        main(["token", "new", "--append", str(file)])
+    with pytest.raises(SystemExit):
+        main(["serve", "--host", host, "--port", "0", "--auth-tokens", str(file), "--target", "no/such"])
+    assert capsys.readouterr().err.count('"event": "in_clear"') == warned
+
+
 @pytest.mark.parametrize("flag", ["--port", "--openai"])
 def test_that_a_port_is_taken_is_said_before_anything_is_loaded(
     flag: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
