@@ -104,7 +104,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     auth = Authenticator(settings.auth_tokens)
     logs.configure(arguments.log_level, settings.limits)
     _ = settings.tls  # that it cannot be used is said before anything is loaded
-    if not settings.tls_cert and not is_loopback(settings.host):
+    hosts = [settings.host, *([settings.openai_address[0]] if settings.openai else [])]
+    if not settings.tls_cert and not all(map(is_loopback, hosts)):
         log.warning("not encrypted: tokens and text can be read on the way", extra={"event": "in_clear"})
     if settings.app is not None:
         from moa.api.pages import app_policy

@@ -18,16 +18,18 @@ def reached_at(right: float, later: float | None = None) -> list[float]:
     return [right * each**level for level in range(_DEPTH)]
 
 
-def worth(reached: Sequence[float], text: str = "", learnt: int = _ENOUGH) -> str:
-    """One line: tokens a round of a chain, the target's own included, and the share of first drafts that are right in
-    which `text`; with a warning if that does not pay, or says little after so few tokens `learnt`."""
+def worth(reached: Sequence[float], learnt: int | None = None) -> str:
+    """One line: tokens a round of a chain, the target's own included, and the share of first drafts that are right;
+    with a warning if that does not pay. With `learnt` it is of training text of so many tokens, and may say little."""
     tokens, right = 1 + sum(reached), reached[0] if reached else 0.0
-    line = f"about {tokens:.1f} tokens a round, {right:.0%} of drafts right{text}"
+    line = f"about {tokens:.1f} tokens a round, {right:.0%} of drafts right" + " in the text of the last steps" * (
+        learnt is not None
+    )
     if tokens < PAYS:
         line += (
             f"; WARNING: below {PAYS} drafts cost more than they win: train longer (--steps), on more text,"
             " or on the target's own answers (--generate)"
         )
-    elif learnt < _ENOUGH:
+    elif learnt is not None and learnt < _ENOUGH:
         line += f"; WARNING: it may know these {learnt:,} tokens by heart: moa-export build --calibration tells more"
     return line

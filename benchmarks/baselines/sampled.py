@@ -8,7 +8,7 @@ distributions keep their sums in expectation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,16 +20,11 @@ from moa.training.data import Batch
 
 @dataclass(frozen=True)
 class SampledHead:
-    """Draws about so many `words` beside the batch's. `counts`: how often each word of the head occurs in the data."""
+    """Draws each word by its chance, and those of the batch."""
 
     whole: SharedWeights
-    words: int
     seed: int
-    counts: NDArray[np.int64]
-    chances: NDArray[np.float64] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "chances", chances(self.counts + 1.0, self.words))
+    chances: NDArray[np.float64]
 
     def __call__(self, batch: Batch, step: int) -> SharedWeights:
         likely = self.chances.copy()

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.baselines.presets import PRESETS, build, preset
 from benchmarks.baselines.registry import parameter_count, save
-from benchmarks.baselines.sampled import SampledHead
+from benchmarks.baselines.sampled import SampledHead, chances
 from benchmarks.provenance import write_result
 from benchmarks.witness.rows import StoredTeacher, written
 from moa.errors import UsageError, run_cli
@@ -69,7 +69,7 @@ def train_preset(
     identity = {name: recipe[name] for name in ("preset", "shape", "distill", "start")}
     if head_words:
         counts = np.bincount(data.rows(np.arange(len(data))).ids.ravel(), minlength=len(teacher.shared.head))
-        task.part_of_head = SampledHead(teacher.shared, head_words, settings.seed, counts)
+        task.part_of_head = SampledHead(teacher.shared, settings.seed, chances(counts + 1.0, head_words))
     loop = Loop(task, data, settings, out, identity={**identity, "rows of data": len(data)})
     began = time.perf_counter()
     history = loop.run(stop_after=max(0, last - loop.checkpointed_step()))

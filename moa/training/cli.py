@@ -56,7 +56,7 @@ def _main(argv: list[str]) -> None:
         _show(result, as_json=args.json)
         if not args.json and "agree" in result:
             reached = reached_at(result["agree"], result.get("agree_later"))
-            print(f"{args.out}: {worth(reached, ' in the text of the last steps', result['wanted_tokens'])}")
+            print(f"{args.out}: {worth(reached, result['wanted_tokens'])}")
 
 
 def _run(args: argparse.Namespace, loaded: LoadedModel, argv: list[str], began: float) -> dict[str, Any] | None:

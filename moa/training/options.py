@@ -163,9 +163,9 @@ def server_shape(args: argparse.Namespace) -> dict[str, int]:
     """The shape of a `StateDrafter`; what only the device's drafter has is refused."""
     theirs = {"num_attention_heads": "num_attention_heads", "self_attention_intermediate_size": "intermediate_size",
               "self_attention_num_key_value_heads": "num_key_value_heads"}  # fmt: skip
-    others = ("init", "body", "freeze_body", "paper", "tli", "spacing", "gradient_checkpointing", *SHAPE)
+    others = {"init", "body", "freeze_body", "paper", "tli", "spacing", "gradient_checkpointing", *SHAPE} - set(theirs)
     for action in parser()._actions:
-        if action.dest in set(others) - set(theirs) and getattr(args, action.dest) != action.default:
+        if action.dest in others and getattr(args, action.dest) != action.default:
             raise UsageError(f"{action.option_strings[0]} is not for --states", hint="leave one of them out")
     return {own: value for name, own in theirs.items() if (value := getattr(args, name)) is not None}
 

@@ -23,7 +23,7 @@ def test_chances_add_up_to_the_number_asked_for(words: int) -> None:
 def test_words_of_the_batch_are_certain_and_the_sums_of_both_distributions_are_kept() -> None:
     luck = np.random.default_rng(0)
     whole = SharedWeights(torch.empty(0), torch.from_numpy(luck.normal(size=(400, 8))).float())
-    head = SampledHead(whole, 60, 0, np.arange(400)[::-1].copy())
+    head = SampledHead(whole, 0, chances(np.arange(400.0, 0, -1), 60))
     ids = np.array([[3, 399]])
     batch = Batch(ids, ids, ids, ids > 0, np.array([0]))
     hidden, sums = torch.ones(8), []

@@ -92,10 +92,8 @@ def test_the_same_command_goes_on_where_it_was_killed_and_says_what_a_drafter_is
 ) -> None:
     assert worth(reached_at(0.65)) == "about 2.7 tokens a round, 65% of drafts right"
     assert worth(reached_at(0.5, 0.4)) == "about 1.8 tokens a round, 50% of drafts right"
-    assert worth(reached_at(0.9), " of these", 9_000).endswith(
-        "90% of drafts right of these; WARNING: it may know these "
-        "9,000 tokens by heart: moa-export build --calibration tells more"
-    )
+    assert worth(reached_at(0.9), 10_000).endswith("90% of drafts right in the text of the last steps")
+    assert "WARNING: it may know these 9,999 tokens by heart" in worth(reached_at(0.9), 9_999)
     assert train(target, chats, tmp_path / "whole", *kind) == 0
     assert in_processes(partial(train_until_the_third_step, target, chats, tmp_path / "out", *kind)) == [-9]
     assert len(history(tmp_path / "out")) == 3

@@ -152,15 +152,17 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert output.err.strip().splitlines()[-1].startswith("cloud-verifier")
 
 
-@pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", 0), ("0.0.0.0", 1)])
+@pytest.mark.parametrize(
+    ("flags", "warned"), [([], 0), (["--host", "0.0.0.0"], 1), (["--openai", "0"], 0), (["--openai", "0.0.0.0:0"], 1)]
+)
 def test_tokens_that_others_can_read_are_warned_of(
-    host: str, warned: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: list[str], warned: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "tokens"
     with pytest.raises(SystemExit):
         main(["token", "new", "--append", str(file)])
     with pytest.raises(SystemExit):
-        main(["serve", "--host", host, "--port", "0", "--auth-tokens", str(file), "--target", "no/such"])
+        main(["serve", *flags, "--port", "0", "--auth-tokens", str(file), "--target", "no/such"])
     assert capsys.readouterr().err.count('"event": "in_clear"') == warned
 
 
