@@ -1,1 +1,2 @@
-"""Experiments: baselines from the field under the same engine, and the measurements behind the tables in `docs/`."""
+"""Experiments: baselines from the field under the same engine, and the measurements behind the
+tables in `docs/`."""

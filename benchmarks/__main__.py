@@ -1,8 +1,10 @@
-"""The experiments: `python -m benchmarks NAME... --out DIR`. Without a name all of them but those on request.
+"""The experiments: `python -m benchmarks NAME... --out DIR`. Without a name all of them but those
+on request.
 
 A single experiment has its own options: `python -m benchmarks client_links --help`. Several run one
-after another, each in its own process, so that they do not affect each other. With --out each writes NAME.json,
-with hardware, commit and command, and its tables as NAME.md; `make docs` puts them into docs/results.md.
+after another, each in its own process, so that they do not affect each other. With --out each
+writes NAME.json, with hardware, commit and command, and its tables as NAME.md; `make docs` puts
+them into docs/results.md.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     alone = chosen(named)[0] if len(named) == 1 else None
     parser = parser_for(alone)
     args = parser.parse_args(argv[len(named) :])
-    plan = chosen([*named, *args.NAME]) or [e for e in EXPERIMENTS.values() if e.name not in ON_REQUEST]
+    plan = chosen([*named, *args.NAME]) or [
+        e for e in EXPERIMENTS.values() if e.name not in ON_REQUEST
+    ]
     if args.dry_run:
         for experiment in plan:
             print(f"{experiment.name:18} about {experiment.minutes:4.1f} min  {experiment.says}")
@@ -61,16 +65,24 @@ def parser_for(alone: Experiment | None) -> argparse.ArgumentParser:
     else:
         parser.add_argument("NAME", nargs="*")
     own = parser.add_argument_group("the runner")
-    own.add_argument("--out", type=Path, metavar="DIR", help="write NAME.json and NAME.md there; else only print")
-    own.add_argument("--dry-run", action="store_true", help="say what would run, and for about how long")
-    own.add_argument("--json", action="store_true", help="print results by name as JSON instead of tables")
+    own.add_argument(
+        "--out", type=Path, metavar="DIR", help="write NAME.json and NAME.md there; else only print"
+    )
+    own.add_argument(
+        "--dry-run", action="store_true", help="say what would run, and for about how long"
+    )
+    own.add_argument(
+        "--json", action="store_true", help="print results by name as JSON instead of tables"
+    )
     return parser
 
 
 def chosen(names: Sequence[str]) -> list[Experiment]:
     """The experiments of these names, in the order of the list."""
     if unknown := [name for name in names if name not in EXPERIMENTS]:
-        raise UsageError(f"no experiment {unknown[0]!r}", hint=f"there are {', '.join(EXPERIMENTS)}")
+        raise UsageError(
+            f"no experiment {unknown[0]!r}", hint=f"there are {', '.join(EXPERIMENTS)}"
+        )
     return [experiment for name, experiment in EXPERIMENTS.items() if name in names]
 
 
@@ -104,7 +116,9 @@ def run_each(plan: Sequence[Experiment], args: argparse.Namespace) -> int:
         say(f"{where}; about {left:.0f} min to go, until {until:%H:%M}")
         command = [sys.executable, "-m", "benchmarks", experiment.name]
         command += [f"--out={args.out}"] * (args.out is not None) + ["--json"] * args.json
-        done = subprocess.run(command, stdout=subprocess.PIPE if args.json else None, text=True, check=False)
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE if args.json else None, text=True, check=False
+        )
         if done.returncode:
             failed.append(experiment.name)
         elif args.json:
@@ -112,7 +126,10 @@ def run_each(plan: Sequence[Experiment], args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(results))
     if failed:
-        raise MoaError(f"{len(failed)} of {len(plan)} failed: {', '.join(failed)}", hint="what they said is above")
+        raise MoaError(
+            f"{len(failed)} of {len(plan)} failed: {', '.join(failed)}",
+            hint="what they said is above",
+        )
     return 0
 
 

@@ -1,8 +1,8 @@
 """Every experiment: its module, its title, and its approximate time on two idle cores.
 
-An experiment is a module with `Options` (a dataclass, each field a flag), `measure` (options in, a result out; it may
-be a coroutine) and `tables` (a result in, Markdown out). `faults` in a result counts texts that are not the target's
-own; any is an error.
+An experiment is a module with `Options` (a dataclass, each field a flag), `measure` (options in, a
+result out; it may be a coroutine) and `tables` (a result in, Markdown out). `faults` in a result
+counts texts that are not the target's own; any is an error.
 """
 
 from __future__ import annotations
@@ -31,26 +31,56 @@ class Experiment:
 
 
 _ON_REQUEST = (
-    Experiment("acceptance_long", "tokens won per verification, with room for sixteen", "drafters.acceptance", 2,
-               {"shapes": ["long-chain"], "temperatures": [0.0]}),
-    Experiment("drafters_witness", "drafters of equal training on a real model: see benchmarks.witness",
-               "drafters.witness", 5),
+    Experiment(
+        "acceptance_long",
+        "tokens won per verification, with room for sixteen",
+        "drafters.acceptance",
+        2,
+        {"shapes": ["long-chain"], "temperatures": [0.0]},
+    ),
+    Experiment(
+        "drafters_witness",
+        "drafters of equal training on a real model: see benchmarks.witness",
+        "drafters.witness",
+        5,
+    ),
     Experiment("server_load", "the verifier under load", "server.load", 3),
     Experiment("masks", "what a grammar costs, and what it wins", "server.masks", 1),
-    Experiment("client_slow", "the same as client_links with a slow target: who wins where", "device.grid", 12,
-               {"steps": [10.0, 30.0, 60.0, 120.0]}),
-    Experiment("client_loopback", "drafts of the server beside plain streams, without a link", "device.grid", 6,
-               {"links": ["loopback"], "temperatures": [0.0, 0.7, 1.0], "lanes": 1, "repeats": 3, "prompts": 24,
-                "ways": ["plain API streaming", "server-drafted"]}),
-    Experiment("client_everyday", "one-digit sums and everyday questions, online and offline", "device.everyday", 3),
-)  # fmt: skip
+    Experiment(
+        "client_slow",
+        "the same as client_links with a slow target: who wins where",
+        "device.grid",
+        12,
+        {"steps": [10.0, 30.0, 60.0, 120.0]},
+    ),
+    Experiment(
+        "client_loopback",
+        "drafts of the server beside plain streams, without a link",
+        "device.grid",
+        6,
+        {
+            "links": ["loopback"],
+            "temperatures": [0.0, 0.7, 1.0],
+            "lanes": 1,
+            "repeats": 3,
+            "prompts": 24,
+            "ways": ["plain API streaming", "server-drafted"],
+        },
+    ),
+    Experiment(
+        "client_everyday",
+        "one-digit sums and everyday questions, online and offline",
+        "device.everyday",
+        3,
+    ),
+)
 _USUAL = (
     Experiment("acceptance", "tokens won per verification, by category", "drafters.acceptance", 5),
     Experiment("client_links", "speed, calls and bytes by link", "device.grid", 5),
     Experiment("client_offline", "right answers after the link is cut", "device.offline", 0.5),
     Experiment("client_reconnect", "the link returns after 1, 5, 20 s", "device.reconnect", 1),
     Experiment("capacity", "readers that one verifier holds", "server.capacity", 4),
-)  # fmt: skip
+)
 
 ON_REQUEST = frozenset(experiment.name for experiment in _ON_REQUEST)
 """Run only when named: all the others together stay below half an hour."""

@@ -30,18 +30,22 @@ def origin() -> dict[str, Any]:
         "hardware": hardware(),
         "commit": commit(),
         "command": shlex.join(["python", *map(_relative, sys.orig_argv[1:])]),
-        "versions": {"python": platform.python_version()} | {p: v for p in _PACKAGES if (v := _version(p))},
+        "versions": {"python": platform.python_version()}
+        | {p: v for p in _PACKAGES if (v := _version(p))},
     }
 
 
 def hardware() -> dict[str, Any]:
     """Processor, cores, threads in use, memory, load at the start, GPU.
 
-    Machines of the same name can differ in their vector instructions, and then several times in speed.
+    Machines of the same name can differ in their vector instructions, and then several times in
+    speed.
     """
     found: dict[str, Any] = {
         "processor": f"{_processor()} ({torch.backends.cpu.get_cpu_capability()})",
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load": round(psutil.getloadavg()[0], 2),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
@@ -91,8 +95,8 @@ def _without_places(value: Any) -> Any:
 
 
 def _relative(text: str) -> str:
-    """An absolute path, or those of a `--flag=PATH` or `NAME=PATH=PATH`: inside the repository relative to it, outside
-    by name; other text as it is."""
+    """An absolute path, or those of a `--flag=PATH` or `NAME=PATH=PATH`: inside the repository
+    relative to it, outside by name; other text as it is."""
     is_prose = any(map(str.isspace, text))  # a result may quote a text that begins with a slash
     if "=" in text and not is_prose:
         return "=".join(map(_relative, text.split("=")))
@@ -104,7 +108,11 @@ def _relative(text: str) -> str:
 
 def _git(*arguments: str) -> str:
     return subprocess.run(
-        ["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, check=True, timeout=20
+        ["git", "-C", str(_ROOT), *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=20,
     ).stdout.strip()
 
 

@@ -36,7 +36,9 @@ _SWEEP_SECONDS = 1.0
 class Verifier:
     """One verifier: everything between a loaded model and an open port."""
 
-    def __init__(self, served: Served, settings: Settings, auth: Authenticator | None = None) -> None:
+    def __init__(
+        self, served: Served, settings: Settings, auth: Authenticator | None = None
+    ) -> None:
         self.metrics = Metrics()
         scheduler = Scheduler(
             settings.limits,
@@ -63,7 +65,9 @@ class Verifier:
         if served.server_drafter is not None:
             drafting = FeatureServerDrafting(served.target, served.server_drafter, shape=shape)
         elif isinstance(served.drafter, Drafter) and served.graph is not None:
-            drafting = GraphServerDrafting(served.target, served.drafter, served.graph, recorder, shape=shape)
+            drafting = GraphServerDrafting(
+                served.target, served.drafter, served.graph, recorder, shape=shape
+            )
         elif isinstance(served.drafter, Drafter):
             drafting = MoaServerDrafting(served.target, served.drafter, recorder, shape=shape)
         self.engine = Engine(
@@ -77,7 +81,9 @@ class Verifier:
             most_guesses=settings.limits.max_tree_nodes - 1,
             died=lambda: self._in_loop(self.died.set),
         )
-        self.admission = Admission(self.service, auth or Authenticator(), lambda: self.engine.wrong())
+        self.admission = Admission(
+            self.service, auth or Authenticator(), lambda: self.engine.wrong()
+        )
         self.transport = Transport(self.service, settings, self.admission)
         self._address = settings.host, settings.port
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -86,7 +92,8 @@ class Verifier:
 
     @contextlib.asynccontextmanager
     async def open(self, port: Port | None = None) -> AsyncIterator[Verifier]:
-        """Start the engine and listen while the body runs, on the settings' port unless one is taken already."""
+        """Start the engine and listen while the body runs, on the settings' port unless one is
+        taken already."""
         with port or Port(*self._address) as taken:
             async with self.running(), self.transport.open(taken):
                 yield self

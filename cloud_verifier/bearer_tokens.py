@@ -1,4 +1,5 @@
-"""`cloud-verifier token`: make, list and revoke bearer tokens. A running verifier notices within its next handshake."""
+"""`cloud-verifier token`: make, list and revoke bearer tokens. A running verifier notices within
+its next handshake."""
 
 from __future__ import annotations
 
@@ -24,9 +25,13 @@ def add(token: argparse.ArgumentParser) -> None:
     shown = commands.add_parser("list", help="list the tokens of a file", description=_list.__doc__)
     shown.add_argument("file", type=Path, metavar="FILE", help="the token file")
     shown.set_defaults(run=_list)
-    revoke = commands.add_parser("revoke", help="revoke tokens in a file", description=_revoke.__doc__)
+    revoke = commands.add_parser(
+        "revoke", help="revoke tokens in a file", description=_revoke.__doc__
+    )
     revoke.add_argument("file", type=Path, metavar="FILE", help="the token file")
-    revoke.add_argument("which", metavar="NAME_OR_HASH", help="a principal, or a token as `token list` shows it")
+    revoke.add_argument(
+        "which", metavar="NAME_OR_HASH", help="a principal, or a token as `token list` shows it"
+    )
     revoke.set_defaults(run=_revoke)
 
 
@@ -45,7 +50,9 @@ def _new(arguments: argparse.Namespace) -> int:
     except IsADirectoryError:
         raise UsageError(f"{arguments.append} is a folder, not a token file") from None
     except FileNotFoundError:
-        raise UsageError(f"cannot make the token file {arguments.append}: there is no such folder") from None
+        raise UsageError(
+            f"cannot make the token file {arguments.append}: there is no such folder"
+        ) from None
     return 0
 
 
@@ -59,10 +66,12 @@ def _list(arguments: argparse.Namespace) -> int:
 def _revoke(arguments: argparse.Namespace) -> int:
     """Revoke all tokens of a principal, or one token by the beginning of its hash.
 
-    New connections are refused from then on; open ones stay until the client or the verifier closes them.
+    New connections are refused from then on; open ones stay until the client or the verifier closes
+    them.
     """
     read_entries(arguments.file)  # an invalid file is not rewritten
-    kept, gone = [], 0
+    kept = []
+    gone = 0
     for line in arguments.file.read_text(encoding="utf-8").splitlines(keepends=True):
         words = line.split("#")[0].split()
         if words and (words[0] == arguments.which or _is(words[1], arguments.which)):
@@ -70,11 +79,16 @@ def _revoke(arguments: argparse.Namespace) -> int:
         else:
             kept.append(line)
     if not gone:
-        raise UsageError(f"no token of {arguments.which!r} in {arguments.file}", hint="see `cloud-verifier token list`")
+        raise UsageError(
+            f"no token of {arguments.which!r} in {arguments.file}",
+            hint="see `cloud-verifier token list`",
+        )
     write_whole(arguments.file, "".join(kept).encode())
     print(f"{gone} token{'s' * (gone > 1)} revoked", file=sys.stderr)
     return 0
 
 
 def _is(entry: str, beginning: str) -> bool:
-    return len(beginning) >= _SHOWN and entry.removeprefix("sha256:").startswith(beginning.removeprefix("sha256:"))
+    return len(beginning) >= _SHOWN and entry.removeprefix("sha256:").startswith(
+        beginning.removeprefix("sha256:")
+    )

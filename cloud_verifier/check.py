@@ -28,7 +28,8 @@ def measure(settings: Settings) -> dict[str, Any]:
     started = time.perf_counter()
     served = load(settings)
     loaded = time.perf_counter() - started
-    target, facts = served.target, served.facts
+    target = served.target
+    facts = served.facts
     slot = target.pool.acquire()
     context = min(_CONTEXT, facts.capacity // 2)
     step = target.forward([Row.chain(slot, [1] * context, judged="none")])
@@ -37,7 +38,13 @@ def measure(settings: Settings) -> dict[str, Any]:
     for nodes in _TREES:
         if context + nodes <= facts.capacity:
             ms = 1000 * _time(target, slot, nodes)
-            trees.append({"nodes": nodes, "ms": round(ms, 3), "verified_per_second": round(1000 * nodes / ms, 1)})
+            trees.append(
+                {
+                    "nodes": nodes,
+                    "ms": round(ms, 3),
+                    "verified_per_second": round(1000 * nodes / ms, 1),
+                }
+            )
     return {
         "target": target.facts.family,
         "device": str(target.device),
@@ -45,7 +52,8 @@ def measure(settings: Settings) -> dict[str, Any]:
         "dtype": str(target.dtype).removeprefix("torch."),
         "load_seconds": round(loaded, 2),
         "slots": facts.slots,
-        "context_tokens": facts.capacity - max(settings.limits.max_tree_nodes, settings.limits.max_chain_tokens),
+        "context_tokens": facts.capacity
+        - max(settings.limits.max_tree_nodes, settings.limits.max_chain_tokens),
         "kv_bytes_per_token": target.pool.bytes_per_token,
         "kv_tokens": target.pool.pages * PAGE,
         "kv_bytes": target.pool.nbytes,
@@ -70,7 +78,9 @@ def show(figures: dict[str, Any], *, as_json: bool) -> None:
     console = Console()
     for name, found in figures.items():
         if not isinstance(found, list):
-            console.print(f"{name.replace('_', ' ')}: {f'{found:,}' if type(found) in (int, float) else found}")
+            console.print(
+                f"{name.replace('_', ' ')}: {f'{found:,}' if type(found) in (int, float) else found}"
+            )
         elif found:
             table = Table(*(column.replace("_", " ") for column in found[0]), title=name)
             for row in found:

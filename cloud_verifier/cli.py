@@ -55,16 +55,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     arguments = parser().parse_args(argv)
     tells = arguments.run is not _serve
-    sys.exit(run_cli("cloud-verifier", lambda: arguments.run(arguments), extra="verifier", stdout_needed=tells))
+    sys.exit(
+        run_cli(
+            "cloud-verifier",
+            lambda: arguments.run(arguments),
+            extra="verifier",
+            stdout_needed=tells,
+        )
+    )
 
 
 def parser(kind: type[CommandParser] = CommandParser) -> CommandParser:
     """The command line."""
-    top = kind(prog="cloud-verifier", description="Verify drafts of many edges with one large language model.")
+    top = kind(
+        prog="cloud-verifier",
+        description="Verify drafts of many edges with one large language model.",
+    )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
-    serve = commands.add_parser("serve", help="load the target and serve it", description=_serve.__doc__)
+    serve = commands.add_parser(
+        "serve", help="load the target and serve it", description=_serve.__doc__
+    )
     add_flags(serve.add_argument_group("model"), Settings, _MODEL | {"server_drafter": "ID_OR_DIR"})
     add_flags(serve.add_argument_group("address"), Settings, _ADDRESS)
     serve.add_argument(
@@ -74,46 +86,65 @@ def parser(kind: type[CommandParser] = CommandParser) -> CommandParser:
         help="info: start, connections and sessions, never their text (default: %(default)s)",
     )
     add_flags(serve.add_argument_group("batching"), Settings, _BATCHING)
-    add_flags(serve.add_argument_group("limits"), Limits, {f.name: "N" for f in dataclasses.fields(Limits)})
+    add_flags(
+        serve.add_argument_group("limits"),
+        Limits,
+        {f.name: "N" for f in dataclasses.fields(Limits)},
+    )
     serve.set_defaults(run=_serve)
 
     bearer_tokens.add(commands.add_parser("token", help="bearer tokens: new, list, revoke"))
 
-    check = commands.add_parser("check", help="load, run, and say what this machine can do", description=_check.__doc__)
+    check = commands.add_parser(
+        "check", help="load, run, and say what this machine can do", description=_check.__doc__
+    )
     add_flags(check.add_argument_group("model"), Settings, _MODEL)
     add_flags(check.add_argument_group("batching"), Settings, _MEMORY)
-    add_flags(check.add_argument_group("limits"), Limits, {"max_context_tokens": "N", "max_prompt_tokens": "N"})
+    add_flags(
+        check.add_argument_group("limits"),
+        Limits,
+        {"max_context_tokens": "N", "max_prompt_tokens": "N"},
+    )
     check.add_argument("--json", action="store_true", help="print the figures as JSON")
     check.set_defaults(run=_check)
     return top
 
 
 def settings_from(arguments: argparse.Namespace) -> Settings:
-    """Settings from parsed flags. Limits that depend on the context's size are derived from it unless they are
-    given."""
+    """Settings from parsed flags. Limits that depend on the context's size are derived from it
+    unless they are given."""
     limits = given_fields(arguments, Limits)
     if (context := limits.get("max_context_tokens")) is not None:
         limits.setdefault("max_prompt_tokens", context)
-        limits.setdefault("max_frame_bytes", max(Limits.max_frame_bytes, Limits.least_frame_bytes(context)))
+        limits.setdefault(
+            "max_frame_bytes", max(Limits.max_frame_bytes, Limits.least_frame_bytes(context))
+        )
     return Settings(limits=Limits(**limits), **given_fields(arguments, Settings))
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    """Load the target (the embedded pair without --target) and serve it until SIGTERM or Ctrl-C, then drain."""
+    """Load the target (the embedded pair without --target) and serve it until SIGTERM or Ctrl-C,
+    then drain."""
     settings = settings_from(arguments)
     auth = Authenticator(settings.auth_tokens)
     logs.configure(arguments.log_level, settings.limits)
     _ = settings.tls  # that it cannot be used is said before anything is loaded
     hosts = [settings.host, *([settings.openai_address[0]] if settings.openai else [])]
     if not settings.tls_cert and not all(map(is_loopback, hosts)):
-        log.warning("not encrypted: tokens and text can be read on the way", extra={"event": "in_clear"})
+        log.warning(
+            "not encrypted: tokens and text can be read on the way", extra={"event": "in_clear"}
+        )
     if settings.app is not None:
         from moa.api.pages import app_policy
 
         app_policy(settings.app)
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(Port(settings.host, settings.port))
-        api_port = stack.enter_context(Port(*settings.openai_address, flag="--openai")) if settings.openai else None
+        api_port = (
+            stack.enter_context(Port(*settings.openai_address, flag="--openai"))
+            if settings.openai
+            else None
+        )
         from cloud_verifier.app import Verifier
         from cloud_verifier.model import load
 
@@ -126,14 +157,19 @@ def _serve(arguments: argparse.Namespace) -> int:
 
             tokenizer = served.target.tokenizer
             beside = endpoint(
-                verifier, port=api_port, tokenizer=tokenizer, settings=settings, principals=auth.principal
+                verifier,
+                port=api_port,
+                tokenizer=tokenizer,
+                settings=settings,
+                principals=auth.principal,
             )
         run_loop(_until_stopped(verifier, port, beside))
     return 0
 
 
 def run_loop(main: Coroutine[Any, Any, None]) -> None:
-    """Run `main` to its end, on uvloop where there is one. Everything that it needs must have been loaded."""
+    """Run `main` to its end, on uvloop where there is one. Everything that it needs must have been
+    loaded."""
     sys.setswitchinterval(SWITCH_SECONDS)
     leave_out_what_is_loaded()
     try:
@@ -144,7 +180,9 @@ def run_loop(main: Coroutine[Any, Any, None]) -> None:
         uvloop.run(main)
 
 
-async def _until_stopped(verifier: Any, port: Port, beside: contextlib.AbstractAsyncContextManager[str]) -> None:
+async def _until_stopped(
+    verifier: Any, port: Port, beside: contextlib.AbstractAsyncContextManager[str]
+) -> None:
     """`beside`: another listener, whose address it gives; empty without one."""
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):

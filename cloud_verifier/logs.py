@@ -1,8 +1,9 @@
-"""Logs with one JSON object a line, with session and round if there is one. Text and tokens of users are never logged.
+"""Logs with one JSON object a line, with session and round if there is one. Text and tokens of
+users are never logged.
 
-Unauthenticated clients cause log lines too. So remote text is escaped and shortened, and lines are rate-limited for
-each principal, or address without one: the first line over the limit says so, and the next one that is written says how
-many were dropped.
+Unauthenticated clients cause log lines too. So remote text is escaped and shortened, and lines are
+rate-limited for each principal, or address without one: the first line over the limit says so, and
+the next one that is written says how many were dropped.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """One line."""
         entry: dict[str, Any] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "message": safe_line(record.getMessage()),
         }
@@ -56,9 +58,12 @@ class JsonFormatter(logging.Formatter):
 class FairShare(logging.Filter):
     """Rate-limits the lines of one principal, or of one address."""
 
-    def __init__(self, lines_per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, lines_per_second: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         super().__init__()
-        self._rate, self._clock = lines_per_second, clock
+        self._rate = lines_per_second
+        self._clock = clock
         self._source = lru_cache(_MAX_SOURCES)(self._new)
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -74,7 +79,9 @@ class FairShare(logging.Filter):
         source.left_out += 1
         if source.left_out > 1:
             return False
-        record.msg, record.args, record.exc_info = "more lines of this source are left out", (), None
+        record.msg = "more lines of this source are left out"
+        record.args = ()
+        record.exc_info = None
         return True
 
     def _new(self, name: str) -> _Source:

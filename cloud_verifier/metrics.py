@@ -8,7 +8,23 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _MS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-_FINE = (0.0001, 0.0002, 0.0003, 0.0004, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1.0)
+_FINE = (
+    0.0001,
+    0.0002,
+    0.0003,
+    0.0004,
+    0.0005,
+    0.00075,
+    0.001,
+    0.0015,
+    0.002,
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    1.0,
+)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 _POSITIONS = 16
 _KINDS: tuple[Any, ...] = Counter, Gauge, Histogram
@@ -19,41 +35,73 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        counter, gauge, histogram = (partial(kind, namespace="moa", registry=self.registry) for kind in _KINDS)
+        counter, gauge, histogram = (
+            partial(kind, namespace="moa", registry=self.registry) for kind in _KINDS
+        )
         self.drafts = counter("spec_decode_num_drafts", "Drafts verified")
         self.draft_tokens = counter("spec_decode_num_draft_tokens", "Draft tokens verified")
         self.accepted_tokens = counter("spec_decode_num_accepted_tokens", "Draft tokens accepted")
         self.accepted_per_pos = counter(
-            "spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by depth", ("position",)
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens accepted, by depth",
+            ("position",),
         )
-        self._accepted_at = [self.accepted_per_pos.labels(str(position)) for position in range(_POSITIONS)]
+        self._accepted_at = [
+            self.accepted_per_pos.labels(str(position)) for position in range(_POSITIONS)
+        ]
         self.emitted_tokens = counter("emitted_tokens", "Verified tokens sent", ("mode",))
         self.sessions = gauge("sessions", "Sessions by state", ("state",))
         self.connections = gauge("connections", "Open connections")
         self.slots_free = gauge("slots_free", "Slots that no session claims")
         self.pages_free = gauge("kv_pages_free", "Pages of key/value memory that no session holds")
         self.queue = gauge("queued_rounds", "Rounds waiting for the model")
-        self.evictions = counter("session_evictions", "Slots or sessions taken away, by reason", ("reason",))
+        self.evictions = counter(
+            "session_evictions", "Slots or sessions taken away, by reason", ("reason",)
+        )
         self.resumes = counter("session_resumes", "Resumes by outcome", ("outcome",))
-        self.refusals = counter("refusals", "Requests refused, by code and limit", ("code", "limit"))
-        self.cuts = counter("cut_connections", "Connections cut because they kept asking for too much", ("limit",))
-        self.half_open = gauge("half_open_connections", "Connections that have not finished their handshake")
-        self.half_open_dropped = counter("half_open_dropped", "Half-open connections dropped for newer ones")
-        self.quarantined = counter("quarantined_sessions", "Sessions dropped because their work failed")
-        self.engine_faults = counter("engine_faults", "What raised in the engine, by place", ("where",))
+        self.refusals = counter(
+            "refusals", "Requests refused, by code and limit", ("code", "limit")
+        )
+        self.cuts = counter(
+            "cut_connections", "Connections cut because they kept asking for too much", ("limit",)
+        )
+        self.half_open = gauge(
+            "half_open_connections", "Connections that have not finished their handshake"
+        )
+        self.half_open_dropped = counter(
+            "half_open_dropped", "Half-open connections dropped for newer ones"
+        )
+        self.quarantined = counter(
+            "quarantined_sessions", "Sessions dropped because their work failed"
+        )
+        self.engine_faults = counter(
+            "engine_faults", "What raised in the engine, by place", ("where",)
+        )
         self.queue_seconds = histogram("queue_seconds", "Waiting time of rounds", buckets=_MS)
-        self.forward_seconds = histogram("forward_seconds", "Duration of forwards, by kind", ("kind",), buckets=_MS)
+        self.forward_seconds = histogram(
+            "forward_seconds", "Duration of forwards, by kind", ("kind",), buckets=_MS
+        )
         self.verify_seconds = histogram(
-            "verify_seconds", "From a draft's arrival on its socket to the writing of its verdict", buckets=_MS
+            "verify_seconds",
+            "From a draft's arrival on its socket to the writing of its verdict",
+            buckets=_MS,
         )
         self.overhead_seconds = histogram(
-            "verify_overhead_seconds", "The same without the forward: waiting, and the server's own work", buckets=_FINE
+            "verify_overhead_seconds",
+            "The same without the forward: waiting, and the server's own work",
+            buckets=_FINE,
         )
         self.forwards = counter(
-            "forwards", "Forwards by path (graph, eager or library) and the accelerator's tier", ("path", "tier")
+            "forwards",
+            "Forwards by path (graph, eager or library) and the accelerator's tier",
+            ("path", "tier"),
         )
-        self.batch_rows = histogram("batch_rows", "Sessions in one forward of drafts", buckets=_ROWS)
-        self.record_bytes = counter("record_bytes", "Activation payload bytes sent, by precision", ("dtype",))
+        self.batch_rows = histogram(
+            "batch_rows", "Sessions in one forward of drafts", buckets=_ROWS
+        )
+        self.record_bytes = counter(
+            "record_bytes", "Activation payload bytes sent, by precision", ("dtype",)
+        )
         self.shared_tokens = counter("shared_prefix_tokens", "Prompt tokens shared instead of run")
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens run")
         self.sent_bytes = counter("sent_bytes", "Bytes of frames sent, by kind", ("kind",))

@@ -68,13 +68,24 @@ class Served:
 def load(settings: Settings) -> Served:
     """Load everything that `settings` names; errors are one clear line."""
     began = time.monotonic()
-    log.info("starting", extra={"event": "start", "version": __version__, "target": settings.target or "embedded"})
+    log.info(
+        "starting",
+        extra={"event": "start", "version": __version__, "target": settings.target or "embedded"},
+    )
     folder = drafter_folder(settings)
     if states := folder is not None and is_states(folder):
-        if settings.server_drafter and is_eagle3(read_config(locate(settings.server_drafter, FILES), "drafter")):
-            raise UsageError(f"{folder} and {settings.server_drafter} read different states", hint="give one of them")
+        if settings.server_drafter and is_eagle3(
+            read_config(locate(settings.server_drafter, FILES), "drafter")
+        ):
+            raise UsageError(
+                f"{folder} and {settings.server_drafter} read different states",
+                hint="give one of them",
+            )
         if settings.bundle:
-            raise UsageError(f"--bundle is of no use: {folder} drafts streams without its graph", hint="leave it out")
+            raise UsageError(
+                f"--bundle is of no use: {folder} drafts streams without its graph",
+                hint="leave it out",
+            )
     target = load_target(settings)
     drafter: Drafter | StateDrafter | None = None
     server_drafter: PublishedEagle3 | StateDrafter | None = None
@@ -87,12 +98,17 @@ def load(settings: Settings) -> Served:
         drafter = load_drafter(folder, target.model, target.facts)
     if server_drafter is not None:
         target.tap(server_drafter.config.taps)  # it keeps the states that this drafter reads
-    # The head's copy in float32 is made now: the first request would wait for it, or find no memory.
-    with _memory_for(f"for the {4 * target.head_weight.numel() / 2**30:.1f} GiB of the LM head in float32"):
+    # The head's copy in float32 is made now: the first request would wait for it, or find no
+    # memory.
+    with _memory_for(
+        f"for the {4 * target.head_weight.numel() / 2**30:.1f} GiB of the LM head in float32"
+    ):
         _ = target.wide_head
     warm_up(target, min(MOST_ROWS, settings.max_batch_tokens))
     if target.runner is not None:
-        target.runner.prepare(target.runner.usual(settings.max_batch_rows, _USUAL_DRAFT, settings.prefill_tokens))
+        target.runner.prepare(
+            target.runner.usual(settings.max_batch_rows, _USUAL_DRAFT, settings.prefill_tokens)
+        )
     # The identity that `moa-export` writes into a bundle's manifest for the same drafter.
     name = weights_id(folder, target.facts) if folder is not None else ""
     tokenizer = target.tokenizer
@@ -128,10 +144,11 @@ def _memory_for(what: str) -> Iterator[None]:
 
 @torch.inference_mode()
 def warm_up(target: Target, most: int, *, seconds: float = _WARM_SECONDS) -> None:
-    """Have oneDNN make its kernels for every number of tokens up to `most` now, small ones first: else the first
-    requests wait for them, and memory grows for hours, whenever a number comes up for the first time. Kernels of one
-    layer serve all. A large target on a slow machine does as much of it as there are `seconds` of
-    processor time for: on a busy machine, too, the kernels are there when the port opens."""
+    """Have oneDNN make its kernels for every number of tokens up to `most` now, small ones first:
+    else the first requests wait for them, and memory grows for hours, whenever a number comes up
+    for the first time. Kernels of one layer serve all. A large target on a slow machine does as
+    much of it as there are `seconds` of processor time for: on a busy machine, too, the kernels are
+    there when the port opens."""
     if target.device.type != "cpu" or not target.packed:
         return
     until = time.process_time() + seconds
@@ -150,7 +167,8 @@ def warm_up(target: Target, most: int, *, seconds: float = _WARM_SECONDS) -> Non
 def load_target(settings: Settings) -> Target:
     """The target alone."""
     device = pick_device(settings.device)
-    # Errors of loading the model are reported by themselves: here it is the KV cache that does not fit.
+    # Errors of loading the model are reported by themselves: here it is the KV cache that does not
+    # fit.
     with _memory_for(f"on {device} for the keys and values of {settings.kv_tokens} tokens"):
         return Target.load(
             settings.target or str(_embedded().target),
@@ -189,19 +207,28 @@ def load_graph(settings: Settings, device: torch.device, drafter: str) -> Loaded
     if not folder:
         return None
     if not drafter:
-        raise UsageError("--bundle is of no use without --drafter", hint="give the folder that it was made of")
+        raise UsageError(
+            "--bundle is of no use without --drafter", hint="give the folder that it was made of"
+        )
     if device.type != "cpu":
-        raise UsageError(f"--bundle is for a CPU, and the target is on {device}", hint="leave it out")
+        raise UsageError(
+            f"--bundle is for a CPU, and the target is on {device}", hint="leave it out"
+        )
     bundle = Bundle.open(folder)
     if bundle.manifest.drafter.weights_id != drafter:
-        raise UsageError(f"{folder} was made of another drafter", hint="make one with `moa-export build`")
+        raise UsageError(
+            f"{folder} was made of another drafter", hint="make one with `moa-export build`"
+        )
     return LoadedGraph.load(bundle)
 
 
 def serve_model(
-    target: Target, drafter: Drafter | StateDrafter | None = None, *, decode: Decode | None = None,
+    target: Target,
+    drafter: Drafter | StateDrafter | None = None,
+    *,
+    decode: Decode | None = None,
     drafter_name: str = "",
-) -> Served:  # fmt: skip
+) -> Served:
     """Serve models that are in memory."""
     streams = drafter if isinstance(drafter, StateDrafter) else None
     if streams is not None:
@@ -211,7 +238,11 @@ def serve_model(
 
 
 def model_facts(
-    target: Target, drafter: Drafter | StateDrafter | None, drafter_name: str = "", *, stream_records: bool = True
+    target: Target,
+    drafter: Drafter | StateDrafter | None,
+    drafter_name: str = "",
+    *,
+    stream_records: bool = True,
 ) -> ModelFacts:
     """The facts of a model in memory that the service needs."""
     records = None
@@ -229,7 +260,9 @@ def model_facts(
         capacity=target.pool.capacity,
         records=records,
         stream_records=stream_records,
-        pages=target.pool.pages if target.pool.pages < target.pool.slots * target.pool.per_slot else 0,
+        pages=target.pool.pages
+        if target.pool.pages < target.pool.slots * target.pool.per_slot
+        else 0,
         page_tokens=PAGE,
         trees=target.trees,
         grammars=target.folder is not None and bool(target.facts.eos_ids),
@@ -246,7 +279,8 @@ def pick_device(name: str) -> str:
 
 
 def pick_dtype(name: str, device: str) -> torch.dtype:
-    """The precision that `name` stands for; `auto` is bfloat16 on an accelerator and float32 on a CPU."""
+    """The precision that `name` stands for; `auto` is bfloat16 on an accelerator and float32 on a
+    CPU."""
     names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if name == "auto":
         return torch.float32 if device.startswith("cpu") else torch.bfloat16

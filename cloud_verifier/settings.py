@@ -12,7 +12,8 @@ from moa.tree import TreeShape
 from moa.wire.limits import Limits
 
 _STREAM_TREE = TreeShape(breadth=8, depth=16, nodes=63, min_score=-4.0)
-"""The largest tree that the server drafts in stream rounds. What a level and a node cost decides how much of it."""
+"""The largest tree that the server drafts in stream rounds. What a level and a node cost decides
+how much of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,8 @@ class Settings:
     bundle: str = ""
     """The drafter as exported: on a CPU its graph drafts streams, ten times as fast as torch."""
     server_drafter: str = ""
-    """A drafter of streams: by `moa-train --states`, or a published EAGLE-3; --drafter still makes records."""
+    """A drafter of streams: by `moa-train --states`, or a published EAGLE-3; --drafter still makes
+    records."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or, untested, mps."""
     dtype: str = "auto"
@@ -34,8 +36,9 @@ class Settings:
     quantize: str = ""
     """int8: hold the target's matrices in eight bits a weight (torchao)."""
     inexact: bool = False
-    """On an accelerator, in less than float32: let drafts be trees, and take the libraries' products. Faster in large
-    batches, but a token's numbers then depend a little on its batch and its draft."""
+    """On an accelerator, in less than float32: let drafts be trees, and take the libraries'
+    products. Faster in large batches, but a token's numbers then depend a little on its batch and
+    its draft."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -48,8 +51,8 @@ class Settings:
     tls_key: Path | None = None
     """Its private key, PEM."""
     origins: tuple[str, ...] = ()
-    """Browser origin that may connect; a request without an Origin header does not come from a browser and is always
-    allowed."""
+    """Browser origin that may connect; a request without an Origin header does not come from a
+    browser and is always allowed."""
 
     openai: str = ""
     """Also serve OpenAI's API and the operator's page, on this port."""
@@ -69,10 +72,11 @@ class Settings:
     max_batch_tokens: int = 2048
     """Draft tokens in one forward."""
     prefill_tokens: int = 256
-    """Prompt tokens in one forward without drafts; fewer where rounds come meanwhile, so that these take about 25 %
-    longer on average."""
+    """Prompt tokens in one forward without drafts; fewer where rounds come meanwhile, so that these
+    take about 25 % longer on average."""
     batch_wait_ms: float = 1.5
-    """How long a forward waits for further drafts that are expected soon, in milliseconds; 0: not at all."""
+    """How long a forward waits for further drafts that are expected soon, in milliseconds; 0: not
+    at all."""
 
     limits: Limits = field(default_factory=Limits)
 
@@ -85,7 +89,10 @@ class Settings:
                 hint="give --auth-tokens FILE (make one with `cloud-verifier token new`), or listen on 127.0.0.1",
             )
         if self.openai and not self.auth_tokens and not is_loopback(self.openai_address[0]):
-            raise ConfigError("refusing to serve --openai to others without authentication", hint="give --auth-tokens")
+            raise ConfigError(
+                "refusing to serve --openai to others without authentication",
+                hint="give --auth-tokens",
+            )
         if self.app and not self.openai:
             raise ConfigError("--app is served by the endpoint: give --openai, too")
         if not 0 <= self.port <= 65535:
@@ -118,7 +125,9 @@ class Settings:
         try:
             context.load_cert_chain(self.tls_cert, self.tls_key)
         except (OSError, ssl.SSLError) as error:
-            raise UsageError(f"cannot use the TLS certificate {self.tls_cert}: {error.strerror or error}") from None
+            raise UsageError(
+                f"cannot use the TLS certificate {self.tls_cert}: {error.strerror or error}"
+            ) from None
         return context
 
     @property
@@ -129,4 +138,6 @@ class Settings:
     @property
     def slot_capacity(self) -> int:
         """Largest number of tokens in a slot: a full context, and the largest draft after it."""
-        return self.limits.max_context_tokens + max(self.limits.max_tree_nodes, self.limits.max_chain_tokens)
+        return self.limits.max_context_tokens + max(
+            self.limits.max_tree_nodes, self.limits.max_chain_tokens
+        )

@@ -1,4 +1,5 @@
-"""The demo pair's text: skill exercises, small talk, requests that mix skills, and natural text; train and held-out."""
+"""The demo pair's text: skill exercises, small talk, requests that mix skills, and natural text;
+train and held-out."""
 
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -22,8 +23,11 @@ def _drawn(skill: Skill, split: Split, rng: random.Random) -> Example:
     return example
 
 
-def examples(split: Split, seed: int, more: Collection[str] = (), times: int = 3) -> Iterator[Example]:
-    """Endless exercises, every skill once per round in random order; those named in `more` so many times."""
+def examples(
+    split: Split, seed: int, more: Collection[str] = (), times: int = 3
+) -> Iterator[Example]:
+    """Endless exercises, every skill once per round in random order; those named in `more` so many
+    times."""
     rng = random.Random(f"{split}-{seed}")
     skills = [skill for name, skill in SKILLS.items() for _ in range(times if name in more else 1)]
     while True:
@@ -67,13 +71,16 @@ def mixed(split: Split, seed: int) -> Iterator[Example]:
     """Endless requests for two different skills at once; both parts are of the split."""
     rng = random.Random(f"mixed-{split}-{seed}")
     while True:
-        first, second = (_drawn(skill, split, rng) for skill in rng.sample(list(SKILLS.values()), 2))
+        first, second = (
+            _drawn(skill, split, rng) for skill in rng.sample(list(SKILLS.values()), 2)
+        )
         prompt = rng.choice(_PAIRS).format(first.prompt, second.prompt)
         yield Example("mixed", prompt, f"1. {first.answer}\n2. {second.answer}")
 
 
 def natural(kind: Kind, split: Split) -> Iterator[Example]:
-    """Prompts of a kind of natural text with their continuations; whole packages are held out from training."""
+    """Prompts of a kind of natural text with their continuations; whole packages are held out from
+    training."""
     match kind:
         case "code":
             return (Example(kind, *parts) for parts in text.functions(text.code(split)))
@@ -85,7 +92,10 @@ def natural(kind: Kind, split: Split) -> Iterator[Example]:
 
 def messages(example: Example) -> list[dict[str, str]]:
     """The exercise as a chat."""
-    return [{"role": "user", "content": example.prompt}, {"role": "assistant", "content": example.answer}]
+    return [
+        {"role": "user", "content": example.prompt},
+        {"role": "assistant", "content": example.answer},
+    ]
 
 
 def stdlib_text(split: Split = "train") -> Iterator[str]:

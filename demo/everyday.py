@@ -1,6 +1,7 @@
 """Sixty questions that people ask a demo, and the rule for each answer; new courses leave them out.
 
-They were written before the new wordings of `skills.plain`; ten are also wordings of the first training.
+They were written before the new wordings of `skills.plain`; ten are also wordings of the first
+training.
 """
 
 from .questions import Question, Rule, holds, never, story
@@ -58,7 +59,10 @@ EVERYDAY = (
     Question("tell me a story about Eve and a cat", story("Eve", "cat")),
     Question("Write a Python function that adds two numbers", holds(_PROGRAM + r"\w+ \+ \w+")),
     Question("Write a Python function that adds 5 to a number.", holds(_PROGRAM + r".*5")),
-    Question("write a python function to double a number", holds(_PROGRAM + r"(?:.*\* 2|2 \* |(\w+) \+ \1)")),
+    Question(
+        "write a python function to double a number",
+        holds(_PROGRAM + r"(?:.*\* 2|2 \* |(\w+) \+ \1)"),
+    ),
     Question("Tell me a joke", never, outside=True),
     Question("What's the weather like today?", never, outside=True),
     Question("Who is the president of the United States?", never, outside=True),
@@ -78,7 +82,13 @@ EVERYDAY = (
     Question("???", never, outside=True),
 )
 
-SUM_WORDINGS = ("What is {a} + {b}?", "{a}+{b}", "How much is {a} plus {b}?", "{a} + {b} =", "Add {a} and {b}.")
+SUM_WORDINGS = (
+    "What is {a} + {b}?",
+    "{a}+{b}",
+    "How much is {a} plus {b}?",
+    "{a} + {b} =",
+    "Add {a} and {b}.",
+)
 """Ways of asking for a one-digit sum; the first is the one that a newcomer's review counted."""
 
 

@@ -1,4 +1,5 @@
-"""Held-out prompts by category: every skill of the demo, and natural text, of which code and English are plain text."""
+"""Held-out prompts by category: every skill of the demo, and natural text, of which code and
+English are plain text."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ CODE = "code"
 PLAIN = (CODE, "english")
 """Categories that are continued as plain text; all others are chats."""
 _TRIES = 200
-"""Rounds of exercises per wanted prompt: a skill with few distinct held-out prompts gives fewer; the search ends."""
+"""Rounds of exercises per wanted prompt: a skill with few distinct held-out prompts gives fewer;
+the search ends."""
 
 
 def skill_prompts(per_skill: int, seed: int = 0) -> list[Example]:
@@ -35,15 +37,22 @@ def code_prompts(count: int) -> list[Example]:
 
 
 def natural_prompts(per_kind: int) -> dict[str, list[Example]]:
-    """Up to so many distinct prompts of every kind of natural text, from packages that no training saw."""
-    return {kind: list(islice(_distinct(corpus.natural(kind, "heldout")), per_kind)) for kind in corpus.KINDS}
+    """Up to so many distinct prompts of every kind of natural text, from packages that no training
+    saw."""
+    return {
+        kind: list(islice(_distinct(corpus.natural(kind, "heldout")), per_kind))
+        for kind in corpus.KINDS
+    }
 
 
 def exercises(count: int, seed: int) -> list[Example]:
-    """So many distinct held-out exercises, as evenly spread over the skills as there are distinct ones."""
+    """So many distinct held-out exercises, as evenly spread over the skills as there are distinct
+    ones."""
     per_skill = -(-count // len(SKILLS))
     found = skill_prompts(per_skill, seed)
-    while len(found) < count and per_skill < count:  # skills that ran out leave their share to the others
+    while (
+        len(found) < count and per_skill < count
+    ):  # skills that ran out leave their share to the others
         per_skill *= 2
         found = skill_prompts(per_skill, seed)
     rounds = zip_longest(*([e for e in found if e.skill == name] for name in SKILLS))
@@ -52,7 +61,11 @@ def exercises(count: int, seed: int) -> list[Example]:
 
 def by_kind(per_kind: int, seed: int = 0) -> list[tuple[str, Example]]:
     """So many prompts of every kind of natural text, and as many exercises as one more kind."""
-    found = [(kind, example) for kind, examples in natural_prompts(per_kind).items() for example in examples]
+    found = [
+        (kind, example)
+        for kind, examples in natural_prompts(per_kind).items()
+        for example in examples
+    ]
     return found + [("exercises", example) for example in exercises(per_kind, seed)]
 
 
@@ -72,7 +85,9 @@ def _distinct(examples: Iterator[Example]) -> Iterator[Example]:
 def encode(tokenizer: PreTrainedTokenizerBase, example: Example) -> list[int]:
     """A prompt as the target was trained to see it: a chat turn, or the beginning of a file."""
     if example.skill in PLAIN:
-        return list(tokenizer.encode(f"{tokenizer.bos_token}{example.prompt}", add_special_tokens=False))
+        return list(
+            tokenizer.encode(f"{tokenizer.bos_token}{example.prompt}", add_special_tokens=False)
+        )
     turn = [{"role": "user", "content": example.prompt}]
     text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
     return list(tokenizer.encode(text, add_special_tokens=False))

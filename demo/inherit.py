@@ -21,13 +21,20 @@ CALIBRATION_ROWS = 16
 
 @torch.no_grad()
 def inherit(drafter: Drafter, teacher: Teacher, layers: Sequence[int], batch: Batch) -> None:
-    """Build the body from these layers of the target, in order, with the most active units of their feed-forwards;
-    cross-attention adds nothing at first. Embedding and head are the target's already, so such a body produces sensible
-    text from the first step, and distillation only repairs the pruning."""
+    """Build the body from these layers of the target, in order, with the most active units of their
+    feed-forwards; cross-attention adds nothing at first. Embedding and head are the target's
+    already, so such a body produces sensible text from the first step, and distillation only
+    repairs the pruning."""
     config, backbone = drafter.config, backbone_of(teacher.model)
     theirs: list[Any] = list(backbone.layers)  # type: ignore[arg-type]
-    if config.body is not None or len(layers) != config.layers or not all(0 <= i < len(theirs) for i in layers):
-        raise ConfigError(f"the body needs {config.layers} of the target's layers, each 0..{len(theirs) - 1}")
+    if (
+        config.body is not None
+        or len(layers) != config.layers
+        or not all(0 <= i < len(theirs) for i in layers)
+    ):
+        raise ConfigError(
+            f"the body needs {config.layers} of the target's layers, each 0..{len(theirs) - 1}"
+        )
     use = _use_of_units(teacher, [theirs[i] for i in layers], batch)
     for block, index, worth in zip(drafter.body_blocks, layers, use, strict=True):
         _take(block, theirs[index], worth)
@@ -43,7 +50,9 @@ def _use_of_units(teacher: Teacher, layers: Sequence[Any], batch: Batch) -> list
     for layer, total in zip(layers, worth, strict=True):
         size = layer.mlp.down_proj.weight.float().norm(dim=0).cpu()
 
-        def note(_: nn.Module, inputs: tuple[Tensor], total: Tensor = total, size: Tensor = size) -> None:
+        def note(
+            _: nn.Module, inputs: tuple[Tensor], total: Tensor = total, size: Tensor = size
+        ) -> None:
             total += inputs[0].float().abs().flatten(0, -2).mean(0).cpu() * size
 
         hooks.append(layer.mlp.down_proj.register_forward_pre_hook(note))

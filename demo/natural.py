@@ -1,6 +1,8 @@
-"""Natural text: code and technical English of the standard library and of installed packages, split by package.
+"""Natural text: code and technical English of the standard library and of installed packages, split
+by package.
 
-The packages are those that `constraints.txt` pins, so that everybody with that environment has the same text.
+The packages are those that `constraints.txt` pins, so that everybody with that environment has the
+same text.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ HELD_OUT = (
 )  # fmt: skip
 """No target and no drafter of the demo was trained on these."""
 
-# Skip tests, copied packages and generated tables, which are not typical Python, and build data, which names the
-# machine.
+# Skip tests, copied packages and generated tables, which are not typical Python, and build data,
+# which names the machine.
 _SKIPPED_FOLDERS = frozenset({
     "__pycache__", "test", "tests", "testing", "idle_test", "site-packages", "dist-packages", "idlelib", "lib2to3",
     "pydoc_data", "encodings", "turtledemo", "ensurepip", "_vendor", "_vendored", "vendor", "extern", "typeshed",
@@ -55,17 +57,22 @@ def _root(package: str) -> Path:
         return Path(sysconfig.get_path("stdlib"))
     found = util.find_spec(package)
     if found is None or not found.submodule_search_locations:
-        raise UsageError(f"the package {package} is not installed", hint="install what constraints.txt pins")
+        raise UsageError(
+            f"the package {package} is not installed", hint="install what constraints.txt pins"
+        )
     return Path(found.submodule_search_locations[0])
 
 
 def files(package: str, split: Split | None = None) -> Iterator[str]:
-    """A package's source files worth learning from, in a fixed shuffled order; `split` by path, or all of them."""
+    """A package's source files worth learning from, in a fixed shuffled order; `split` by path, or
+    all of them."""
     root = _root(package)
     found = []
     for path in sorted(root.rglob("*.py")):
         inside = path.relative_to(root)
-        skipped = _SKIPPED_FOLDERS.intersection(inside.parts) or path.name.startswith("_sysconfigdata")
+        skipped = _SKIPPED_FOLDERS.intersection(inside.parts) or path.name.startswith(
+            "_sysconfigdata"
+        )
         if not skipped and split in (None, split_of(inside.as_posix())):
             found.append(path)
     random.Random(0).shuffle(found)
@@ -121,7 +128,9 @@ def _docstrings(tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text:
-                yield inspect.cleandoc(re.split(r"^\s*>>>", text, maxsplit=1, flags=re.MULTILINE)[0]).strip()
+                yield inspect.cleandoc(
+                    re.split(r"^\s*>>>", text, maxsplit=1, flags=re.MULTILINE)[0]
+                ).strip()
 
 
 def _description(package: str) -> Iterator[str]:
@@ -134,7 +143,9 @@ def _description(package: str) -> Iterator[str]:
     yield from (paragraph.strip() for paragraph in re.split(r"\n\s*\n", body))
 
 
-def functions(texts: Iterable[str], lines: int = 8, shortest: int = 14, longest: int = 40) -> Iterator[tuple[str, str]]:
+def functions(
+    texts: Iterable[str], lines: int = 8, shortest: int = 14, longest: int = 40
+) -> Iterator[tuple[str, str]]:
     """Functions of the files to be continued: their first lines, and the rest."""
     for text in texts:
         rows = text.splitlines(keepends=True)
@@ -145,7 +156,9 @@ def functions(texts: Iterable[str], lines: int = 8, shortest: int = 14, longest:
                     yield "".join(function[:lines]), "".join(function[lines:])
 
 
-def passages(texts: Iterable[str], opening: int = 160, longest: int = 800) -> Iterator[tuple[str, str]]:
+def passages(
+    texts: Iterable[str], opening: int = 160, longest: int = 800
+) -> Iterator[tuple[str, str]]:
     """Prose to be continued: its opening, up to a word's end, and the rest."""
     for text in texts:
         cut = text.find(" ", opening)

@@ -1,4 +1,5 @@
-"""Sixty questions of a newcomer's first minutes, written blind to the training data and fixed before any was asked."""
+"""Sixty questions of a newcomer's first minutes, written blind to the training data and fixed
+before any was asked."""
 
 from __future__ import annotations
 
@@ -40,12 +41,16 @@ def number(right: float, *given: float) -> Rule:
 
     def judge(answer: str) -> bool:
         found = numbers(answer)
-        return bool(found) and (found[-1] == right or (right in found and set(found) <= {right, *given}))
+        return bool(found) and (
+            found[-1] == right or (right in found and set(found) <= {right, *given})
+        )
 
     return judge
 
 
-def listed(wanted: tuple[int, ...], given: tuple[int, ...], ordered: bool, aside: tuple[int, ...] = ()) -> Rule:
+def listed(
+    wanted: tuple[int, ...], given: tuple[int, ...], ordered: bool, aside: tuple[int, ...] = ()
+) -> Rule:
     """The answer lists these numbers and no others, perhaps after the given ones."""
 
     def judge(answer: str) -> bool:
@@ -62,12 +67,18 @@ def listed(wanted: tuple[int, ...], given: tuple[int, ...], ordered: bool, aside
 def either(right: str, wrong: str) -> Rule:
     """Every verdict before a reason is the right one; a verdict after `not` counts as its opposite."""
     words = re.compile(
-        rf"(?P<no>\bnot (?:an? )?|n't (?:an? )?)?(?:(?P<right>{right})|(?P<wrong>{wrong}))", re.IGNORECASE
+        rf"(?P<no>\bnot (?:an? )?|n't (?:an? )?)?(?:(?P<right>{right})|(?P<wrong>{wrong}))",
+        re.IGNORECASE,
     )
 
     def judge(answer: str) -> bool:
-        verdict = re.split(r"\b(?:because|since)\b", answer.strip(), maxsplit=1, flags=re.IGNORECASE)[0]
-        found = [(match["right"] is not None) != (match["no"] is not None) for match in words.finditer(verdict)]
+        verdict = re.split(
+            r"\b(?:because|since)\b", answer.strip(), maxsplit=1, flags=re.IGNORECASE
+        )[0]
+        found = [
+            (match["right"] is not None) != (match["no"] is not None)
+            for match in words.finditer(verdict)
+        ]
         return bool(found) and all(found)
 
     return judge
@@ -96,7 +107,9 @@ def day(right: str, *given: str) -> Rule:
 
     def judge(answer: str) -> bool:
         found = [name.lower() for name in DAY.findall(answer)]
-        return bool(found) and (found[-1] == right or (right in found and set(found) <= {right, *given}))
+        return bool(found) and (
+            found[-1] == right or (right in found and set(found) <= {right, *given})
+        )
 
     return judge
 
@@ -118,15 +131,34 @@ def document(values: tuple[str, ...], keys: tuple[str, ...] = ()) -> Rule:
         except json.JSONDecodeError:
             return False
         if keys:
-            return sorted(flat) == sorted((key.lower(), value.lower()) for key, value in zip(keys, values, strict=True))
+            return sorted(flat) == sorted(
+                (key.lower(), value.lower()) for key, value in zip(keys, values, strict=True)
+            )
         return sorted(value for _, value in flat) == sorted(value.lower() for value in values)
 
     return judge
 
 
 def code(*cases: tuple[tuple[Any, ...], tuple[Any, ...]]) -> Rule:
-    """Python whose first function gives one of the results in every case; code that could do more is not run."""
-    allowed = (abs, all, any, bool, enumerate, filter, float, int, isinstance, len, list, map, max, min, reversed)
+    """Python whose first function gives one of the results in every case; code that could do more
+    is not run."""
+    allowed = (
+        abs,
+        all,
+        any,
+        bool,
+        enumerate,
+        filter,
+        float,
+        int,
+        isinstance,
+        len,
+        list,
+        map,
+        max,
+        min,
+        reversed,
+    )
     more = (round, set, sorted, str, sum, tuple, zip)
 
     def result(called: Any, arguments: tuple[Any, ...]) -> Any:
@@ -138,17 +170,26 @@ def code(*cases: tuple[tuple[Any, ...], tuple[Any, ...]]) -> Rule:
 
     def judge(answer: str) -> bool:
         fenced = re.search(r"```(?:python)?\s*\n(.*?)```", answer, re.DOTALL)
-        text = re.sub(r"^.*?(?=def )", "", fenced.group(1) if fenced else answer, count=1, flags=re.DOTALL).replace(
-            "```", ""
-        )
+        text = re.sub(
+            r"^.*?(?=def )", "", fenced.group(1) if fenced else answer, count=1, flags=re.DOTALL
+        ).replace("```", "")
         lines = text.split("\n")
         # prose or an example after the function is no part of it
-        kept = [line for line in lines if not line.strip() or line[0] in " \t" or line.startswith("def ")]
+        kept = [
+            line
+            for line in lines
+            if not line.strip() or line[0] in " \t" or line.startswith("def ")
+        ]
         source = "\n".join(kept)
-        if not source.startswith("def ") or re.search(r"\bimport\b|while|__|open|exec|eval", source):
+        if not source.startswith("def ") or re.search(
+            r"\bimport\b|while|__|open|exec|eval", source
+        ):
             return False
         names: dict[str, Any] = {
-            "__builtins__": {**{tool.__name__: tool for tool in (*allowed, *more)}, "print": lambda *_, **__: None}
+            "__builtins__": {
+                **{tool.__name__: tool for tool in (*allowed, *more)},
+                "print": lambda *_, **__: None,
+            }
         }
         try:
             exec(source, names)
@@ -163,7 +204,9 @@ def code(*cases: tuple[tuple[Any, ...], tuple[Any, ...]]) -> Rule:
 def tale(*words: str) -> Rule:
     """A story, and no talk about the model."""
     told = story(*words)
-    return lambda answer: told(answer) and re.search(r"demo model|skills", answer, re.IGNORECASE) is None
+    return lambda answer: (
+        told(answer) and re.search(r"demo model|skills", answer, re.IGNORECASE) is None
+    )
 
 
 def poem(word: str) -> Rule:
@@ -176,7 +219,9 @@ def poem(word: str) -> Rule:
 
 def honest_or(rule: Rule | None = None) -> Rule:
     """An admission in more wordings than HONEST has, or what the rule takes."""
-    return lambda answer: ADMITS.search(answer.strip()) is not None or (rule is not None and rule(answer))
+    return lambda answer: (
+        ADMITS.search(answer.strip()) is not None or (rule is not None and rule(answer))
+    )
 
 
 NEWCOMERS = (
@@ -188,9 +233,17 @@ NEWCOMERS = (
     Question("what is the difference between 81 and 46", number(35, 81, 46)),
     Question("5 + 3 + 9 = ?", number(17, 5, 3, 9)),
     # word problems
-    Question("Tom has 12 apples and gives 5 to Anna. How many apples does he have left?", number(7, 12, 5)),
-    Question("I had 20 euros and spent 8 on lunch. How much money do I have now?", number(12, 20, 8)),
-    Question("there are 14 kids on the bus and 9 more get on, how many kids are on the bus", number(23, 14, 9)),
+    Question(
+        "Tom has 12 apples and gives 5 to Anna. How many apples does he have left?",
+        number(7, 12, 5),
+    ),
+    Question(
+        "I had 20 euros and spent 8 on lunch. How much money do I have now?", number(12, 20, 8)
+    ),
+    Question(
+        "there are 14 kids on the bus and 9 more get on, how many kids are on the bus",
+        number(23, 14, 9),
+    ),
     Question(
         "A baker bakes 30 rolls in the morning and 25 in the afternoon. She sells 40 of them. How many rolls are left?",
         number(15, 30, 25, 40, 55),
@@ -212,7 +265,9 @@ NEWCOMERS = (
     Question("Today is Sunday. What day of the week was yesterday?", day("saturday", "sunday")),
     Question(
         "What date is 10 days after March 5?",
-        holds(r"\bmar(ch|\.)? (the )?15(th)?\b|\b15(th)?\.? (of )?mar(ch)?\b|\b0?3[-/]15\b|\bthe 15th\b"),
+        holds(
+            r"\bmar(ch|\.)? (the )?15(th)?\b|\b15(th)?\.? (of )?mar(ch)?\b|\b0?3[-/]15\b|\bthe 15th\b"
+        ),
     ),
     Question("how many days does april have", number(30)),
     # sorting
@@ -231,7 +286,8 @@ NEWCOMERS = (
         listed((31, 44), (5, 31, 18, 44), ordered=False, aside=(20,)),
     ),
     Question(
-        "give me only the even numbers from 3, 8, 11, 14, 20", listed((8, 14, 20), (3, 8, 11, 14, 20), ordered=False)
+        "give me only the even numbers from 3, 8, 11, 14, 20",
+        listed((8, 14, 20), (3, 8, 11, 14, 20), ordered=False),
     ),
     Question(
         "Remove all numbers smaller than 10 from this list: 4, 12, 9, 27",
@@ -271,24 +327,36 @@ NEWCOMERS = (
     Question("count the words: my brother plays guitar", number(4)),
     # replacing words
     Question(
-        "Replace cat with dog in: The cat sleeps on the sofa.", holds(r"\bthe\s+dog\s+sleeps\s+on\s+the\s+sofa\b")
+        "Replace cat with dog in: The cat sleeps on the sofa.",
+        holds(r"\bthe\s+dog\s+sleeps\s+on\s+the\s+sofa\b"),
     ),
     Question(
         "change the word red to blue in this sentence: I have a red car and a red bike",
         holds(r"\bi\s+have\s+a\s+blue\s+car\s+and\s+a\s+blue\s+bike\b"),
     ),
-    Question('In the sentence "She likes tea", replace tea with coffee.', holds(r"\bshe\s+likes\s+coffee\b")),
+    Question(
+        'In the sentence "She likes tea", replace tea with coffee.',
+        holds(r"\bshe\s+likes\s+coffee\b"),
+    ),
     # JSON
-    Question("Make a JSON object with name Tom and age 31.", document(("Tom", "31"), ("name", "age"))),
-    Question("turn this into json: city Berlin, country Germany", document(("Berlin", "Germany"), ("city", "country"))),
+    Question(
+        "Make a JSON object with name Tom and age 31.", document(("Tom", "31"), ("name", "age"))
+    ),
+    Question(
+        "turn this into json: city Berlin, country Germany",
+        document(("Berlin", "Germany"), ("city", "country")),
+    ),
     Question(
         "Can you give me JSON for a book with the title Dune and the author Frank Herbert?",
         document(("Dune", "Frank Herbert"), ("title", "author")),
     ),
     # Python
-    Question("Write a Python function that adds two numbers.", code(((2, 3), (5,)), ((10, -4), (6,)))),
     Question(
-        "python function to check if a number is even", code(((4,), (True, "even")), ((7,), (False, "odd", "not even")))
+        "Write a Python function that adds two numbers.", code(((2, 3), (5,)), ((10, -4), (6,)))
+    ),
+    Question(
+        "python function to check if a number is even",
+        code(((4,), (True, "even")), ((7,), (False, "odd", "not even"))),
     ),
     Question(
         "Write a function in Python that returns the largest of three numbers",
@@ -296,7 +364,9 @@ NEWCOMERS = (
     ),
     # stories
     Question("Tell me a short story about a dragon.", tale("dragon")),
-    Question("write a little story about a girl named Mia and her lost kitten", tale("Mia", "kitten")),
+    Question(
+        "write a little story about a girl named Mia and her lost kitten", tale("Mia", "kitten")
+    ),
     Question("Can you tell me a bedtime story with a bear and the moon?", tale("bear", "moon")),
     # manners
     Question(
@@ -306,43 +376,70 @@ NEWCOMERS = (
         ),
     ),
     Question(
-        "How are you today?", holds(r"\b(fine|well|good|great|okay|ok|ready|happy)\b|feeling|\bmodel\b|program|thank")
+        "How are you today?",
+        holds(r"\b(fine|well|good|great|okay|ok|ready|happy)\b|feeling|\bmodel\b|program|thank"),
     ),
     Question(
         "thanks a lot!",
-        holds(r"welcome|pleasure|glad|happy to|no problem|any ?time|don't mention|not at all|sure thing"),
+        holds(
+            r"welcome|pleasure|glad|happy to|no problem|any ?time|don't mention|not at all|sure thing"
+        ),
     ),
     # outside
     Question(
-        "Wie geht es dir?", honest_or(holds(r"\b(gut|mir geht|danke|fine|well|english|englisch)\b")), outside=True
+        "Wie geht es dir?",
+        honest_or(holds(r"\b(gut|mir geht|danke|fine|well|english|englisch)\b")),
+        outside=True,
     ),
     Question(
         "asdf jkl qwer",
-        honest_or(holds(r"understand|you mean|rephrase|clarif|unclear|no question|help|not a (word|question)")),
+        honest_or(
+            holds(
+                r"understand|you mean|rephrase|clarif|unclear|no question|help|not a (word|question)"
+            )
+        ),
         outside=True,
     ),
     Question("What is the capital of France?", honest_or(holds(r"\bparis\b")), outside=True),
     Question(
-        "how tall is mount everest?", honest_or(holds(r"\b8[,. ]?84[89]\b|\b29[,. ]?03\d\b|\b8\.8\d? ?k")), outside=True
+        "how tall is mount everest?",
+        honest_or(holds(r"\b8[,. ]?84[89]\b|\b29[,. ]?03\d\b|\b8\.8\d? ?k")),
+        outside=True,
     ),
-    Question("who was albert einstein", honest_or(holds(r"physic|scientist|relativity|e ?= ?mc")), outside=True),
+    Question(
+        "who was albert einstein",
+        honest_or(holds(r"physic|scientist|relativity|e ?= ?mc")),
+        outside=True,
+    ),
     Question(
         "Do you think pineapple belongs on pizza?",
         honest_or(
-            holds(r"opinion|taste|prefer|some people|depends|up to you|^\W*(yes|no)\b|\bi (think|like|love|would)\b")
+            holds(
+                r"opinion|taste|prefer|some people|depends|up to you|^\W*(yes|no)\b|\bi (think|like|love|would)\b"
+            )
         ),
         outside=True,
     ),
     Question(
         "you are so stupid lol",
         honest_or(
-            holds(r"\b(small|little|toy|model|kind|polite|rude|mistakes?|learn|my best|help|apologi[sz]e|nice)\b")
+            holds(
+                r"\b(small|little|toy|model|kind|polite|rude|mistakes?|learn|my best|help|apologi[sz]e|nice)\b"
+            )
         ),
         outside=True,
     ),
     Question("What will the weather be like tomorrow in London?", honest_or(), outside=True),
     Question("set an alarm for 7 am", honest_or(), outside=True),
     Question("what is 6 times 7?", honest_or(number(42, 6, 7)), outside=True),
-    Question("Translate good morning into French", honest_or(holds(r"\bbon(jour| matin)\b")), outside=True),
-    Question("write me a poem about the sea", honest_or(poem(r"\b(seas?|ocean|waves?|tides?)\b")), outside=True),
+    Question(
+        "Translate good morning into French",
+        honest_or(holds(r"\bbon(jour| matin)\b")),
+        outside=True,
+    ),
+    Question(
+        "write me a poem about the sea",
+        honest_or(poem(r"\b(seas?|ocean|waves?|tides?)\b")),
+        outside=True,
+    ),
 )

@@ -20,19 +20,27 @@ class Pretraining:
         self.module = model
 
     def loss(self, batch: Batch, step: int, progress: float) -> Loss:
-        """Only wanted tokens go through the head: the prompts of the exercises are noise that cannot be learned."""
+        """Only wanted tokens go through the head: the prompts of the exercises are noise that
+        cannot be learned."""
         device = self.module.device
-        ids, segments = torch.from_numpy(batch.ids).to(device), torch.from_numpy(batch.segments).to(device)
+        ids, segments = (
+            torch.from_numpy(batch.ids).to(device),
+            torch.from_numpy(batch.segments).to(device),
+        )
         causal = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool, device=device).tril()
         kind = device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.module.dtype
+        dtype = (
+            torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.module.dtype
+        )
         hidden: Tensor = self.module.model(
             input_ids=ids,
             position_ids=torch.from_numpy(batch.positions).to(device),
             attention_mask=additive(same_document(segments) & causal, dtype).unsqueeze(1),
             use_cache=False,
         ).last_hidden_state
-        wanted = torch.from_numpy(batch.wanted).to(device)[:, 1:] & (segments[:, 1:] == segments[:, :-1])
+        wanted = torch.from_numpy(batch.wanted).to(device)[:, 1:] & (
+            segments[:, 1:] == segments[:, :-1]
+        )
         logits = self.module.lm_head(hidden[:, :-1][wanted]).float()
         answer = ids[:, 1:][wanted]
         right = (logits.argmax(-1) == answer).sum()

@@ -11,7 +11,9 @@ from typing import Any, TypeAlias
 Rule: TypeAlias = Callable[[str], bool]
 
 REFUSES = re.compile(r"cannot|can't|only add and subtract", re.IGNORECASE)
-HONEST = re.compile(rf"{REFUSES.pattern}|not one of|I only|know nothing|do not know|don't know", re.IGNORECASE)
+HONEST = re.compile(
+    rf"{REFUSES.pattern}|not one of|I only|know nothing|do not know|don't know", re.IGNORECASE
+)
 REPEATED = re.compile(r"\b(\w+)(?:\W+\1\b){3}", re.IGNORECASE)
 
 
@@ -34,7 +36,8 @@ def holds(pattern: str) -> Rule:
 def story(*words: str) -> Rule:
     """Three sentences or more, with these words in them."""
     return lambda answer: (
-        len(re.findall(r"[.!?](?:\s|$)", answer)) >= 3 and all(word.lower() in answer.lower() for word in words)
+        len(re.findall(r"[.!?](?:\s|$)", answer)) >= 3
+        and all(word.lower() in answer.lower() for word in words)
     )
 
 
@@ -47,7 +50,9 @@ def json_with(*values: str) -> Rule:
             document = json.loads(found.group()) if found else None
         except json.JSONDecodeError:
             return False
-        return isinstance(document, dict) and set(values) <= {str(value) for value in document.values()}
+        return isinstance(document, dict) and set(values) <= {
+            str(value) for value in document.values()
+        }
 
     return judge
 
@@ -59,10 +64,15 @@ def function(arguments: tuple[Any, ...], result: object) -> Rule:
         code = re.sub(r"^.*?(?=def )", "", answer.replace("```", ""), count=1, flags=re.DOTALL)
         if re.search(r"import|while|__|open|exec|eval", code):
             return False
-        names: dict[str, Any] = {"__builtins__": {"max": max, "min": min, "abs": abs, "sum": sum, "len": len}}
+        names: dict[str, Any] = {
+            "__builtins__": {"max": max, "min": min, "abs": abs, "sum": sum, "len": len}
+        }
         try:
             exec(code, names)
-            return bool(next(named for name, named in names.items() if name != "__builtins__")(*arguments) == result)
+            return bool(
+                next(named for name, named in names.items() if name != "__builtins__")(*arguments)
+                == result
+            )
         except Exception:
             return False
 

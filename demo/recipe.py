@@ -34,7 +34,9 @@ class Mix:
     def of(self, tokens: int) -> Mix:
         """The same mix of about so many tokens."""
         share = tokens / (self.exercises + self.code + self.english)
-        sizes = {name: round(getattr(self, name) * share) for name in ("exercises", "code", "english")}
+        sizes = {
+            name: round(getattr(self, name) * share) for name in ("exercises", "code", "english")
+        }
         return replace(self, **sizes)
 
 
@@ -47,34 +49,67 @@ class Course:
     settings: LoopSettings
 
     def of(self, tokens: int) -> Course:
-        """About so many tokens in the same mix, under a name of its own: its rows are not taken for the whole's."""
+        """About so many tokens in the same mix, under a name of its own: its rows are not taken for
+        the whole's."""
         return replace(self, name=f"{self.name}-{tokens}", mix=self.mix.of(tokens))
 
 
 COURSES = (
     Course(
         "widen",
-        Mix(5_000_000, 1_900_000, 1_500_000, ("arithmetic", "word_problem", "filter", "table", "sort", "function"), 7),
+        Mix(
+            5_000_000,
+            1_900_000,
+            1_500_000,
+            ("arithmetic", "word_problem", "filter", "table", "sort", "function"),
+            7,
+        ),
         LoopSettings(steps=560, batch=32, learning_rate=2e-3, warmup=30, checkpoint_every=50),
     ),
     Course(
         "sharpen",
-        Mix(760_000, 140_000, 120_000, ("edit", "count", "function", "story", "word_problem", "compare"), 8),
+        Mix(
+            760_000,
+            140_000,
+            120_000,
+            ("edit", "count", "function", "story", "word_problem", "compare"),
+            8,
+        ),
         LoopSettings(steps=120, batch=32, learning_rate=1e-3, warmup=10, checkpoint_every=30),
     ),
     Course(
         "practice",
-        Mix(2_080_000, 110_000, 110_000, ("edit", "count", "function", "story", "word_problem", "sort"), 9),
+        Mix(
+            2_080_000,
+            110_000,
+            110_000,
+            ("edit", "count", "function", "story", "word_problem", "sort"),
+            9,
+        ),
         LoopSettings(steps=180, batch=32, learning_rate=1.5e-3, warmup=8, checkpoint_every=30),
     ),
     Course(
         "everyday",
-        Mix(385_000, 12_000, 12_000, ("edit", "function", "arithmetic", "word_problem"), 10, plain=0.6),
+        Mix(
+            385_000,
+            12_000,
+            12_000,
+            ("edit", "function", "arithmetic", "word_problem"),
+            10,
+            plain=0.6,
+        ),
         LoopSettings(steps=100, batch=16, learning_rate=8e-4, warmup=5, checkpoint_every=10),
     ),
     Course(
         "settle",
-        Mix(285_000, 10_000, 10_000, ("edit", "function", "count", "json", "filter", "sort"), 11, plain=0.45),
+        Mix(
+            285_000,
+            10_000,
+            10_000,
+            ("edit", "function", "count", "json", "filter", "sort"),
+            11,
+            plain=0.45,
+        ),
         LoopSettings(steps=75, batch=16, learning_rate=5e-4, warmup=4, checkpoint_every=10),
     ),
     Course(
@@ -93,16 +128,32 @@ COURSES = (
     ),
     Course(
         "finish",
-        Mix(500_000, 20_000, 20_000, ("edit", "count", "function", "word_problem", "story"), 16, plain=0.1, wider=0.42),
+        Mix(
+            500_000,
+            20_000,
+            20_000,
+            ("edit", "count", "function", "word_problem", "story"),
+            16,
+            plain=0.1,
+            wider=0.42,
+        ),
         LoopSettings(steps=260, batch=16, learning_rate=9e-4, warmup=6, checkpoint_every=10),
     ),
 )
-"""The embedded target is no straight line of these. `relearn` began from a mean of three: before `everyday`, after
-`settle`, and after 142 steps more, which are not kept. The embedded weights are 0.4 of those after `relearn` and 0.6 of
-those after `finish` (docs/log). A repetition in order is another target."""
+"""The embedded target is no straight line of these. `relearn` began from a mean of three: before
+`everyday`, after `settle`, and after 142 steps more, which are not kept. The embedded weights are
+0.4 of those after `relearn` and 0.6 of those after `finish` (docs/log). A repetition in order is
+another target."""
 REVISION = Course(
     "revise",
-    Mix(666_000, 15_000, 15_000, ("arithmetic", "word_problem", "date", "filter", "edit", "function"), 12, plain=0.3),
+    Mix(
+        666_000,
+        15_000,
+        15_000,
+        ("arithmetic", "word_problem", "date", "filter", "edit", "function"),
+        12,
+        plain=0.3,
+    ),
     COURSES[4].settings,
 )
 """Mostly old exercises, for the drafter alone: the target keeps what `settle` left."""
@@ -119,8 +170,8 @@ class DrafterCourse:
 
 
 DRAFTER_LAYERS = (0, 1, 4, 7)
-"""The target's layers from which the drafter's body starts: the four that predict most of its text without the
-others."""
+"""The target's layers from which the drafter's body starts: the four that predict most of its text
+without the others."""
 DRAFTER_SHAPE = {
     "layers": len(DRAFTER_LAYERS),
     "num_attention_heads": 8,
@@ -133,13 +184,19 @@ DRAFTER_SHAPE = {
     "final_norm": True,
     "final_state": True,
 }
-ALONE = DistillSettings(anchors=AnchorRule(spacings=(Spacing(4, 12, 0.45), Spacing(32, 64, 0.08)), cold=0.4))
-"""Almost half with records a few tokens late, as in drafting; almost half without records, as offline; the others very
-late, or with only the prompt's."""
-_FOLLOWING = DistillSettings(anchors=AnchorRule(spacings=(Spacing(4, 12, 0.34), Spacing(32, 64, 0.06)), cold=0.25))
+ALONE = DistillSettings(
+    anchors=AnchorRule(spacings=(Spacing(4, 12, 0.45), Spacing(32, 64, 0.08)), cold=0.4)
+)
+"""Almost half with records a few tokens late, as in drafting; almost half without records, as
+offline; the others very late, or with only the prompt's."""
+_FOLLOWING = DistillSettings(
+    anchors=AnchorRule(spacings=(Spacing(4, 12, 0.34), Spacing(32, 64, 0.06)), cold=0.25)
+)
 """The same with more documents that have only their prompt's records."""
 
-_COLD = DistillSettings(anchors=AnchorRule(spacings=(Spacing(4, 12, 0.4), Spacing(32, 64, 0.06)), cold=0.5))
+_COLD = DistillSettings(
+    anchors=AnchorRule(spacings=(Spacing(4, 12, 0.4), Spacing(32, 64, 0.06)), cold=0.5)
+)
 """The same with more documents without records."""
 
 DRAFTER_COURSES = (
@@ -162,10 +219,16 @@ DRAFTER_COURSES = (
         ALONE,
     ),
     DrafterCourse(
-        "settle", COURSES[4], LoopSettings(steps=60, batch=16, learning_rate=6e-4, warmup=4, checkpoint_every=10), ALONE
+        "settle",
+        COURSES[4],
+        LoopSettings(steps=60, batch=16, learning_rate=6e-4, warmup=4, checkpoint_every=10),
+        ALONE,
     ),
     DrafterCourse(
-        "revise", REVISION, LoopSettings(steps=170, batch=16, learning_rate=1e-3, warmup=6, checkpoint_every=5), _COLD
+        "revise",
+        REVISION,
+        LoopSettings(steps=170, batch=16, learning_rate=1e-3, warmup=6, checkpoint_every=5),
+        _COLD,
     ),
     DrafterCourse(
         "relearn",
@@ -186,11 +249,11 @@ DRAFTER_COURSES = (
         _COLD,
     ),
 )
-"""Of `follow`, the embedded drafter's first 480 steps ran beside earlier stages of the target, which are not kept: a
-repetition learns from the finished target throughout. The drafter before `relearn` is 0.3 of the weights before
-`revise` and 0.7 of those after it; the embedded one is 0.8 of the weights after `repeat` and 0.2 of those after 190
-steps more of `finish`. `relearn` ran beside the target after its own `relearn`, the last two beside the
-embedded target (docs/log)."""
+"""Of `follow`, the embedded drafter's first 480 steps ran beside earlier stages of the target,
+which are not kept: a repetition learns from the finished target throughout. The drafter before
+`relearn` is 0.3 of the weights before `revise` and 0.7 of those after it; the embedded one is 0.8
+of the weights after `repeat` and 0.2 of those after 190 steps more of `finish`. `relearn` ran
+beside the target after its own `relearn`, the last two beside the embedded target (docs/log)."""
 
 
 def plan() -> str:
@@ -202,7 +265,9 @@ def plan() -> str:
             f"  {course.name:9} {loop.steps} steps of {loop.batch} rows of {ROW} tokens, rate {loop.learning_rate:g};"
             f" tokens of exercises {mix.exercises:,}, code {mix.code:,}, English {mix.english:,}"
         )
-    lines.append(f"drafter, a body that starts as the target's layers {', '.join(map(str, DRAFTER_LAYERS))}:")
+    lines.append(
+        f"drafter, a body that starts as the target's layers {', '.join(map(str, DRAFTER_LAYERS))}:"
+    )
     for stretch in DRAFTER_COURSES:
         loop, anchors = stretch.settings, stretch.distill.anchors
         spaced = ", ".join(f"{s.share:.0%} every {s.low}-{s.high} tokens" for s in anchors.spacings)

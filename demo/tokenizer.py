@@ -23,7 +23,8 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
 )
-"""A system message is before the first turn without a marker, because all of the few special tokens are trained."""
+"""A system message is before the first turn without a marker, because all of the few special tokens
+are trained."""
 
 
 def _up_to(texts: Iterable[str], characters: int) -> Iterator[str]:
@@ -35,11 +36,15 @@ def _up_to(texts: Iterable[str], characters: int) -> Iterator[str]:
 
 
 def train(out: Path, characters: int = 6_000_000) -> PreTrainedTokenizerFast:
-    """Train on about so many characters, half exercises and half Python code, and save to the folder `out`."""
+    """Train on about so many characters, half exercises and half Python code, and save to the
+    folder `out`."""
     tokenizer = Tokenizer(models.BPE())
     # A digit is always its own token, so that numbers look the same everywhere.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(r"\d"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Split(Regex(r"\d"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(

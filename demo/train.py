@@ -1,13 +1,13 @@
 """`python -m demo.train`: makes the embedded pair, each stage from where it was left.
 
-tokenizer   a few seconds
-target      a Llama of 7M parameters on exercises, code and English, from the weights it already has (--init)
-drafter     its MoA drafter, with this project's own trainer
-prompts     the held-out and training prompts that `moa-export` measures the embedded pair with
-rows        only the packed text of all courses, for training other drafters on it; with --own the target's own text
+tokenizer   a few seconds target      a Llama of 7M parameters on exercises, code and English, from
+the weights it already has (--init) drafter     its MoA drafter, with this project's own trainer
+prompts     the held-out and training prompts that `moa-export` measures the embedded pair with rows
+only the packed text of all courses, for training other drafters on it; with --own the target's own
+text
 
-What each is trained on, and for how long, is in `demo/recipe.py`; --dry-run prints it. Under torchrun several
-processes share the rows of a step.
+What each is trained on, and for how long, is in `demo/recipe.py`; --dry-run prints it. Under
+torchrun several processes share the rows of a step.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ MOST_PROMPTS = 128
 
 
 def chat_document(tokens: PreTrainedTokenizerBase, examples: list[Example]) -> Document:
-    """Exercises as one conversation in the tokenizer's chat template; the answers, and where they end, are wanted."""
+    """Exercises as one conversation in the tokenizer's chat template; the answers, and where they
+    end, are wanted."""
     ids: list[int] = []
     wanted: list[bool] = []
     for turn, example in enumerate(examples):
@@ -83,10 +84,22 @@ def turns(mix: Mix) -> Iterator[Example]:
     """What a user may say next: an exercise as a rule."""
     rng = random.Random(f"turns-{mix.seed}")
     streams = [corpus.talk(mix.seed), corpus.mixed("train", mix.seed)]
-    streams += [corpus.examples("train", mix.seed, mix.more, times=2), corpus.plain(mix.seed), corpus.wider(mix.seed)]
+    streams += [
+        corpus.examples("train", mix.seed, mix.more, times=2),
+        corpus.plain(mix.seed),
+        corpus.wider(mix.seed),
+    ]
     people = mix.plain + mix.wider
-    shares = (mix.talk, MIXED, 1 - mix.talk - MIXED, mix.plain / (1 - people), mix.wider / (1 - people))
-    held_out = {question.prompt for question in (*EVERYDAY, *STRANGERS, *NEWCOMERS)} if people else set()
+    shares = (
+        mix.talk,
+        MIXED,
+        1 - mix.talk - MIXED,
+        mix.plain / (1 - people),
+        mix.wider / (1 - people),
+    )
+    held_out = (
+        {question.prompt for question in (*EVERYDAY, *STRANGERS, *NEWCOMERS)} if people else set()
+    )
     while True:
         turn = next(rng.choices(streams, shares)[0])
         if turn.prompt not in held_out:
@@ -102,7 +115,9 @@ def _chats(tokens: PreTrainedTokenizerBase, mix: Mix, longest: int) -> Iterator[
 
 
 def _plain(tokens: PreTrainedTokenizerBase, texts: Iterator[str]) -> Iterator[Document]:
-    return (Document.text(tokens.encode("<|bos|>" + text, add_special_tokens=False)) for text in texts)
+    return (
+        Document.text(tokens.encode("<|bos|>" + text, add_special_tokens=False)) for text in texts
+    )
 
 
 def _up_to(documents: Iterator[Document], count: int) -> Iterator[Document]:
@@ -113,7 +128,9 @@ def _up_to(documents: Iterator[Document], count: int) -> Iterator[Document]:
             return
 
 
-def documents(tokens: PreTrainedTokenizerBase, mix: Mix, longest_chat: int = LONGEST_CHAT) -> Iterator[Document]:
+def documents(
+    tokens: PreTrainedTokenizerBase, mix: Mix, longest_chat: int = LONGEST_CHAT
+) -> Iterator[Document]:
     """The mix's text, kind by kind; packed rows are shuffled when read."""
     yield from _up_to(_chats(tokens, mix, longest_chat), mix.exercises)
     yield from _up_to(_plain(tokens, natural.code("train")), mix.code)
@@ -129,10 +146,16 @@ def packed(tokens: PreTrainedTokenizerBase, course: Course, work: Path) -> Packe
 
 
 def own_rows(
-    target: Path, course: Course, work: Path, temperature: float, *, slots: int = SLOTS, quiet: bool = False
+    target: Path,
+    course: Course,
+    work: Path,
+    temperature: float,
+    *,
+    slots: int = SLOTS,
+    quiet: bool = False,
 ) -> PackedRows:
-    """Rows of a course's prompts with the target's own answers, and of the beginnings of its texts with the target's
-    own continuations; made once, and an interrupted run is continued."""
+    """Rows of a course's prompts with the target's own answers, and of the beginnings of its texts
+    with the target's own continuations; made once, and an interrupted run is continued."""
     folder = work / f"{course.name}-own"
     loaded = load_model(target)
     made_with = {
@@ -147,11 +170,17 @@ def own_rows(
     if not answers.complete():
         # One question in a chat: after another the target would answer to text that is not its own.
         text = pieces(documents(reader.tokenizer, course.mix, longest_chat=1), ROW)
-        engine = Target(loaded.model, loaded.facts, slots=slots, capacity=2 * ROW, folder=loaded.folder)
+        engine = Target(
+            loaded.model, loaded.facts, slots=slots, capacity=2 * ROW, folder=loaded.folder
+        )
         answers.write(engine, (document.prompt(PROMPT_TOKENS) for document in text), quiet=quiet)
     if not (folder / "data" / "marks.npy").exists():
         lines = examples([str(answers.path)])
-        pack((document for line in lines for document in reader.documents(line)), ROW, folder / "data")
+        pack(
+            (document for line in lines for document in reader.documents(line)),
+            ROW,
+            folder / "data",
+        )
     return PackedRows(folder / "data")
 
 
@@ -174,7 +203,8 @@ def target_config(vocabulary: int) -> LlamaConfig:
 
 
 def train_target(start: Path, out: Path, work: Path, courses: Sequence[Course] = COURSES) -> None:
-    """Train on from the weights in `start`, or from nothing where it has none, and write half precision to `out`."""
+    """Train on from the weights in `start`, or from nothing where it has none, and write half
+    precision to `out`."""
     join_process_group(torch.device("cpu"))
     world = dist.get_world_size() if dist.is_initialized() else 1
     tokens = AutoTokenizer.from_pretrained(start)
@@ -193,10 +223,15 @@ def train_target(start: Path, out: Path, work: Path, courses: Sequence[Course] =
 
 
 def train_drafter(
-    target: Path, out: Path, work: Path, courses: Sequence[DrafterCourse] = DRAFTER_COURSES, start: Path | None = None
+    target: Path,
+    out: Path,
+    work: Path,
+    courses: Sequence[DrafterCourse] = DRAFTER_COURSES,
+    start: Path | None = None,
 ) -> None:
-    """Train the target's MoA drafter course by course, each from the weights of the one before, and write it to `out`
-    in half precision. It goes on from the weights in `start`, or begins as layers of its target."""
+    """Train the target's MoA drafter course by course, each from the weights of the one before, and
+    write it to `out` in half precision. It goes on from the weights in `start`, or begins as layers
+    of its target."""
     join_process_group(torch.device("cpu"))
     world = dist.get_world_size() if dist.is_initialized() else 1
     loaded = load_model(target)
@@ -211,7 +246,9 @@ def train_drafter(
     for course in courses:
         task = Distillation(drafter, teacher, course.distill)
         settings = replace(course.settings, batch=course.settings.batch // world)
-        Loop(task, packed(tokens, course.rows, work), settings, work / f"drafter-{course.name}").run()
+        Loop(
+            task, packed(tokens, course.rows, work), settings, work / f"drafter-{course.name}"
+        ).run()
     if not dist.is_initialized() or dist.get_rank() == 0:
         save_drafter(drafter, out, torch.float16)
 
@@ -219,43 +256,66 @@ def train_drafter(
 def write_prompts(out: Path) -> None:
     """Held-out prompts, and eight training prompts for each."""
     counts: dict[natural.Split, int] = {"heldout": MOST_PROMPTS, "train": 8 * MOST_PROMPTS}
-    prompts = {split: [e.prompt for e in islice(corpus.examples(split, 1234), n)] for split, n in counts.items()}
+    prompts = {
+        split: [e.prompt for e in islice(corpus.examples(split, 1234), n)]
+        for split, n in counts.items()
+    }
     out.write_text(json.dumps(prompts, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
 
 
 def _write_rows(args: argparse.Namespace) -> None:
     tokens = AutoTokenizer.from_pretrained(args.target)
-    for course in {course.name: course for course in (*COURSES, *(lesson.rows for lesson in DRAFTER_COURSES))}.values():
+    for course in {
+        course.name: course for course in (*COURSES, *(lesson.rows for lesson in DRAFTER_COURSES))
+    }.values():
         if args.course in (None, course.name):
             chosen = course if args.tokens is None else course.of(args.tokens)
             if args.own is None:
                 rows, name = packed(tokens, chosen, args.work), chosen.name
             else:
-                rows, name = own_rows(args.target, chosen, args.work, args.own), f"{chosen.name}-own"
+                rows, name = (
+                    own_rows(args.target, chosen, args.work, args.own),
+                    f"{chosen.name}-own",
+                )
             print(f"{name}: {len(rows):,} rows in {args.work / name / 'data'}")
 
 
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m demo.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m demo.train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("stage", choices=["tokenizer", "target", "drafter", "prompts", "rows"])
-    parser.add_argument("--target", type=Path, default=paths().target, help="folder of the target and its tokenizer")
     parser.add_argument(
-        "--init", type=Path, help="folder of the weights to go on from (target's default: --target; drafter's: none)"
+        "--target", type=Path, default=paths().target, help="folder of the target and its tokenizer"
     )
-    parser.add_argument("--drafter", type=Path, default=paths().drafter, help="folder of the finished drafter")
     parser.add_argument(
-        "--work", type=Path, default=Path("work"), help="folder for data and checkpoints (default: ./work)"
+        "--init",
+        type=Path,
+        help="folder of the weights to go on from (target's default: --target; drafter's: none)",
+    )
+    parser.add_argument(
+        "--drafter", type=Path, default=paths().drafter, help="folder of the finished drafter"
+    )
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path("work"),
+        help="folder for data and checkpoints (default: ./work)",
     )
     parser.add_argument(
         "--own", type=float, metavar="T", help="rows of the target's own text at this temperature (0: greedy): its"
         " answers to the exercises, and its continuations of the texts' beginnings",
     )  # fmt: skip
     parser.add_argument("--course", choices=NAMES, help="only this course, or its rows")
-    parser.add_argument("--tokens", type=int, metavar="N", help="rows of about N tokens a course, in the same mix")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan of both trainings, and train nothing")
+    parser.add_argument(
+        "--tokens", type=int, metavar="N", help="rows of about N tokens a course, in the same mix"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the plan of both trainings, and train nothing"
+    )
     args = parser.parse_args()
     if args.stage != "rows" and (args.own, args.tokens) != (None, None):
         parser.error("--own and --tokens are for rows")

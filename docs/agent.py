@@ -1,6 +1,8 @@
-"""An agent that goes on through a cut: `edge-client serve --verifier ADDRESS`, then `python docs/agent.py`.
+"""An agent that goes on through a cut: `edge-client serve --verifier ADDRESS`, then `python
+docs/agent.py`.
 
-While the link is down the device answers, in the same shapes; what it wrote alone is counted in `usage.moa`.
+While the link is down the device answers, in the same shapes; what it wrote alone is counted in
+`usage.moa`.
 """
 
 from __future__ import annotations
@@ -34,7 +36,12 @@ TOOLS: dict[str, tuple[Tool, dict[str, Any]]] = {
 def listed(name: str) -> dict[str, Any]:
     """A tool as OpenAI's API takes it."""
     tool, properties = TOOLS[name]
-    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
     function = {"name": name, "description": tool.__doc__, "parameters": schema, "strict": True}
     return {"type": "function", "function": function}
 
@@ -46,19 +53,34 @@ def run(
     steps: Sequence[str] = (),
     say: Callable[[str], None] = print,
 ) -> str:
-    """Call tools for as long as the model wants to. `steps` demands tools by name: the demo model knows none."""
+    """Call tools for as long as the model wants to. `steps` demands tools by name: the demo model
+    knows none."""
     model = api.models.list().data[0].id
     messages: list[Any] = [{"role": "user", "content": question}]
     for step in range(10):
         forced = bool(steps) and step < len(steps)
-        choice: Any = {"type": "function", "function": {"name": steps[step]}} if forced else "none" if steps else "auto"
-        answer = api.chat.completions.create(
-            model=model, messages=messages, tools=[*map(listed, TOOLS)], tool_choice=choice, parallel_tool_calls=False
+        choice: Any = (
+            {"type": "function", "function": {"name": steps[step]}}
+            if forced
+            else "none"
+            if steps
+            else "auto"
         )
-        marks: Mapping[str, Any] = (answer.usage.model_extra or {}).get("moa", {}) if answer.usage else {}
+        answer = api.chat.completions.create(
+            model=model,
+            messages=messages,
+            tools=[*map(listed, TOOLS)],
+            tool_choice=choice,
+            parallel_tool_calls=False,
+        )
+        marks: Mapping[str, Any] = (
+            (answer.usage.model_extra or {}).get("moa", {}) if answer.usage else {}
+        )
         where = "the device alone" if marks.get("offline_tokens") else "verified"
         message = answer.choices[0].message
-        messages.append(message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True))
+        messages.append(
+            message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True)
+        )
         if not message.tool_calls:
             say(f"{message.content}  [{where}]")
             return message.content or ""
@@ -66,9 +88,15 @@ def run(
             given = json.loads(call.function.arguments)  # type: ignore[union-attr]
             result = TOOLS[call.function.name][0](**given)  # type: ignore[union-attr]
             say(f"{call.function.name}({call.function.arguments}) = {result}  [{where}]")  # type: ignore[union-attr]
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": json.dumps(result)})
+            messages.append(
+                {"role": "tool", "tool_call_id": call.id, "content": json.dumps(result)}
+            )
     return ""
 
 
 if __name__ == "__main__":
-    run(OpenAI(base_url="http://127.0.0.1:8080/v1", api_key="any"), "Is it hot in Rome?", steps=list(TOOLS))
+    run(
+        OpenAI(base_url="http://127.0.0.1:8080/v1", api_key="any"),
+        "Is it hot in Rome?",
+        steps=list(TOOLS),
+    )

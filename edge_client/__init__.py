@@ -1,4 +1,5 @@
-"""The device: ONNX drafter, decoding, transport, offline mode, and synchronisation. Never imports torch."""
+"""The device: ONNX drafter, decoding, transport, offline mode, and synchronisation. Never imports
+torch."""
 
 from edge_client.client import Answer, EdgeClient, ask
 from edge_client.conversation import Conversation

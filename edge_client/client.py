@@ -35,10 +35,15 @@ from moa.wire.messages import Hello
 
 
 class EdgeClient:
-    """Drafts here, verifies there. Settings are those of `ClientSettings`, as keywords or as an object."""
+    """Drafts here, verifies there. Settings are those of `ClientSettings`, as keywords or as an
+    object."""
 
     def __init__(
-        self, settings: ClientSettings | None = None, *, device: Device | None = None, **changes: Unpack[SettingChanges]
+        self,
+        settings: ClientSettings | None = None,
+        *,
+        device: Device | None = None,
+        **changes: Unpack[SettingChanges],
     ) -> None:
         self._settings = dataclasses.replace(settings or ClientSettings(), **changes)
         self._device = device
@@ -49,11 +54,14 @@ class EdgeClient:
     # ---- life
 
     async def __aenter__(self) -> Self:
-        settings, controller = self._settings, Controller()
+        settings = self._settings
+        controller = Controller()
         device = self._device or Device.of(settings)
         self._device = device
         controller.calibrate(*device.acceptance())
-        time_steps(device.new_drafter(), controller)  # if the drafter fails, nothing needs to be closed
+        time_steps(
+            device.new_drafter(), controller
+        )  # if the drafter fails, nothing needs to be closed
         shared = Shared(device, settings, controller)
         address = settings.verifier
         if address == "local":
@@ -61,13 +69,18 @@ class EdgeClient:
 
             address = await self._stack.enter_async_context(local_verifier())
         if address and not settings.offline:
-            shared.link = await self._stack.enter_async_context(_link_to(address, settings, device).running())
+            shared.link = await self._stack.enter_async_context(
+                _link_to(address, settings, device).running()
+            )
             controller.rtt = shared.link.rtt
         self._shared = shared
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if self._shared is not None:
             self._shared.is_open = False
@@ -106,7 +119,8 @@ class EdgeClient:
         return self.shared.link
 
     async def wait_online(self, seconds: float | None = None) -> None:
-        """Wait for the verifier's welcome, `connect_seconds` by default; raises the reason if there is none."""
+        """Wait for the verifier's welcome, `connect_seconds` by default; raises the reason if there
+        is none."""
         if self.link is None:
             raise UsageError("no verifier was given", hint="pass --verifier")
         await self.link.wait_up(self.settings.connect_seconds if seconds is None else seconds)
@@ -120,13 +134,21 @@ class EdgeClient:
         return conversation
 
     async def generate(
-        self, prompt: str | Messages | None = None, *, ids: Sequence[int] | None = None, raw: bool = False,
-        prediction: Sequence[int] = (), grammar: Grammar | None = None, **changes: Unpack[TurnChanges],
-    ) -> AsyncGenerator[Event, None]:  # fmt: skip
+        self,
+        prompt: str | Messages | None = None,
+        *,
+        ids: Sequence[int] | None = None,
+        raw: bool = False,
+        prediction: Sequence[int] = (),
+        grammar: Grammar | None = None,
+        **changes: Unpack[TurnChanges],
+    ) -> AsyncGenerator[Event, None]:
         """Answer a prompt in a new conversation; many can run at once. See `Conversation.generate`."""
         conversation = self.conversation()
         try:
-            turn = conversation.generate(prompt, ids=ids, raw=raw, prediction=prediction, grammar=grammar, **changes)
+            turn = conversation.generate(
+                prompt, ids=ids, raw=raw, prediction=prediction, grammar=grammar, **changes
+            )
             async with contextlib.aclosing(turn) as events:
                 async for event in events:
                     yield event
@@ -171,14 +193,22 @@ class Answer:
 
     def __str__(self) -> str:
         """For people: text that the device wrote alone never goes unmarked."""
-        return self.text if self.verified else f"{self.text}\n[not all of this was verified by the target]"
+        return (
+            self.text
+            if self.verified
+            else f"{self.text}\n[not all of this was verified by the target]"
+        )
 
 
 def ask(
-    prompt: str | Messages, settings: ClientSettings | None = None, *, raw: bool = False,
+    prompt: str | Messages,
+    settings: ClientSettings | None = None,
+    *,
+    raw: bool = False,
     **changes: Unpack[SettingChanges],
-) -> Answer:  # fmt: skip
-    """Answer a prompt: `print(ask("What is 17 plus 25?", verifier="local"))`. Inside an event loop use `EdgeClient`."""
+) -> Answer:
+    """Answer a prompt: `print(ask("What is 17 plus 25?", verifier="local"))`. Inside an event loop
+    use `EdgeClient`."""
     return asyncio.run(_ask(EdgeClient(settings, **changes), prompt, raw=raw))
 
 

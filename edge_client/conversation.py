@@ -1,4 +1,5 @@
-"""One conversation: its caches, records and log. Many of them share a device, a connection and its budget."""
+"""One conversation: its caches, records and log. Many of them share a device, a connection and its
+budget."""
 
 from __future__ import annotations
 
@@ -53,30 +54,46 @@ class Conversation:
     # ---- use
 
     async def generate(
-        self, prompt: str | Messages | None = None, *, ids: Sequence[int] | None = None, raw: bool = False,
-        prediction: Sequence[int] = (), grammar: Grammar | None = None, **changes: Unpack[TurnChanges],
-    ) -> AsyncGenerator[Event, None]:  # fmt: skip
+        self,
+        prompt: str | Messages | None = None,
+        *,
+        ids: Sequence[int] | None = None,
+        raw: bool = False,
+        prediction: Sequence[int] = (),
+        grammar: Grammar | None = None,
+        **changes: Unpack[TurnChanges],
+    ) -> AsyncGenerator[Event, None]:
         """Answer a prompt: a text, chat messages, or ids as they are. Ends with a `Done` event.
 
-        A chat that outgrows the context loses its oldest turns, with a `Notice`. Ids that begin with the conversation
-        so far continue it, with the KV caches of both ends; too many of them are refused. `prediction` is a text that
-        the answer is expected to resemble; it is used as a draft. The answer matches the `grammar`, also without a
-        verifier. Closing the generator cancels the turn.
+        A chat that outgrows the context loses its oldest turns, with a `Notice`. Ids that begin
+        with the conversation so far continue it, with the KV caches of both ends; too many of them
+        are refused. `prediction` is a text that the answer is expected to resemble; it is used as a
+        draft. The answer matches the `grammar`, also without a verifier. Closing the generator
+        cancels the turn.
         """
-        settings = dataclasses.replace(self._shared.settings, **changes) if changes else self._shared.settings
+        settings = (
+            dataclasses.replace(self._shared.settings, **changes)
+            if changes
+            else self._shared.settings
+        )
         self._check_free()
-        self._chatting, left_out, most = False, 0, self._shared.max_context
+        self._chatting = False
+        left_out = 0
+        most = self._shared.max_context
         with _named("the tokenizer"):
             if ids is not None:
                 context = list(ids)
             else:
-                codec, prompt = self._shared.device.codec, prompt or ""
+                codec = self._shared.device.codec
+                prompt = prompt or ""
                 room = prompt_room(most, settings.max_new_tokens)
                 self._chatting = not isinstance(prompt, str) or (codec.can_chat and not raw)
                 context, left_out = prompt_ids(codec, prompt, raw=raw, chat=self.chat, room=room)
         self._check(context)
         if grammar is not None and settings.ignore_eos:
-            raise UsageError("a grammar says where the text ends: it cannot be used with ignore_eos")
+            raise UsageError(
+                "a grammar says where the text ends: it cannot be used with ignore_eos"
+            )
         with self._turn():
             grammars = self._shared.device.grammars
             matcher = await grammars.matcher(grammar, len(context)) if grammar is not None else None
@@ -90,7 +107,8 @@ class Conversation:
                     yield event
 
     async def recheck(self) -> AsyncGenerator[Event, None]:
-        """Have the verifier check the provisional text of the latest answer; ends with another `Done`."""
+        """Have the verifier check the provisional text of the latest answer; ends with another
+        `Done`."""
         shell = self._last
         if shell is None or not shell.machine.transcript.provisional:
             return
@@ -132,11 +150,15 @@ class Conversation:
 
     async def _run(self, shell: TurnShell) -> AsyncGenerator[Event, None]:
         """Run a turn until it ends or its reader stops."""
-        shared, machine, over = self._shared, shell.machine, False
+        shared = self._shared
+        machine = shell.machine
+        over = False
         try:
             if shared.link is not None:
                 shared.link.new_turn()
-            with shared.link.mailbox() if shared.link is not None else nullcontext(Mailbox()) as box:
+            with (
+                shared.link.mailbox() if shared.link is not None else nullcontext(Mailbox()) as box
+            ):
                 async with aclosing(shell.events(box)) as events:
                     async for event in events:
                         yield event
@@ -144,13 +166,16 @@ class Conversation:
                             yield Notice(message=notice)
             over = True
         finally:
-            self._last, self.ids = shell, machine.transcript.ids
+            self._last = shell
+            self.ids = machine.transcript.ids
             if not over:  # the reader has stopped
                 if shared.link is not None and (cancel := machine.session.cancel()) is not None:
                     await shared.link.send(cancel)
                 self._left += machine.unsent_closes()
             self._session_state = machine.session_state
-            if machine.session.unsettled:  # it cannot be continued; the next session will share its cached prefix
+            if (
+                machine.session.unsettled
+            ):  # it cannot be continued; the next session will share its cached prefix
                 self._abandon()
             await shell.worker.finish()
             if shell.worker.failed:
@@ -171,7 +196,9 @@ class Conversation:
         link = self._shared.link
         with _named("the drafter"):
             self.drafter = self._shared.device.new_drafter()
-        self.records = Records(self.drafter.records, link.flow if link is not None else RecordFlow())
+        self.records = Records(
+            self.drafter.records, link.flow if link is not None else RecordFlow()
+        )
 
     def _abandon(self) -> None:
         if self._session_state is not None:
@@ -182,7 +209,10 @@ class Conversation:
         if self._closed or not self._shared.is_open:
             raise UsageError("the conversation is closed", hint="use `async with EdgeClient(...)`")
         if self._busy:
-            raise UsageError("this conversation is answering already", hint="wait, or use `client.conversation()`")
+            raise UsageError(
+                "this conversation is answering already",
+                hint="wait, or use `client.conversation()`",
+            )
 
     def _check(self, context: Sequence[int]) -> None:
         if not context:
@@ -190,16 +220,26 @@ class Conversation:
         most = self._shared.max_context
         if len(context) >= most:
             raise UsageError(
-                f"the prompt has {len(context)} tokens, and the context holds {most}", hint="shorten it, or start anew"
+                f"the prompt has {len(context)} tokens, and the context holds {most}",
+                hint="shorten it, or start anew",
             )
 
     def _prepare(
-        self, context: list[int], settings: ClientSettings, prediction: Sequence[int], grammar: Grammar | None
+        self,
+        context: list[int],
+        settings: ClientSettings,
+        prediction: Sequence[int],
+        grammar: Grammar | None,
     ) -> TurnShell:
         shared = self._shared
-        self.records.precision, shared.spending.max_kbps = settings.sync, settings.max_kbps
-        session_state = self._continue(context, settings, grammar) or self._begin(context, settings, grammar)
-        codec, sampling, controller = shared.device.codec, settings.sampling, shared.controller
+        self.records.precision = settings.sync
+        shared.spending.max_kbps = settings.max_kbps
+        session_state = self._continue(context, settings, grammar) or self._begin(
+            context, settings, grammar
+        )
+        codec = shared.device.codec
+        sampling = settings.sampling
+        controller = shared.controller
         calibration = shared.device.bundle.manifest.calibration
         transcript = Transcript(
             session=session_state.session,
@@ -214,14 +254,17 @@ class Conversation:
             stream=TextStream(codec, settings.stop),
             on_reconnect=settings.on_reconnect,
         )
-        now, unread = perf_counter(), len(context) - session_state.session.settled
+        now = perf_counter()
+        unread = len(context) - session_state.session.settled
         machine = TurnMachine(
             transcript,
             session_state,
             controller,
             shared.spending,
             self.records,
-            OfflineGuard.of(calibration, settings.max_offline_tokens, lambda: bool(self.records.held())),
+            OfflineGuard.of(
+                calibration, settings.max_offline_tokens, lambda: bool(self.records.held())
+            ),
             Deadlines(settings.patience, controller, waiting_since=now, unread=unread),
             Stats(started=now),
             Reachability(shared.link is not None),
@@ -233,12 +276,15 @@ class Conversation:
         worker = DrafterWorker(self.drafter, sampling, controller, shared.device.thread)
         return TurnShell(machine, worker, shared.link)
 
-    def _continue(self, context: list[int], settings: ClientSettings, grammar: Grammar | None) -> SessionState | None:
+    def _continue(
+        self, context: list[int], settings: ClientSettings, grammar: Grammar | None
+    ) -> SessionState | None:
         """The session of the previous turn with the new tokens appended, if it can be continued."""
         if self._session_state is None:
             return None
         session = self._session_state.session
-        log, same = session.log, session.sampling == _wire_sampling(settings)
+        log = session.log
+        same = session.sampling == _wire_sampling(settings)
         settled = session.settled == len(log) and not session.unsettled
         if not (same and settled and len(context) > len(log) and context[: len(log)] == log):
             self._abandon()
@@ -253,7 +299,9 @@ class Conversation:
         )
         return self._session_state
 
-    def _begin(self, context: list[int], settings: ClientSettings, grammar: Grammar | None) -> SessionState:
+    def _begin(
+        self, context: list[int], settings: ClientSettings, grammar: Grammar | None
+    ) -> SessionState:
         session = ClientSession(
             log=list(context),
             max_new_tokens=settings.max_new_tokens,

@@ -27,7 +27,9 @@ class Device:
     """Makes a drafter with its own caches over the shared weights: one for each conversation."""
     grammars: GrammarCompiler
     """Compiles what answers must match."""
-    thread: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="drafter"))
+    thread: Executor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="drafter")
+    )
     """The thread for long steps: one, because several would only compete for the same cores."""
 
     @classmethod
@@ -37,16 +39,21 @@ class Device:
 
     @classmethod
     def load(cls, folder: str | Path = "", *, variant: str = "", threads: int = 0) -> Device:
-        """Load a bundle, by default the embedded one. Sizes are checked; `doctor` also checks contents."""
+        """Load a bundle, by default the embedded one. Sizes are checked; `doctor` also checks
+        contents."""
         bundle = Bundle.open(folder or embedded_bundle())
         loaded = LoadedGraph.load(bundle, variant, threads=threads)
         codec = TextCodec.of(bundle)
-        size, eos_ids = bundle.manifest.vocabulary.target, sorted(codec.eos_ids)
-        grammars = GrammarCompiler(lambda: str(codec.tokenizer.to_str()), size=size, eos_ids=eos_ids)
+        size = bundle.manifest.vocabulary.target
+        eos_ids = sorted(codec.eos_ids)
+        grammars = GrammarCompiler(
+            lambda: str(codec.tokenizer.to_str()), size=size, eos_ids=eos_ids
+        )
         return cls(bundle, loaded.variant, codec, loaded.drafter, grammars)
 
     def acceptance(self) -> tuple[list[float], list[float]]:
-        """Calibrated chances that a level of a chain, and of a tree, is accepted, given the level before."""
+        """Calibrated chances that a level of a chain, and of a tree, is accepted, given the level
+        before."""
         calibration = self.bundle.manifest.calibration
         if calibration is None:
             return [], []
@@ -54,7 +61,8 @@ class Device:
 
 
 def _level_rates(reached: Sequence[float]) -> list[float]:
-    """Chances that a level is accepted, given the level before, from the chances that a draft gets so far."""
+    """Chances that a level is accepted, given the level before, from the chances that a draft gets
+    so far."""
     before = (1.0, *reached)
     return [now / was if was > 0 else 0.0 for was, now in zip(before, reached, strict=False)]
 

@@ -1,4 +1,5 @@
-"""The events of a generation, in order. Positions are indices into the whole token log, prompt included."""
+"""The events of a generation, in order. Positions are indices into the whole token log, prompt
+included."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ from moa.logprobs import TokenLogprobs
 
 Status = Literal["verified", "provisional"]
 LinkState = Literal["none", "connecting", "online", "late", "offline", "refused"]
-"""none: offline on purpose. late: connected, but the answer is overdue. refused: the verifier refused the client."""
+"""none: offline on purpose. late: connected, but the answer is overdue. refused: the verifier
+refused the client."""
 Reason = Literal["eos", "stop", "length", "context", "cancelled", "guard", "link"]
-"""Why a turn ended. guard: too many offline tokens for good quality. link: lost, and the device could not continue."""
+"""Why a turn ended. guard: too many offline tokens for good quality. link: lost, and the device
+could not continue."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
@@ -26,8 +29,8 @@ class Prompt(Event, frozen=True, kw_only=True):
 
 
 class Token(Event, frozen=True, kw_only=True, omit_defaults=True):
-    """One output token. `text` is what it adds; it may be empty while a character is incomplete. A verified token has
-    the target's log-probabilities when they were asked for."""
+    """One output token. `text` is what it adds; it may be empty while a character is incomplete. A
+    verified token has the target's log-probabilities when they were asked for."""
 
     position: int
     id: int
@@ -37,7 +40,8 @@ class Token(Event, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Confirm(Event, frozen=True, kw_only=True, omit_defaults=True):
-    """Provisional tokens at start..stop (exclusive) are the target's own. `logprobs`: of each of them, or empty."""
+    """Provisional tokens at start..stop (exclusive) are the target's own. `logprobs`: of each of
+    them, or empty."""
 
     start: int
     stop: int
@@ -45,7 +49,8 @@ class Confirm(Event, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Retract(Event, frozen=True, kw_only=True):
-    """Provisional tokens at start..stop (exclusive) are withdrawn; `characters` of the turn's text remain."""
+    """Provisional tokens at start..stop (exclusive) are withdrawn; `characters` of the turn's text
+    remain."""
 
     start: int
     stop: int
@@ -53,7 +58,8 @@ class Retract(Event, frozen=True, kw_only=True):
 
 
 class Adopt(Event, frozen=True, kw_only=True):
-    """Provisional tokens at start..stop (exclusive) stay although the target would have continued differently."""
+    """Provisional tokens at start..stop (exclusive) stay although the target would have continued
+    differently."""
 
     start: int
     stop: int
@@ -109,7 +115,9 @@ class AnswerSoFar:
                 if event.logprobs is not None:
                     self.logprobs[event.position] = event.logprobs
             case Confirm():
-                self.statuses[event.start - start : event.stop - start] = ["verified"] * (event.stop - event.start)
+                self.statuses[event.start - start : event.stop - start] = ["verified"] * (
+                    event.stop - event.start
+                )
                 self.logprobs |= zip(range(event.start, event.stop), event.logprobs, strict=False)
             case Adopt():
                 self.final = event.stop - start

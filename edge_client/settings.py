@@ -34,7 +34,13 @@ CONFIG = "MOA_EDGE_CONFIG"
 _LARGEST_FILE = 2**20
 _RECORD_SHARE = 0.7
 """Share of the hard limit for activation records; the rest is for the tokens."""
-_LEAST = {"max_new_tokens": 1, "threads": 0, "max_offline_tokens": -1, "offline_after": 0, "settle_seconds": 0}
+_LEAST = {
+    "max_new_tokens": 1,
+    "threads": 0,
+    "max_offline_tokens": -1,
+    "offline_after": 0,
+    "settle_seconds": 0,
+}
 _POSITIVE = ("answer_seconds", "connect_seconds", "keepalive_seconds", "reconnect_seconds")
 
 
@@ -76,7 +82,8 @@ class ClientSettings:
     ignore_eos: bool = False
     """Continue after an end token."""
     logprobs: int = -1
-    """Return each target token's log-probability, with so many of the likeliest; -1: none; needs --json or --jsonl."""
+    """Return each target token's log-probability, with so many of the likeliest; -1: none; needs
+    --json or --jsonl."""
 
     # how
     draft: WhoDrafts = "auto"
@@ -92,14 +99,16 @@ class ClientSettings:
     threads: int = 0
     """Threads of the drafter; 0 is half of the cores, at most 4."""
     max_offline_tokens: int = -1
-    """Unverified tokens at which to stop: 0 is never, -1 what the bundle's calibration says, or where text repeats
-    itself."""
+    """Unverified tokens at which to stop: 0 is never, -1 what the bundle's calibration says, or
+    where text repeats itself."""
     offline_after: float = 1.0
     """Write provisionally after a wait of this many seconds beyond the usual."""
     settle_seconds: float = 5.0
-    """Seconds to wait for the check of offline text once it is complete, whatever keeps the verifier from it."""
+    """Seconds to wait for the check of offline text once it is complete, whatever keeps the
+    verifier from it."""
     answer_seconds: float = 120.0
-    """Longest wait for an answer on a live connection, in seconds; then the round is sent on a new one."""
+    """Longest wait for an answer on a live connection, in seconds; then the round is sent on a new
+    one."""
     connect_seconds: float = 10.0
     """Longest wait for a connection, in seconds."""
     keepalive_seconds: float = 5.0
@@ -119,22 +128,30 @@ class ClientSettings:
                 raise ConfigError(f"{field} must be at least {_LEAST[field]}, not {value}")
             if field in _POSITIVE and value <= 0:
                 raise ConfigError(f"{field} must be above 0, not {value}")
-        if not self.token.isascii() or any(character <= " " or character == "\x7f" for character in self.token):
-            raise ConfigError("token holds a space, a control character or a letter beyond ASCII: no verifier made it")
+        if not self.token.isascii() or any(
+            character <= " " or character == "\x7f" for character in self.token
+        ):
+            raise ConfigError(
+                "token holds a space, a control character or a letter beyond ASCII: no verifier made it"
+            )
         if not -1 <= self.logprobs <= MAX_TOP:
             raise ConfigError(f"logprobs must be -1..{MAX_TOP}, not {self.logprobs}")
         if "" in self.stop:
             raise ConfigError("a stop string must not be empty")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise ConfigError(f"{len(self.stop)} stop strings, at most {MAX_STOP_STRINGS}")
-        if (longest := max((len(text.encode(errors="replace")) for text in self.stop), default=0)) > MAX_STOP_BYTES:
+        if (
+            longest := max((len(text.encode(errors="replace")) for text in self.stop), default=0)
+        ) > MAX_STOP_BYTES:
             raise ConfigError(f"a stop string has {longest} bytes, at most {MAX_STOP_BYTES}")
         if self.verifier and self.verifier != "local":
             _check_address(self.verifier)
         if self.offline and self.verifier:
             raise UsageError("--offline needs no verifier: give one or the other")
         if self.max_kbps and self.max_kbps < 1:
-            raise ConfigError(f"max_kbps must be a number from 1 on, or 0 for no limit, not {self.max_kbps}")
+            raise ConfigError(
+                f"max_kbps must be a number from 1 on, or 0 for no limit, not {self.max_kbps}"
+            )
         _ = self.sampling
 
     @property
@@ -155,14 +172,23 @@ class ClientSettings:
 
     @classmethod
     def load(
-        cls, flags: Mapping[str, Any], *, environment: Mapping[str, str] = os.environ, file: Path | None = None,
+        cls,
+        flags: Mapping[str, Any],
+        *,
+        environment: Mapping[str, str] = os.environ,
+        file: Path | None = None,
         defaults: Mapping[str, Any] | None = None,
-    ) -> Self:  # fmt: skip
-        """Merge all sources; a flag that is None was not given, and `defaults` replace the fields' own."""
+    ) -> Self:
+        """Merge all sources; a flag that is None was not given, and `defaults` replace the fields'
+        own."""
         values = dict(defaults or {})
-        values |= read_config_file(config_file(file, environment), must_exist=bool(file or environment.get(CONFIG)))
+        values |= read_config_file(
+            config_file(file, environment), must_exist=bool(file or environment.get(CONFIG))
+        )
         values |= _from_environment(environment)
-        values |= {name: _converted(name, value) for name, value in flags.items() if value is not None}
+        values |= {
+            name: _converted(name, value) for name, value in flags.items() if value is not None
+        }
         return cls(**values)
 
 
@@ -232,11 +258,14 @@ def read_config_file(path: Path, *, must_exist: bool = False) -> dict[str, Any]:
     for name in values:
         if name not in _HINTS:
             raise ConfigError(f"{path}: unknown setting {name!r}", hint=_nearest(name, _HINTS))
-    return {name: _converted(f"{path}: {name}", value, _HINTS[name]) for name, value in values.items()}
+    return {
+        name: _converted(f"{path}: {name}", value, _HINTS[name]) for name, value in values.items()
+    }
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Settings from our environment variables. An unknown one is an error: it is most likely misspelt."""
+    """Settings from our environment variables. An unknown one is an error: it is most likely
+    misspelt."""
     known = {ENVIRONMENT + name.upper(): name for name in _HINTS}
     values: dict[str, Any] = {}
     for variable in sorted(v for v in environment if v.startswith(ENVIRONMENT) and v != CONFIG):
@@ -257,23 +286,31 @@ def from_text(name: str, text: str, *, called: str = "") -> Any:
 
 
 def _converted(name: str, value: Any, hint: Any = None, *, strict: bool = True) -> Any:
-    """Convert to the setting's type, or raise an error with its name. `strict=False` reads numbers from text."""
+    """Convert to the setting's type, or raise an error with its name. `strict=False` reads numbers
+    from text."""
     hint = hint or _HINTS[name]
     try:
         return msgspec.convert(value, hint, strict=strict)
     except msgspec.ValidationError:
         choices = typing.get_origin(hint) is Literal
-        wanted = f"one of {', '.join(typing.get_args(hint))}" if choices else _WORDS.get(hint, "a list of texts")
+        wanted = (
+            f"one of {', '.join(typing.get_args(hint))}"
+            if choices
+            else _WORDS.get(hint, "a list of texts")
+        )
         raise ConfigError(f"{name} must be {wanted}, not {safe_line(repr(value))}") from None
 
 
 def _check_address(address: str) -> None:
     try:
         parts = urlsplit(address)
-        host, port = parts.hostname or "", parts.port
+        host = parts.hostname or ""
+        port = parts.port
         host.encode("idna")
     except ValueError as error:  # also UnicodeError: a host name label that is too long
-        raise UsageError(f"{safe_line(repr(address))} is no verifier address", hint=safe_line(str(error))) from None
+        raise UsageError(
+            f"{safe_line(repr(address))} is no verifier address", hint=safe_line(str(error))
+        ) from None
     if parts.scheme not in ("ws", "wss") or not host or port == 0:
         likely = "" if "//" in address else f"did you mean ws://{safe_line(address)}? "
         raise UsageError(
@@ -283,7 +320,10 @@ def _check_address(address: str) -> None:
 
 
 def _nearest(name: str, known: Iterable[str], beginning: str = "") -> str:
-    """The known name that looks most like `name`, compared without the beginning that all have; or all of them."""
+    """The known name that looks most like `name`, compared without the beginning that all have; or
+    all of them."""
     rest = {one.removeprefix(beginning): one for one in known}
     close = difflib.get_close_matches(name.removeprefix(beginning), list(rest), n=1)
-    return f"did you mean {rest[close[0]]}?" if close else f"known: {', '.join(sorted(rest.values()))}"
+    return (
+        f"did you mean {rest[close[0]]}?" if close else f"known: {', '.join(sorted(rest.values()))}"
+    )

@@ -1,4 +1,5 @@
-"""The objects that all conversations of a client share: device, settings, measurements, connection, budget."""
+"""The objects that all conversations of a client share: device, settings, measurements, connection,
+budget."""
 
 from __future__ import annotations
 
@@ -37,6 +38,10 @@ class Shared:
 
     def news(self) -> list[str]:
         """The notices in the verifier's welcome, once."""
-        news = [notice for notice in self.welcome.notices if notice not in self._told] if self.welcome else []
+        news = (
+            [notice for notice in self.welcome.notices if notice not in self._told]
+            if self.welcome
+            else []
+        )
         self._told += news
         return news

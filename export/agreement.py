@@ -1,7 +1,8 @@
-"""Acceptance of a drafter in any form, replayed on the target's recorded continuations, without the target.
+"""Acceptance of a drafter in any form, replayed on the target's recorded continuations, without the
+target.
 
-Greedy verification accepts exactly the drafts that equal the target's text, so the text is enough to know what a round
-would accept.
+Greedy verification accepts exactly the drafts that equal the target's text, so the text is enough
+to know what a round would accept.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _CHUNK = 256
 
 @dataclass(frozen=True)
 class Continuation:
-    """A prompt and the target's greedy continuation. Records `[Hc, len(ids), D]`, or none for independent drafters."""
+    """A prompt and the target's greedy continuation. Records `[Hc, len(ids), D]`, or none for
+    independent drafters."""
 
     ids: list[int]
     prompt: int
@@ -50,7 +52,9 @@ def read_prompts(files: Sequence[Path]) -> list[str]:
     prompts: list[str] = []
     for file in files:
         if file.suffix == ".jsonl":
-            prompts += [string(example.fields, "prompt", example.where) for example in examples([str(file)])]
+            prompts += [
+                string(example.fields, "prompt", example.where) for example in examples([str(file)])
+            ]
             continue
         try:
             prompts += filter(str.strip, file.read_text(encoding="utf-8").splitlines())
@@ -102,10 +106,15 @@ def _trace(source: Source, text: Continued, parts: list[Any]) -> Continuation:
     if not parts:
         return Continuation(text.ids, text.prompt, None, None)
     if isinstance(module := source.module, StateDrafter):
-        halves = [module.layout.split(half) for half in module.whole_records([Committed.joined(parts)])]
+        halves = [
+            module.layout.split(half) for half in module.whole_records([Committed.joined(parts)])
+        ]
         rows = [half.transpose(1, 0, 2) for layer in zip(*halves, strict=True) for half in layer]
         return Continuation(text.ids, text.prompt, None, None, rows)
-    joined = [torch.cat(side).transpose(0, 1).float().contiguous().numpy() for side in zip(*parts, strict=True)]
+    joined = [
+        torch.cat(side).transpose(0, 1).float().contiguous().numpy()
+        for side in zip(*parts, strict=True)
+    ]
     return Continuation(text.ids, text.prompt, joined[0], joined[1], joined[2:])
 
 
@@ -125,7 +134,8 @@ class AcceptedRounds:
         """Entry d: the share of rounds that accepted at least d+1 drafts."""
         rounds = np.array(self.accepted)
         return tuple(
-            round(float((rounds >= depth).mean()), 4) if len(rounds) else 0.0 for depth in range(1, self.depth + 1)
+            round(float((rounds >= depth).mean()), 4) if len(rounds) else 0.0
+            for depth in range(1, self.depth + 1)
         )
 
 
@@ -134,12 +144,17 @@ class Replay:
 
     def __init__(self, runner: Runner, trace: Continuation, held: int | None = None) -> None:
         """`held`: how many records are there, by default all."""
-        self.runner, self.trace = runner, trace
+        self.runner = runner
+        self.trace = trace
         self.held = len(trace.ids) if held is None else held
         self.rows: list[Float] = [
-            np.zeros((layer.kv_heads, 0, layer.head_dim), np.float32) for layer in runner.spec.cache for _ in "kv"
+            np.zeros((layer.kv_heads, 0, layer.head_dim), np.float32)
+            for layer in runner.spec.cache
+            for _ in "kv"
         ]
-        self.advance(len(trace.ids))  # cache rows depend on tokens, and on the records that carry some
+        self.advance(
+            len(trace.ids)
+        )  # cache rows depend on tokens, and on the records that carry some
 
     def advance(self, end: int) -> None:
         """Extend the cache to the text's first `end` tokens."""
@@ -150,7 +165,8 @@ class Replay:
             own = len(out.rows) - len(self.trace.borrowed)
             theirs = [rows[:, start : min(stop, self.held)] for rows in self.trace.borrowed]
             lent = [
-                np.concatenate([a, b[:, a.shape[1] :]], axis=1) for a, b in zip(theirs, out.rows[own:], strict=True)
+                np.concatenate([a, b[:, a.shape[1] :]], axis=1)
+                for a, b in zip(theirs, out.rows[own:], strict=True)
             ]
             new = [*out.rows[:own], *lent]
             self.rows = [np.concatenate(pair, axis=1) for pair in zip(self.rows, new, strict=True)]
@@ -161,11 +177,18 @@ class Replay:
         text = self.trace.ids
         best = self._tree(pending, shape)
         depths = best.depths()
-        following = [*text[pending + 1 :], *[-1] * (shape.depth + 1)]  # after the text's end nothing counts as accepted
-        return len(accept(best.tokens, best.parents, lambda node: following[int(depths[node])]).path) - 1
+        following = [
+            *text[pending + 1 :],
+            *[-1] * (shape.depth + 1),
+        ]  # after the text's end nothing counts as accepted
+        return (
+            len(accept(best.tokens, best.parents, lambda node: following[int(depths[node])]).path)
+            - 1
+        )
 
     def _tree(self, pending: int, shape: TreeShape) -> DraftTree:
-        grower, place = TreeGrower(self.trace.ids[pending], shape), {-1: pending - 1}
+        grower = TreeGrower(self.trace.ids[pending], shape)
+        place = {-1: pending - 1}
         drafted = [row[:, :pending] for row in self.rows]
         while grower.frontier:
             above = [place[grower.parents[node]] for node in grower.frontier]
@@ -173,8 +196,11 @@ class Replay:
             tree = grower.mask()
             mask = np.concatenate([np.ones((len(tree), pending), np.bool_), tree], axis=1)
             at = [pending + grower.level] * len(tree)
-            ids, records = grower.frontier_tokens, self._records(pending)
-            out = self.runner.step(StepInput(ids, range(len(tree)), at, mask, drafted, *records, feature_rows=above))
+            ids = grower.frontier_tokens
+            records = self._records(pending)
+            out = self.runner.step(
+                StepInput(ids, range(len(tree)), at, mask, drafted, *records, feature_rows=above)
+            )
             drafted = [np.concatenate(pair, axis=1) for pair in zip(drafted, out.rows, strict=True)]
             grower.expand(out.top_tokens, out.top_logp)
         return grower.tree()
@@ -189,7 +215,8 @@ class Replay:
         return accepted
 
     def guesses(self, start: int, end: int, held: int) -> NDArray[np.int64]:
-        """First guesses after each of the text's tokens `start..end-1`, with the first `held` records."""
+        """First guesses after each of the text's tokens `start..end-1`, with the first `held`
+        records."""
         return self.runner.step(self.along(start, end, held=held)).top_tokens[:, 0]
 
     def along(self, start: int, end: int, *, held: int) -> StepInput:
@@ -200,12 +227,16 @@ class Replay:
     def _text(self, start: int, end: int, held: int, queries: Sequence[int]) -> StepInput:
         causal = np.tril(np.ones((end - start, end), np.bool_), start)
         past = [row[:, :start] for row in self.rows]
-        ids, positions = self.trace.ids[start:end], range(start, end)
+        ids = self.trace.ids[start:end]
+        positions = range(start, end)
         known = [start - 1, *[-1] * (end - start - 1)]
-        return StepInput(ids, queries, positions, causal, past, *self._records(held), feature_rows=known)
+        return StepInput(
+            ids, queries, positions, causal, past, *self._records(held), feature_rows=known
+        )
 
     def _records(self, held: int) -> tuple[Float | None, Float | None]:
-        key, value = self.trace.record_k, self.trace.record_v
+        key = self.trace.record_k
+        value = self.trace.record_v
         return None if key is None else key[:, :held], None if value is None else value[:, :held]
 
 
@@ -224,14 +255,16 @@ def first_guesses(runner: Runner, traces: Sequence[Continuation]) -> Iterator[tu
 
 
 def offline(runner: Runner, traces: Sequence[Continuation], *, cold: bool) -> Offline:
-    """Quality of offline text after the link is lost right after the prompt, or without any connection: agreement by
-    distance from the prompt.
+    """Quality of offline text after the link is lost right after the prompt, or without any
+    connection: agreement by distance from the prompt.
 
-    One pass over the target's text gives both figures: an offline text equals the target's exactly as long as every
-    guess on the target's text was right.
+    One pass over the target's text gives both figures: an offline text equals the target's exactly
+    as long as every guess on the target's text was right.
     """
     right = [_alone(runner, trace, 0 if cold else trace.prompt) for trace in traces]
-    lengths, agreement, unbroken = [], [], []
+    lengths = []
+    agreement = []
+    unbroken = []
     before = 0
     for length in _LENGTHS:
         within = [hit for hits in right for hit in hits[before:length]]
@@ -248,19 +281,25 @@ def offline(runner: Runner, traces: Sequence[Continuation], *, cold: bool) -> Of
 def _alone(runner: Runner, trace: Continuation, held: int) -> list[bool]:
     if len(trace.ids) - trace.prompt < 2:
         return []
-    replay, last = Replay(runner, trace, held), len(trace.ids) - 1
+    replay = Replay(runner, trace, held)
+    last = len(trace.ids) - 1
     if runner.spec.features:
         guesses = [replay.guesses(at, at + 1, held)[0] for at in range(trace.prompt, last)]
     else:
         guesses = list(replay.guesses(trace.prompt, last, held))
-    return [int(guess) == token for guess, token in zip(guesses, trace.ids[trace.prompt + 1 :], strict=True)]
+    return [
+        int(guess) == token
+        for guess, token in zip(guesses, trace.ids[trace.prompt + 1 :], strict=True)
+    ]
 
 
 class Reference:
     """Recorded texts of the target, and the float32 drafter's acceptance on them."""
 
     def __init__(self, traces: Sequence[Continuation], reference: TorchRunner, origin: str) -> None:
-        self.traces, self.reference, self.origin = traces, reference, origin
+        self.traces = traces
+        self.reference = reference
+        self.origin = origin
 
     @property
     def tokens(self) -> int:
@@ -279,7 +318,10 @@ class Reference:
         """Compare a form with the float32 drafter."""
         pairs = list(first_guesses(runner, self.traces))
         found = rounds(runner, self.traces, TREE).tokens_per_round
-        same = [guess == wanted for (guess, _), wanted in zip(pairs, self._reference_guesses, strict=True)]
+        same = [
+            guess == wanted
+            for (guess, _), wanted in zip(pairs, self._reference_guesses, strict=True)
+        ]
         return Agreement(
             prompts=len(self.traces),
             tokens=self.tokens,
@@ -291,7 +333,8 @@ class Reference:
 
     def calibration(self) -> Calibration:
         """Calibration for the controller and the offline guard."""
-        chain, tree = rounds(self.reference, self.traces, CHAIN), self._reference_rounds
+        chain = rounds(self.reference, self.traces, CHAIN)
+        tree = self._reference_rounds
         shape = TreeUsed(breadth=TREE.breadth, depth=TREE.depth, nodes=TREE.nodes)
         return Calibration(
             prompts=len(self.traces),

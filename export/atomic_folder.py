@@ -18,11 +18,14 @@ _FULL = 2**20
 
 
 @contextlib.contextmanager
-def new_folder(out: Path, *, needed: int = 0, force: bool = False, trial: bool = False) -> Iterator[Path]:
+def new_folder(
+    out: Path, *, needed: int = 0, force: bool = False, trial: bool = False
+) -> Iterator[Path]:
     """Yield a folder beside `out` that is renamed to `out` at the end, and removed after an error.
     A `trial` only checks whether that is possible.
 
-    A killed process leaves a `.NAME.building-*` folder behind, which has no manifest and so is no bundle.
+    A killed process leaves a `.NAME.building-*` folder behind, which has no manifest and so is no
+    bundle.
     """
     out = out.absolute()
     _refuse_to_lose(out, force)
@@ -36,7 +39,9 @@ def new_folder(out: Path, *, needed: int = 0, force: bool = False, trial: bool =
     try:
         free = shutil.disk_usage(parent).free
         if free < needed:
-            raise UsageError(f"not enough room in {parent}: about {gigabytes(needed)} wanted, {gigabytes(free)} free")
+            raise UsageError(
+                f"not enough room in {parent}: about {gigabytes(needed)} wanted, {gigabytes(free)} free"
+            )
         yield folder
         if trial:
             return
@@ -68,12 +73,17 @@ def gigabytes(size: float) -> str:
 
 
 def _refused_by_the_disk(error: Exception, parent: Path, needed: int) -> UsageError | None:
-    """Turn errors of a full disk into one line: each library reports them in its own way, some only with a
-    traceback."""
-    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or shutil.disk_usage(parent).free < _FULL:
+    """Turn errors of a full disk into one line: each library reports them in its own way, some only
+    with a traceback."""
+    if (
+        getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        or shutil.disk_usage(parent).free < _FULL
+    ):
         hint = f"about {gigabytes(needed)} are wanted" if needed else ""
         return UsageError(f"no room left in {parent}", hint=hint)
-    if isinstance(error, OSError) and not error.filename:  # not from opening a file, so from writing
+    if (
+        isinstance(error, OSError) and not error.filename
+    ):  # not from opening a file, so from writing
         return UsageError(f"cannot write to {parent}: {error.strerror or error}")
     return None
 

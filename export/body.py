@@ -35,14 +35,19 @@ class Body(nn.Module):
         super().__init__()
         self.drafter = drafter
         if isinstance(drafter, Drafter):
-            self.borrowed, self.records = drafter.borrowed, 3 * drafter.config.use_ca
+            self.borrowed = drafter.borrowed
+            self.records = 3 * drafter.config.use_ca
 
-    def forward(self, x: Tensor, positions: Tensor, queries: Tensor, mask: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        """`rest`: record_k, record_v, record_mask where there are records, feature_rows in a drafter of states, then
-        past keys and values by layer."""
+    def forward(
+        self, x: Tensor, positions: Tensor, queries: Tensor, mask: Tensor, *rest: Tensor
+    ) -> tuple[Tensor, ...]:
+        """`rest`: record_k, record_v, record_mask where there are records, feature_rows in a
+        drafter of states, then past keys and values by layer."""
         if isinstance(self.drafter, StateDrafter):
             pairs = list(zip(rest[1::2], rest[2::2], strict=True))
-            x, rows = self.drafter.states(x, positions, mask, pairs, feature_rows=rest[0], queries=queries)
+            x, rows = self.drafter.states(
+                x, positions, mask, pairs, feature_rows=rest[0], queries=queries
+            )
         else:
             records, past = rest[: self.records], rest[self.records :]
             pairs = list(zip(past[0::2], past[1::2], strict=True))
@@ -66,7 +71,11 @@ class BodySpec:
     @property
     def inputs(self) -> dict[str, Sizes]:
         """The graph's inputs, in order: T tokens, N queries, P past rows, R records."""
-        shapes: dict[str, Sizes] = {"x": (1, "T", self.hidden_size), "positions": (1, "T"), "queries": ("N",)}
+        shapes: dict[str, Sizes] = {
+            "x": (1, "T", self.hidden_size),
+            "positions": (1, "T"),
+            "queries": ("N",),
+        }
         shapes["mask"] = (1, 1, "T", "P+T")
         if (of := self.records) is not None:
             shapes |= dict.fromkeys(("record_k", "record_v"), (1, of.kv_heads, "R", of.head_dim))
@@ -82,7 +91,11 @@ class BodySpec:
 
     def _cached(self, what: str, rows: str) -> dict[str, Sizes]:
         layers = enumerate(self.cache)
-        return {f"{what}_{kind}_{i}": (1, of.kv_heads, rows, of.head_dim) for i, of in layers for kind in "kv"}
+        return {
+            f"{what}_{kind}_{i}": (1, of.kv_heads, rows, of.head_dim)
+            for i, of in layers
+            for kind in "kv"
+        }
 
 
 def export_body(body: nn.Module, spec: BodySpec, path: Path, *, opset: int) -> None:
@@ -103,15 +116,23 @@ def export_body(body: nn.Module, spec: BodySpec, path: Path, *, opset: int) -> N
         program.save(path, external_data=True)
     graph = onnx.load(path, load_external_data=False).graph
     weights = {tensor.name for tensor in graph.initializer}
-    turned = {node.output[0] for node in graph.node if node.op_type == "Transpose" and node.input[0] in weights}
+    turned = {
+        node.output[0]
+        for node in graph.node
+        if node.op_type == "Transpose" and node.input[0] in weights
+    }
     if any(turned.intersection(node.input) for node in graph.node if node.op_type == "MatMul"):
-        raise MoaError("weights of the exported layers are turned at run time: no quantizer would find them")
+        raise MoaError(
+            "weights of the exported layers are turned at run time: no quantizer would find them"
+        )
 
 
 def _example(spec: BodySpec) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
     """Arguments with distinct sizes, all above 1: `torch.export` treats sizes 0 and 1 as constants."""
     sizes = {"T": 5, "N": 3, "P": 7, "R": 4, "P+T": 12}
-    dims: dict[str, Any] = {name: Dim(name, min=0 if name == "P" else 1, max=2**20) for name in "TNPR"}
+    dims: dict[str, Any] = {
+        name: Dim(name, min=0 if name == "P" else 1, max=2**20) for name in "TNPR"
+    }
     dims["P+T"] = Dim.AUTO
     args = {
         name: torch.randn([size if isinstance(size, int) else sizes[size] for size in shape])
@@ -120,5 +141,8 @@ def _example(spec: BodySpec) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
     args |= {"positions": torch.arange(7, 12).unsqueeze(0), "queries": torch.tensor([0, 2, 4])}
     if spec.features:
         args["feature_rows"] = torch.tensor([-1, 0, 6, 2, -1])
-    shapes = [{at: dims[size] for at, size in enumerate(of) if isinstance(size, str)} for of in spec.inputs.values()]
+    shapes = [
+        {at: dims[size] for at, size in enumerate(of) if isinstance(size, str)}
+        for of in spec.inputs.values()
+    ]
     return tuple(args.values()), (*shapes[:4], tuple(shapes[4:]))

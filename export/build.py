@@ -68,7 +68,8 @@ class BuildSettings:
     draft_vocab: int | None = None
     vocab_text: tuple[Path, ...] = ()
     vocab_prompts: tuple[str, ...] = ()
-    """If no text is given: prompts for the target, whose answers are used to choose the draft vocabulary."""
+    """If no text is given: prompts for the target, whose answers are used to choose the draft
+    vocabulary."""
     calibration: tuple[Path, ...] = ()
     prompts: tuple[str, ...] = ()
     new_tokens: int = 96
@@ -80,7 +81,10 @@ class BuildSettings:
 
     def __post_init__(self) -> None:
         if self.draft_vocab is not None and not (self.vocab_text or self.vocab_prompts):
-            raise ConfigError("--draft-vocab needs text to choose tokens by", hint="give --vocab-text FILE [FILE ...]")
+            raise ConfigError(
+                "--draft-vocab needs text to choose tokens by",
+                hint="give --vocab-text FILE [FILE ...]",
+            )
 
 
 def build(settings: BuildSettings, say: Notify = lambda _: None) -> Bundle:
@@ -95,9 +99,14 @@ def build(settings: BuildSettings, say: Notify = lambda _: None) -> Bundle:
 
 class _Build:
     def __init__(self, settings: BuildSettings, folder: Path, say: Notify) -> None:
-        self.settings, self.folder, self.say = settings, folder, say
+        self.settings = settings
+        self.folder = folder
+        self.say = say
         self.kinds = choose_kinds(settings.variants)
-        self.texts = [*settings.prompts, *(read_prompts(settings.calibration) if settings.calibration else [])]
+        self.texts = [
+            *settings.prompts,
+            *(read_prompts(settings.calibration) if settings.calibration else []),
+        ]
         """Prompts to calibrate with: a mistake in a file is found before anything is loaded."""
         say("reading the drafter and what it shares of its target")
         self.source: Source = load_source(settings.target, settings.drafter)
@@ -108,16 +117,26 @@ class _Build:
             target = self._target()
             chosen = self._draft_vocabulary(target)
             size = self.source.vocabulary if chosen is None else len(chosen)
-            shop = Workshop(self.source, Path(work), min(self.settings.top_k, size), chosen, self.settings.int8_cpu)
+            shop = Workshop(
+                self.source,
+                Path(work),
+                min(self.settings.top_k, size),
+                chosen,
+                self.settings.int8_cpu,
+            )
             self.say("exporting the graph and comparing it with torch")
             difference = self._parity(shop)
             reference = self._reference(target)
             del target
-            variants = {kind.name: self._variant(shop, kind, difference, reference) for kind in self.kinds}
+            variants = {
+                kind.name: self._variant(shop, kind, difference, reference) for kind in self.kinds
+            }
             self._golden(variants)
             calibration = reference.calibration() if reference else None
             if calibration is not None:
-                self.say(f"on {calibration.prompts} held-out prompts {worth(calibration.acceptance.chain)}")
+                self.say(
+                    f"on {calibration.prompts} held-out prompts {worth(calibration.acceptance.chain)}"
+                )
         tokenizer, vocabulary = write_shared(self.source, chosen, self.folder)
         self._manifest(shop.top_k, variants, tokenizer, vocabulary, calibration)
 
@@ -134,20 +153,34 @@ class _Build:
         return target
 
     def _draft_vocabulary(self, target: Target | None) -> NDArray[np.int64] | None:
-        source, settings = self.source, self.settings
+        source = self.source
+        settings = self.settings
         if settings.draft_vocab is None:
             # An independent drafter's embedding may have less padding than the target's.
-            return None if source.vocabulary == source.facts.vocab_size else np.arange(source.vocabulary)
+            return (
+                None
+                if source.vocabulary == source.facts.vocab_size
+                else np.arange(source.vocabulary)
+            )
         self.say("choosing the draft vocabulary")
         if settings.vocab_text:
-            return most_frequent(count_files(source.tokenizer.json, settings.vocab_text), settings.draft_vocab, source)
+            return most_frequent(
+                count_files(source.tokenizer.json, settings.vocab_text),
+                settings.draft_vocab,
+                source,
+            )
         assert target is not None
         traces = self._answers(target, settings.vocab_prompts)
         counts = Counter(token for trace in traces for token in trace.ids[trace.prompt :])
         return most_frequent(counts, settings.draft_vocab, source)
 
     def _answers(self, target: Target, prompts: Sequence[str]) -> list[Continuation]:
-        return make_traces(target, self.source, encode_prompts(target, prompts), new_tokens=self.settings.new_tokens)
+        return make_traces(
+            target,
+            self.source,
+            encode_prompts(target, prompts),
+            new_tokens=self.settings.new_tokens,
+        )
 
     def _parity(self, shop: Workshop) -> float:
         place = shop.folder / "reference"
@@ -161,12 +194,18 @@ class _Build:
             return None
         self.say(f"recording the target's answers to {len(self.texts)} prompts")
         traces = self._answers(target, self.texts)
-        names = ", ".join(path.name for path in self.settings.calibration) or "held-out prompts of the embedded pair"
-        # The float32 drafter with its whole vocabulary: the ratio then includes the cost of a smaller one.
+        names = (
+            ", ".join(path.name for path in self.settings.calibration)
+            or "held-out prompts of the embedded pair"
+        )
+        # The float32 drafter with its whole vocabulary: the ratio then includes the cost of a
+        # smaller one.
         runner = TorchRunner(self.source, min(self.settings.top_k, self.source.vocabulary))
         return Reference(traces, runner, names)
 
-    def _variant(self, shop: Workshop, kind: VariantKind, difference: float, reference: Reference | None) -> Variant:
+    def _variant(
+        self, shop: Workshop, kind: VariantKind, difference: float, reference: Reference | None
+    ) -> Variant:
         self.say(f"variant {kind.name}")
         place = self.folder / "variants" / kind.name
         if kind.form == "static":
@@ -179,14 +218,24 @@ class _Build:
 
     def _golden(self, variants: dict[str, Variant]) -> None:
         self.say("recording golden vectors")
-        dynamic = {name: self.folder / entry.model for name, entry in variants.items() if entry.form == "dynamic"}
+        dynamic = {
+            name: self.folder / entry.model
+            for name, entry in variants.items()
+            if entry.form == "dynamic"
+        }
         runners = {name: OrtRunner(model, self.source.spec) for name, model in dynamic.items()}
-        write_golden(self.folder / GOLDEN, golden_cases(self.source.spec, self.source.vocabulary, runners))
+        write_golden(
+            self.folder / GOLDEN, golden_cases(self.source.spec, self.source.vocabulary, runners)
+        )
 
     def _manifest(
-        self, top_k: int, variants: dict[str, Variant], tokenizer: TokenizerFiles, vocabulary: Vocabulary,
+        self,
+        top_k: int,
+        variants: dict[str, Variant],
+        tokenizer: TokenizerFiles,
+        vocabulary: Vocabulary,
         calibration: Calibration | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         source = self.source
         manifest = Manifest(
             schema=SCHEMA,
@@ -205,14 +254,18 @@ class _Build:
             cache=source.spec.cache,
             records=self._records(),
             top_k=top_k,
-            default_variant=next(name for name, _ in sorted(variants.items(), key=lambda v: v[1].form != "dynamic")),
+            default_variant=next(
+                name for name, _ in sorted(variants.items(), key=lambda v: v[1].form != "dynamic")
+            ),
             variants=variants,
             calibration=calibration,
             files={},
         )
         (self.folder / "README.md").write_text(model_card(manifest), encoding="utf-8")
         files = {
-            path.relative_to(self.folder).as_posix(): FileEntry(sha256=sha256(path), size=path.stat().st_size)
+            path.relative_to(self.folder).as_posix(): FileEntry(
+                sha256=sha256(path), size=path.stat().st_size
+            )
             for path in sorted(self.folder.rglob("*"))
             if path.is_file()
         }
@@ -235,12 +288,19 @@ class _Build:
         settings = asdict(self.settings)
         for name in ("target", "drafter", "out", "force", "prompts", "vocab_prompts"):
             del settings[name]
-        settings |= {name: [path.name for path in settings[name]] for name in ("calibration", "vocab_text")}
+        settings |= {
+            name: [path.name for path in settings[name]] for name in ("calibration", "vocab_text")
+        }
         return settings | {"variants": [kind.name for kind in self.kinds]}
 
 
 def step_times(
-    model: Path, spec: BodySpec, vocabulary: int, *, threads: tuple[int, ...] = (1, 2), seconds: float = 0.5
+    model: Path,
+    spec: BodySpec,
+    vocabulary: int,
+    *,
+    threads: tuple[int, ...] = (1, 2),
+    seconds: float = 0.5,
 ) -> tuple[StepTime, ...]:
     """Median step times, each measured for about `seconds`."""
     times = []
@@ -256,17 +316,24 @@ def step_times(
                 start = perf_counter()
                 runner.session.run(None, feeds)
                 taken.append(perf_counter() - start)
-            times.append(StepTime(tokens=width, threads=count, ms=round(1000 * statistics.median(taken), 4)))
+            times.append(
+                StepTime(tokens=width, threads=count, ms=round(1000 * statistics.median(taken), 4))
+            )
     return tuple(times)
 
 
-def golden_cases(spec: BodySpec, vocabulary: int, runners: Mapping[str, OrtRunner]) -> list[GoldenCase]:
+def golden_cases(
+    spec: BodySpec, vocabulary: int, runners: Mapping[str, OrtRunner]
+) -> list[GoldenCase]:
     """A few steps with each variant's outputs here, so that any machine can compare its own."""
     steps = random_steps(spec, vocabulary, seed=7, sizes=tuple(_GOLDEN_SIZES.values()))
     cases = []
     for name, step in zip(_GOLDEN_SIZES, steps, strict=True):
         inputs = {key: np.ascontiguousarray(value) for key, value in step.feeds(spec).items()}
         outputs = ["top_logp", "top_tokens"]
-        expected = {variant: tuple(runner.session.run(outputs, inputs)) for variant, runner in runners.items()}
+        expected = {
+            variant: tuple(runner.session.run(outputs, inputs))
+            for variant, runner in runners.items()
+        }
         cases.append(GoldenCase(name, inputs, expected))
     return cases

@@ -39,8 +39,19 @@ def _lines(manifest: Manifest) -> Iterator[str]:
     yield ""
     yield "## Variants"
     yield ""
-    columns = ("runtime", "precision", "form", "opset", "size", "checked", "acceptance length", "of fp32")
-    yield from _table(("variant", *columns), [_row(name, variant) for name, variant in manifest.variants.items()])
+    columns = (
+        "runtime",
+        "precision",
+        "form",
+        "opset",
+        "size",
+        "checked",
+        "acceptance length",
+        "of fp32",
+    )
+    yield from _table(
+        ("variant", *columns), [_row(name, variant) for name, variant in manifest.variants.items()]
+    )
     yield ""
     for name, variant in manifest.variants.items():
         yield f"* **{name}**: {variant.checked} with {variant.checked_with}. {variant.notes}".rstrip()
@@ -58,19 +69,39 @@ def _table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> Iterat
 
 def _row(name: str, variant: Variant) -> list[object]:
     found = variant.agreement
-    quality = [f"{found.acceptance:.2f}", f"{found.acceptance_ratio:.3f}"] if found else ["not measured", ""]
+    quality = (
+        [f"{found.acceptance:.2f}", f"{found.acceptance_ratio:.3f}"]
+        if found
+        else ["not measured", ""]
+    )
     size = gigabytes(variant.size)
-    return [name, variant.runtime, variant.precision, variant.form, variant.opset, size, variant.checked, *quality]
+    return [
+        name,
+        variant.runtime,
+        variant.precision,
+        variant.form,
+        variant.opset,
+        size,
+        variant.checked,
+        *quality,
+    ]
 
 
 def _times(manifest: Manifest) -> Iterator[str]:
-    timed = {name: variant.step_times for name, variant in manifest.variants.items() if variant.step_times}
+    timed = {
+        name: variant.step_times
+        for name, variant in manifest.variants.items()
+        if variant.step_times
+    }
     if not timed:
         return
     columns = [f"T={time.tokens}, {time.threads} thread" for time in next(iter(timed.values()))]
     yield "## Step time on the machine that built it, ms"
     yield ""
-    yield from _table(("variant", *columns), [(name, *_shown(t.ms for t in times)) for name, times in timed.items()])
+    yield from _table(
+        ("variant", *columns),
+        [(name, *_shown(t.ms for t in times)) for name, times in timed.items()],
+    )
     yield ""
 
 
@@ -81,15 +112,25 @@ def _calibration(manifest: Manifest) -> Iterator[str]:
         return
     yield f"## Measured on {found.prompts} held-out prompts ({found.source}), {found.tokens} tokens"
     yield ""
-    chain, tree = _shown(found.acceptance.chain), _shown(found.acceptance.tree)
-    yield from _table(("accepted drafts at least", *range(1, len(tree) + 1)), (("chain", *chain), ("tree", *tree)))
-    for when, curve in (("after the link was lost", found.offline), ("asked without a network", found.cold)):
+    chain = _shown(found.acceptance.chain)
+    tree = _shown(found.acceptance.tree)
+    yield from _table(
+        ("accepted drafts at least", *range(1, len(tree) + 1)), (("chain", *chain), ("tree", *tree))
+    )
+    for when, curve in (
+        ("after the link was lost", found.offline),
+        ("asked without a network", found.cold),
+    ):
         if curve is not None:
-            agreement, unbroken = _shown(curve.agreement), _shown(curve.unbroken)
+            agreement = _shown(curve.agreement)
+            unbroken = _shown(curve.unbroken)
             yield ""
             yield from _table(
                 (f"{when}, tokens", *curve.lengths),
-                (("agreement with the target", *agreement), ("text still the target's own", *unbroken)),
+                (
+                    ("agreement with the target", *agreement),
+                    ("text still the target's own", *unbroken),
+                ),
             )
 
 

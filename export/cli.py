@@ -21,8 +21,8 @@ from moa.safe_text import safe_text
 
 PROGRAM = "moa-export"
 _INT8_CPUS = ("avx512_vnni", "avx2")
-"""optimum's configurations. The first is for processors with 8-bit dot products; `avx2` avoids the overflow of older
-ones."""
+"""optimum's configurations. The first is for processors with 8-bit dot products; `avx2` avoids the
+overflow of older ones."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,33 +34,72 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = CommandParser(prog=PROGRAM, description="From a trained drafter to a bundle that a device runs.")
+    top = CommandParser(
+        prog=PROGRAM, description="From a trained drafter to a bundle that a device runs."
+    )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
     build = commands.add_parser("build", help="export, quantize, check and pack a drafter")
-    build.add_argument("-t", "--target", help="hub id or folder of the target (default: the embedded pair's)")
-    build.add_argument("-d", "--drafter", help="the drafter's folder, or independent:ID_OR_DIR for a small causal LM")
-    build.add_argument("-o", "--out", type=Path, help="folder of the bundle, which must not exist yet")
     build.add_argument(
-        "-v", "--variant", action="append", default=[], metavar="NAME", help="may be repeated; the first is the default"
+        "-t", "--target", help="hub id or folder of the target (default: the embedded pair's)"
     )
-    build.add_argument("--draft-vocab", type=int, metavar="N", help="draft only the N most frequent tokens")
-    build.add_argument("--vocab-text", type=Path, nargs="+", default=[], metavar="FILE", help="text to choose them by")
     build.add_argument(
-        "--calibration", type=Path, nargs="+", default=[], metavar="FILE",
+        "-d",
+        "--drafter",
+        help="the drafter's folder, or independent:ID_OR_DIR for a small causal LM",
+    )
+    build.add_argument(
+        "-o", "--out", type=Path, help="folder of the bundle, which must not exist yet"
+    )
+    build.add_argument(
+        "-v",
+        "--variant",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="may be repeated; the first is the default",
+    )
+    build.add_argument(
+        "--draft-vocab", type=int, metavar="N", help="draft only the N most frequent tokens"
+    )
+    build.add_argument(
+        "--vocab-text",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="text to choose them by",
+    )
+    build.add_argument(
+        "--calibration",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
         help='held-out prompts: .jsonl with "prompt", or one a line; the target must fit in memory',
-    )  # fmt: skip
-    build.add_argument("--int8-cpu", choices=_INT8_CPUS, help=f"int8 recipe (default {_INT8_CPUS[0]})")
+    )
     build.add_argument(
-        "--npu-shape", type=int, nargs=3, default=(8, 512, 512), metavar=("T", "P", "R"),
+        "--int8-cpu", choices=_INT8_CPUS, help=f"int8 recipe (default {_INT8_CPUS[0]})"
+    )
+    build.add_argument(
+        "--npu-shape",
+        type=int,
+        nargs=3,
+        default=(8, 512, 512),
+        metavar=("T", "P", "R"),
         help="tokens, past rows and records of the static variants (default 8 512 512)",
-    )  # fmt: skip
+    )
     build.add_argument(
-        "--no-step-times", help="do not time the variants on this machine", action="store_false", dest="time_steps"
+        "--no-step-times",
+        help="do not time the variants on this machine",
+        action="store_false",
+        dest="time_steps",
     )
     build.add_argument("--force", action="store_true", help="replace the bundle at --out")
-    build.add_argument("--dry-run", action="store_true", help="print shapes, sizes and time, and stop")
+    build.add_argument(
+        "--dry-run", action="store_true", help="print shapes, sizes and time, and stop"
+    )
     build.add_argument("--json", action="store_true", help="the result as JSON on stdout")
     build.set_defaults(run=_build)
 
@@ -71,12 +110,28 @@ def parser() -> argparse.ArgumentParser:
         " target's activation records that is trained here, and prints the commands for server and device.",
     )
     setup.add_argument("target", help="hub id or folder of the target")
-    setup.add_argument("--sibling", required=True, metavar="MODEL", help="small model of the same tokenizer")
-    setup.add_argument("-o", "--out", type=Path, required=True, help="folder for bundle, and drafter if trained")
-    setup.add_argument("-v", "--variant", action="append", default=[], metavar="NAME", help="may be repeated")
-    setup.add_argument("--records", nargs="+", default=[], metavar="SOURCE", help="train the attention on these chats")
-    setup.add_argument("--steps", type=int, metavar="N", help="steps of that training (default: moa-train's)")
-    setup.add_argument("--dry-run", action="store_true", help="print sizes and least times, and stop")
+    setup.add_argument(
+        "--sibling", required=True, metavar="MODEL", help="small model of the same tokenizer"
+    )
+    setup.add_argument(
+        "-o", "--out", type=Path, required=True, help="folder for bundle, and drafter if trained"
+    )
+    setup.add_argument(
+        "-v", "--variant", action="append", default=[], metavar="NAME", help="may be repeated"
+    )
+    setup.add_argument(
+        "--records",
+        nargs="+",
+        default=[],
+        metavar="SOURCE",
+        help="train the attention on these chats",
+    )
+    setup.add_argument(
+        "--steps", type=int, metavar="N", help="steps of that training (default: moa-train's)"
+    )
+    setup.add_argument(
+        "--dry-run", action="store_true", help="print sizes and least times, and stop"
+    )
     setup.add_argument("--force", action="store_true", help="replace the bundle in --out")
     setup.add_argument("--json", action="store_true", help="the result as JSON on stdout")
     setup.set_defaults(run=_setup)
@@ -86,7 +141,9 @@ def parser() -> argparse.ArgumentParser:
 def _build(args: argparse.Namespace) -> None:
     # Mistakes come first: torch and the exporter take seconds to import.
     if bool(args.target) != bool(args.drafter):
-        raise UsageError("--target and --drafter belong together", hint="leave out both for the embedded pair")
+        raise UsageError(
+            "--target and --drafter belong together", hint="leave out both for the embedded pair"
+        )
     for file in (*args.calibration, *args.vocab_text):
         if not file.is_file():
             raise UsageError(f"no file at {file}")
@@ -105,20 +162,34 @@ def _build(args: argparse.Namespace) -> None:
         _show(asdict(plan) | {"disk_bytes": plan.disk}, args.json, plan.lines())
         return
     prompts, vocab_prompts = embedded_prompts() if embedded else ((), ())
-    changes = {"target": target, "drafter": drafter, "variants": tuple(args.variant), "vocab_prompts": vocab_prompts}
-    changes |= {"prompts": () if args.calibration else prompts, "static_shape": StaticShape(*args.npu_shape)}
-    _show_bundle(build(BuildSettings(**given_fields(args, BuildSettings) | changes), say=_say), args.json)
+    changes = {
+        "target": target,
+        "drafter": drafter,
+        "variants": tuple(args.variant),
+        "vocab_prompts": vocab_prompts,
+    }
+    changes |= {
+        "prompts": () if args.calibration else prompts,
+        "static_shape": StaticShape(*args.npu_shape),
+    }
+    _show_bundle(
+        build(BuildSettings(**given_fields(args, BuildSettings) | changes), say=_say), args.json
+    )
 
 
 def _setup(args: argparse.Namespace) -> None:
     if args.steps is not None and not args.records:
-        raise UsageError("--steps is for the training of --records", hint="give --records, or leave out --steps")
+        raise UsageError(
+            "--steps is for the training of --records", hint="give --records, or leave out --steps"
+        )
     _check_place(args, args.out / "bundle")
     from export.setup import VARIANTS, Setup, make_setup_plan, next_commands, run_setup
     from moa.training.cli import main as train
 
     variants = tuple(args.variant) or VARIANTS
-    setup = Setup(args.target, args.sibling, args.out, variants, tuple(args.records), args.steps, args.force)
+    setup = Setup(
+        args.target, args.sibling, args.out, variants, tuple(args.records), args.steps, args.force
+    )
     plan = make_setup_plan(setup)
     if not args.dry_run:
         run_setup(setup, train, _say)
@@ -132,7 +203,8 @@ def _setup(args: argparse.Namespace) -> None:
 
 
 def _check_place(args: argparse.Namespace, out: Path) -> None:
-    """Refuse unknown variants, and at once instead of after minutes a folder where nothing can be written."""
+    """Refuse unknown variants, and at once instead of after minutes a folder where nothing can be
+    written."""
     choose_kinds(args.variant)
     if not args.dry_run:
         with new_folder(out, force=args.force, trial=True):

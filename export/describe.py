@@ -1,4 +1,5 @@
-"""The manifest's entries for a bundle's parts; the files that all variants share are written for theirs."""
+"""The manifest's entries for a bundle's parts; the files that all variants share are written for
+theirs."""
 
 from __future__ import annotations
 
@@ -17,7 +18,17 @@ from moa.bundle import OPSETS
 from moa.graph.step import open_session
 from moa.manifest import StepTime, TokenizerFiles, Variant, Vocabulary
 
-_TOOLS = ("moa-edge", "torch", "transformers", "onnx", "onnxscript", "onnxruntime", "optimum", "optimum-onnx", "numpy")
+_TOOLS = (
+    "moa-edge",
+    "torch",
+    "transformers",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "optimum",
+    "optimum-onnx",
+    "numpy",
+)
 _MAP = "shared/draft_to_target.npy"
 
 
@@ -40,7 +51,9 @@ def public_name(source: str) -> str:
     return prefix + (folder.resolve().name if folder.exists() else rest)
 
 
-def describe(kind: VariantKind, made: Made, folder: Path, *, parity: float, times: Sequence[StepTime] = ()) -> Variant:
+def describe(
+    kind: VariantKind, made: Made, folder: Path, *, parity: float, times: Sequence[StepTime] = ()
+) -> Variant:
     """A variant's entry."""
     session = open_session(made.files[0])
     return Variant(
@@ -63,7 +76,9 @@ def describe(kind: VariantKind, made: Made, folder: Path, *, parity: float, time
     )
 
 
-def write_shared(source: Source, chosen: NDArray[np.int64] | None, folder: Path) -> tuple[TokenizerFiles, Vocabulary]:
+def write_shared(
+    source: Source, chosen: NDArray[np.int64] | None, folder: Path
+) -> tuple[TokenizerFiles, Vocabulary]:
     """Write what all variants share: tokenizer, chat template, and draft vocabulary."""
     shared = folder / "shared"
     shared.mkdir()
@@ -82,4 +97,6 @@ def write_shared(source: Source, chosen: NDArray[np.int64] | None, folder: Path)
         special_tokens=source.tokenizer.special_tokens,
     )
     draft = source.facts.vocab_size if chosen is None else len(chosen)
-    return tokenizer, Vocabulary(target=source.facts.vocab_size, draft=draft, map=None if chosen is None else _MAP)
+    return tokenizer, Vocabulary(
+        target=source.facts.vocab_size, draft=draft, map=None if chosen is None else _MAP
+    )

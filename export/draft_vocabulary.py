@@ -1,4 +1,5 @@
-"""Which tokens of a large vocabulary are drafted: the head takes most of a step, and most text uses few tokens."""
+"""Which tokens of a large vocabulary are drafted: the head takes most of a step, and most text uses
+few tokens."""
 
 from __future__ import annotations
 
@@ -28,12 +29,15 @@ def count_files(tokenizer_json: bytes, files: Sequence[Path]) -> Counter[int]:
 
 
 def most_frequent(counts: Counter[int], size: int, source: Source) -> NDArray[np.int64]:
-    """Target ids of the `size` tokens to keep, sorted: end and special tokens first, then the most frequent."""
+    """Target ids of the `size` tokens to keep, sorted: end and special tokens first, then the most
+    frequent."""
     whole = source.vocabulary
     if not 1 <= size <= whole:
         raise UsageError(f"--draft-vocab must be 1..{whole} (the target's vocabulary), not {size}")
     tokenizer = Tokenizer.from_str(source.tokenizer.json.decode())
-    special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+    special = {
+        token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special
+    }
     by_use: Iterable[int] = (token for token, _ in counts.most_common())
     order = dict.fromkeys([*source.facts.eos_ids, *sorted(special), *by_use, *range(whole)])
     chosen = [token for token in order if token < whole][:size]

@@ -1,5 +1,5 @@
-"""The forms of an exported drafter, operators and precision for each runtime: the layers' graph, and what comes before
-and after it."""
+"""The forms of an exported drafter, operators and precision for each runtime: the layers' graph,
+and what comes before and after it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
-from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
+from onnxruntime.quantization.matmul_nbits_quantizer import (
+    DefaultWeightOnlyQuantConfig,
+    MatMulNBitsQuantizer,
+)
 
 from export.body import Body, Sizes, export_body
 from export.source import Source
@@ -61,7 +64,11 @@ class Workshop:
     def head_rows(self) -> NDArray[np.float32]:
         """The head's matrix: only the rows of the draft vocabulary."""
         head = self.source.head()
-        return head[: self.source.vocabulary] if self.draft_to_target is None else head[self.draft_to_target]
+        return (
+            head[: self.source.vocabulary]
+            if self.draft_to_target is None
+            else head[self.draft_to_target]
+        )
 
     @property
     def tied(self) -> bool:
@@ -79,7 +86,8 @@ class Workshop:
         return self._graph(onnx.load(self.layers(opset)), FloatTable)
 
     def int8_graph(self, opset: int) -> tuple[WeightedModel, str]:
-        """Eight bits with dynamically quantized activations; returns also the name of the quantizer."""
+        """Eight bits with dynamically quantized activations; returns also the name of the
+        quantizer."""
         if opset not in self._int8:
             work = self.folder / f"int8-{opset}"
             work.mkdir(parents=True, exist_ok=True)
@@ -94,13 +102,21 @@ class Workshop:
     def block_graph(self, opset: int, blocks: Blocks) -> WeightedModel:
         """Four bits in blocks."""
         layers = block_layers(self.layers(opset), bits=4, block=blocks.block)
-        return self._graph(layers, lambda name, rows: BlockTable(name, rows, bits=blocks.tables, block=blocks.block))
+        return self._graph(
+            layers,
+            lambda name, rows: BlockTable(name, rows, bits=blocks.tables, block=blocks.block),
+        )
 
-    def _graph(self, layers: onnx.ModelProto, table: Callable[[str, NDArray[np.float32]], Table]) -> WeightedModel:
+    def _graph(
+        self, layers: onnx.ModelProto, table: Callable[[str, NDArray[np.float32]], Table]
+    ) -> WeightedModel:
         """The step graph: `docs/export.md` has its inputs and outputs."""
-        model, spec = WeightedModel.take(layers), self.source.spec
+        model = WeightedModel.take(layers)
+        spec = self.source.spec
         graph = model.proto.graph
-        kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
+        kinds = {
+            value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)
+        }
         nodes = list(graph.node)
         for part in (graph.node, graph.input, graph.output):
             del part[:]
@@ -150,9 +166,11 @@ class Workshop:
 
 
 def int8_layers(layers: Path, work: Path, cpu: str) -> tuple[Path, str]:
-    """Dynamically quantized products, written into `work`; returns the model and the quantizer's name.
+    """Dynamically quantized products, written into `work`; returns the model and the quantizer's
+    name.
 
-    optimum's quantizer cannot be imported with transformers 5; then ONNX Runtime's own is used with the same settings.
+    optimum's quantizer cannot be imported with transformers 5; then ONNX Runtime's own is used with
+    the same settings.
     """
     skip = products_of_activations(onnx.load(layers, load_external_data=False))
     with quiet():
@@ -160,7 +178,8 @@ def int8_layers(layers: Path, work: Path, cpu: str) -> tuple[Path, str]:
             from optimum.onnxruntime import ORTQuantizer
             from optimum.onnxruntime.configuration import AutoQuantizationConfig
         except ImportError:
-            path, maker = work / "int8.onnx", "onnxruntime"
+            path = work / "int8.onnx"
+            maker = "onnxruntime"
             quantize_dynamic(
                 layers,
                 path,
@@ -174,10 +193,15 @@ def int8_layers(layers: Path, work: Path, cpu: str) -> tuple[Path, str]:
         else:
             maker = f"optimum.onnxruntime.ORTQuantizer ({cpu})"
             recipe = getattr(AutoQuantizationConfig, cpu)(
-                is_static=False, per_channel=True, operators_to_quantize=["MatMul"], nodes_to_exclude=skip
+                is_static=False,
+                per_channel=True,
+                operators_to_quantize=["MatMul"],
+                nodes_to_exclude=skip,
             )
             quantizer = ORTQuantizer.from_pretrained(layers.parent, file_name=layers.name)
-            quantizer.quantize(save_dir=work, quantization_config=recipe, use_external_data_format=True)
+            quantizer.quantize(
+                save_dir=work, quantization_config=recipe, use_external_data_format=True
+            )
             path = work / f"{layers.stem}_quantized.onnx"
     return path, maker
 
@@ -186,9 +210,15 @@ def block_layers(layers: Path, *, bits: int, block: int) -> onnx.ModelProto:
     """Weights in blocks of `block`; products computed in eight bits (accuracy level 4)."""
     model = onnx.load(layers)
     settings = DefaultWeightOnlyQuantConfig(
-        block_size=block, is_symmetric=True, accuracy_level=4, bits=bits, op_types_to_quantize=("MatMul",)
+        block_size=block,
+        is_symmetric=True,
+        accuracy_level=4,
+        bits=bits,
+        op_types_to_quantize=("MatMul",),
     )
-    quantizer = MatMulNBitsQuantizer(model, nodes_to_exclude=products_of_activations(model), algo_config=settings)
+    quantizer = MatMulNBitsQuantizer(
+        model, nodes_to_exclude=products_of_activations(model), algo_config=settings
+    )
     with quiet():
         quantizer.process()
     result: onnx.ModelProto = quantizer.model.model
@@ -196,19 +226,28 @@ def block_layers(layers: Path, *, bits: int, block: int) -> onnx.ModelProto:
 
 
 def unpacked_layers(layers: Path) -> onnx.ModelProto:
-    """Weights in eight bits with a scale for each column; products in float32, for the runtime unpacks them at load."""
+    """Weights in eight bits with a scale for each column; products in float32, for the runtime
+    unpacks them at load."""
     model = onnx.load(layers)
     graph = model.graph
     weights = {tensor.name: tensor for tensor in graph.initializer}
-    products = [node.input[1] for node in graph.node if node.op_type == "MatMul" and node.input[1] in weights]
+    products = [
+        node.input[1]
+        for node in graph.node
+        if node.op_type == "MatMul" and node.input[1] in weights
+    ]
     unpacking = []
     for name in dict.fromkeys(products):
         value = numpy_helper.to_array(weights[name])
         scale = np.abs(value).max(axis=-2, keepdims=True) / np.float32(127)
         scale[scale == 0] = 1
-        codes, wide, scales = f"{name}.int8", f"{name}.wide", f"{name}.scale"
+        codes = f"{name}.int8"
+        wide = f"{name}.wide"
+        scales = f"{name}.scale"
         graph.initializer.remove(weights[name])
-        graph.initializer.append(numpy_helper.from_array(np.rint(value / scale).astype(np.int8), codes))
+        graph.initializer.append(
+            numpy_helper.from_array(np.rint(value / scale).astype(np.int8), codes)
+        )
         graph.initializer.append(numpy_helper.from_array(scale, scales))
         unpacking.append(helper.make_node("Cast", [codes], [wide], wide, to=TensorProto.FLOAT))
         unpacking.append(helper.make_node("Mul", [wide, scales], [name], f"{name}.unpacked"))
@@ -219,6 +258,11 @@ def unpacked_layers(layers: Path) -> onnx.ModelProto:
 
 
 def products_of_activations(model: onnx.ModelProto) -> list[str]:
-    """Names of the MatMul nodes without a weight: quantizing attention's own products loses accuracy without gain."""
+    """Names of the MatMul nodes without a weight: quantizing attention's own products loses
+    accuracy without gain."""
     weights = {tensor.name for tensor in model.graph.initializer}
-    return [node.name for node in model.graph.node if node.op_type == "MatMul" and not weights & set(node.input)]
+    return [
+        node.name
+        for node in model.graph.node
+        if node.op_type == "MatMul" and not weights & set(node.input)
+    ]

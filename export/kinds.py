@@ -1,4 +1,5 @@
-"""The variants by name. No torch: the command line checks names before it imports what takes seconds."""
+"""The variants by name. No torch: the command line checks names before it imports what takes
+seconds."""
 
 from __future__ import annotations
 
@@ -45,5 +46,7 @@ DEFAULT = ("cpu-int4", "cpu-int8", "cpu-fp32")
 def choose_kinds(names: Sequence[str]) -> list[VariantKind]:
     """The requested kinds, each once, in the given order."""
     if unknown := [name for name in names if name not in VARIANT_KINDS]:
-        raise UsageError(f"unknown variant {unknown[0]!r}", hint=f"known: {', '.join(VARIANT_KINDS)}")
+        raise UsageError(
+            f"unknown variant {unknown[0]!r}", hint=f"known: {', '.join(VARIANT_KINDS)}"
+        )
     return [VARIANT_KINDS[name] for name in dict.fromkeys(names or DEFAULT)]

@@ -19,12 +19,21 @@ from moa.model.identity import stored_tensors
 from moa.model.loading import read_facts
 from moa.model.state_drafter import StateDrafterConfig, is_states
 
-_BYTES_PER_WEIGHT = {"cpu-int4": 0.5 + 4 / 32, "cpu-fp32": 4.0, "npu-openvino": 4.0, "coreml": 4.0, "nnapi": 4.0}
+_BYTES_PER_WEIGHT = {
+    "cpu-int4": 0.5 + 4 / 32,
+    "cpu-fp32": 4.0,
+    "npu-openvino": 4.0,
+    "coreml": 4.0,
+    "nnapi": 4.0,
+}
 _HOST_EMBEDDING = 2.0
 """Bytes per weight of the embedding table that a static form leaves to the host."""
 _NO_LAYER = ("layer_self_attention.", "Ekv2E.", "final_state.", "body.embedding.", "body.head.")
 """Weights that stay on the server, or are counted as embedding and head."""
-_SECONDS_PER_GRAPH, _SECONDS_TO_TIME, _WEIGHTS_PER_SECOND = 3.0, 2.5, 20e6  # two cores of a small machine
+# two cores of a small machine
+_SECONDS_PER_GRAPH = 3.0
+_SECONDS_TO_TIME = 2.5
+_WEIGHTS_PER_SECOND = 20e6
 _GRAPH = 2**20
 """Bytes of a variant besides its weights, at most."""
 
@@ -50,13 +59,18 @@ class ExportPlan:
 
     @property
     def disk(self) -> int:
-        """Bytes a build needs: the bundle, and the float32 graph that all variants are made from, twice."""
+        """Bytes a build needs: the bundle, and the float32 graph that all variants are made from,
+        twice."""
         weights = self.layer_weights + self.embedding_weights + self.head_weights
-        return sum(self.variant_bytes.values()) + 8 * weights + _GRAPH * (2 + len(self.variant_bytes))
+        return (
+            sum(self.variant_bytes.values()) + 8 * weights + _GRAPH * (2 + len(self.variant_bytes))
+        )
 
     def lines(self) -> list[str]:
         """For people."""
-        cache = ", ".join(f"{heads} x {width}" for heads, width in self.cache[:4]) + (", ..." if self.cache[4:] else "")
+        cache = ", ".join(f"{heads} x {width}" for heads, width in self.cache[:4]) + (
+            ", ..." if self.cache[4:] else ""
+        )
         return [
             f"{self.kind} drafter: hidden size {self.hidden_size}, {len(self.cache)} cache layers ({cache})",
             f"vocabulary {self.vocabulary}, drafts from {self.draft_vocabulary}",
@@ -69,7 +83,9 @@ class ExportPlan:
         ]
 
 
-def make_plan(target: str, drafter: str, variants: Sequence[str], draft_vocab: int | None) -> ExportPlan:
+def make_plan(
+    target: str, drafter: str, variants: Sequence[str], draft_vocab: int | None
+) -> ExportPlan:
     """Read shapes, not weights; refuse what cannot be built."""
     kinds = choose_kinds(variants)
     facts, folder = read_facts(target)
@@ -87,32 +103,67 @@ def make_plan(target: str, drafter: str, variants: Sequence[str], draft_vocab: i
         if config.tli:
             weights += _count(folder, lambda name: _layer(name) >= facts.layers - config.tli)
         _refuse_static(kinds, _no_static(config))
-    cache = [*[(body.kv_heads, body.head_dim)] * config.layers, *[(facts.kv_heads, facts.head_dim)] * config.tli]
+    cache = [
+        *[(body.kv_heads, body.head_dim)] * config.layers,
+        *[(facts.kv_heads, facts.head_dim)] * config.tli,
+    ]
     kind = "moa" if config.use_ca else "independent"
     vocabulary = min(facts.vocab_size, body.vocab_size)
-    tied, width, record = body.tie_embeddings, config.hidden_size, config.record_width
-    return _plan(kind, kinds, weights, vocabulary, draft_vocab, tied=tied, width=width, cache=cache, record=record)
+    tied = body.tie_embeddings
+    width = config.hidden_size
+    record = config.record_width
+    return _plan(
+        kind,
+        kinds,
+        weights,
+        vocabulary,
+        draft_vocab,
+        tied=tied,
+        width=width,
+        cache=cache,
+        record=record,
+    )
 
 
-def _states_plan(own: Path, facts: TargetFacts, kinds: Sequence[VariantKind], draft_vocab: int | None) -> ExportPlan:
+def _states_plan(
+    own: Path, facts: TargetFacts, kinds: Sequence[VariantKind], draft_vocab: int | None
+) -> ExportPlan:
     _refuse_static(kinds, "this one reads states")
     config = StateDrafterConfig.read(own, facts)
     weights = _count(own, lambda name: not name.startswith(("fuse.", "tap_norms.")))
     record = sum(2 * heads * width for heads, width in config.cache)
     return _plan(
-        "states", kinds, weights, facts.vocab_size, draft_vocab,
-        tied=facts.tie_embeddings, width=config.hidden_size, cache=list(config.cache), record=record,
-    )  # fmt: skip
+        "states",
+        kinds,
+        weights,
+        facts.vocab_size,
+        draft_vocab,
+        tied=facts.tie_embeddings,
+        width=config.hidden_size,
+        cache=list(config.cache),
+        record=record,
+    )
 
 
 def _plan(
-    kind: str, kinds: Sequence[VariantKind], weights: int, vocabulary: int, draft_vocab: int | None, *,
-    tied: bool, width: int, cache: list[tuple[int, int]], record: int,
-) -> ExportPlan:  # fmt: skip
+    kind: str,
+    kinds: Sequence[VariantKind],
+    weights: int,
+    vocabulary: int,
+    draft_vocab: int | None,
+    *,
+    tied: bool,
+    width: int,
+    cache: list[tuple[int, int]],
+    record: int,
+) -> ExportPlan:
     drafted = vocabulary if draft_vocab is None else draft_vocab
     if not 1 <= drafted <= vocabulary:
-        raise UsageError(f"--draft-vocab must be 1..{vocabulary} (the target's vocabulary), not {drafted}")
-    embedding, head = vocabulary * width, drafted * width
+        raise UsageError(
+            f"--draft-vocab must be 1..{vocabulary} (the target's vocabulary), not {drafted}"
+        )
+    embedding = vocabulary * width
+    head = drafted * width
     shared = tied and drafted == vocabulary
     return ExportPlan(
         kind=kind,
@@ -131,10 +182,13 @@ def _plan(
 
 
 def _body(config: DrafterConfig, facts: TargetFacts) -> TargetFacts:
-    """The facts of a drafter's body: a model of its own, or layers between the target's embedding and head."""
+    """The facts of a drafter's body: a model of its own, or layers between the target's embedding
+    and head."""
     if config.body is not None:
         return facts_of(AutoConfig.for_model(**config.body), None)
-    return replace(facts, kv_heads=config.self_attention_num_key_value_heads, head_dim=config.head_dim)
+    return replace(
+        facts, kv_heads=config.self_attention_num_key_value_heads, head_dim=config.head_dim
+    )
 
 
 def _no_static(config: DrafterConfig) -> str:
@@ -167,11 +221,17 @@ def _seconds(kinds: Sequence[VariantKind], weights: int) -> float:
     graphs = {kind.opset if kind.form == "dynamic" else kind.name for kind in kinds}
     timed = sum(kind.form == "dynamic" for kind in kinds)
     passes = len(kinds) + 1  # over all weights: one for each variant, and one to compare with torch
-    return round(_SECONDS_PER_GRAPH * len(graphs) + _SECONDS_TO_TIME * timed + passes * weights / _WEIGHTS_PER_SECOND)
+    return round(
+        _SECONDS_PER_GRAPH * len(graphs)
+        + _SECONDS_TO_TIME * timed
+        + passes * weights / _WEIGHTS_PER_SECOND
+    )
 
 
 def _count(folder: Path, wanted: Callable[[str], bool]) -> int:
-    return sum(math.prod(tensor.shape) for name, tensor in stored_tensors(folder).items() if wanted(name))
+    return sum(
+        math.prod(tensor.shape) for name, tensor in stored_tensors(folder).items() if wanted(name)
+    )
 
 
 def _layer(name: str) -> int:

@@ -21,12 +21,14 @@ from moa.tree import MASKED, additive, ancestors
 Array = NDArray[Any]
 Float = NDArray[np.float32]
 TOLERANCE = 1e-4
-"""Of the largest number of an output, where that is above one: float32 keeps so many digits, not so many decimals."""
+"""Of the largest number of an output, where that is above one: float32 keeps so many digits, not so
+many decimals."""
 
 
 @dataclass
 class StepInput:
-    """One step, without noise: `mask` is boolean `[T, P+T]`, records `[Hc, R, D]` or none, past k and v by layer."""
+    """One step, without noise: `mask` is boolean `[T, P+T]`, records `[Hc, R, D]` or none, past k
+    and v by layer."""
 
     ids: Sequence[int]
     queries: Sequence[int]
@@ -36,7 +38,8 @@ class StepInput:
     record_k: Float | None = None
     record_v: Float | None = None
     feature_rows: Sequence[int] = ()
-    """In a drafter of states: for each token the row of the cache in which its feature lies, -1 for none."""
+    """In a drafter of states: for each token the row of the cache in which its feature lies, -1 for
+    none."""
 
     def feeds(self, spec: BodySpec) -> dict[str, Array]:
         """The graph's inputs."""
@@ -55,13 +58,19 @@ class StepInput:
             assert key is not None
             assert value is not None
             feeds |= {"record_k": key[None], "record_v": value[None]}
-            feeds["record_mask"] = np.full((1, 1, 1, key.shape[1]), MASKED if none else 0.0, np.float32)
+            feeds["record_mask"] = np.full(
+                (1, 1, 1, key.shape[1]), MASKED if none else 0.0, np.float32
+            )
         past = self.past
         if spec.features:
             feeds["feature_rows"] = np.array(self.feature_rows, np.int64)
-            if not past[0].shape[1]:  # one row that nobody sees: features are read from what is there
+            if not past[0].shape[
+                1
+            ]:  # one row that nobody sees: features are read from what is there
                 past = [np.zeros((len(rows), 1, rows.shape[2]), np.float32) for rows in past]
-                feeds["mask"] = np.pad(feeds["mask"], ((0, 0), (0, 0), (0, 0), (1, 0)), constant_values=MASKED)
+                feeds["mask"] = np.pad(
+                    feeds["mask"], ((0, 0), (0, 0), (0, 0), (1, 0)), constant_values=MASKED
+                )
         for i in range(len(spec.cache)):
             feeds |= {f"past_k_{i}": past[2 * i][None], f"past_v_{i}": past[2 * i + 1][None]}
         return feeds
@@ -69,8 +78,8 @@ class StepInput:
 
 @dataclass
 class StepOutput:
-    """Best tokens `[N, K]` (target ids), their log-probabilities, and new cache rows `[H, T, D]`, k and v by
-    layer."""
+    """Best tokens `[N, K]` (target ids), their log-probabilities, and new cache rows `[H, T, D]`, k
+    and v by layer."""
 
     top_logp: Float
     top_tokens: NDArray[np.int64]
@@ -91,14 +100,21 @@ class TorchRunner:
     """The float32 reference."""
 
     def __init__(self, source: Source, top_k: int) -> None:
-        self.spec, self._source, self._top_k = source.spec, source, top_k
+        self.spec = source.spec
+        self._source = source
+        self._top_k = top_k
 
     def logits(self, step: StepInput) -> tuple[torch.Tensor, list[Float]]:
         """Logits of the whole target vocabulary `[N, V]`, and the new cache rows."""
-        feeds = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in step.feeds(self.spec).items()}
+        feeds = {
+            name: torch.from_numpy(np.ascontiguousarray(value))
+            for name, value in step.feeds(self.spec).items()
+        }
         module = self._source.module
         past = [(feeds[f"past_k_{i}"], feeds[f"past_v_{i}"]) for i in range(len(self.spec.cache))]
-        records = [feeds[name] for name in ("record_k", "record_v", "record_mask") if self.spec.records]
+        records = [
+            feeds[name] for name in ("record_k", "record_v", "record_mask") if self.spec.records
+        ]
         inputs: tuple[Any, ...] = (feeds["ids"], feeds["positions"], feeds["mask"], past, *records)
         more: dict[str, Any] = {"feature_rows": feeds["feature_rows"]} if self.spec.features else {}
         with torch.inference_mode():
@@ -117,7 +133,9 @@ class TorchRunner:
 class OrtRunner:
     """A step graph."""
 
-    def __init__(self, model: Path, spec: BodySpec, *, threads: int = 1, extra_outputs: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, model: Path, spec: BodySpec, *, threads: int = 1, extra_outputs: tuple[str, ...] = ()
+    ) -> None:
         self.spec = spec
         self.session = open_session(model, threads=threads)
         self._outputs = ["top_logp", "top_tokens", *spec.rows, *extra_outputs]
@@ -148,7 +166,11 @@ _SIZES = (
 
 
 def random_steps(
-    spec: BodySpec, vocabulary: int, *, seed: int = 0, sizes: tuple[tuple[int, int, int, int], ...] = _SIZES
+    spec: BodySpec,
+    vocabulary: int,
+    *,
+    seed: int = 0,
+    sizes: tuple[tuple[int, int, int, int], ...] = _SIZES,
 ) -> Iterator[StepInput]:
     """Steps of random trees over random caches and records."""
     rng = np.random.default_rng(seed)
@@ -163,7 +185,9 @@ def random_steps(
             ids=rng.integers(0, vocabulary, tokens).tolist(),
             queries=sorted(rng.choice(tokens, queries, replace=False).tolist()),
             positions=(past + rng.integers(0, 4, tokens).cumsum()).tolist(),
-            mask=np.concatenate([rng.random((tokens, past)) < 0.8, ancestors(np.array([parents]))[0]], axis=1),
+            mask=np.concatenate(
+                [rng.random((tokens, past)) < 0.8, ancestors(np.array([parents]))[0]], axis=1
+            ),
             past=[rows(layer.kv_heads, past, layer.head_dim) for layer in spec.cache for _ in "kv"],
             record_k=rows(held.kv_heads, records, held.head_dim) if held else None,
             record_v=rows(held.kv_heads, records, held.head_dim) if held else None,
@@ -171,11 +195,16 @@ def random_steps(
         )
 
 
-def parity(reference: TorchRunner, model: Path, vocabulary: int, draft_to_target: NDArray[np.int64] | None) -> float:
-    """Largest difference of a logit or a new cache row, as `TOLERANCE` counts it; raises above that."""
+def parity(
+    reference: TorchRunner, model: Path, vocabulary: int, draft_to_target: NDArray[np.int64] | None
+) -> float:
+    """Largest difference of a logit or a new cache row, as `TOLERANCE` counts it; raises above
+    that."""
     beside = model.with_name("parity.onnx")
     proto = onnx.load(model, load_external_data=False)
-    proto.graph.output.append(onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, None))
+    proto.graph.output.append(
+        onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, None)
+    )
     onnx.save(proto, beside)
     try:
         runner = OrtRunner(beside, reference.spec, extra_outputs=("logits",))
@@ -183,11 +212,25 @@ def parity(reference: TorchRunner, model: Path, vocabulary: int, draft_to_target
         for step in random_steps(reference.spec, vocabulary):
             wanted, rest = reference.logits(step)
             *_, logits = found = runner.run(step)
-            chosen = wanted.numpy() if draft_to_target is None else wanted.numpy()[:, draft_to_target]
-            pairs = [(logits[0], chosen), *((a[0], np.asarray(b)) for a, b in zip(found[2:-1], rest, strict=True))]
-            worst = max(worst, *(float(np.abs(a - b).max() / max(1.0, np.abs(b).max())) for a, b in pairs if b.size))
+            chosen = (
+                wanted.numpy() if draft_to_target is None else wanted.numpy()[:, draft_to_target]
+            )
+            pairs = [
+                (logits[0], chosen),
+                *((a[0], np.asarray(b)) for a, b in zip(found[2:-1], rest, strict=True)),
+            ]
+            worst = max(
+                worst,
+                *(
+                    float(np.abs(a - b).max() / max(1.0, np.abs(b).max()))
+                    for a, b in pairs
+                    if b.size
+                ),
+            )
     finally:
         beside.unlink()
     if not worst <= TOLERANCE:
-        raise MoaError(f"the exported graph differs from torch by {worst:.2e}, more than {TOLERANCE:.0e}")
+        raise MoaError(
+            f"the exported graph differs from torch by {worst:.2e}, more than {TOLERANCE:.0e}"
+        )
     return worst

@@ -1,4 +1,5 @@
-"""From a target and a small sibling of its family to what server and device need: a plan, the steps, the commands."""
+"""From a target and a small sibling of its family to what server and device need: a plan, the
+steps, the commands."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ _DEVICES = {"laptop": 40, "phone": 15}
 
 @dataclass(frozen=True)
 class Setup:
-    """What to set up. `records`: training data for a drafter that reads the target's state; empty: no training."""
+    """What to set up. `records`: training data for a drafter that reads the target's state; empty:
+    no training."""
 
     target: str
     sibling: str
@@ -60,8 +62,11 @@ class SetupPlan:
     def lines(self) -> list[str]:
         """For people. Every line is computed."""
         device = max(self.export.variant_bytes.values())
-        disk, seconds = gigabytes(self.export.disk), self.export.seconds
-        variants = ", ".join(f"{name} {gigabytes(size)}" for name, size in self.export.variant_bytes.items())
+        disk = gigabytes(self.export.disk)
+        seconds = self.export.seconds
+        variants = ", ".join(
+            f"{name} {gigabytes(size)}" for name, size in self.export.variant_bytes.items()
+        )
         return [
             f"target ({self.family}): {self.target_weights / 1e9:.3g}B weights, {gigabytes(self.target_bytes)} in"
             f" bfloat16, and {self.kv_bytes_per_token / 1024:.4g} kB of KV cache a token",
@@ -69,13 +74,19 @@ class SetupPlan:
             f"room on disk while building: {disk}; about {seconds:.0f} s on two cores",
             f"a forward of the target takes at least: {_least_times(self.target_bytes, _GPUS)}",
             f"a step on the device takes at least: {_least_times(device, _DEVICES)}",
-            *(["training: moa-train --dry-run measures its time and memory"] if self.trains else []),
+            *(
+                ["training: moa-train --dry-run measures its time and memory"]
+                if self.trains
+                else []
+            ),
         ]
 
 
 def _least_times(size: int, bandwidths: Mapping[str, int]) -> str:
     """A step reads all weights once."""
-    return ", ".join(f"{1e-6 * size / rate:.2g} ms ({name}, {rate} GB/s)" for name, rate in bandwidths.items())
+    return ", ".join(
+        f"{1e-6 * size / rate:.2g} ms ({name}, {rate} GB/s)" for name, rate in bandwidths.items()
+    )
 
 
 def make_setup_plan(setup: Setup) -> SetupPlan:
@@ -92,30 +103,43 @@ def make_setup_plan(setup: Setup) -> SetupPlan:
         family=facts.family,
         target_weights=weights,
         target_bytes=weights * _BYTES_PER_TARGET_WEIGHT,
-        kv_bytes_per_token=2 * facts.layers * facts.kv_heads * facts.head_dim * _BYTES_PER_TARGET_WEIGHT,
+        kv_bytes_per_token=2
+        * facts.layers
+        * facts.kv_heads
+        * facts.head_dim
+        * _BYTES_PER_TARGET_WEIGHT,
         export=make_plan(setup.target, INDEPENDENT + setup.sibling, setup.variants, None),
         trains=bool(setup.records),
     )
 
 
 def training_command(setup: Setup) -> list[str]:
-    """Arguments of `moa-train`: the sibling stays as it is, and only its attention to records is trained."""
+    """Arguments of `moa-train`: the sibling stays as it is, and only its attention to records is
+    trained."""
     words = [setup.target, "--data", *setup.records, "--out", str(setup.drafter)]
     words += ["--body", setup.sibling, "--freeze-body"]
     return words if setup.steps is None else [*words, "--steps", str(setup.steps)]
 
 
 def run_setup(setup: Setup, train: Callable[[Sequence[str]], int], say: Notify) -> None:
-    """Train if there is data, and build the bundle. A repeated run continues the training where it was left."""
+    """Train if there is data, and build the bundle. A repeated run continues the training where it
+    was left."""
     drafter = INDEPENDENT + setup.sibling
     if setup.records:
         say(f"training: moa-train {' '.join(training_command(setup))}")
         if train(training_command(setup)) != 0:
-            raise UsageError("the training did not end well", hint="its last lines say why; run the same command again")
+            raise UsageError(
+                "the training did not end well",
+                hint="its last lines say why; run the same command again",
+            )
         drafter = str(setup.drafter)
     build(
         BuildSettings(
-            target=setup.target, drafter=drafter, out=setup.bundle, variants=setup.variants, force=setup.force
+            target=setup.target,
+            drafter=drafter,
+            out=setup.bundle,
+            variants=setup.variants,
+            force=setup.force,
         ),
         say=say,
     )

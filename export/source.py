@@ -33,17 +33,26 @@ class TargetTokenizer:
     hash: str
     chat_template: str | None
     special_tokens: dict[str, str]
-    """Special tokens by the names that chat templates use. `eos_token` need not be the first id that ends a text."""
+    """Special tokens by the names that chat templates use. `eos_token` need not be the first id
+    that ends a text."""
 
     @classmethod
     def of(cls, folder: Path) -> TargetTokenizer:
         """That of a model's folder."""
         file = folder / "tokenizer.json"
         tokenizer = load_tokenizer(folder)
-        content = file.read_bytes() if file.is_file() else tokenizer.backend_tokenizer.to_str().encode()
+        content = (
+            file.read_bytes() if file.is_file() else tokenizer.backend_tokenizer.to_str().encode()
+        )
         template = tokenizer.chat_template
-        named = {name: text for name, text in tokenizer.special_tokens_map.items() if isinstance(text, str)}
-        return cls(content, tokenizer_hash(content), template if isinstance(template, str) else None, named)
+        named = {
+            name: text
+            for name, text in tokenizer.special_tokens_map.items()
+            if isinstance(text, str)
+        }
+        return cls(
+            content, tokenizer_hash(content), template if isinstance(template, str) else None, named
+        )
 
 
 @dataclass(frozen=True)
@@ -59,17 +68,21 @@ class Source:
     def spec(self) -> BodySpec:
         """The layers' dimensions."""
         if isinstance(self.module, StateDrafter):
-            cache = tuple(KVHeads(kv_heads=heads, head_dim=width) for heads, width in self.module.config.cache)
-            return BodySpec(self.module.config.hidden_size, cache, None, borrowed=len(cache), features=True)
+            cache = tuple(
+                KVHeads(kv_heads=heads, head_dim=width) for heads, width in self.module.config.cache
+            )
+            return BodySpec(
+                self.module.config.hidden_size, cache, None, borrowed=len(cache), features=True
+            )
         config, (heads, width) = self.module.config, self.module.cache_heads
-        own, theirs = (
-            KVHeads(kv_heads=heads, head_dim=width),
-            KVHeads(kv_heads=self.facts.kv_heads, head_dim=self.facts.head_dim),
-        )
+        own = KVHeads(kv_heads=heads, head_dim=width)
+        theirs = KVHeads(kv_heads=self.facts.kv_heads, head_dim=self.facts.head_dim)
         return BodySpec(
             hidden_size=config.hidden_size,
             cache=(*[own] * config.layers, *[theirs] * config.tli),
-            records=KVHeads(kv_heads=config.record_heads, head_dim=config.head_dim) if config.use_ca else None,
+            records=KVHeads(kv_heads=config.record_heads, head_dim=config.head_dim)
+            if config.use_ca
+            else None,
             borrowed=config.tli,
         )
 
@@ -105,7 +118,8 @@ class Source:
 
 
 def load_source(target: str, drafter: str) -> Source:
-    """Read a drafter, `independent:ID_OR_DIR` or a folder of ours, and the parts of `target` that it shares."""
+    """Read a drafter, `independent:ID_OR_DIR` or a folder of ours, and the parts of `target` that
+    it shares."""
     folder = locate(target)
     tokenizer = TargetTokenizer.of(folder)
     if drafter.startswith(INDEPENDENT):

@@ -19,7 +19,10 @@ import onnx
 import torch
 from numpy.typing import NDArray
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
-from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
+from onnxruntime.quantization.execution_providers.qnn import (
+    get_qnn_qdq_config,
+    qnn_preprocess_model,
+)
 from onnxruntime.tools.mobile_helpers import usability_checker
 from torch import Tensor, nn
 
@@ -46,32 +49,44 @@ class StaticShape:
 
     def __post_init__(self) -> None:
         if min(self.tokens, self.past, self.records) < 1:
-            raise ConfigError("--npu-shape must be three positive numbers: tokens, past rows, records")
+            raise ConfigError(
+                "--npu-shape must be three positive numbers: tokens, past rows, records"
+            )
 
 
 class StaticStep(nn.Module):
-    """The drafter's step in elementary operators. `native_norm` keeps RMSNorm as one operator, which is much more
-    accurate on HTP."""
+    """The drafter's step in elementary operators. `native_norm` keeps RMSNorm as one operator,
+    which is much more accurate on HTP."""
 
     def __init__(self, drafter: Drafter, head: NDArray[np.float32], *, native_norm: bool) -> None:
         super().__init__()
-        self.layers, self.crossing = nn.ModuleList(drafter.body_blocks), drafter.cross_attention
+        self.layers = nn.ModuleList(drafter.body_blocks)
+        self.crossing = drafter.cross_attention
         self.final_norm = drafter.norm if drafter.config.final_norm else None
-        self.softcap, self.native_norm = drafter.shared.logit_softcap, native_norm
+        self.softcap = drafter.shared.logit_softcap
+        self.native_norm = native_norm
         self.head = nn.Linear(head.shape[1], head.shape[0], bias=False)
         self.head.weight = nn.Parameter(torch.from_numpy(head), requires_grad=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        """`rest`: past keys and values by layer, then the four record inputs. Logits of all tokens, and new rows."""
-        past, records = rest[:-4], rest[-4:]
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, *rest: Tensor
+    ) -> tuple[Tensor, ...]:
+        """`rest`: past keys and values by layer, then the four record inputs. Logits of all tokens,
+        and new rows."""
+        past = rest[:-4]
+        records = rest[-4:]
         rows: list[Tensor] = []
         blocks: list[Block] = list(self.layers)  # type: ignore[arg-type]
         for block, keys, values in zip(blocks, past[0::2], past[1::2], strict=True):
-            attention, normed = block.self_attn, self._norm(block.input_layernorm, x)
-            key, value = _turn(attention.key(normed), cos, sin), attention.value(normed)
+            attention = block.self_attn
+            normed = self._norm(block.input_layernorm, x)
+            key = _turn(attention.key(normed), cos, sin)
+            value = attention.value(normed)
             rows += [key, value]
             query = _turn(attention.query(normed), cos, sin)
-            seen = _attend(attention, query, torch.cat([keys, key], 2), torch.cat([values, value], 2), mask)
+            seen = _attend(
+                attention, query, torch.cat([keys, key], 2), torch.cat([values, value], 2), mask
+            )
             x = self._feed_forward(block, x + seen)
         x = self._cross(x, cos, sin, *records)
         hidden = x if self.final_norm is None else self._norm(self.final_norm, x)
@@ -81,7 +96,14 @@ class StaticStep(nn.Module):
         return logits, *rows
 
     def _cross(
-        self, x: Tensor, cos: Tensor, sin: Tensor, key: Tensor, value: Tensor, mask: Tensor, has_records: Tensor
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor,
+        has_records: Tensor,
     ) -> Tensor:
         block = self.crossing
         query = _turn(block.self_attn.query(self._norm(block.input_layernorm, x)), cos, sin)
@@ -89,7 +111,8 @@ class StaticStep(nn.Module):
         return x + (told - x) * has_records
 
     def _feed_forward(self, block: Block, x: Tensor) -> Tensor:
-        mlp, normed = block.mlp, self._norm(block.post_attention_layernorm, x)
+        mlp = block.mlp
+        normed = self._norm(block.post_attention_layernorm, x)
         gate = mlp.gate_proj(normed)
         return x + mlp.down_proj(gate * torch.sigmoid(gate) * mlp.up_proj(normed))
 
@@ -105,10 +128,17 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos.unsqueeze(1) + torch.cat([high, low], dim=-1) * sin.unsqueeze(1)
 
 
-def _attend(attention: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    """Query heads that share a key head become rows of one product, so that no operator has to repeat keys."""
-    group, tokens = attention.heads // attention.kv_heads, query.shape[2]
-    query = query.reshape(1, attention.kv_heads, group * tokens, attention.head_dim) * attention.head_dim**-0.5
+def _attend(
+    attention: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor
+) -> Tensor:
+    """Query heads that share a key head become rows of one product, so that no operator has to
+    repeat keys."""
+    group = attention.heads // attention.kv_heads
+    tokens = query.shape[2]
+    query = (
+        query.reshape(1, attention.kv_heads, group * tokens, attention.head_dim)
+        * attention.head_dim**-0.5
+    )
     if mask.shape[2] != 1:
         mask = torch.cat([mask] * group, dim=2)
     seen = torch.softmax(query @ key.transpose(2, 3) + mask, dim=-1) @ value
@@ -117,13 +147,19 @@ def _attend(attention: Attention, query: Tensor, key: Tensor, value: Tensor, mas
     return out
 
 
-def export_static(shop: Workshop, shape: StaticShape, path: Path, *, opset: int, native_norm: bool) -> None:
+def export_static(
+    shop: Workshop, shape: StaticShape, path: Path, *, opset: int, native_norm: bool
+) -> None:
     """Write the float32 static graph, one file."""
     drafter = shop.source.module
     assert isinstance(drafter, Drafter)
-    config, spec = drafter.config, shop.source.spec
+    config = drafter.config
+    spec = shop.source.spec
     assert spec.records is not None
-    t, p, r, d = shape.tokens, shape.past, shape.records, config.head_dim
+    t = shape.tokens
+    p = shape.past
+    r = shape.records
+    d = config.head_dim
     args = (
         torch.randn(1, t, config.hidden_size),
         torch.randn(1, t, d),
@@ -140,7 +176,13 @@ def export_static(shop: Workshop, shape: StaticShape, path: Path, *, opset: int,
     module = StaticStep(drafter, shop.head_rows, native_norm=native_norm).eval()
     with torch.inference_mode(), quiet():
         program = torch.onnx.export(
-            module, args, dynamo=True, opset_version=opset, input_names=inputs, output_names=outputs, verbose=False
+            module,
+            args,
+            dynamo=True,
+            opset_version=opset,
+            input_names=inputs,
+            output_names=outputs,
+            verbose=False,
         )
         assert program is not None
         program.save(path, external_data=True)
@@ -151,7 +193,8 @@ def export_static(shop: Workshop, shape: StaticShape, path: Path, *, opset: int,
 
 def write_embedding(shop: Workshop, folder: Path) -> Path:
     """The host's table of token embeddings, scaled, in half precision."""
-    path, rows = folder / EMBEDDING, shop.source.embedding() * shop.source.shared.embedding_scale
+    path = folder / EMBEDDING
+    rows = shop.source.embedding() * shop.source.shared.embedding_scale
     np.save(path, rows.astype(np.float16), allow_pickle=False)
     return path
 
@@ -165,8 +208,10 @@ class _Feeds(CalibrationDataReader):
 
 
 def quantize_for_htp(model: Path, feeds: list[Feeds]) -> None:
-    """Sixteen-bit activations and eight-bit weights as QDQ, with ranges calibrated on `feeds`; in place."""
-    prepared, quantized = model.with_name("prepared.onnx"), model.with_name("quantized.onnx")
+    """Sixteen-bit activations and eight-bit weights as QDQ, with ranges calibrated on `feeds`; in
+    place."""
+    prepared = model.with_name("prepared.onnx")
+    quantized = model.with_name("quantized.onnx")
     with quiet():
         changed = qnn_preprocess_model(model, prepared)
         config = get_qnn_qdq_config(
@@ -181,12 +226,14 @@ def quantize_for_htp(model: Path, feeds: list[Feeds]) -> None:
 
 
 def partitions(model: Path, runtime: Literal["CoreML", "NNAPI"]) -> str:
-    """Check the graph for a runtime that is not installed, with ONNX Runtime's usability checker; raises if it would be
-    partitioned."""
+    """Check the graph for a runtime that is not installed, with ONNX Runtime's usability checker;
+    raises if it would be partitioned."""
     proto = onnx.shape_inference.infer_shapes(onnx.load(model))
     with quiet():
         if runtime == "CoreML":
-            found = usability_checker.check_coreml_partitions(proto, True, "coreml_supported_mlprogram_ops.md")
+            found = usability_checker.check_coreml_partitions(
+                proto, True, "coreml_supported_mlprogram_ops.md"
+            )
         else:
             found = usability_checker.check_nnapi_partitions(proto, True)
     if found.num_partitions != 1 or found.num_supported_nodes != found.num_nodes:
@@ -198,38 +245,55 @@ def partitions(model: Path, runtime: Literal["CoreML", "NNAPI"]) -> str:
 
 
 class StaticRunner:
-    """`Runner` over a static form, on the CPU: longer inputs run in pieces; the oldest rows beyond its capacity are
-    dropped."""
+    """`Runner` over a static form, on the CPU: longer inputs run in pieces; the oldest rows beyond
+    its capacity are dropped."""
 
     def __init__(self, shop: Workshop, model: Path, shape: StaticShape) -> None:
-        self.spec, self.shape, self.session = shop.source.spec, shape, open_session(model)
+        self.spec = shop.source.spec
+        self.shape = shape
+        self.session = open_session(model)
         self._embedding = np.load(model.parent / EMBEDDING, mmap_mode="r")
-        self._top_k, self._map = shop.top_k, shop.draft_to_target
+        self._top_k = shop.top_k
+        self._map = shop.draft_to_target
         width = self.spec.cache[0].head_dim
-        self._steps = shop.source.module.config.rope_theta ** (-np.arange(0, width, 2, dtype=np.float32) / width)
+        self._steps = shop.source.module.config.rope_theta ** (
+            -np.arange(0, width, 2, dtype=np.float32) / width
+        )
 
     def step(self, step: StepInput) -> StepOutput:
         """One step of any size."""
-        past, logits = list(step.past), []
+        past = list(step.past)
+        logits = []
         before = past[0].shape[1]
         for start in range(0, len(step.ids), self.shape.tokens):
             part = slice(start, min(start + self.shape.tokens, len(step.ids)))
             out, *rows = self.session.run(None, self.feeds(step, part, past))
             used = part.stop - start
             logits.append(out[0, :used])
-            past = [np.concatenate([old, new[0, :, :used]], axis=1) for old, new in zip(past, rows, strict=True)]
+            past = [
+                np.concatenate([old, new[0, :, :used]], axis=1)
+                for old, new in zip(past, rows, strict=True)
+            ]
         scores = np.concatenate(logits)[list(step.queries)]
         best = np.argsort(-scores, axis=-1, kind="stable")[:, : self._top_k]
-        logp = np.take_along_axis(scores, best, -1) - np.logaddexp.reduce(scores, axis=-1, keepdims=True)
+        logp = np.take_along_axis(scores, best, -1) - np.logaddexp.reduce(
+            scores, axis=-1, keepdims=True
+        )
         tokens = best if self._map is None else self._map[best]
         new = [row[:, before:] for row in past]
         return StepOutput(logp.astype(np.float32), tokens.astype(np.int64), new)
 
     def feeds(self, step: StepInput, part: slice, past: list[Float]) -> Feeds:
-        """The graph's inputs for some of a step's tokens; `past` holds the rows of all tokens before them."""
-        shape, used, held = self.shape, part.stop - part.start, min(past[0].shape[1], self.shape.past)
+        """The graph's inputs for some of a step's tokens; `past` holds the rows of all tokens
+        before them."""
+        shape, used, held = (
+            self.shape,
+            part.stop - part.start,
+            min(past[0].shape[1], self.shape.past),
+        )
         skipped = past[0].shape[1] - held
-        ids, positions = np.zeros(shape.tokens, np.int64), np.zeros(shape.tokens, np.float32)
+        ids = np.zeros(shape.tokens, np.int64)
+        positions = np.zeros(shape.tokens, np.float32)
         ids[:used], positions[:used] = step.ids[part], step.positions[part]
         angles = np.tile(positions[:, None] * self._steps, 2)
         sign = np.repeat(np.array([-1.0, 1.0], np.float32), len(self._steps))
@@ -253,7 +317,8 @@ class StaticRunner:
         assert of is not None
         none = np.zeros((of.kv_heads, 0, of.head_dim), np.float32)
         key, value = (
-            none if rows is None else rows[:, -self.shape.records :] for rows in (step.record_k, step.record_v)
+            none if rows is None else rows[:, -self.shape.records :]
+            for rows in (step.record_k, step.record_v)
         )
         mask = np.full((1, 1, 1, self.shape.records), STATIC_MASKED, np.float32)
         mask[..., : key.shape[1]] = 0.0

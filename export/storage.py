@@ -1,4 +1,5 @@
-"""An ONNX model with its weights stored separately: protobuf cannot hold 2 GB, and equal weights are stored once."""
+"""An ONNX model with its weights stored separately: protobuf cannot hold 2 GB, and equal weights
+are stored once."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ _INLINE = 1024  # bytes; shape inference reads small constants, so they stay in 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress logs, warnings and prints of exporter and quantizers, which log every node and warn about their own
-    deprecations; exceptions pass."""
+    """Suppress logs, warnings and prints of exporter and quantizers, which log every node and warn
+    about their own deprecations; exceptions pass."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -48,8 +49,10 @@ class WeightedModel:
 
     @classmethod
     def take(cls, proto: onnx.ModelProto) -> WeightedModel:
-        """Move the larger initializers out of a model; the exporter's metadata about the origin of nodes is dropped."""
-        small, weights = [], {}
+        """Move the larger initializers out of a model; the exporter's metadata about the origin of
+        nodes is dropped."""
+        small = []
+        weights = {}
         for tensor in proto.graph.initializer:
             if len(tensor.raw_data) > _INLINE:
                 weights[tensor.name] = numpy_helper.to_array(tensor)
@@ -63,8 +66,11 @@ class WeightedModel:
         return cls(proto, weights)
 
     def constant(self, name: str, value: Array) -> str:
-        """Add an initializer, inline when small, unless it is there: a tied table adds it twice. Returns its name."""
-        if name in self.weights or any(tensor.name == name for tensor in self.proto.graph.initializer):
+        """Add an initializer, inline when small, unless it is there: a tied table adds it twice.
+        Returns its name."""
+        if name in self.weights or any(
+            tensor.name == name for tensor in self.proto.graph.initializer
+        ):
             return name
         if value.nbytes <= _INLINE:
             self.proto.graph.initializer.append(numpy_helper.from_array(value, name))
@@ -72,26 +78,37 @@ class WeightedModel:
             self.weights[name] = value
         return name
 
-    def node(self, op: str, inputs: list[str], outputs: list[str], domain: str = "", **attributes: Any) -> str:
+    def node(
+        self, op: str, inputs: list[str], outputs: list[str], domain: str = "", **attributes: Any
+    ) -> str:
         """Append a node; returns its first output."""
-        self.proto.graph.node.append(helper.make_node(op, inputs, outputs, outputs[0], domain=domain, **attributes))
+        self.proto.graph.node.append(
+            helper.make_node(op, inputs, outputs, outputs[0], domain=domain, **attributes)
+        )
         if domain and domain not in {opset.domain for opset in self.proto.opset_import}:
             self.proto.opset_import.append(helper.make_opsetid(domain, 1))
         return outputs[0]
 
     def save_whole(self, path: Path) -> list[Path]:
-        """Write one file that includes the weights, for runtimes that need it; equal weights are not shared."""
+        """Write one file that includes the weights, for runtimes that need it; equal weights are
+        not shared."""
         size = sum(value.nbytes for value in self.weights.values())
         if size > _LARGEST_MESSAGE:
-            raise UsageError(f"{size / 2**30:.1f} GB of weights do not fit one ONNX file", hint="leave the variant out")
+            raise UsageError(
+                f"{size / 2**30:.1f} GB of weights do not fit one ONNX file",
+                hint="leave the variant out",
+            )
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
-        proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in self.weights.items())
+        proto.graph.initializer.extend(
+            numpy_helper.from_array(value, name) for name, value in self.weights.items()
+        )
         onnx.save(proto, path)
         return [path]
 
     def save(self, path: Path) -> list[Path]:
-        """Write `path` and, beside it, `path`.data with each distinct weight once. Returns the files."""
+        """Write `path` and, beside it, `path`.data with each distinct weight once. Returns the
+        files."""
         data = path.with_name(f"{path.name}.data")
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
@@ -110,7 +127,9 @@ class WeightedModel:
                     data_type=helper.np_dtype_to_tensor_dtype(value.dtype),
                     data_location=TensorProto.EXTERNAL,
                 )
-                for setting, at in zip(("location", "offset", "length"), (data.name, *written[key]), strict=True):
+                for setting, at in zip(
+                    ("location", "offset", "length"), (data.name, *written[key]), strict=True
+                ):
                     tensor.external_data.add(key=setting, value=str(at))
         onnx.save(proto, path)
         return [path, data]

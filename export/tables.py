@@ -1,6 +1,8 @@
-"""Embedding and head, the two largest matrices of a drafter, in each precision; tied ones are stored once.
+"""Embedding and head, the two largest matrices of a drafter, in each precision; tied ones are
+stored once.
 
-Each table adds its nodes to a graph: `embed` turns ids into rows, `project` turns hidden states into logits.
+Each table adds its nodes to a graph: `embed` turns ids into rows, `project` turns hidden states
+into logits.
 """
 
 from __future__ import annotations
@@ -11,7 +13,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
-from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, DefaultWeightOnlyQuantizer
+from onnxruntime.quantization.matmul_nbits_quantizer import (
+    DefaultWeightOnlyQuantConfig,
+    DefaultWeightOnlyQuantizer,
+)
 
 from export.storage import WeightedModel
 
@@ -48,8 +53,8 @@ class FloatTable:
 
 
 class Int8Table:
-    """Eight bits, a scale for each row. Rows of the embedding are columns of the head, so both can use the same
-    data."""
+    """Eight bits, a scale for each row. Rows of the embedding are columns of the head, so both can
+    use the same data."""
 
     def __init__(self, name: str, rows: Matrix) -> None:
         self.name = name
@@ -57,14 +62,22 @@ class Int8Table:
         scale[scale == 0] = 1.0
         self.scale: Matrix = scale.astype(np.float32)
         self.rows = np.empty(rows.shape, np.int8)
-        for start in range(0, len(rows), 8192):  # a float copy of the whole table would double the memory
+        for start in range(
+            0, len(rows), 8192
+        ):  # a float copy of the whole table would double the memory
             part = slice(start, start + 8192)
             self.rows[part] = np.rint(rows[part] / self.scale[part])
 
     def embed(self, model: WeightedModel, ids: str, out: str) -> None:
         """Standard operators only, so that every runtime has them."""
-        codes = model.node("Gather", [model.constant(f"table.{self.name}.int8", self.rows), ids], [f"{out}_codes"])
-        scale = model.node("Gather", [model.constant(f"table.{self.name}.scale", self.scale), ids], [f"{out}_scale"])
+        codes = model.node(
+            "Gather", [model.constant(f"table.{self.name}.int8", self.rows), ids], [f"{out}_codes"]
+        )
+        scale = model.node(
+            "Gather",
+            [model.constant(f"table.{self.name}.scale", self.scale), ids],
+            [f"{out}_scale"],
+        )
         wide = model.node("Cast", [codes], [f"{out}_wide"], to=TensorProto.FLOAT)
         model.node("Mul", [wide, scale], [out])
 
@@ -74,8 +87,12 @@ class Int8Table:
         columns = model.node("Transpose", [codes], [f"table.{self.name}.columns"], perm=[1, 0])
         zero = model.constant(f"table.{self.name}.zero", np.array(0, np.int8))
         scale = model.constant(f"table.{self.name}.column_scale", self.scale[:, 0].copy())
-        model.node("DynamicQuantizeLinear", [hidden], [f"{out}_q", f"{out}_q_scale", f"{out}_q_zero"])
-        product = model.node("MatMulInteger", [f"{out}_q", columns, f"{out}_q_zero", zero], [f"{out}_integer"])
+        model.node(
+            "DynamicQuantizeLinear", [hidden], [f"{out}_q", f"{out}_q_scale", f"{out}_q_zero"]
+        )
+        product = model.node(
+            "MatMulInteger", [f"{out}_q", columns, f"{out}_q_zero", zero], [f"{out}_integer"]
+        )
         wide = model.node("Cast", [product], [f"{out}_wide"], to=TensorProto.FLOAT)
         both = model.node("Mul", [f"{out}_q_scale", scale], [f"{out}_scale"])
         model.node("Mul", [wide, both], [out])
@@ -98,15 +115,22 @@ class BlockTable:
     """Four or eight bits with a scale for every block of a row, in the layout of MatMulNBits."""
 
     def __init__(self, name: str, rows: Matrix, *, bits: int, block: int) -> None:
-        self.name, self.bits, self.block = name, bits, block
+        self.name = name
+        self.bits = bits
+        self.block = block
         self.count, self.width = rows.shape
         settings = DefaultWeightOnlyQuantConfig(block_size=block, is_symmetric=True, bits=bits)
-        parts = [  # in parts: the quantizer needs columns, and a transposed copy of the whole table is large
-            DefaultWeightOnlyQuantizer(settings).qbits_block_quant(np.ascontiguousarray(rows[at : at + 8192].T))
+        # In parts: the quantizer needs columns, and a transposed copy of the whole table is large
+        parts = [
+            DefaultWeightOnlyQuantizer(settings).qbits_block_quant(
+                np.ascontiguousarray(rows[at : at + 8192].T)
+            )
             for at in range(0, self.count, 8192)
         ]
         self.codes = np.concatenate([codes for codes, _, _ in parts])
-        self.scales: Matrix = np.concatenate([scales.reshape(len(codes), -1) for codes, scales, _ in parts])
+        self.scales: Matrix = np.concatenate(
+            [scales.reshape(len(codes), -1) for codes, scales, _ in parts]
+        )
 
     def embed(self, model: WeightedModel, ids: str, out: str) -> None:
         """One block is one row of the last axis, so the head's quantized data can be gathered."""
@@ -124,9 +148,14 @@ class BlockTable:
         )
         shape = model.constant(f"{out}_shape", np.array([0, 0, -1], np.int64))
         padded = self.codes.shape[1] * self.block
-        rows = model.node("Reshape", [blocks, shape], [out if padded == self.width else f"{out}_padded"])
+        rows = model.node(
+            "Reshape", [blocks, shape], [out if padded == self.width else f"{out}_padded"]
+        )
         if padded != self.width:
-            cut = [model.constant(f"{out}_cut_{i}", np.array([v], np.int64)) for i, v in enumerate((0, self.width, 2))]
+            cut = [
+                model.constant(f"{out}_cut_{i}", np.array([v], np.int64))
+                for i, v in enumerate((0, self.width, 2))
+            ]
             model.node("Slice", [rows, *cut], [out])
 
     def project(self, model: WeightedModel, hidden: str, out: str) -> None:

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 import onnxruntime
-from onnxruntime.tools.convert_onnx_models_to_ort import OptimizationStyle, convert_onnx_models_to_ort
+from onnxruntime.tools.convert_onnx_models_to_ort import (
+    OptimizationStyle,
+    convert_onnx_models_to_ort,
+)
 
 from export.agreement import Continuation, Reference, Replay
 from export.forms import BLOCKS, Workshop
@@ -32,8 +35,8 @@ from moa.manifest import Agreement
 Judge = Callable[[OrtRunner], Agreement | None]
 """Compares a runner with the float32 drafter on held-out text; None without text."""
 UNPACKED_MOST = 64 << 20
-"""Weights of a web variant that a browser unpacks in its memory, where each takes four bytes; products of
-more are in eight bits: half as fast."""
+"""Weights of a web variant that a browser unpacks in its memory, where each takes four bytes;
+products of more are in eight bits: half as fast."""
 ENOUGH = 0.97
 """Share of the float32 graph's acceptance length that four bits must keep."""
 _CALIBRATION_STEPS = 64
@@ -56,7 +59,9 @@ def make_dynamic(shop: Workshop, kind: VariantKind, folder: Path, judge: Judge) 
     """Write a dynamic variant into `folder`, and judge it."""
     folder.mkdir(parents=True)
     made = _written(shop, kind, folder, judge)
-    return replace(made, agreement=made.agreement or judge(OrtRunner(made.files[0], shop.source.spec)))
+    return replace(
+        made, agreement=made.agreement or judge(OrtRunner(made.files[0], shop.source.spec))
+    )
 
 
 def _written(shop: Workshop, kind: VariantKind, folder: Path, judge: Judge) -> Made:
@@ -95,7 +100,8 @@ def _four_bits(shop: Workshop, kind: VariantKind, path: Path, judge: Judge) -> M
 
 
 def _to_ort(path: Path) -> list[Path]:
-    """Convert to the .ort format; the list of operators that it needs makes a reduced build of the runtime possible."""
+    """Convert to the .ort format; the list of operators that it needs makes a reduced build of the
+    runtime possible."""
     with quiet():
         convert_onnx_models_to_ort(path, optimization_styles=[OptimizationStyle.Fixed])
     path.unlink()
@@ -110,17 +116,22 @@ def _to_ort(path: Path) -> list[Path]:
 def make_static(
     shop: Workshop, kind: VariantKind, folder: Path, shape: StaticShape, reference: Reference | None
 ) -> Made:
-    """Write a static variant and run it on the CPU; for runtimes that have a usability checker, that is run too."""
+    """Write a static variant and run it on the CPU; for runtimes that have a usability checker,
+    that is run too."""
     folder.mkdir(parents=True)
     model = folder / "model.onnx"
     htp = kind.name == "npu-qnn"
     export_static(shop, shape, model, opset=kind.opset, native_norm=htp)
     files = [model, write_embedding(shop, folder)]
-    notes = [f"tokens {shape.tokens}, past {shape.past}, records {shape.records}; {EMBEDDING} is the host's embedding"]
+    notes = [
+        f"tokens {shape.tokens}, past {shape.past}, records {shape.records}; {EMBEDDING} is the host's embedding"
+    ]
     if htp:
         traces = reference.traces if reference else ()
         quantize_for_htp(model, calibration_feeds(shop, StaticRunner(shop, model, shape), traces))
-        learned = "the prompts it is judged on" if reference else "random steps: judge it before use"
+        learned = (
+            "the prompts it is judged on" if reference else "random steps: judge it before use"
+        )
         notes.append(f"ranges from {learned}")
     here = f"{this_runtime()}, not with {kind.runtime}"
     seen = None
@@ -129,11 +140,21 @@ def make_static(
         notes.append(f"its arithmetic ran with {here}")
     agreement = reference.judge(StaticRunner(shop, model, shape)) if reference else None
     precision = "a16w8" if htp else "fp32"
-    return Made(files, precision, "; ".join(notes), agreement, "static" if seen else "executed", seen or here)
+    return Made(
+        files,
+        precision,
+        "; ".join(notes),
+        agreement,
+        "static" if seen else "executed",
+        seen or here,
+    )
 
 
-def calibration_feeds(shop: Workshop, runner: StaticRunner, traces: Sequence[Continuation]) -> list[Feeds]:
-    """Calibration inputs for the quantizer: steps along real texts, or random ones, also without past or records."""
+def calibration_feeds(
+    shop: Workshop, runner: StaticRunner, traces: Sequence[Continuation]
+) -> list[Feeds]:
+    """Calibration inputs for the quantizer: steps along real texts, or random ones, also without
+    past or records."""
     width = runner.shape.tokens
     if not traces:
         sizes = ((width, width, 40, 30), (1, 1, 0, 0), (width, width, 0, 0), (1, 1, 40, 0)) * 3
@@ -142,8 +163,12 @@ def calibration_feeds(shop: Workshop, runner: StaticRunner, traces: Sequence[Con
     chosen: list[StepInput] = []
     every = max(1, sum(len(trace.ids) - trace.prompt for trace in traces) // _CALIBRATION_STEPS)
     for trace in traces:
-        replay, length = Replay(runner, trace), len(trace.ids)
-        chosen += [replay.along(0, min(width, length), held=0), replay.along(length - 1, length, held=0)]
+        replay = Replay(runner, trace)
+        length = len(trace.ids)
+        chosen += [
+            replay.along(0, min(width, length), held=0),
+            replay.along(length - 1, length, held=0),
+        ]
         for at in range(trace.prompt, length - 1, every):
             chosen.append(replay.along(at, min(at + width, length), held=at))
     return [runner.feeds(step, slice(0, len(step.ids)), step.past) for step in chosen]

@@ -57,13 +57,17 @@ class Bundle:
 
     @classmethod
     def open(cls, folder: str | Path) -> Bundle:
-        """Read the manifest and check that every file exists with the right size. Takes milliseconds."""
+        """Read the manifest and check that every file exists with the right size. Takes
+        milliseconds."""
         folder = Path(folder)
         bundle = cls(folder, read_manifest(folder))
         for name, entry in bundle.manifest.files.items():
             path = bundle.path(name)
             if not path.is_file():
-                raise BundleError(f"{folder} is incomplete: {name} is missing", hint="copy or build the bundle again")
+                raise BundleError(
+                    f"{folder} is incomplete: {name} is missing",
+                    hint="copy or build the bundle again",
+                )
             if path.stat().st_size != entry.size:
                 raise BundleError(
                     f"{folder} is damaged: {name} has {path.stat().st_size} bytes, not {entry.size}",
@@ -80,7 +84,8 @@ class Bundle:
         name = name or self.manifest.default_variant
         if name not in self.manifest.variants:
             raise BundleError(
-                f"this bundle has no variant {name!r}", hint=f"it has {', '.join(sorted(self.manifest.variants))}"
+                f"this bundle has no variant {name!r}",
+                hint=f"it has {', '.join(sorted(self.manifest.variants))}",
             )
         variant = self.manifest.variants[name]
         if variant.opset not in OPSETS:
@@ -100,9 +105,16 @@ class Bundle:
             )
 
     def verify(self, variants: Iterable[str] | None = None) -> int:
-        """Hash the contents of the shared files and of `variants` (None: all). Returns the bytes that were read."""
-        chosen = self.manifest.variants if variants is None else {name: self.variant(name) for name in variants}
-        of_variants = {file for variant in self.manifest.variants.values() for file in variant.files}
+        """Hash the contents of the shared files and of `variants` (None: all). Returns the bytes
+        that were read."""
+        chosen = (
+            self.manifest.variants
+            if variants is None
+            else {name: self.variant(name) for name in variants}
+        )
+        of_variants = {
+            file for variant in self.manifest.variants.values() for file in variant.files
+        }
         wanted = {file for variant in chosen.values() for file in variant.files}
         done = 0
         for name, entry in self.manifest.files.items():
@@ -117,16 +129,21 @@ class Bundle:
         return done
 
     def draft_to_target(self) -> NDArray[np.int64] | None:
-        """Target ids of the reduced draft vocabulary; None if the drafter has the target's whole vocabulary."""
+        """Target ids of the reduced draft vocabulary; None if the drafter has the target's whole
+        vocabulary."""
         name = self.manifest.vocabulary.map
         if name is None:
             return None
         try:
             ids: NDArray[np.int64] = _array(self.path(name).read_bytes(), name)
         except ValueError as error:
-            raise BundleError(f"{self.path(name)} does not fit its manifest: {safe_line(str(error))}") from None
+            raise BundleError(
+                f"{self.path(name)} does not fit its manifest: {safe_line(str(error))}"
+            ) from None
         if ids.shape != (self.manifest.vocabulary.draft,) or ids.dtype != np.int64:
-            raise BundleError(f"{self.path(name)} does not fit its manifest: {ids.dtype} {ids.shape}")
+            raise BundleError(
+                f"{self.path(name)} does not fit its manifest: {ids.dtype} {ids.shape}"
+            )
         return ids
 
     def golden(self) -> list[GoldenCase]:
@@ -139,7 +156,10 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.is_file():
         if folder.is_file():
-            raise BundleError(f"no bundle at {folder}: it is a file", hint="unpack an archive, and name the folder")
+            raise BundleError(
+                f"no bundle at {folder}: it is a file",
+                hint="unpack an archive, and name the folder",
+            )
         what = "there is no such folder" if not folder.is_dir() else f"{MANIFEST} is missing"
         raise BundleError(f"no bundle at {folder}: {what}", hint="make one with `moa-export build`")
     if path.stat().st_size > _LARGEST_MANIFEST:
@@ -158,7 +178,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write `manifest.json` atomically; it is the last file to be written."""
-    path, partial = folder / MANIFEST, folder / f"{MANIFEST}.partial"
+    path = folder / MANIFEST
+    partial = folder / f"{MANIFEST}.partial"
     with partial.open("wb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
         file.flush()
@@ -174,18 +195,21 @@ def sha256(path: Path) -> str:
 
 @dataclass(frozen=True)
 class GoldenCase:
-    """One step's inputs, and the `top_logp`, `top_tokens` of each variant that ran when the bundle was built."""
+    """One step's inputs, and the `top_logp`, `top_tokens` of each variant that ran when the bundle
+    was built."""
 
     name: str
     inputs: dict[str, NDArray[Any]]
     expected: dict[str, tuple[NDArray[np.float32], NDArray[np.int64]]]
 
-    def difference(self, variant: str, top_logp: NDArray[np.float32], top_tokens: NDArray[np.int64]) -> float:
-        """Largest difference in the log-probability of the expected best token of each query; infinite if it is
-        missing.
+    def difference(
+        self, variant: str, top_logp: NDArray[np.float32], top_tokens: NDArray[np.int64]
+    ) -> float:
+        """Largest difference in the log-probability of the expected best token of each query;
+        infinite if it is missing.
 
-        The rest of the list is not compared: quantized kernels differ between processors, so its last tokens may change
-        order.
+        The rest of the list is not compared: quantized kernels differ between processors, so its
+        last tokens may change order.
         """
         wanted_logp, wanted_tokens = self.expected[variant]
         if top_logp.shape != wanted_logp.shape or not np.isfinite(top_logp).all():
@@ -205,7 +229,10 @@ def write_golden(path: Path, cases: Iterable[GoldenCase]) -> None:
     for case in cases:
         arrays |= {f"{case.name}/inputs/{name}": value for name, value in case.inputs.items()}
         for variant, (logp, tokens) in case.expected.items():
-            arrays |= {f"{case.name}/{variant}/top_logp": logp, f"{case.name}/{variant}/top_tokens": tokens}
+            arrays |= {
+                f"{case.name}/{variant}/top_logp": logp,
+                f"{case.name}/{variant}/top_tokens": tokens,
+            }
     np.savez_compressed(path, allow_pickle=False, **arrays)
 
 
@@ -234,7 +261,8 @@ class _Schema(msgspec.Struct):
     schema: int
 
 
-# Made here, not where they are used: two threads that make one at once end the process (tests/test_threads.py).
+# Made here, not where they are used: two threads that make one at once end the process
+# (tests/test_threads.py).
 _schema_of = msgspec.json.Decoder(_Schema)
 _manifest_of = msgspec.json.Decoder(Manifest)
 
@@ -248,7 +276,9 @@ def _check_names(path: Path, manifest: Manifest) -> None:
         if name not in manifest.files:
             raise BundleError(f"{path} names {name} as its {what}, but does not list it")
     if manifest.default_variant not in manifest.variants:
-        raise BundleError(f"{path} names {manifest.default_variant!r} its default, but has no such variant")
+        raise BundleError(
+            f"{path} names {manifest.default_variant!r} its default, but has no such variant"
+        )
 
 
 def _named_files(manifest: Manifest) -> Mapping[str, str]:
@@ -277,7 +307,9 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
                 raise ValueError(f"{size} bytes, at most {_LARGEST_ARRAYS}")
             # A member is never read beyond the size that the directory states.
             members = file.infolist()
-            return {m.filename.removesuffix(".npy"): _array(file.read(m), m.filename) for m in members}
+            return {
+                m.filename.removesuffix(".npy"): _array(file.read(m), m.filename) for m in members
+            }
     except _BROKEN_ARRAY as error:
         raise ValueError(str(error) or type(error).__name__) from None
 

@@ -1,4 +1,5 @@
-"""A chat that outgrows the context goes on without its oldest turns: in the terminal, in Python, at both endpoints."""
+"""A chat that outgrows the context goes on without its oldest turns: in the terminal, in Python, at
+both endpoints."""
 
 from __future__ import annotations
 
@@ -21,13 +22,16 @@ def left_out_notice(messages: int) -> str:
 
 
 def fitting(messages: Sequence[M], room: int, encode: Callable[[Sequence[M]], P]) -> tuple[P, int]:
-    """The prompt without its oldest turns, if its first part (ids) is longer than `room`, and how many messages that
-    leaves out. Messages of the system at the beginning and the latest question are always kept.
+    """The prompt without its oldest turns, if its first part (ids) is longer than `room`, and how
+    many messages that leaves out. Messages of the system at the beginning and the latest question
+    are always kept.
 
-    What is left out comes in quarters of the room, so that most turns of a long chat begin like the one before, and
-    both ends keep their KV caches.
+    What is left out comes in quarters of the room, so that most turns of a long chat begin like the
+    one before, and both ends keep their KV caches.
     """
-    first = next((at for at, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    first = next(
+        (at for at, message in enumerate(messages) if message["role"] != "system"), len(messages)
+    )
     turns = [at for at in range(first + 1, len(messages)) if messages[at]["role"] == "user"]
 
     def without(left_out: int) -> P:
@@ -39,5 +43,7 @@ def fitting(messages: Sequence[M], room: int, encode: Callable[[Sequence[M]], P]
         return whole, 0
     quarter = max(1, room // 4)
     fewer = -(-over // quarter) * quarter
-    place = bisect_left(turns[:-1], True, key=lambda at: len(whole[0]) - len(without(at)[0]) >= fewer)
+    place = bisect_left(
+        turns[:-1], True, key=lambda at: len(whole[0]) - len(without(at)[0]) >= fewer
+    )
     return without(turns[place]), turns[place] - first

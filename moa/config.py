@@ -1,4 +1,5 @@
-"""Dimensions: the facts of a target that a drafter depends on, and the drafter's own shape. No torch."""
+"""Dimensions: the facts of a target that a drafter depends on, and the drafter's own shape. No
+torch."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class TargetFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterConfig:
-    """The shape of a MoA drafter. Field names follow the paper's published `config.json`, so that it loads as it is.
+    """The shape of a MoA drafter. Field names follow the paper's published `config.json`, so that
+    it loads as it is.
 
     The second block holds this project's extensions; their defaults are the paper's model exactly.
     """
@@ -67,38 +69,54 @@ class DrafterConfig:
     use_ca: bool = True
     """Without it the drafter gets nothing from the target and is a plain language model."""
     layers: int = 1
-    """Layers of the body, each with self-attention and its own KV cache; the paper's drafter has one."""
+    """Layers of the body, each with self-attention and its own KV cache; the paper's drafter has
+    one."""
     final_norm: bool = False
     """The drafter has its own norm before the head."""
     body: Mapping[str, Any] | None = None
-    """The `config.json` of a small causal language model that is the body, with its own embedding, norm and head.
-    `hidden_size` and `layers` are then those of this model. None: the body is defined here, and uses the target's
-    embedding and head."""
+    """The `config.json` of a small causal language model that is the body, with its own embedding,
+    norm and head. `hidden_size` and `layers` are then those of this model. None: the body is
+    defined here, and uses the target's embedding and head."""
     scaled_embedding: bool = True
-    """Tokens are embedded at the target's scale. Gemma's is the root of its width: beside it the layers of a fresh body
-    count for nothing, and it predicts the current token again. A new body is made without."""
+    """Tokens are embedded at the target's scale. Gemma's is the root of its width: beside it the
+    layers of a fresh body count for nothing, and it predicts the current token again. A new body is
+    made without."""
     target_hidden_size: int = 0
     """Width of the target's hidden states if it differs from the body's; 0: `hidden_size`."""
 
     def __post_init__(self) -> None:
         optional = ("tli", "target_hidden_size")
-        positive = [f.name for f in dataclasses.fields(self) if f.type == "int" and f.name not in optional]
+        positive = [
+            f.name for f in dataclasses.fields(self) if f.type == "int" and f.name not in optional
+        ]
         for name in positive:
             if getattr(self, name) < 1:
-                raise ConfigError(f"drafter config: {name} must be at least 1, not {getattr(self, name)}")
+                raise ConfigError(
+                    f"drafter config: {name} must be at least 1, not {getattr(self, name)}"
+                )
         if self.hidden_act != "silu":
-            raise ConfigError(f"drafter config: hidden_act {self.hidden_act!r} is not supported, only 'silu'")
+            raise ConfigError(
+                f"drafter config: hidden_act {self.hidden_act!r} is not supported, only 'silu'"
+            )
         if not 0 <= self.tli <= self.target_layers:
-            raise ConfigError(f"drafter config: tli must be 0..{self.target_layers} (the target's layers)")
+            raise ConfigError(
+                f"drafter config: tli must be 0..{self.target_layers} (the target's layers)"
+            )
         if self.tli and (self.body is not None or self.state_size != self.hidden_size):
-            raise ConfigError("drafter config: tli needs a body of the target's width, without a head of its own")
+            raise ConfigError(
+                "drafter config: tli needs a body of the target's width, without a head of its own"
+            )
         for width in ("hidden_size", "kv_hidden_size"):
             if getattr(self, width) % (2 * self.num_attention_heads):
                 heads = self.num_attention_heads
-                raise ConfigError(f"drafter config: {width} must divide into {heads} even-sized heads")
+                raise ConfigError(
+                    f"drafter config: {width} must divide into {heads} even-sized heads"
+                )
         for part in ("self_attention", "cross_attention", "layer_self_attention"):
             if self.num_attention_heads % getattr(self, f"{part}_num_key_value_heads"):
-                raise ConfigError(f"drafter config: {part}_num_key_value_heads must divide {self.num_attention_heads}")
+                raise ConfigError(
+                    f"drafter config: {part}_num_key_value_heads must divide {self.num_attention_heads}"
+                )
 
     @property
     def head_dim(self) -> int:
@@ -124,7 +142,10 @@ class DrafterConfig:
     def for_target(cls, facts: TargetFacts, **overrides: Any) -> Self:
         """The default drafter shape for a target; `overrides` are this class's fields."""
         widths = facts.hidden_size, 2 * facts.kv_heads * facts.head_dim
-        heads = next((n for n in (facts.heads, 8, 4, 2, 1) if not any(width % (2 * n) for width in widths)), 1)
+        heads = next(
+            (n for n in (facts.heads, 8, 4, 2, 1) if not any(width % (2 * n) for width in widths)),
+            1,
+        )
         kv_heads = max(n for n in range(1, heads + 1) if heads % n == 0 and n <= max(1, heads // 4))
         shape: dict[str, Any] = {
             "hidden_size": facts.hidden_size,
@@ -138,7 +159,9 @@ class DrafterConfig:
             "layer_self_attention_num_key_value_heads": kv_heads,
             "self_attention_intermediate_size": _multiple_of_32(1.5 * facts.hidden_size),
             "cross_attention_intermediate_size": _multiple_of_32(1.5 * facts.hidden_size),
-            "layer_self_attention_intermediate_size": _multiple_of_32(3 * facts.kv_heads * facts.head_dim),
+            "layer_self_attention_intermediate_size": _multiple_of_32(
+                3 * facts.kv_heads * facts.head_dim
+            ),
             "rms_norm_eps": facts.rms_norm_eps,
             "rope_theta": facts.rope_theta,
             "scaled_embedding": bool(overrides.get("tli")) or not facts.family.startswith("gemma"),
@@ -146,13 +169,20 @@ class DrafterConfig:
         return cls.from_dict(shape | overrides)
 
     @classmethod
-    def for_body(cls, facts: TargetFacts, own: TargetFacts, body: Mapping[str, Any], **overrides: Any) -> Self:
-        """The default shape if the body is a complete language model with the facts `own` and this config."""
+    def for_body(
+        cls, facts: TargetFacts, own: TargetFacts, body: Mapping[str, Any], **overrides: Any
+    ) -> Self:
+        """The default shape if the body is a complete language model with the facts `own` and this
+        config."""
         if "layers" in overrides and overrides["layers"] != own.layers:
             raise ConfigError(f"layers must be {own.layers}: the number of layers of the body")
         same_width = dataclasses.replace(facts, hidden_size=own.hidden_size)
         theirs = 0 if own.hidden_size == facts.hidden_size else facts.hidden_size
-        given: dict[str, Any] = {"body": dict(body), "layers": own.layers, "target_hidden_size": theirs}
+        given: dict[str, Any] = {
+            "body": dict(body),
+            "layers": own.layers,
+            "target_hidden_size": theirs,
+        }
         return cls.for_target(same_width, **given | overrides)
 
     @classmethod
@@ -161,8 +191,12 @@ class DrafterConfig:
         fields = dataclasses.fields(cls)
         if unknown := sorted(set(values) - {f.name for f in fields}):
             known = ", ".join(sorted(f.name for f in fields))
-            raise ConfigError(f"drafter config: unknown setting {unknown[0]!r}", hint=f"known: {known}")
-        if missing := sorted(f.name for f in fields if f.default is dataclasses.MISSING and f.name not in values):
+            raise ConfigError(
+                f"drafter config: unknown setting {unknown[0]!r}", hint=f"known: {known}"
+            )
+        if missing := sorted(
+            f.name for f in fields if f.default is dataclasses.MISSING and f.name not in values
+        ):
             raise ConfigError(f"drafter config: {missing[0]} is missing")
         return cls(**values)
 
@@ -172,7 +206,8 @@ class DrafterConfig:
 
         The published file leaves out the target's layers and KV heads; they are taken from `facts`.
         """
-        path, values = folder / "config.json", read_config(folder, "drafter")
+        path = folder / "config.json"
+        values = read_config(folder, "drafter")
         if (found := values.get("model_type")) != MODEL_TYPE:
             raise ConfigError(
                 f"{path}: model_type {found!r} is neither of `moa-train` nor of the paper",
@@ -181,9 +216,12 @@ class DrafterConfig:
         if values.get("rope_scaling") is not None:
             raise ConfigError(f"{path}: rope_scaling must be null: drafters are trained without it")
         if values.get("cross_attention_after", []) not in ([], [values.get("layers")]):
-            raise ConfigError(f"{path}: cross_attention_after must be empty: records are read after all layers")
+            raise ConfigError(
+                f"{path}: cross_attention_after must be empty: records are read after all layers"
+            )
         known = {f.name for f in dataclasses.fields(cls)}
-        # A published or training config is a full Llama config that contains our fields: other fields are ignored.
+        # A published or training config is a full Llama config that contains our fields: other
+        # fields are ignored.
         values = {k: v for k, v in values.items() if k in known}
         if facts is not None:
             values = {"target_layers": facts.layers, "target_kv_heads": facts.kv_heads} | values
@@ -202,7 +240,9 @@ class DrafterConfig:
         }
         for name, (mine, theirs) in pairs.items():
             if mine != theirs:
-                raise ConfigError(f"this was made for another target: its {name} is {mine}, the target's {theirs}")
+                raise ConfigError(
+                    f"this was made for another target: its {name} is {mine}, the target's {theirs}"
+                )
 
     def write(self, folder: Path) -> None:
         """Write `config.json`."""

@@ -38,8 +38,8 @@ class MoaError(Exception):
         self.hint = hint
 
     def line(self) -> str:
-        """The message and its hint as one line for the user. Control characters are escaped: the message may quote
-        remote input."""
+        """The message and its hint as one line for the user. Control characters are escaped: the
+        message may quote remote input."""
         message = " ".join(str(self).split())
         return safe_line(f"{message} ({self.hint})" if self.hint else message, _LONGEST_LINE)
 
@@ -51,12 +51,17 @@ class UsageError(MoaError):
 
 
 class DeviceError(MoaError):
-    """A part of the device failed, hung or returned nonsense: the drafter, the records, the tokenizer."""
+    """A part of the device failed, hung or returned nonsense: the drafter, the records, the
+    tokenizer."""
 
     @classmethod
     def of(cls, part: str, error: Exception) -> MoaError:
         """An error of ours as it is, and any other as one line that names the part."""
-        return error if isinstance(error, MoaError) else cls(f"{part} failed: {type(error).__name__}: {error}")
+        return (
+            error
+            if isinstance(error, MoaError)
+            else cls(f"{part} failed: {type(error).__name__}: {error}")
+        )
 
 
 class ConfigError(UsageError):
@@ -90,7 +95,9 @@ class ProtocolError(MoaError):
 class RemoteError(MoaError):
     """The other end refused, with a typed code."""
 
-    def __init__(self, code: str, message: str, *, retry_after: float | None = None, hint: str = "") -> None:
+    def __init__(
+        self, code: str, message: str, *, retry_after: float | None = None, hint: str = ""
+    ) -> None:
         super().__init__(message, hint=hint)
         self.code = code
         self.retry_after = retry_after
@@ -107,11 +114,13 @@ class LinkError(MoaError):
     retryable = True
 
 
-def run_cli(program: str, main: Callable[[], int | None], *, extra: str = "", stdout_needed: bool = False) -> int:
+def run_cli(
+    program: str, main: Callable[[], int | None], *, extra: str = "", stdout_needed: bool = False
+) -> int:
     """Run a command's body; turn every expected failure into one line on stderr and an exit code.
 
-    `extra` names the optional dependencies that the command may miss. With `stdout_needed` what it prints is what it is
-    for: it does not begin where that would be lost.
+    `extra` names the optional dependencies that the command may miss. With `stdout_needed` what it
+    prints is what it is for: it does not begin where that would be lost.
     """
     _stand_in_for_closed_streams()
     try:
@@ -123,7 +132,10 @@ def run_cli(program: str, main: Callable[[], int | None], *, extra: str = "", st
     except ModuleNotFoundError as error:
         if not extra or (error.name or "").partition(".")[0] in _OURS:
             raise  # a bug of ours: the traceback helps to find it
-        print(f"{program}: error: {error.name} is not installed ({how_to_install(extra)})", file=sys.stderr)
+        print(
+            f"{program}: error: {error.name} is not installed ({how_to_install(extra)})",
+            file=sys.stderr,
+        )
         return 2
     except MoaError as error:
         print(f"{program}: error: {error.line()}", file=sys.stderr)
@@ -132,30 +144,36 @@ def run_cli(program: str, main: Callable[[], int | None], *, extra: str = "", st
         print(f"{program}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader of our output has ended (`| head`): this is no error, and nobody would read a message.
+        # The reader of our output has ended (`| head`): this is no error, and nobody would read a
+        # message.
         _drop_stdout()
         return 141
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        print(f"{program}: error: {safe_line(f'{error.strerror or error}{where}', _LONGEST_LINE)}", file=sys.stderr)
+        print(
+            f"{program}: error: {safe_line(f'{error.strerror or error}{where}', _LONGEST_LINE)}",
+            file=sys.stderr,
+        )
         return 2
 
 
 def how_to_install(extra: str) -> str:
-    """The command that installs the optional dependencies of this name, in the tested versions. The project is on no
-    package index yet."""
+    """The command that installs the optional dependencies of this name, in the tested versions. The
+    project is on no package index yet."""
     return f"in the checkout: pip install '.[{extra}]' -c constraints.txt"
 
 
 def _stand_in_for_closed_streams() -> None:
-    """If the program was started with a closed stream, Python has None there, and the first print would fail."""
+    """If the program was started with a closed stream, Python has None there, and the first print
+    would fail."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for the program's whole life
 
 
 def _flush() -> None:
-    """Write what was printed now: at its end the interpreter would fail with a traceback, and with no exit code."""
+    """Write what was printed now: at its end the interpreter would fail with a traceback, and with
+    no exit code."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -1,7 +1,8 @@
 """Log-probabilities of the target's tokens: of each chosen token and of the likeliest others.
 
-They are the target's own, before temperature, penalties and any filter. On the wire they are rows of little-endian
-numbers, one row a token: the chosen token's, then the ids and log-probabilities of the likeliest.
+They are the target's own, before temperature, penalties and any filter. On the wire they are rows
+of little-endian numbers, one row a token: the chosen token's, then the ids and log-probabilities of
+the likeliest.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ MAX_TOP = 20
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
-    """Log-probabilities of one token: its own, and (id, log-probability) of the likeliest, best first."""
+    """Log-probabilities of one token: its own, and (id, log-probability) of the likeliest, best
+    first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()

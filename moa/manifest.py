@@ -10,7 +10,8 @@ from moa.config import TargetFacts
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the manifest's parts: immutable, and a key that this version does not know is an error."""
+    """Base of the manifest's parts: immutable, and a key that this version does not know is an
+    error."""
 
 
 class FileEntry(Part, frozen=True, kw_only=True):
@@ -28,18 +29,19 @@ class KVHeads(Part, frozen=True, kw_only=True):
 
 
 class RecordFormat(KVHeads, frozen=True, kw_only=True):
-    """Activation records: CA's keys and values of one position, by `kv_heads` 0 none: such a drafter has no CA. A query
-    at position q may use records of p < q."""
+    """Activation records: CA's keys and values of one position, by `kv_heads` 0 none: such a
+    drafter has no CA. A query at position q may use records of p < q."""
 
     rope_theta: float
     keys: Literal["rotated"] = "rotated"
     """Keys arrive rotated at their absolute position."""
     positions: Literal["absolute"] = "absolute"
     borrowed: tuple[KVHeads, ...] = ()
-    """The last layers with a cache whose rows records carry, too: the target's own, or what its states make of the
-    drafter's."""
+    """The last layers with a cache whose rows records carry, too: the target's own, or what its
+    states make of the drafter's."""
     known_to_rows: bool = False
-    """Only of earlier bundles: whether cached keys and values of the drafter's own layers depend on records."""
+    """Only of earlier bundles: whether cached keys and values of the drafter's own layers depend on
+    records."""
 
     @property
     def numbers(self) -> int:
@@ -69,8 +71,8 @@ class TokenizerFiles(Part, frozen=True, kw_only=True):
 
 
 class DrafterIdentity(Part, frozen=True, kw_only=True):
-    """Which drafter this is. `independent` is a small causal LM that takes no activations; `states` reads the target's
-    states as rows of its own cache."""
+    """Which drafter this is. `independent` is a small causal LM that takes no activations; `states`
+    reads the target's states as rows of its own cache."""
 
     kind: Literal["moa", "independent", "states"]
     source: str
@@ -86,8 +88,8 @@ class TargetIdentity(Part, frozen=True, kw_only=True):
 
 
 class Agreement(Part, frozen=True, kw_only=True):
-    """How often a variant's drafts agree with the target on held-out prompts, compared with the float32 drafter in
-    torch."""
+    """How often a variant's drafts agree with the target on held-out prompts, compared with the
+    float32 drafter in torch."""
 
     prompts: int
     tokens: int
@@ -141,7 +143,8 @@ class TreeUsed(Part, frozen=True, kw_only=True):
 
 
 class Acceptance(Part, frozen=True, kw_only=True):
-    """Acceptance by depth: entry d is the chance that at least d+1 drafted tokens of a round are accepted."""
+    """Acceptance by depth: entry d is the chance that at least d+1 drafted tokens of a round are
+    accepted."""
 
     chain: tuple[float, ...]
     tree: tuple[float, ...]
@@ -149,19 +152,20 @@ class Acceptance(Part, frozen=True, kw_only=True):
 
 
 class Offline(Part, frozen=True, kw_only=True):
-    """Quality of offline text by the number of tokens since the last record, or since the prompt if there is no
-    record."""
+    """Quality of offline text by the number of tokens since the last record, or since the prompt if
+    there is no record."""
 
     lengths: tuple[int, ...]
     agreement: tuple[float, ...]
-    """Share of tokens between the previous length and this one that equal the target's, given the target's text so
-    far."""
+    """Share of tokens between the previous length and this one that equal the target's, given the
+    target's text so far."""
     unbroken: tuple[float, ...]
     """Share of offline texts that still equal the target's after that many tokens."""
 
 
 class Calibration(Part, frozen=True, kw_only=True, omit_defaults=True):
-    """Measured with the float32 drafter on held-out prompts; what the controller and the offline guard start from."""
+    """Measured with the float32 drafter on held-out prompts; what the controller and the offline
+    guard start from."""
 
     prompts: int
     tokens: int
@@ -174,8 +178,8 @@ class Calibration(Part, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Manifest(Part, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything about a bundle. What has a default is written only where it differs: older readers refuse what they
-    do not know."""
+    """Everything about a bundle. What has a default is written only where it differs: older readers
+    refuse what they do not know."""
 
     schema: int
     created: str

@@ -1,10 +1,13 @@
-"""Activation records on the wire: keys and values of a run of positions, as fp16, int8 or int4. Numpy only.
+"""Activation records on the wire: keys and values of a run of positions, as fp16, int8 or int4.
+Numpy only.
 
-A record holds CA's heads, and with borrowed target layers (TLI) those of each of these layers too. Heads of different
-widths are cut into equal pieces, so that on the wire all records are `heads x head_dim` (`RecordLayout`).
+A record holds CA's heads, and with borrowed target layers (TLI) those of each of these layers too.
+Heads of different widths are cut into equal pieces, so that on the wire all records are `heads x
+head_dim` (`RecordLayout`).
 
-A payload holds four planes: keys, values, key scales, value scales (fp16 has no scales). Quantization is symmetric;
-a scale belongs to a head of a row (int8) or to a group of 32 numbers in it (int4, whose 15 levels need finer scales).
+A payload holds four planes: keys, values, key scales, value scales (fp16 has no scales).
+Quantization is symmetric; a scale belongs to a head of a row (int8) or to a group of 32 numbers in
+it (int4, whose 15 levels need finer scales).
 """
 
 from __future__ import annotations
@@ -51,7 +54,8 @@ class RecordLayout:
 
     def split(self, rows: NDArray[Any]) -> list[NDArray[Any]]:
         """The parts of `[rows, count, width]`, each `[rows, heads, its own width]`."""
-        found, at = [], 0
+        found = []
+        at = 0
         for heads, width in self.parts:
             pieces = heads * width // self.width
             found.append(rows[:, at : at + pieces].reshape(len(rows), heads, width))
@@ -86,13 +90,18 @@ def encode(keys: NDArray[Any], values: NDArray[Any], dtype: PayloadDtype) -> byt
     return b"".join(planes + scales)
 
 
-def decode(payload: bytes, dtype: PayloadDtype, rows: int, heads: int, head_dim: int) -> tuple[FloatRows, FloatRows]:
-    """Keys and values `[rows, heads, head_dim]` of a payload; a `ProtocolError` when its size does not fit, or when it
-    holds what is no number: attention would carry that from one row into all others."""
+def decode(
+    payload: bytes, dtype: PayloadDtype, rows: int, heads: int, head_dim: int
+) -> tuple[FloatRows, FloatRows]:
+    """Keys and values `[rows, heads, head_dim]` of a payload; a `ProtocolError` when its size does
+    not fit, or when it holds what is no number: attention would carry that from one row into all
+    others."""
     if dtype not in DTYPES:
         raise ProtocolError(f"unknown record precision {dtype!r}")
     if len(payload) != rows * row_bytes(dtype, heads, head_dim):
-        raise ProtocolError(f"{len(payload)} bytes for {rows} {dtype} records of {heads} x {head_dim}")
+        raise ProtocolError(
+            f"{len(payload)} bytes for {rows} {dtype} records of {heads} x {head_dim}"
+        )
     shape = (2, rows, heads, head_dim)
     if dtype == "fp16":
         both = _finite(np.frombuffer(payload, dtype="<f2")).reshape(shape)
@@ -122,7 +131,8 @@ def _group(dtype: PayloadDtype, head_dim: int) -> int:
 def _quantize(rows: FloatRows, dtype: PayloadDtype) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
     top = _LEVELS[dtype]
     groups = rows.reshape(-1, _group(dtype, rows.shape[-1]))
-    # Levels are taken from the scale as it will arrive, rounded to fp16; the clip holds the largest number inside.
+    # Levels are taken from the scale as it will arrive, rounded to fp16; the clip holds the largest
+    # number inside.
     scale = np.clip(np.abs(groups).max(axis=1, initial=0.0) / top, 0, 65504).astype("<f2")
     safe = np.where(scale > 0, scale.astype(np.float32), np.float32(1))
     levels = np.clip(np.rint(groups / safe[:, None]), -top, top).astype(np.int8)

@@ -1,8 +1,10 @@
-"""Which token the target chooses: a fixed function of its logits, the settings, the seed and the position. Numpy only.
+"""Which token the target chooses: a fixed function of its logits, the settings, the seed and the
+position. Numpy only.
 
-Sampling is `argmax(filtered logits / temperature + Gumbel noise)`, and the noise of a position depends on nothing but
-the seed and that position. So the text is the same with speculation on or off, in a tree or a chain, over one
-connection or ten, and the drafter can use the same noise to guess the same token.
+Sampling is `argmax(filtered logits / temperature + Gumbel noise)`, and the noise of a position
+depends on nothing but the seed and that position. So the text is the same with speculation on or
+off, in a tree or a chain, over one connection or ten, and the drafter can use the same noise to
+guess the same token.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ _GOLDEN = np.uint64(GOLDEN)
 MAX_SEED = 2**63 - 1
 NO_LOGITS = "target logits contain NaN or Inf"
 MIN_TEMPERATURE = 1e-3
-"""The smallest temperature but 0. Below it, logits divided by the temperature overflow; the text is greedy long before
-that."""
+"""The smallest temperature but 0. Below it, logits divided by the temperature overflow; the text is
+greedy long before that."""
 _SORTED_FIRST = 256
 """Tokens that top-p looks at first; the rest of a large vocabulary is seldom needed."""
 
@@ -60,8 +62,8 @@ class SamplingSettings:
 
     @property
     def plain_greedy(self) -> bool:
-        """Whether the choice is the argmax of the logits, which an accelerator can compute without copying them to the
-        host."""
+        """Whether the choice is the argmax of the logits, which an accelerator can compute without
+        copying them to the host."""
         return self.greedy and self.repetition_penalty == 1.0
 
 
@@ -75,19 +77,24 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def noise_keys(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.uint64]:
     """What the noise of each position begins with."""
     with np.errstate(over="ignore"):  # overflow is intended
-        return _mix(_mix(np.array(seeds, np.uint64) + _GOLDEN) + np.array(positions, np.uint64) * _GOLDEN)
+        return _mix(
+            _mix(np.array(seeds, np.uint64) + _GOLDEN) + np.array(positions, np.uint64) * _GOLDEN
+        )
 
 
 def gumbel(seed: int, position: int, tokens: int | NDArray[np.int64]) -> NDArray[np.float64]:
-    """Standard Gumbel noise for `position`: of a whole vocabulary (its size) or of chosen token ids.
+    """Standard Gumbel noise for `position`: of a whole vocabulary (its size) or of chosen token
+    ids.
 
-    Counter-based: each number depends on (seed, position, token) alone, so any of them can be computed without the
-    others. One draw of 2^53 rounds to 1.0, whose noise is infinite: that token is chosen. To mend it would change all
-    seeded texts.
+    Counter-based: each number depends on (seed, position, token) alone, so any of them can be
+    computed without the others. One draw of 2^53 rounds to 1.0, whose noise is infinite: that token
+    is chosen. To mend it would change all seeded texts.
     """
     ids = np.arange(tokens) if isinstance(tokens, int) else tokens
     with np.errstate(over="ignore"):  # overflow is intended
-        bits = _mix(noise_keys([seed], [position]) + (ids.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+        bits = _mix(
+            noise_keys([seed], [position]) + (ids.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+        )
     uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return np.asarray(-np.log(-np.log(uniform)), dtype=np.float64)
 
@@ -118,15 +125,20 @@ def candidates(logits: NDArray[np.float64], settings: SamplingSettings) -> NDArr
     return ids
 
 
-def _nucleus(logits: NDArray[np.float64], settings: SamplingSettings, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Those of `ids` that top-p and min-p keep, the likeliest first. Sorts no more of them than it needs."""
+def _nucleus(
+    logits: NDArray[np.float64], settings: SamplingSettings, ids: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Those of `ids` that top-p and min-p keep, the likeliest first. Sorts no more of them than it
+    needs."""
     best = logits.max()
     mass = np.exp(logits - best).sum()
     count = _SORTED_FIRST
     while True:
         # Ties at the edge stay in, so that the set does not depend on the order of a partial sort.
         some = (
-            np.flatnonzero(logits >= np.partition(logits, -count)[-count]) if count < len(ids) else np.arange(len(ids))
+            np.flatnonzero(logits >= np.partition(logits, -count)[-count])
+            if count < len(ids)
+            else np.arange(len(ids))
         )
         some = some[np.lexsort((ids[some], -logits[some]))]
         probability = np.exp(logits[some] - best) / mass
@@ -140,11 +152,15 @@ def _nucleus(logits: NDArray[np.float64], settings: SamplingSettings, ids: NDArr
 
 
 def choose(
-    logits: NDArray[np.float32], settings: SamplingSettings, position: int, context: Context = (),
+    logits: NDArray[np.float32],
+    settings: SamplingSettings,
+    position: int,
+    context: Context = (),
     allowed: NDArray[np.bool_] | None = None,
-) -> int:  # fmt: skip
-    """The token at `position` (its index in the whole sequence), given the logits of the position before it; one of the
-    `allowed`, as if there were no others. Raises a `NumericalError` where the logits contain NaN or Inf."""
+) -> int:
+    """The token at `position` (its index in the whole sequence), given the logits of the position
+    before it; one of the `allowed`, as if there were no others. Raises a `NumericalError` where the
+    logits contain NaN or Inf."""
     if not np.isfinite(logits.max()):
         raise NumericalError(NO_LOGITS)
     if settings.plain_greedy and allowed is None:

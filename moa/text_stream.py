@@ -1,4 +1,5 @@
-"""Incremental decoding: the text of a growing list of tokens. Tokens can be removed; stop strings are never shown."""
+"""Incremental decoding: the text of a growing list of tokens. Tokens can be removed; stop strings
+are never shown."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ _Run = TypeVar("_Run", list[int], str)
 
 def common_prefix(a: _Run, b: _Run) -> int:
     """Length of the common prefix, by bisection over slice comparisons, which run at C speed."""
-    low, high = 0, min(len(a), len(b))
+    low = 0
+    high = min(len(a), len(b))
     if a[:high] == b[:high]:
         return high
     while low < high:
@@ -32,9 +34,11 @@ class Decoder(Protocol):
 
 
 def text_after(codec: Decoder, before: Sequence[int], token: int) -> str:
-    """What a token adds to the text after others; many tokenizers say only there whether a space belongs to it."""
+    """What a token adds to the text after others; many tokenizers say only there whether a space
+    belongs to it."""
     context = list(before[-1:])
-    first, both = codec.decode(context), codec.decode([*context, token])
+    first = codec.decode(context)
+    both = codec.decode([*context, token])
     return both[len(first) :] if both.startswith(first) else codec.decode([token])
 
 
@@ -42,9 +46,9 @@ def text_after(codec: Decoder, before: Sequence[int], token: int) -> str:
 class TextStream:
     """The text of a growing list of tokens, piece by piece; the last tokens can be removed again.
 
-    A piece is decoded together with the token before it, since many tokenizers join words by context. Two things are
-    held back: incomplete characters, and text that may be the beginning of a stop string. After a stop string no text
-    follows.
+    A piece is decoded together with the token before it, since many tokenizers join words by
+    context. Two things are held back: incomplete characters, and text that may be the beginning of
+    a stop string. After a stop string no text follows.
     """
 
     codec: Decoder
@@ -98,12 +102,14 @@ class TextStream:
             # The longest end of the text with which some stop string begins.
             longest = max(map(len, self.stop), default=1) - 1
             tails = (self._raw[at:] for at in range(max(before.shown, end - longest), end))
-            end -= next((len(tail) for tail in tails if any(stop.startswith(tail) for stop in self.stop)), 0)
+            end -= next(
+                (len(tail) for tail in tails if any(stop.startswith(tail) for stop in self.stop)), 0
+            )
         return end, stopped
 
     def _find_stop(self, start: int) -> tuple[int, bool]:
-        """End of the text, and whether a stop string is there. Text already shown contains no beginning of a stop
-        string."""
+        """End of the text, and whether a stop string is there. Text already shown contains no
+        beginning of a stop string."""
         found = [at for stop in self.stop if (at := self._raw.find(stop, start)) >= 0]
         return (min(found), True) if found else (len(self._raw), False)
 

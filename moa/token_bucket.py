@@ -18,13 +18,15 @@ class TokenBucket:
         self._level = self.burst
 
     def wait(self, amount: float, now: float) -> float:
-        """Seconds until `amount` may be spent; 0 is now. A full bucket allows any amount, even one above the burst."""
+        """Seconds until `amount` may be spent; 0 is now. A full bucket allows any amount, even one
+        above the burst."""
         if self.rate <= 0:
             return 0.0
         return max(0.0, (min(amount, self.burst) - self.level(now)) / self.rate)
 
     def spend(self, amount: float) -> None:
-        """Take `amount` out (or put it back, below zero); the level may fall below zero, and later amounts wait."""
+        """Take `amount` out (or put it back, below zero); the level may fall below zero, and later
+        amounts wait."""
         self._level = min(self.burst, self._level - amount)
 
     def take(self, amount: float, now: float) -> bool:

@@ -1,7 +1,7 @@
 """The draft tree and the acceptance rule, shared by both ends. Numpy only.
 
-Node 0 is the *pending* token: the last one emitted, which the target has not run yet. Its children are guesses for
-the next position, and so on. A chain is a tree of breadth 1.
+Node 0 is the *pending* token: the last one emitted, which the target has not run yet. Its children
+are guesses for the next position, and so on. A chain is a tree of breadth 1.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ from moa.errors import ConfigError
 
 Mask = NDArray[np.bool_]
 MASKED = -1e9
-"""In an additive attention mask: where a token may not look. Finite, so that a row in which everything is masked does
-not become NaN."""
+"""In an additive attention mask: where a token may not look. Finite, so that a row in which
+everything is masked does not become NaN."""
 FORBIDDEN = MASKED / 2
 """A score below this is that of a token that was masked."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """How far to draft: `breadth` guesses per expanded node and `breadth` nodes expanded per level, `depth` levels,
-    of which the `nodes` best by cumulative score go to the target. The defaults are EAGLE-2's dynamic tree."""
+    """How far to draft: `breadth` guesses per expanded node and `breadth` nodes expanded per level,
+    `depth` levels, of which the `nodes` best by cumulative score go to the target. The defaults are
+    EAGLE-2's dynamic tree."""
 
     breadth: int = 8
     depth: int = 6
     nodes: int = 62
     min_score: float = -12.0
-    """Stop going deeper when the log-probability that the text goes on along the nodes to expand is below this."""
+    """Stop going deeper when the log-probability that the text goes on along the nodes to expand is
+    below this."""
     least: float = -math.inf
     """Leave out nodes whose path has a lower log-probability than this, save the best."""
 
@@ -69,7 +71,8 @@ def additive(visible: Mask) -> NDArray[np.float32]:
 
 
 def ancestors(parents: NDArray[np.int64]) -> Mask:
-    """Ancestor-or-self `[B, T, T]` of trees given as `parents` `[B, T]` (-1: none), by pointer doubling."""
+    """Ancestor-or-self `[B, T, T]` of trees given as `parents` `[B, T]` (-1: none), by pointer
+    doubling."""
     batch, size = parents.shape
     nowhere = batch * size  # an extra row without ancestors represents "no parent"
     seen = np.zeros((nowhere + 1, size), dtype=np.bool_)
@@ -77,7 +80,9 @@ def ancestors(parents: NDArray[np.int64]) -> Mask:
     offsets = np.arange(0, nowhere, size, dtype=np.int64)[:, None]
     jump = np.full(nowhere + 1, nowhere, dtype=np.int64)
     jump[:-1] = np.where(parents < 0, nowhere, parents + offsets).ravel()
-    while (jump != nowhere).any():  # `seen` holds all ancestors nearer than 2**k, `jump` is the one 2**k away
+    while (
+        jump != nowhere
+    ).any():  # `seen` holds all ancestors nearer than 2**k, `jump` is the one 2**k away
         seen |= seen[jump]
         jump = jump[jump]
     return seen[:-1].reshape(batch, size, size)
@@ -103,8 +108,8 @@ def path_of(tokens: Sequence[int], parents: Sequence[int], node: int) -> list[in
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The target's decision about a tree: the accepted nodes, node 0 first, and the target's token after the last
-    one."""
+    """The target's decision about a tree: the accepted nodes, node 0 first, and the target's token
+    after the last one."""
 
     path: list[int]
     next_token: int
@@ -113,8 +118,9 @@ class Accepted:
 def walk(tokens: Sequence[int], parents: Sequence[int]) -> Generator[int, int, Accepted]:
     """Walk from node 0 along the target's choices while they are in the tree.
 
-    Yields a node, and is sent the target's token after it: the same function of logits, sampling settings, seed and
-    position that decides without a draft. That is why speculation cannot change the text.
+    Yields a node, and is sent the target's token after it: the same function of logits, sampling
+    settings, seed and position that decides without a draft. That is why speculation cannot change
+    the text.
     """
     children: dict[tuple[int, int], int] = {}
     for node in range(len(tokens) - 1, 0, -1):  # of equal siblings, the first
@@ -164,7 +170,10 @@ class TreeGrower:
     """Depth of the frontier's nodes: 0 for the pending token."""
 
     def __post_init__(self) -> None:
-        self.frontier, self.tokens, self.parents, self.scores = [0], [self.root], [-1], [0.0]
+        self.frontier = [0]
+        self.tokens = [self.root]
+        self.parents = [-1]
+        self.scores = [0.0]
 
     @property
     def frontier_tokens(self) -> list[int]:
@@ -176,7 +185,8 @@ class TreeGrower:
         return path_of(self.tokens, self.parents, node)
 
     def mask(self) -> Mask:
-        """[frontier, fed + frontier]: which cache rows, those already fed first, a frontier node may attend to."""
+        """[frontier, fed + frontier]: which cache rows, those already fed first, a frontier node
+        may attend to."""
         columns = {node: column for column, node in enumerate([*self.fed, *self.frontier])}
         mask = np.zeros((len(self.frontier), len(columns)), dtype=np.bool_)
         for row, node in enumerate(self.frontier):
@@ -188,12 +198,14 @@ class TreeGrower:
     def expand(self, top_tokens: NDArray[np.int64], top_scores: NDArray[np.float32]) -> None:
         """Take the drafter's best guesses after each frontier node, `[frontier, k]`, best first.
 
-        A score that is no number is the worst there is: it would leave the order of the others undefined. Guesses that
-        a grammar forbids are left out.
+        A score that is no number is the worst there is: it would leave the order of the others
+        undefined. Guesses that a grammar forbids are left out.
         """
         k = min(self.shape.breadth, top_tokens.shape[1])
         first = len(self.tokens)
-        guesses = zip(self.frontier, top_tokens[:, :k].tolist(), top_scores[:, :k].tolist(), strict=True)
+        guesses = zip(
+            self.frontier, top_tokens[:, :k].tolist(), top_scores[:, :k].tolist(), strict=True
+        )
         for node, tokens, scores in guesses:
             base = self.scores[node]
             for token, score in zip(tokens, scores, strict=True):
@@ -204,7 +216,9 @@ class TreeGrower:
                 self.scores.append(base + score if score < math.inf else -math.inf)
         self.fed += self.frontier
         self.level += 1
-        best = sorted(range(first, len(self.tokens)), key=self.scores.__getitem__, reverse=True)[: self.shape.breadth]
+        best = sorted(range(first, len(self.tokens)), key=self.scores.__getitem__, reverse=True)[
+            : self.shape.breadth
+        ]
         best = [node for node in best if self.scores[node] >= self.shape.least]
         likely = sum(math.exp(self.scores[node]) for node in best)
         if self.level >= self.shape.depth or likely < math.exp(self.shape.min_score):
@@ -212,9 +226,12 @@ class TreeGrower:
         self.frontier = sorted(best)
 
     def tree(self) -> DraftTree:
-        """The best `shape.nodes` nodes and the root. A child never outscores its parent, so the best are a tree."""
+        """The best `shape.nodes` nodes and the root. A child never outscores its parent, so the
+        best are a tree."""
         # Sorting is stable, also in reverse: equal scores keep their order.
-        order = sorted(range(1, len(self.tokens)), key=self.scores.__getitem__, reverse=True)[: self.shape.nodes]
+        order = sorted(range(1, len(self.tokens)), key=self.scores.__getitem__, reverse=True)[
+            : self.shape.nodes
+        ]
         likely = [node for node in order if self.scores[node] >= self.shape.least]
         kept = [0, *sorted(likely or order[:1])]
         index = {node: i for i, node in enumerate(kept)}

@@ -5,25 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 PAYS = 1.5
-"""Tokens a round below which a draft costs about as much as it wins: a round also pays for drafting and the link."""
+"""Tokens a round below which a draft costs about as much as it wins: a round also pays for drafting
+and the link."""
 _DEPTH = 6
 _ENOUGH = 10_000
 """Tokens learnt below which a drafter may know them by heart."""
 
 
 def reached_at(right: float, later: float | None = None) -> list[float]:
-    """Chances that a chain gets so far, if its first draft is right with the chance `right`, and each of the `later`
-    ones with another, given those before it; without one, with the same."""
+    """Chances that a chain gets so far, if its first draft is right with the chance `right`, and
+    each of the `later` ones with another, given those before it; without one, with the same."""
     each = right if later is None else later
     return [right * each**level for level in range(_DEPTH)]
 
 
 def worth(reached: Sequence[float], learnt: int | None = None) -> str:
-    """One line: tokens a round of a chain, the target's own included, and the share of first drafts that are right;
-    with a warning if that does not pay. With `learnt` it is of training text of so many tokens, and may say little."""
-    tokens, right = 1 + sum(reached), reached[0] if reached else 0.0
-    line = f"about {tokens:.1f} tokens a round, {right:.0%} of drafts right" + " in the text of the last steps" * (
-        learnt is not None
+    """One line: tokens a round of a chain, the target's own included, and the share of first drafts
+    that are right; with a warning if that does not pay. With `learnt` it is of training text of so
+    many tokens, and may say little."""
+    tokens = 1 + sum(reached)
+    right = reached[0] if reached else 0.0
+    line = (
+        f"about {tokens:.1f} tokens a round, {right:.0%} of drafts right"
+        + " in the text of the last steps" * (learnt is not None)
     )
     if tokens < PAYS:
         line += (

@@ -1,12 +1,14 @@
-"""One thread for a test, and for the processes that it starts: pytest runs as many workers as there are cores.
+"""One thread for a test, and for the processes that it starts: pytest runs as many workers as there
+are cores.
 
-Threads of a product wait for each other in a loop. Where other processes keep the cores busy, the one that is waited
-for does not run, and a test takes ten times as long.
+Threads of a product wait for each other in a loop. Where other processes keep the cores busy, the
+one that is waited for does not run, and a test takes ten times as long.
 
-Workers take equal parts of the suite, in order, and the rest from each other: a fixture of a module is made once.
+Workers take equal parts of the suite, in order, and the rest from each other: a fixture of a module
+is made once.
 
-Bytecode is written, whatever the environment asks for: without it every worker rewrites the assertions of all tests
-again, and every process that a test starts compiles our modules again.
+Bytecode is written, whatever the environment asks for: without it every worker rewrites the
+assertions of all tests again, and every process that a test starts compiles our modules again.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: kernels run on a CPU
+os.environ.setdefault(
+    "TRITON_INTERPRET", "1"
+)  # before anything imports Triton: kernels run on a CPU
 sys.dont_write_bytecode = False
 if "EDGE_TEST_PAIR" not in os.environ:  # this is no worker: they inherit it
     os.environ["EDGE_TEST_PAIR"] = tempfile.mkdtemp(prefix="edge-pair-")
@@ -46,11 +50,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    facts = {
+        name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)
+    }
     flags = facts.get("flags", "").split()
     widest = next((name for name in ("avx512f", "avx2") if name in flags), platform.machine())
     limits = [
-        f"{name}={os.environ[name]}" for name in ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA") if name in os.environ
+        f"{name}={os.environ[name]}"
+        for name in ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA")
+        if name in os.environ
     ]
     model = facts.get("model name", platform.processor())
     terminalreporter.write_line(f"processor: {', '.join((model, widest, *limits))}")
@@ -58,8 +66,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def logs_as_before() -> Iterator[None]:
-    """Undo what a program does to logging that a test runs in this process: its limits would be another test's."""
-    ours, root = logging.getLogger("cloud_verifier"), logging.getLogger()
+    """Undo what a program does to logging that a test runs in this process: its limits would be
+    another test's."""
+    ours = logging.getLogger("cloud_verifier")
+    root = logging.getLogger()
     before = ours.handlers[:], ours.level, ours.propagate
     foreign = [handler for handler in root.handlers if "pytest" not in type(handler).__module__]
     yield

@@ -1,7 +1,9 @@
-"""A stand-in for an accelerator: tensors that say they are on another device, and compute on the CPU.
+"""A stand-in for an accelerator: tensors that say they are on another device, and compute on the
+CPU.
 
-What a real accelerator refuses is refused here too: an operation over two devices, `.numpy()` without a copy to the
-CPU, and an attention whose mask has another dtype than its query (some kernels misread such a mask without a word).
+What a real accelerator refuses is refused here too: an operation over two devices, `.numpy()`
+without a copy to the CPU, and an attention whose mask has another dtype than its query (some
+kernels misread such a mask without a word).
 """
 
 from __future__ import annotations
@@ -33,9 +35,14 @@ class Elsewhere(Tensor):
     @staticmethod
     def __new__(cls, inner: Tensor) -> Elsewhere:
         made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
-            device=DEVICE, requires_grad=inner.requires_grad,
-        )  # fmt: skip
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=DEVICE,
+            requires_grad=inner.requires_grad,
+        )
         made.inner = inner
         found: Elsewhere = made
         return found
@@ -49,16 +56,27 @@ class Elsewhere(Tensor):
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    name, leaves = func.overloadpacket.__name__, tree_flatten((args, kwargs))[0]
+    name = func.overloadpacket.__name__
+    leaves = tree_flatten((args, kwargs))[0]
     here = [x for x in leaves if isinstance(x, Tensor) and not isinstance(x, Elsewhere) and x.ndim]
     there = [x for x in leaves if isinstance(x, Elsewhere)]
-    if here and there and name not in _COPIES and not (name in _INDEXED and isinstance(args[0], Elsewhere)):
-        raise AssertionError(f"{func} over two devices: {[tuple(x.shape) for x in here]} are on the CPU")
+    if (
+        here
+        and there
+        and name not in _COPIES
+        and not (name in _INDEXED and isinstance(args[0], Elsewhere))
+    ):
+        raise AssertionError(
+            f"{func} over two devices: {[tuple(x.shape) for x in here]} are on the CPU"
+        )
     wanted = kwargs.get("device")
     elsewhere = bool(there) if wanted is None else torch.device(wanted).type == DEVICE
     if name == "copy_":
         elsewhere = isinstance(args[0], Elsewhere)
-    kwargs = {key: "cpu" if key == "device" and value is not None else value for key, value in kwargs.items()}
+    kwargs = {
+        key: "cpu" if key == "device" and value is not None else value
+        for key, value in kwargs.items()
+    }
     plain = tree_map(lambda x: x.inner if isinstance(x, Elsewhere) else x, (args, kwargs))
     out = func(*plain[0], **plain[1])
     if not elsewhere:
@@ -82,8 +100,14 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         wanted = kwargs.get("device")
-        if func in (torch.tensor, torch.as_tensor) and wanted is not None and torch.device(wanted).type == DEVICE:
-            return Elsewhere(func(*args, **kwargs | {"device": "cpu"}))  # made below what a dispatch mode sees
+        if (
+            func in (torch.tensor, torch.as_tensor)
+            and wanted is not None
+            and torch.device(wanted).type == DEVICE
+        ):
+            return Elsewhere(
+                func(*args, **kwargs | {"device": "cpu"})
+            )  # made below what a dispatch mode sees
         if func is functional.scaled_dot_product_attention:
             mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
             if mask is not None and mask.dtype not in (torch.bool, args[0].dtype):
@@ -94,17 +118,24 @@ class _Functions(TorchFunctionMode):
 @contextlib.contextmanager
 def stand_in() -> Iterator[None]:
     """Within it `DEVICE` is an accelerator, without autocast."""
-    enabled, autocast = torch.is_autocast_enabled, torch.autocast
+    enabled = torch.is_autocast_enabled
+    autocast = torch.autocast
 
     def is_enabled(device_type: str = "cpu") -> bool:
         return device_type != DEVICE and enabled(device_type)
 
     def no_autocast(device_type: str, *args: Any, **kwargs: Any) -> Any:
-        return contextlib.nullcontext() if device_type == DEVICE else autocast(device_type, *args, **kwargs)
+        return (
+            contextlib.nullcontext()
+            if device_type == DEVICE
+            else autocast(device_type, *args, **kwargs)
+        )
 
     off = mock.patch.multiple(torch, is_autocast_enabled=is_enabled, autocast=no_autocast)
     # Tensors of this kind cannot be made in inference mode: no_grad in its place.
-    grad = mock.patch.multiple(torch.inference_mode, __enter__=torch.no_grad.__enter__, __exit__=torch.no_grad.__exit__)
+    grad = mock.patch.multiple(
+        torch.inference_mode, __enter__=torch.no_grad.__enter__, __exit__=torch.no_grad.__exit__
+    )
     with off, grad, _Functions(), _Dispatch():
         yield
 
@@ -115,7 +146,9 @@ def moved(module: nn.Module) -> nn.Module:
     for part in module.modules():
         for name, value in part._parameters.items():
             if value is not None:
-                made.setdefault(id(value), nn.Parameter(Elsewhere(value.detach()), value.requires_grad))
+                made.setdefault(
+                    id(value), nn.Parameter(Elsewhere(value.detach()), value.requires_grad)
+                )
                 part._parameters[name] = made[id(value)]
         for name, buffer in part._buffers.items():
             if buffer is not None:

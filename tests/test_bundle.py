@@ -17,10 +17,20 @@ import pytest
 from numpy.typing import NDArray
 
 from moa import demo
-from moa.bundle import GOLDEN, MANIFEST, Bundle, GoldenCase, read_golden, sha256, write_golden, write_manifest
+from moa.bundle import (
+    GOLDEN,
+    MANIFEST,
+    Bundle,
+    GoldenCase,
+    read_golden,
+    sha256,
+    write_golden,
+    write_manifest,
+)
 from moa.errors import BundleError
 
-LOGP, TOKENS = np.array([[[-0.5, -1.5]]], np.float32), np.array([[[3, 7]]], np.int64)
+LOGP = np.array([[[-0.5, -1.5]]], np.float32)
+TOKENS = np.array([[[3, 7]]], np.int64)
 MODEL, OTHER, TOKENIZER, MAP = (
     *("variants/cpu-int4/model.onnx", "variants/web/model.onnx"),
     *("shared/tokenizer.json", "shared/map.npy"),
@@ -34,7 +44,10 @@ def folder(tmp_path: Path) -> Path:
     shutil.copytree(demo.paths().bundle, folder)
     np.save(folder / MAP, np.array([3, 5, 9], np.int64))
     entry = {"sha256": sha256(folder / MAP), "size": (folder / MAP).stat().st_size}
-    edit(folder, lambda m: (m["files"].update({MAP: entry}), m["vocabulary"].update(draft=3, map=MAP)))
+    edit(
+        folder,
+        lambda m: (m["files"].update({MAP: entry}), m["vocabulary"].update(draft=3, map=MAP)),
+    )
     return folder
 
 
@@ -100,16 +113,31 @@ def test_changed_contents_are_found_by_hash_and_only_where_asked_for(folder: Pat
         (lambda m: m.update(schema=2), "manifest schema 2, this version reads 1"),
         (lambda m: m.pop("variants"), "not a valid manifest: .*variants"),
         (lambda m: m.update(colour="red"), "not a valid manifest: .*colour"),
-        (lambda m: m.update(block={"positions": 4, "pair_rank": 8, "pairs": "x.npy"}), "unknown field `block`"),
-        (lambda m: m["files"].update({"../x": {"sha256": "", "size": 1}}), "outside the bundle: '../x'"),
-        (lambda m: m["files"].update({"/x": {"sha256": "", "size": 1}}), "outside the bundle: '/x'"),
-        (lambda m: m["files"].pop(GOLDEN), "names golden.npz as its golden vectors, but does not list it"),
+        (
+            lambda m: m.update(block={"positions": 4, "pair_rank": 8, "pairs": "x.npy"}),
+            "unknown field `block`",
+        ),
+        (
+            lambda m: m["files"].update({"../x": {"sha256": "", "size": 1}}),
+            "outside the bundle: '../x'",
+        ),
+        (
+            lambda m: m["files"].update({"/x": {"sha256": "", "size": 1}}),
+            "outside the bundle: '/x'",
+        ),
+        (
+            lambda m: m["files"].pop(GOLDEN),
+            "names golden.npz as its golden vectors, but does not list it",
+        ),
         (
             lambda m: m["variants"]["cpu-int4"].update(model="shared/x.onnx"),
             "names shared/x.onnx as its variant cpu-int4",
         ),
         (lambda m: m.update(default_variant="gpu"), "names 'gpu' its default"),
-        (lambda m: m["variants"]["cpu-int4"].update(opset=99), "opset 99, which this version does not know"),
+        (
+            lambda m: m["variants"]["cpu-int4"].update(opset=99),
+            "opset 99, which this version does not know",
+        ),
         (lambda m: m["vocabulary"].update(draft=4), "does not fit its manifest"),
         (lambda m: m["variants"].pop("web"), r"no variant 'web' \(it has cpu-int4\)"),
         (lambda m: None, r"variant web needs ONNX Runtime 1.23 or newer, here is 1.9.1"),
@@ -184,7 +212,10 @@ def test_golden_vectors_that_are_garbage_are_refused(tmp_path: Path, content: by
 
 
 def test_golden_vectors_that_would_fill_the_memory_are_not_read(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / GOLDEN, "w", zipfile.ZIP_DEFLATED) as file, file.open("a/inputs/x.npy", "w") as one:
+    with (
+        zipfile.ZipFile(tmp_path / GOLDEN, "w", zipfile.ZIP_DEFLATED) as file,
+        file.open("a/inputs/x.npy", "w") as one,
+    ):
         one.write(npy(np.zeros(2**27, np.int8))[:128])
         for _ in range(128):
             one.write(bytes(2**20))
@@ -199,7 +230,9 @@ def test_golden_vectors_that_would_fill_the_memory_are_not_read(tmp_path: Path) 
 
 
 def test_golden_cases_read_back_and_measure_the_expected_best_token(tmp_path: Path) -> None:
-    write_golden(tmp_path / "g.npz", [GoldenCase("first", {"ids": np.array([[5]])}, {"cpu": (LOGP, TOKENS)})])
+    write_golden(
+        tmp_path / "g.npz", [GoldenCase("first", {"ids": np.array([[5]])}, {"cpu": (LOGP, TOKENS)})]
+    )
     (read,) = read_golden(tmp_path / "g.npz")
     assert read.inputs["ids"].tolist() == [[5]]
     assert read.difference("cpu", LOGP, TOKENS) == 0.0
@@ -209,7 +242,9 @@ def test_golden_cases_read_back_and_measure_the_expected_best_token(tmp_path: Pa
     assert read.difference("cpu", LOGP * np.nan, TOKENS) == float("inf")
 
 
-def test_an_interrupted_manifest_leaves_the_old_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_manifest_leaves_the_old_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bundle = Bundle.open(folder)
 
     def fails(_: int) -> None:

@@ -1,4 +1,5 @@
-"""The documentation matches the repository: generated parts, links, make targets, and all cited files and names."""
+"""The documentation matches the repository: generated parts, links, make targets, and all cited
+files and names."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 MODULES = [str(path) for top in ROOT.glob("[!.]*") if top.is_dir() for path in top.rglob("*.py")]
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)[^)]*\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-CITED = re.compile(r"`((?:moa|export|edge_client|cloud_verifier|benchmarks|tools|tests|docs)/[\w./-]*)(?::([\w.]+))?`")
+CITED = re.compile(
+    r"`((?:moa|export|edge_client|cloud_verifier|benchmarks|tools|tests|docs)/[\w./-]*)(?::([\w.]+))?`"
+)
 
 
 MODULE = re.compile(r"`([\w/]+\.py)`")
@@ -32,7 +35,11 @@ LOG = ROOT / "docs" / "log"
 
 def is_history(page: Path) -> bool:
     """Whether a page is dated and stays as it was written: it names modules of its day."""
-    return page.name == "CHANGELOG.md" or page.is_relative_to(LOG) or page.is_relative_to(ROOT / "docs" / "decisions")
+    return (
+        page.name == "CHANGELOG.md"
+        or page.is_relative_to(LOG)
+        or page.is_relative_to(ROOT / "docs" / "decisions")
+    )
 
 
 def find_module(short: str) -> bool:
@@ -42,7 +49,8 @@ def find_module(short: str) -> bool:
 
 @functools.cache
 def names_in(path: Path) -> set[str]:
-    """Every function, class, attribute and method that a module defines, methods and fields as `Class.name`."""
+    """Every function, class, attribute and method that a module defines, methods and fields as
+    `Class.name`."""
     found: set[str] = set()
 
     def visit(nodes: list[ast.stmt], prefix: str) -> None:
@@ -81,7 +89,9 @@ def test_what_a_page_names_is_there_and_its_code_parses(page: Path) -> None:
         parsers()[program].parse_args(words)  # a mistake is a SystemExit, and says what it is
     for language, code in FENCE.findall(text):
         if language == "python":
-            body = compile(code, page.name, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT).body
+            body = compile(
+                code, page.name, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            ).body
             imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
             exec(compile(ast.Module(imports, []), page.name, "exec"), {})
 
@@ -89,7 +99,9 @@ def test_what_a_page_names_is_there_and_its_code_parses(page: Path) -> None:
 def test_decisions_are_numbered_one_after_another() -> None:
     pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
     for number, page in enumerate(pages, 1):
-        assert page.name.startswith(f"{number:04}-"), "two decisions of one number, or a number left out"
+        assert page.name.startswith(f"{number:04}-"), (
+            "two decisions of one number, or a number left out"
+        )
         assert page.read_text().startswith(f"# {number}. ")
 
 
@@ -106,7 +118,9 @@ def test_an_entry_of_the_log_is_short_and_answers_a_question(page: Path) -> None
 def test_every_verb_that_a_page_names_is_in_the_makefile() -> None:
     verbs = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
-        named = set(re.findall(r"(?:^|`)make ([a-z]+)\b", page.read_text(encoding="utf-8"), re.MULTILINE))
+        named = set(
+            re.findall(r"(?:^|`)make ([a-z]+)\b", page.read_text(encoding="utf-8"), re.MULTILINE)
+        )
         assert named <= verbs, page.name
 
 
@@ -117,7 +131,11 @@ def test_every_console_script_is_in_the_reference() -> None:
 
 def commands_in(page: Path) -> list[list[str]]:
     """Commands of ours in a page's code blocks. Lines with `...` or `|` are patterns, not commands."""
-    code = "\n".join(code for language, code in FENCE.findall(page.read_text(encoding="utf-8")) if language != "python")
+    code = "\n".join(
+        code
+        for language, code in FENCE.findall(page.read_text(encoding="utf-8"))
+        if language != "python"
+    )
     lines = [line.removeprefix("$ ") for line in code.splitlines()]
     commands = [shlex.split(line, comments=True) for line in lines if line.split(" ")[0] in PARSERS]
     return [words for words in commands if not any("|" in word or word == "..." for word in words)]
@@ -143,6 +161,9 @@ def test_the_api_page_has_every_public_name_and_says_something_of_each() -> None
 
 def test_the_protocol_is_described() -> None:
     text = (ROOT / "docs" / "wire-protocol.md").read_text(encoding="utf-8")
-    assert all(f"<!-- generated: {part} -->" in text for part in ("client", "server", "structures", "codes", "closes"))
+    assert all(
+        f"<!-- generated: {part} -->" in text
+        for part in ("client", "server", "structures", "codes", "closes")
+    )
     assert all(f"| `{code.value}` |" in text for code in Code)
     assert '### Verify `"verify"`' in text

@@ -17,7 +17,9 @@ def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_what_goes_wrong_changes_nothing_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_wrong_changes_nothing_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "file"
     write_whole(path, b"old")
 
@@ -38,9 +40,14 @@ def test_what_goes_wrong_changes_nothing_and_leaves_nothing(tmp_path: Path, monk
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_what_a_killed_process_left_is_removed_and_what_another_writes_is_not(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_removed_and_what_another_writes_is_not(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "file [1]"
-    old, young, other = (tmp_path / name for name in (".file [1].a.partial", ".file [1].b.partial", ".file.c.partial"))
+    old, young, other = (
+        tmp_path / name
+        for name in (".file [1].a.partial", ".file [1].b.partial", ".file.c.partial")
+    )
     for left in (old, young, other):
         left.touch()
     os.utime(old, (0, 0))

@@ -1,5 +1,5 @@
-"""The installed commands, and `moa-edge`: lists every program, prints versions, completes commands, and names a missing
-extra in one line."""
+"""The installed commands, and `moa-edge`: lists every program, prints versions, completes commands,
+and names a missing extra in one line."""
 
 from __future__ import annotations
 
@@ -37,12 +37,19 @@ def run(*words: str, program: str = _BASE, **how: Any) -> subprocess.CompletedPr
 
 
 @pytest.mark.parametrize(
-    ("missing", "extras"), [((), []), (("onnxscript",), ["export"]), (("torch",), ["verifier", "train"])], ids=str
+    ("missing", "extras"),
+    [((), []), (("onnxscript",), ["export"]), (("torch",), ["verifier", "train"])],
+    ids=str,
 )
 def test_it_names_the_programs_and_says_how_to_install_what_is_not_installed(
-    missing: tuple[str, ...], extras: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    missing: tuple[str, ...],
+    extras: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("moa.cli.moa_edge.find_spec", lambda module: None if module in missing else module)
+    monkeypatch.setattr(
+        "moa.cli.moa_edge.find_spec", lambda module: None if module in missing else module
+    )
     with pytest.raises(SystemExit) as end:
         main([])
     shown = capsys.readouterr().out
@@ -54,11 +61,18 @@ def test_it_names_the_programs_and_says_how_to_install_what_is_not_installed(
 
 
 def test_version_and_help_need_the_base_install_only() -> None:
-    scripts = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["scripts"]
-    words = [
-        (where.partition(":"), [name, word]) for name, where in scripts.items() for word in ("--version", "--help")
+    scripts = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"][
+        "scripts"
     ]
-    words += [(("moa.cli.moa_edge", ":", "main"), ["moa-edge", one.short, "--version"]) for one in PROGRAMS]
+    words = [
+        (where.partition(":"), [name, word])
+        for name, where in scripts.items()
+        for word in ("--version", "--help")
+    ]
+    words += [
+        (("moa.cli.moa_edge", ":", "main"), ["moa-edge", one.short, "--version"])
+        for one in PROGRAMS
+    ]
     each = f"""
 from importlib import import_module
 for (module, _, function), sys.argv in {words}:
@@ -81,7 +95,9 @@ for (module, _, function), sys.argv in {words}:
         (("edge-client", "generate", "--raw", "hi", "--verifier", "local"), b"torch", b"verifier"),
     ],
 )
-def test_what_is_not_installed_is_named_with_its_extra(words: tuple[str, ...], missing: bytes, extra: bytes) -> None:
+def test_what_is_not_installed_is_named_with_its_extra(
+    words: tuple[str, ...], missing: bytes, extra: bytes
+) -> None:
     done = run(*words)
     assert done.returncode in (1, 2)
     assert done.stderr.count(b"\n") == 1, done.stderr
@@ -90,11 +106,15 @@ def test_what_is_not_installed_is_named_with_its_extra(words: tuple[str, ...], m
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("words", [(), ("completion", "bash"), ("verifier", "token", "new")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [(), ("completion", "bash"), ("verifier", "token", "new")], ids=" ".join
+)
 def test_output_that_cannot_be_written_or_has_no_place_is_one_line(words: tuple[str, ...]) -> None:
     program = [sys.executable, "-c", "from moa.cli.moa_edge import main; main()", *words]
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, timeout=300, check=False)
+        done = subprocess.run(
+            program, stdout=full, stderr=subprocess.PIPE, timeout=300, check=False
+        )
     assert (done.returncode, done.stderr.count(b"\n")) == (2, 1), done.stderr
     assert b"No space left on device" in done.stderr
     shell = ["sh", "-c", f"{shlex.join(program)} >&-"]
@@ -115,10 +135,17 @@ def test_a_closed_stream_is_no_traceback(stream: int) -> None:
 @pytest.mark.parametrize("shell", SHELLS)
 def test_completion_knows_every_program_and_its_flags(shell: str) -> None:
     script = completion(shell)
-    for words in (*(program.name for program in PROGRAMS), "max-new-tokens", "--calibration", "--slots"):
+    for words in (
+        *(program.name for program in PROGRAMS),
+        "max-new-tokens",
+        "--calibration",
+        "--slots",
+    ):
         assert words.lstrip("-") in script
     if found := shutil.which(shell):
-        done = subprocess.run([found, "-n", "/dev/stdin"], input=script.encode(), capture_output=True, timeout=300)
+        done = subprocess.run(
+            [found, "-n", "/dev/stdin"], input=script.encode(), capture_output=True, timeout=300
+        )
         assert done.returncode == 0, done.stderr
     if found and shell == "bash":
         script += "\nCOMP_WORDS=(edge-client generate --max-n); COMP_CWORD=2; _shtab_edge_client; echo ${COMPREPLY[@]}"
@@ -128,7 +155,9 @@ def test_completion_knows_every_program_and_its_flags(shell: str) -> None:
 
 def test_a_docstring_as_description_loses_its_indentation() -> None:
     """Python 3.13 takes it away by itself, so help and its pages would differ between versions."""
-    assert CommandParser(prog="x", description="One.\n\n    Two.\n    ").description == "One.\n\nTwo."
+    assert (
+        CommandParser(prog="x", description="One.\n\n    Two.\n    ").description == "One.\n\nTwo."
+    )
 
 
 PRESS = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
@@ -155,7 +184,11 @@ edge_client()
 @pytest.mark.skipif(os.name == "nt", reason="needs signals")
 def test_ctrl_c_shows_no_traceback_and_stays_ignored_for_who_wants_that() -> None:
     for program in (DURING_IMPORTS, AFTER_THE_END):
-        done = run("--version", program=program, preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL))
+        done = run(
+            "--version",
+            program=program,
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        )
         assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
     ignoring = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)  # as `nohup` starts it
     done = run("--version", program=DURING_IMPORTS, preexec_fn=ignoring)
@@ -165,6 +198,7 @@ def test_ctrl_c_shows_no_traceback_and_stays_ignored_for_who_wants_that() -> Non
 def test_little_is_imported_before_ctrl_c_ends_the_process_quietly() -> None:
     """Until then it would show a traceback; reading the version took 20 ms."""
     program = (
-        "import sys, moa.cli.console_scripts; print({'importlib.metadata', 'asyncio', 'numpy'} & set(sys.modules))"
+        "import sys, moa.cli.console_scripts; "
+        "print({'importlib.metadata', 'asyncio', 'numpy'} & set(sys.modules))"
     )
     assert run(program=program).stdout == b"set()\n"

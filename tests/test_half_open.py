@@ -16,7 +16,8 @@ def half(host: str, port: int = 1) -> Mock:
 def test_the_oldest_of_the_most_crowded_address_makes_room_and_is_reported() -> None:
     told: list[tuple[str, int]] = []
     waiting = HalfOpen(4, lambda peer, count: told.append((peer, count)))
-    good, crowd = half("good"), [half("crowd", port) for port in range(6)]
+    good = half("good")
+    crowd = [half("crowd", port) for port in range(6)]
     waiting.enter(good)
     for one in crowd:
         waiting.enter(one)

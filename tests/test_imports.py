@@ -1,4 +1,5 @@
-"""The picture of imports has no circle: not at the top of modules, in functions, or for type checkers only."""
+"""The picture of imports has no circle: not at the top of modules, in functions, or for type
+checkers only."""
 
 from graphlib import TopologicalSorter
 

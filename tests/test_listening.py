@@ -28,7 +28,9 @@ def test_a_port_refuses_connections_until_a_server_listens() -> None:
 def test_a_port_or_host_that_cannot_be_had_is_one_clear_line() -> None:
     with Port("127.0.0.1", 0) as theirs:
         theirs.listen(1)
-        with pytest.raises(UsageError, match=rf"cannot listen on 127.0.0.1:{theirs.number}: Address already in use"):
+        with pytest.raises(
+            UsageError, match=rf"cannot listen on 127.0.0.1:{theirs.number}: Address already in use"
+        ):
             Port("127.0.0.1", theirs.number)
     for host in ("192.0.2.1", "no such host"):
         with pytest.raises(UsageError, match=f"cannot listen on {host}:80"):
@@ -39,7 +41,9 @@ def test_a_port_or_host_that_cannot_be_had_is_one_clear_line() -> None:
             first.listen(1)
 
 
-def test_localhost_is_reached_by_its_number_and_an_ipv6_address_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_localhost_is_reached_by_its_number_and_an_ipv6_address_in_brackets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     both = [(family, socket.SOCK_STREAM, 6, "", ()) for family in (socket.AF_INET6, socket.AF_INET)]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
     with Port("localhost", 0) as port:
@@ -68,9 +72,16 @@ def no_free_descriptor() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_connection_for_which_there_is_no_descriptor_is_refused_and_reported_and_the_next_is_served() -> None:
+def test_a_connection_for_which_there_is_no_descriptor_is_refused_and_reported_and_the_next_is_served() -> (
+    None
+):
     refused: list[str] = []
-    with Port("127.0.0.1", 0) as port, socket.socket() as first, socket.socket() as second, socket.socket() as third:
+    with (
+        Port("127.0.0.1", 0) as port,
+        socket.socket() as first,
+        socket.socket() as second,
+        socket.socket() as third,
+    ):
         listening = port.listen(8, refused.append)
         first.connect(("127.0.0.1", port.number))
         accepted, _ = listening.accept()

@@ -20,7 +20,9 @@ def test_rows_are_read_as_they_were_written() -> None:
     assert unpack(alone, 0, 128) == [TokenLogprobs(-1.0)]
 
 
-@pytest.mark.parametrize("payload", [packed()[:-1], packed(chosen=0.5), packed(best=float("nan")), packed(id=128)])
+@pytest.mark.parametrize(
+    "payload", [packed()[:-1], packed(chosen=0.5), packed(best=float("nan")), packed(id=128)]
+)
 def test_what_cannot_be_is_refused(payload: bytes) -> None:
     with pytest.raises(ProtocolError):
         unpack(payload, 2, 128)

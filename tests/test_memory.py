@@ -19,7 +19,9 @@ print(memory.peak_bytes())
 """
 
 
-def test_memory_of_this_process_or_its_peak_where_the_present_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_this_process_or_its_peak_where_the_present_is_not_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert 5e6 < memory.resident_bytes() <= 1.1 * memory.peak_bytes()
     monkeypatch.setattr("builtins.open", Mock(side_effect=FileNotFoundError))
     assert memory.resident_bytes() == memory.peak_bytes()
@@ -37,10 +39,14 @@ print(before - memory.resident_bytes())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
 def test_free_memory_between_what_is_kept_is_given_back() -> None:
-    done = subprocess.run([sys.executable, "-c", _HOLES], capture_output=True, timeout=300, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _HOLES], capture_output=True, timeout=300, check=True
+    )
     assert int(done.stdout) > 50e6
 
 
 def test_no_program_needs_the_unix_module() -> None:
-    done = subprocess.run([sys.executable, "-c", _WINDOWS], capture_output=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", _WINDOWS], capture_output=True, timeout=300, check=False
+    )
     assert done.stdout == b"0\n", done.stderr

@@ -1,4 +1,5 @@
-"""One name means one thing: no public class or type of the product packages has the name of another."""
+"""One name means one thing: no public class or type of the product packages has the name of
+another."""
 
 import ast
 from collections import defaultdict
@@ -10,12 +11,15 @@ PACKAGES = ("moa", "export", "edge_client", "cloud_verifier")
 
 
 def _types(module: ast.Module) -> Iterator[tuple[str, str]]:
-    """Each public class or type alias, with its definition. An alias may be repeated, if it is the same."""
+    """Each public class or type alias, with its definition. An alias may be repeated, if it is the
+    same."""
     for node in module.body:
         match node:
             case ast.ClassDef(name=name) if not name.startswith("_"):
                 yield name, ast.dump(node)
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name[0].isupper() and not name.isupper():
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if (
+                name[0].isupper() and not name.isupper()
+            ):
                 yield name, ast.dump(value)
 
 

@@ -24,10 +24,21 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.Path:
-    """A wheel of the whole tree, tests and benchmarks beside the packages, as a user's pip would build it."""
-    source, out = tmp_path_factory.mktemp("source") / "tree", tmp_path_factory.mktemp("wheel")
+    """A wheel of the whole tree, tests and benchmarks beside the packages, as a user's pip would
+    build it."""
+    source = tmp_path_factory.mktemp("source") / "tree"
+    out = tmp_path_factory.mktemp("wheel")
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*SCRATCH))
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    ]
     subprocess.run([*command, "--wheel-dir", str(out), str(source)], check=True, timeout=300)
     (built,) = out.glob("*.whl")
     return zipfile.Path(built)
@@ -36,7 +47,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.Path:
 def test_ships_every_file_of_four_packages_and_nothing_else(wheel: zipfile.Path) -> None:
     shipped = {entry.name for entry in wheel.iterdir() if not entry.name.endswith(".dist-info")}
     assert shipped == set(PACKAGES)
-    files = {p for package in PACKAGES for p in (ROOT / package).rglob("*") if p.is_file() and p.suffix != ".pyc"}
+    files = {
+        p
+        for package in PACKAGES
+        for p in (ROOT / package).rglob("*")
+        if p.is_file() and p.suffix != ".pyc"
+    }
     assert {path.relative_to(ROOT).as_posix() for path in files} <= set(wheel.root.namelist())
 
 
@@ -56,20 +72,31 @@ def test_base_install_is_light_all_the_way_down() -> None:
     while todo:
         requirement = todo.pop()
         name = canonicalize_name(requirement.name)
-        if name in reached or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+        if name in reached or (
+            requirement.marker and not requirement.marker.evaluate({"extra": ""})
+        ):
             continue
         reached.add(name)
         try:
             todo += [Requirement(text) for text in requires(name) or []]
         except PackageNotFoundError:
-            assert name not in {canonicalize_name(Requirement(text).name) for text in PROJECT["dependencies"]}, name
+            assert name not in {
+                canonicalize_name(Requirement(text).name) for text in PROJECT["dependencies"]
+            }, name
     assert reached >= {"numpy", "onnxruntime", "tokenizers"}
     assert reached & HEAVY == set()
 
 
 def test_every_dependency_is_pinned_within_its_range() -> None:
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
-    pins = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+    lines = [
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
+    pins = {
+        canonicalize_name(name): version
+        for name, _, version in (line.partition("==") for line in lines)
+    }
     groups = {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
     for texts in groups.values():
         for requirement in map(Requirement, texts):
@@ -79,7 +106,12 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
 
 
 def test_no_line_sends_a_user_to_a_package_index_that_does_not_have_it() -> None:
-    """Whoever takes the name there could have users install anything: `how_to_install` says the checkout."""
+    """Whoever takes the name there could have users install anything: `how_to_install` says the
+    checkout."""
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     files += [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    assert not [path.name for path in files if re.search(r"pip install\s.{0,20}moa-edge", path.read_text("utf-8"))]
+    assert not [
+        path.name
+        for path in files
+        if re.search(r"pip install\s.{0,20}moa-edge", path.read_text("utf-8"))
+    ]

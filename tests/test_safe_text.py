@@ -9,9 +9,16 @@ from hypothesis import strategies as st
 from moa.safe_text import safe_line, safe_text
 
 ATTACKS = {
-    "clear": "\x1b[2J\x1b[H", "clipboard": "\x1b]52;c;ZWNobw==\x07", "title": "\x1b]0;title\x07", "C1 CSI": "\x9b31m",
-    "overwrite": "a\rb", "backspace": "\x08\x08\x08", "bidi": "\u202egnp.exe", "surrogate": "\ud800", "nul": "\x00",
-}  # fmt: skip
+    "clear": "\x1b[2J\x1b[H",
+    "clipboard": "\x1b]52;c;ZWNobw==\x07",
+    "title": "\x1b]0;title\x07",
+    "C1 CSI": "\x9b31m",
+    "overwrite": "a\rb",
+    "backspace": "\x08\x08\x08",
+    "bidi": "\u202egnp.exe",
+    "surrogate": "\ud800",
+    "nul": "\x00",
+}
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from moa.errors import ConfigError, NumericalError
 from moa.sampling import MAX_SEED, SamplingSettings, candidates, choose, gumbel, penalize
@@ -21,7 +26,9 @@ def test_greedy_is_the_argmax_after_the_penalty() -> None:
 
 
 def test_noise_is_gumbels_and_depends_on_seed_position_and_token_alone() -> None:
-    a, b, c = gumbel(1, 1, 50_000), gumbel(1, 2, 50_000), gumbel(2, 1, 50_000)
+    a = gumbel(1, 1, 50_000)
+    b = gumbel(1, 2, 50_000)
+    c = gumbel(2, 1, 50_000)
     for noise in (a, b, c):
         assert noise.mean() == pytest.approx(np.euler_gamma, abs=0.03)
         assert noise.var() == pytest.approx(np.pi**2 / 6, abs=0.06)
@@ -53,7 +60,9 @@ def test_sampled_frequencies_match_the_distribution(settings: SamplingSettings) 
     probability /= probability.sum()
     assert counts.sum() == counts[kept].sum()
     likely = probability * draws >= 5
-    found, expected, cells = counts[kept][likely], probability[likely] * draws, int(likely.sum())
+    found = counts[kept][likely]
+    expected = probability[likely] * draws
+    cells = int(likely.sum())
     chi_square = ((found - expected) ** 2 / expected).sum()
     assert abs(chi_square - (cells - 1)) < 4 * np.sqrt(2 * (cells - 1))
 
@@ -67,22 +76,33 @@ def test_sampled_frequencies_match_the_distribution(settings: SamplingSettings) 
         (SamplingSettings(temperature=1.0, min_p=0.15), MinPLogitsWarper(0.15)),
     ],
 )
-def test_filters_keep_what_transformers_keeps(settings: SamplingSettings, reference: object, seed: int) -> None:
+def test_filters_keep_what_transformers_keeps(
+    settings: SamplingSettings, reference: object, seed: int
+) -> None:
     logits = np.random.default_rng(seed).normal(size=40) * 2
     kept = reference(torch.zeros(1, 1, dtype=torch.long), torch.from_numpy(logits)[None])[0]  # type: ignore[operator]
     assert sorted(candidates(logits, settings)) == torch.isfinite(kept).nonzero().flatten().tolist()
 
 
 def test_the_penalty_is_that_of_transformers() -> None:
-    logits, context = np.random.default_rng(0).normal(size=20), [3, 4, 4, 9]
-    theirs = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([context]), torch.from_numpy(logits)[None].clone())
+    logits = np.random.default_rng(0).normal(size=20)
+    context = [3, 4, 4, 9]
+    theirs = RepetitionPenaltyLogitsProcessor(1.3)(
+        torch.tensor([context]), torch.from_numpy(logits)[None].clone()
+    )
     assert np.allclose(penalize(logits, 1.3, context), theirs[0].numpy())
 
 
 @pytest.mark.parametrize(
     "bad",
     [
-        *({"temperature": -0.1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.01}),
+        *(
+            {"temperature": -0.1},
+            {"temperature": float("nan")},
+            {"top_k": -1},
+            {"top_p": 0.0},
+            {"top_p": 1.01},
+        ),
         *({"min_p": 1.0}, {"repetition_penalty": 0.0}, {"seed": -1}, {"seed": 2**63}),
     ],
     ids=str,
@@ -93,8 +113,12 @@ def test_settings_out_of_range_are_refused_by_name(bad: dict[str, float]) -> Non
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "top_p": 0.9}, {"repetition_penalty": 1.3}])
-def test_no_token_is_told_from_logits_that_are_no_numbers(bad: float, settings: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "settings", [{}, {"temperature": 0.7, "top_p": 0.9}, {"repetition_penalty": 1.3}]
+)
+def test_no_token_is_told_from_logits_that_are_no_numbers(
+    bad: float, settings: dict[str, float]
+) -> None:
     logits = np.array([1.0, bad, -1.0], dtype=np.float32)
     with pytest.raises(NumericalError):
         choose(logits, SamplingSettings(**settings), 0)  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""Exactness is the product: speculative text is the target's own, greedy or sampled, whatever is drafted."""
+"""Exactness is the product: speculative text is the target's own, greedy or sampled, whatever is
+drafted."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def prompts_of(lengths: tuple[int, ...], seed: int = 1) -> list[list[int]]:
 
 def speculator(target: Target, tli: int = 0) -> Speculator:
     """A drafter with random weights: it is sometimes right."""
-    drafter = new_drafter(DrafterConfig.for_target(target.facts, tli=tli, final_state=True), target.model)
+    drafter = new_drafter(
+        DrafterConfig.for_target(target.facts, tli=tli, final_state=True), target.model
+    )
     torch.manual_seed(0)
     for module in drafter.modules():
         if isinstance(module, nn.Linear):
@@ -53,7 +56,11 @@ def generated(family: str, prompts: list[list[int]], count: int) -> list[list[in
 def test_greedy_text_is_that_of_generate(family: str) -> None:
     prompts = prompts_of(LENGTHS)
     wanted = generated(family, prompts, 16)
-    for tli, slots, shape in ((0, 4, SHAPES["tree"]), (0, 1, SHAPES["chain"]), (3, 4, SHAPES["tree"])):
+    for tli, slots, shape in (
+        (0, 4, SHAPES["tree"]),
+        (0, 1, SHAPES["chain"]),
+        (3, 4, SHAPES["tree"]),
+    ):
         engine = speculator(Target.from_model(tiny(family), slots=slots, capacity=128), tli)
         out = engine.generate(prompts, GenerationSettings(max_new_tokens=16, shape=shape))
         assert [o.ids for o in out] == wanted, (tli, slots, shape)
@@ -63,7 +70,9 @@ def test_greedy_text_is_that_of_generate(family: str) -> None:
 def test_long_prompts() -> None:
     prompts = prompts_of((511, 512, 513))
     wanted = generated("llama", prompts, 8)
-    engine = speculator(Target.from_model(tiny("llama", max_position_embeddings=1024), slots=2, capacity=640))
+    engine = speculator(
+        Target.from_model(tiny("llama", max_position_embeddings=1024), slots=2, capacity=640)
+    )
     assert [o.ids for o in engine.generate(prompts, GenerationSettings(max_new_tokens=8))] == wanted
 
 
@@ -93,17 +102,29 @@ def test_sampled_text_does_not_depend_on_speculation(engine: Speculator, seed: i
 
 
 def test_the_same_noise_makes_a_drafter_agree_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Hot enough for the noise to matter beside the logits of two models that have nothing to do with each other.
+    # Hot enough for the noise to matter beside the logits of two models that have nothing to do
+    # with each other.
     engine = speculator(Target.from_model(tiny("llama"), slots=4, capacity=128))
     sampling = SamplingSettings(temperature=8.0, seed=5)
-    settings = GenerationSettings(max_new_tokens=40, sampling=sampling, shape=TreeShape.chain(4), ignore_eos=True)
+    settings = GenerationSettings(
+        max_new_tokens=40, sampling=sampling, shape=TreeShape.chain(4), ignore_eos=True
+    )
 
     def acceptance() -> float:
-        return float(np.mean([o.acceptance_length for o in engine.generate(prompts_of((9, 20, 30, 40)), settings)]))
+        return float(
+            np.mean(
+                [
+                    o.acceptance_length
+                    for o in engine.generate(prompts_of((9, 20, 30, 40)), settings)
+                ]
+            )
+        )
 
     coupled = acceptance()
     other_noise = MoaDrafting._noise
-    monkeypatch.setattr(MoaDrafting, "_noise", lambda self, level: other_noise(self, level).flip(-1))
+    monkeypatch.setattr(
+        MoaDrafting, "_noise", lambda self, level: other_noise(self, level).flip(-1)
+    )
     assert coupled > 1.08 * acceptance()
 
 
@@ -120,7 +141,9 @@ def test_more_prompts_than_slots_are_all_served_and_counted(engine: Speculator) 
 
 def test_a_context_that_is_full_ends_the_text_where_plain_decoding_ends(engine: Speculator) -> None:
     drafted, plain = (
-        engine.generate(prompts_of((120,)), GenerationSettings(max_new_tokens=50, ignore_eos=True, shape=shape))[0]
+        engine.generate(
+            prompts_of((120,)), GenerationSettings(max_new_tokens=50, ignore_eos=True, shape=shape)
+        )[0]
         for shape in (SHAPES["tree"], None)
     )
     assert (drafted.ids, drafted.finish) == (plain.ids, plain.finish)
@@ -131,9 +154,13 @@ def test_a_stop_string_ends_the_text_after_the_token_that_completes_it(tmp_path:
     target = Target.load(save_tiny("llama", str(tmp_path)), slots=1, capacity=128)
     engine = speculator(target)
     prompt = prompts_of((6,))
-    plain = engine.generate(prompt, GenerationSettings(max_new_tokens=20, ignore_eos=True, shape=None))[0].ids
+    plain = engine.generate(
+        prompt, GenerationSettings(max_new_tokens=20, ignore_eos=True, shape=None)
+    )[0].ids
     stop = target.tokenizer.decode(plain[8:10])
-    out = engine.generate(prompt, GenerationSettings(max_new_tokens=20, ignore_eos=True, stop=(stop,)))[0]
+    out = engine.generate(
+        prompt, GenerationSettings(max_new_tokens=20, ignore_eos=True, stop=(stop,))
+    )[0]
     assert out.finish == "stop"
     assert out.ids == plain[: len(out.ids)]
     assert stop in target.tokenizer.decode(out.ids)
@@ -141,7 +168,9 @@ def test_a_stop_string_ends_the_text_after_the_token_that_completes_it(tmp_path:
 
 
 @pytest.mark.parametrize("prompts", [[[]], [[1] * 128], [[5, 128]], [[-1]]])
-def test_bad_prompts_and_settings_are_refused_and_take_no_slot(engine: Speculator, prompts: list[list[int]]) -> None:
+def test_bad_prompts_and_settings_are_refused_and_take_no_slot(
+    engine: Speculator, prompts: list[list[int]]
+) -> None:
     with pytest.raises(UsageError):
         engine.generate(prompts)
     assert engine.target.pool.free == engine.target.pool.slots
@@ -161,9 +190,12 @@ def test_work_that_raises_gives_every_slot_back(
     engine: Speculator, monkeypatch: pytest.MonkeyPatch, part: str, name: str, after: int
 ) -> None:
     """In a prompt's forward, in its drafter's slot, and in a round beside another text."""
-    owner, pools = getattr(engine, part), (engine.target.pool, engine.drafting.pool)  # type: ignore[union-attr]
+    # type: ignore[union-attr]
+    owner = getattr(engine, part)
+    pools = (engine.target.pool, engine.drafting.pool)
     free = [pool.free for pool in pools]
-    method, calls = getattr(owner, name), count()
+    method = getattr(owner, name)
+    calls = count()
 
     def failing(*given: Any) -> Any:
         if next(calls) >= after:

@@ -30,25 +30,50 @@ def environment(home: Path) -> dict[str, str]:
 def test_a_package_that_loads_the_library_imports_ours_first(package: str) -> None:
     """A package's `__init__` runs before its modules, and `moa/__init__.py` sets the variable."""
     texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / package).rglob("*.py")}
-    using = [path for path, text in texts.items() if re.search(r"^\s*(import|from) (onnxruntime|optimum)", text, re.M)]
-    ours = re.search(r"^(import|from) (moa|edge_client)", texts[ROOT / package / "__init__.py"], re.M)
-    assert not using or ours or package == "moa", f"{using[0]} may load the library with its telemetry"
+    using = [
+        path
+        for path, text in texts.items()
+        if re.search(r"^\s*(import|from) (onnxruntime|optimum)", text, re.M)
+    ]
+    ours = re.search(
+        r"^(import|from) (moa|edge_client)", texts[ROOT / package / "__init__.py"], re.M
+    )
+    assert not using or ours or package == "moa", (
+        f"{using[0]} may load the library with its telemetry"
+    )
 
 
 def test_no_file_is_written_in_the_user_s_home(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", "; ".join(LOADS)], env=environment(tmp_path), check=True, timeout=300)
+    subprocess.run(
+        [sys.executable, "-c", "; ".join(LOADS)], env=environment(tmp_path), check=True, timeout=300
+    )
     assert not list(tmp_path.rglob("*"))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("strace") is None, reason="no strace here")
 def test_no_name_is_looked_up(tmp_path: Path) -> None:
-    """With its telemetry the library looks a host up 8 s after it was loaded, so the process lives for 15."""
-    log, home = tmp_path / "calls", tmp_path / "home"
+    """With its telemetry the library looks a host up 8 s after it was loaded, so the process lives
+    for 15."""
+    log = tmp_path / "calls"
+    home = tmp_path / "home"
     home.mkdir()
-    traced = ["strace", "-f", "-qq", "-s", "99", "-e", "trace=connect,sendto,sendmmsg", "-o", str(log), sys.executable]
+    traced = [
+        "strace",
+        "-f",
+        "-qq",
+        "-s",
+        "99",
+        "-e",
+        "trace=connect,sendto,sendmmsg",
+        "-o",
+        str(log),
+        sys.executable,
+    ]
     child = f"{LOADS[0]}; import time; time.sleep(15)"
-    run = subprocess.run([*traced, "-c", child], env=environment(home), capture_output=True, text=True, timeout=240)
+    run = subprocess.run(
+        [*traced, "-c", child], env=environment(home), capture_output=True, text=True, timeout=240
+    )
     if "ptrace" in run.stderr.lower():
         pytest.skip("processes may not be traced here")
     assert run.returncode == 0, run.stderr

@@ -14,7 +14,9 @@ def test_a_large_piece_goes_through_from_full_and_is_paid_for_afterwards() -> No
 
 
 def test_the_average_is_kept() -> None:
-    bucket, now, taken = TokenBucket(10.0, 5.0, now=0.0), 0.0, 0
+    bucket = TokenBucket(10.0, 5.0, now=0.0)
+    now = 0.0
+    taken = 0
     while now < 100.0:
         taken += bucket.take(1, now)
         now += 0.01

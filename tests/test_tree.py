@@ -14,7 +14,9 @@ from moa.tree import DraftTree, TreeGrower, TreeShape, accept, ancestors, depths
 
 
 def parents_of(size: int) -> st.SearchStrategy[list[int]]:
-    return st.tuples(*(st.integers(0, max(0, i - 1)) for i in range(1, size))).map(lambda p: [-1, *p])
+    return st.tuples(*(st.integers(0, max(0, i - 1)) for i in range(1, size))).map(
+        lambda p: [-1, *p]
+    )
 
 
 trees = st.integers(1, 20).flatmap(
@@ -26,9 +28,11 @@ trees = st.integers(1, 20).flatmap(
 def test_ancestors_and_depths_match_a_walk_up_the_tree(tree: tuple[list[int], list[int]]) -> None:
     _, parents = tree
     chain = list(range(-1, len(parents) - 1))
-    mask, depth = ancestors(np.array([chain, parents]))[1], depths(parents)
+    mask = ancestors(np.array([chain, parents]))[1]
+    depth = depths(parents)
     for node in range(len(parents)):
-        line, at = set(), node
+        line = set()
+        at = node
         while at >= 0:
             line.add(at)
             at = parents[at]
@@ -56,7 +60,9 @@ def test_accept_gives_what_the_target_would_have_said_without_any_draft(
         plain.append(token)
     # And it goes as far as the tree allows: no child of the last node holds the next token.
     last = accepted.path[-1]
-    assert not any(parents[n] == last and tokens[n] == accepted.next_token for n in range(1, len(tokens)))
+    assert not any(
+        parents[n] == last and tokens[n] == accepted.next_token for n in range(1, len(tokens))
+    )
 
 
 def grow(shape: TreeShape, table: np.ndarray) -> DraftTree:
@@ -86,13 +92,17 @@ def test_the_dynamic_tree_holds_the_best_paths_of_its_breadth_and_depth(table: n
         assert tree.scores[node] == pytest.approx(tree.scores[parent] + step, abs=1e-5)
     assert tree.depths().max() <= 4
     # The likeliest path of the whole tree is in it.
-    best, token = 0.0, 0
+    best = 0.0
+    token = 0
     for _ in range(2):
-        best, token = best + table[token].max(), int(table[token].argmax())
+        best = best + table[token].max()
+        token = int(table[token].argmax())
     assert max(s for s, d in zip(tree.scores, tree.depths(), strict=True) if d == 2) >= best - 1e-5
 
 
-def test_the_mask_lets_a_frontier_node_see_its_ancestors_among_what_was_fed(table: np.ndarray) -> None:
+def test_the_mask_lets_a_frontier_node_see_its_ancestors_among_what_was_fed(
+    table: np.ndarray,
+) -> None:
     grower = TreeGrower(0, TreeShape(breadth=2, depth=3, nodes=20))
     while grower.frontier:
         mask = grower.mask()
@@ -100,14 +110,18 @@ def test_the_mask_lets_a_frontier_node_see_its_ancestors_among_what_was_fed(tabl
         assert mask.shape == (len(grower.frontier), len(rows))
         full = ancestors(np.array([grower.parents]))[0]
         for row, node in enumerate(grower.frontier):
-            assert [rows[c] for c in np.flatnonzero(mask[row])] == sorted(np.flatnonzero(full[node]), key=rows.index)
+            assert [rows[c] for c in np.flatnonzero(mask[row])] == sorted(
+                np.flatnonzero(full[node]), key=rows.index
+            )
         scores = table[grower.frontier_tokens]
         top = np.argsort(-scores, axis=1)[:, :2]
         grower.expand(top, np.take_along_axis(scores, top, axis=1))
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
-def test_scores_that_are_no_numbers_leave_a_tree_of_the_others(table: np.ndarray, bad: float) -> None:
+def test_scores_that_are_no_numbers_leave_a_tree_of_the_others(
+    table: np.ndarray, bad: float
+) -> None:
     table = table.copy()
     table[:, ::3] = bad
     tree = grow(TreeShape(breadth=3, depth=4, nodes=20, min_score=-1e9), table)
@@ -125,7 +139,8 @@ def test_scores_that_are_no_numbers_leave_a_tree_of_the_others(table: np.ndarray
         # Nodes that are less likely than asked for are left out, but never the best.
         (TreeShape(4, 3, 60, least=math.log(0.05)), [0.6, 0.3, 0.06, 0.04], 14, 3),
         (TreeShape(4, 3, 60, least=math.log(0.5)), [0.3, 0.2], 1, 1),
-        # It goes deeper while its nodes together are likely enough: two of 0.4 each go on where one ends.
+        # It goes deeper while its nodes together are likely enough: two of 0.4 each go on where one
+        # ends.
         (TreeShape(4, 9, 60, min_score=math.log(0.35)), [0.4], 2, 2),
         (TreeShape(4, 9, 60, min_score=math.log(0.35)), [0.4, 0.4], 14, 3),
         (TreeShape(4, 9, 60, min_score=math.log(0.2)), [0.4, 0.4], 22, 4),

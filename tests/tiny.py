@@ -1,7 +1,8 @@
 """Tiny random models of every supported family, made on the spot.
 
-The weights are drawn here rather than by the library's initialiser, so that a seed gives the same model with every
-transformers release, and so that logits are spread widely enough for an argmax to mean something.
+The weights are drawn here rather than by the library's initialiser, so that a seed gives the same
+model with every transformers release, and so that logits are spread widely enough for an argmax to
+mean something.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3")
-PAD, BOS, EOS, UNK = 0, 1, 2, 3
+PAD = 0
+BOS = 1
+EOS = 2
+UNK = 3
 WINDOW = 8  # sliding window of the families that have one: small, so that short tests cross it
 
 _MODEL_TYPES = {"gemma3": "gemma3_text"}
@@ -42,7 +46,8 @@ _PER_FAMILY: dict[str, dict[str, Any]] = {
         "sliding_window": WINDOW,
         "layer_types": _HYBRID_LAYERS,
         "query_pre_attn_scalar": 32,
-        "attn_logit_softcapping": 2.0,  # low enough to bend these models' scores: a missing cap must show
+        # Low enough to bend these models' scores: a missing cap must show
+        "attn_logit_softcapping": 2.0,
         "final_logit_softcapping": 4.0,
         "tie_word_embeddings": True,
     },
@@ -56,7 +61,8 @@ _PER_FAMILY: dict[str, dict[str, Any]] = {
 
 
 def tiny_config(family: str, **overrides: Any) -> Any:
-    """The config of `tiny(family, **overrides)`; any transformers `model_type` with the usual field names works."""
+    """The config of `tiny(family, **overrides)`; any transformers `model_type` with the usual field
+    names works."""
     settings = {**_COMMON, **_PER_FAMILY.get(family, {}), **overrides}
     layers = settings["num_hidden_layers"]
     if "layer_types" in settings and "layer_types" not in overrides:
@@ -65,7 +71,8 @@ def tiny_config(family: str, **overrides: Any) -> Any:
 
 
 def tiny(family: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
-    """A random fp32 model in eval mode: vocab 128, 4 layers, hidden 64, 4 heads on 2 KV heads, head_dim 16."""
+    """A random fp32 model in eval mode: vocab 128, 4 layers, hidden 64, 4 heads on 2 KV heads,
+    head_dim 16."""
     model = AutoModelForCausalLM.from_config(tiny_config(family, **overrides))
     _randomize(model, seed)
     return model.eval()
@@ -81,7 +88,8 @@ def save_tiny(family: str, folder: str | Path, *, seed: int = 0, **overrides: An
 
 
 def tiny_tokenizer(vocab_size: int = 128) -> PreTrainedTokenizerFast:
-    """One token per printable ASCII character, `<extra_N>` for the ids left over; decoding restores the text."""
+    """One token per printable ASCII character, `<extra_N>` for the ids left over; decoding restores
+    the text."""
     pieces = ["<pad>", "<bos>", "<eos>", "<unk>", *string.printable]
     pieces += [f"<extra_{i}>" for i in range(len(pieces), vocab_size)]
     vocab = {piece: i for i, piece in enumerate(pieces[:vocab_size])}
@@ -109,7 +117,8 @@ def _randomize(model: PreTrainedModel, seed: int) -> None:
         elif "norm" in name:
             weight.copy_(0.2 * noise + (0.0 if zero_centred_norms else 1.0))
         elif "embed_tokens" in name:
-            # a tied model repeats its input when the embedding outweighs the layers: small here, large in the last norm
+            # a tied model repeats its input when the embedding outweighs the layers: small here,
+            # large in the last norm
             weight.copy_(noise * (0.05 if tied else 1.0))
         elif weight.ndim == 1:  # biases
             weight.copy_(0.2 * noise)

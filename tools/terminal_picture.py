@@ -1,4 +1,5 @@
-"""Record a chat on a real terminal whose verifier is killed and comes back, and draw its last screen as SVG.
+"""Record a chat on a real terminal whose verifier is killed and comes back, and draw its last
+screen as SVG.
 
     python -m tools.terminal_picture docs/terminal.svg
 
@@ -22,7 +23,8 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
-WIDTH, HEIGHT = 92, 22
+WIDTH = 92
+HEIGHT = 22
 SECONDS = 300.0
 PROGRAM = "from moa.cli.moa_edge import main; main()"
 QUESTIONS = ("What is 17 plus 25?", "Write a short story about Ada, a fox and a garden.")
@@ -34,15 +36,25 @@ class Terminal:
     def __init__(self, home: Path) -> None:
         self._socket = str(home / "tmux")
         # PYTHONPATH, so that it is this checkout that is shown.
-        keep = {name: os.environ.get(name, "") for name in ("PATH", "PYTHONPATH", "OMP_NUM_THREADS")}
+        keep = {
+            name: os.environ.get(name, "") for name in ("PATH", "PYTHONPATH", "OMP_NUM_THREADS")
+        }
         environment = {"HOME": str(home), "PS1": "$ ", "TERM": "xterm-256color", **keep}
-        shell = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items() if value)
+        shell = " ".join(
+            f"{name}={shlex.quote(value)}" for name, value in environment.items() if value
+        )
         size = ("-x", str(WIDTH), "-y", str(HEIGHT))
-        self._tmux("-f", "/dev/null", "new-session", "-d", *size, f"env -i {shell} bash --norc --noprofile")
+        self._tmux(
+            "-f", "/dev/null", "new-session", "-d", *size, f"env -i {shell} bash --norc --noprofile"
+        )
 
     def _tmux(self, *words: str) -> str:
         done = subprocess.run(
-            ["tmux", "-S", self._socket, *words], capture_output=True, text=True, timeout=60, check=True
+            ["tmux", "-S", self._socket, *words],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
         )
         return done.stdout
 
@@ -65,7 +77,12 @@ class Terminal:
 
     def close(self) -> None:
         """End it, and what runs in it."""
-        subprocess.run(["tmux", "-S", self._socket, "kill-server"], capture_output=True, timeout=60, check=False)
+        subprocess.run(
+            ["tmux", "-S", self._socket, "kill-server"],
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
 
 
 def free_port() -> int:
@@ -77,7 +94,17 @@ def free_port() -> int:
 
 def verifier(port: int) -> subprocess.Popen[str]:
     """A verifier that listens."""
-    command = [sys.executable, "-c", PROGRAM, "verifier", "serve", "--port", str(port), "--log-level", "error"]
+    command = [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        "verifier",
+        "serve",
+        "--port",
+        str(port),
+        "--log-level",
+        "error",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     if "listening" not in process.stdout.readline():
@@ -114,8 +141,12 @@ def drawn(screen: str) -> str:
     """The screen as SVG, with local fonts: viewers do not load remote fonts in pictures."""
     console = Console(record=True, width=WIDTH, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
     console.print(Text.from_ansi(screen.rstrip()), end="")
-    style = re.sub(r"@font-face \{\{.*?\}\}\s*|<!-- .*? -->", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
-    return console.export_svg(title="the verifier is killed, and comes back", theme=MONOKAI, code_format=style)
+    style = re.sub(
+        r"@font-face \{\{.*?\}\}\s*|<!-- .*? -->", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL
+    )
+    return console.export_svg(
+        title="the verifier is killed, and comes back", theme=MONOKAI, code_format=style
+    )
 
 
 def main() -> None:

@@ -13,7 +13,8 @@ from moa.wire import codes, messages
 
 
 def message_lists(direction: UnionType) -> str:
-    """Every message of one direction: its tag, what it is for, and its fields in order, with defaults."""
+    """Every message of one direction: its tag, what it is for, and its fields in order, with
+    defaults."""
     return "\n\n".join(_message(kind) for kind in get_args(direction))
 
 
@@ -27,7 +28,8 @@ def code_table() -> str:
     """All error codes, and which are worth another try."""
     notes = _member_notes(Path(codes.__file__).read_text(encoding="utf-8"))
     rows = [
-        f"| `{code.value}` | {'yes' if code in codes.RETRYABLE else 'no'} | {notes[code.name]} |" for code in codes.Code
+        f"| `{code.value}` | {'yes' if code in codes.RETRYABLE else 'no'} | {notes[code.name]} |"
+        for code in codes.Code
     ]
     return "\n".join(["| code | retry | meaning |", "|---|---|---|", *rows])
 
@@ -36,7 +38,11 @@ def close_table() -> str:
     """All websocket close codes in use."""
     notes = _member_notes(Path(codes.__file__).read_text(encoding="utf-8"))
     # Python 3.13 puts an integer of its own, `__firstlineno__`, into every class.
-    members = {n: value for n, value in vars(codes.CloseCode).items() if isinstance(value, int) and n.isupper()}
+    members = {
+        n: value
+        for n, value in vars(codes.CloseCode).items()
+        if isinstance(value, int) and n.isupper()
+    }
     rows = [f"| {value} | `{name}` | {notes.get(name, '')} |" for name, value in members.items()]
     return "\n".join(["| code | name | when |", "|---|---|---|", *rows])
 
@@ -63,7 +69,11 @@ def _message(kind: type[msgspec.Struct]) -> str:
     rows = []
     for field in info:
         if field.default is not msgspec.NODEFAULT:
-            default = f" = {field.default!r}" if not isinstance(field.default, msgspec.Struct) else ", its defaults"
+            default = (
+                f" = {field.default!r}"
+                if not isinstance(field.default, msgspec.Struct)
+                else ", its defaults"
+            )
         elif field.default_factory is not msgspec.NODEFAULT:
             default = f" = {field.default_factory()!r}"
         else:
@@ -81,5 +91,7 @@ def _annotation(kind: type, name: str) -> str:
 
 def _member_notes(source: str) -> dict[str, str]:
     """Docstrings below assignments, which Python does not keep."""
-    found = re.findall(r'^    ([A-Z_]+) = [^\n]*\n    """(.*?)"""', source, re.MULTILINE | re.DOTALL)
+    found = re.findall(
+        r'^    ([A-Z_]+) = [^\n]*\n    """(.*?)"""', source, re.MULTILINE | re.DOTALL
+    )
     return {name: " ".join(note.split()) for name, note in found}

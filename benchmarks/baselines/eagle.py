@@ -1,8 +1,10 @@
-"""EAGLE-2's drafter (Li et al., EMNLP 2024): one decoder layer that predicts the target's next final state.
+"""EAGLE-2's drafter (Li et al., EMNLP 2024): one decoder layer that predicts the target's next
+final state.
 
-As in its public code: `fc` joins a token's embedding with the feature before it, the layer has no input norm, the
-target's head reads its output as it is, and training adds noise to the true features, because the features are its own
-predictions when it drafts. The dynamic tree is the engine's.
+As in its public code: `fc` joins a token's embedding with the feature before it, the layer has no
+input norm, the target's head reads its output as it is, and training adds noise to the true
+features, because the features are its own predictions when it drafts. The dynamic tree is the
+engine's.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from moa.training.masks import token_mask
 from moa.training.teacher import Lesson, Teacher
 
 PUBLIC_LOSS = DistillSettings(loss_weight=0.1, feature_weight=1.0)
-"""The public recipe: smooth-L1 on the feature + 0.1 * soft cross-entropy, whose gradient is that of KL."""
+"""The public recipe: smooth-L1 on the feature + 0.1 * soft cross-entropy, whose gradient is that of
+KL."""
 NOISE = 0.1
 """Uniform noise of up to this size is added to features."""
 
@@ -42,10 +45,14 @@ class Eagle(FeatureModel):
 
     def __init__(self, config: EagleConfig, shared: SharedWeights) -> None:
         super().__init__()
-        self.config, self.vocab_size = config, config.vocab_size
-        width, heads = config.hidden_size, config.num_attention_heads
+        self.config = config
+        self.vocab_size = config.vocab_size
+        width = config.hidden_size
+        heads = config.num_attention_heads
         self.fc = nn.Linear(2 * width, width, bias=False)
-        self.layer = Block(width, heads, config.num_key_value_heads, config.intermediate_size, config.rms_norm_eps)
+        self.layer = Block(
+            width, heads, config.num_key_value_heads, config.intermediate_size, config.rms_norm_eps
+        )
         self.layer.input_layernorm = nn.Identity()  # type: ignore[assignment]
         self.shared = shared
 
@@ -57,7 +64,9 @@ class Eagle(FeatureModel):
         """Cache rows of tokens that need no logits."""
         return self_rows(self.layer, self._join(ids, features), *self._turns(positions))
 
-    def step(self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows) -> tuple[Tensor, Rows]:
+    def step(
+        self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows
+    ) -> tuple[Tensor, Rows]:
         """The predicted feature at each token, and the cache rows."""
         x = self._join(ids, features)
         return run_layer(self.layer, x, x, *self._turns(positions), mask, past)
@@ -72,15 +81,23 @@ class Eagle(FeatureModel):
 
 
 class EagleTraining(Distillation):
-    """EAGLE's training, one step from true features with noise, with this project's losses and loop."""
+    """EAGLE's training, one step from true features with noise, with this project's losses and
+    loop."""
 
-    def __init__(self, model: Eagle, teacher: Teacher, settings: DistillSettings = PUBLIC_LOSS, seed: int = 0) -> None:
+    def __init__(
+        self, model: Eagle, teacher: Teacher, settings: DistillSettings = PUBLIC_LOSS, seed: int = 0
+    ) -> None:
         super().__init__(model, teacher, settings, seed)  # type: ignore[arg-type]
 
-    def _draft(self, batch: Batch, lesson: Lesson, latest: NDArray[np.int64], step: int, progress: float) -> Tensor:
+    def _draft(
+        self, batch: Batch, lesson: Lesson, latest: NDArray[np.int64], step: int, progress: float
+    ) -> Tensor:
         device = lesson.hidden.device
-        ids, positions = torch.from_numpy(batch.ids).to(device), torch.from_numpy(batch.positions).to(device)
-        luck = torch.Generator().manual_seed((self.seed * 1_000_003 + step) * 1_000_003 + int(batch.rows[0]))
+        ids = torch.from_numpy(batch.ids).to(device)
+        positions = torch.from_numpy(batch.positions).to(device)
+        luck = torch.Generator().manual_seed(
+            (self.seed * 1_000_003 + step) * 1_000_003 + int(batch.rows[0])
+        )
         noise = (torch.rand(lesson.hidden.shape, generator=luck) * 2 - 1) * NOISE
         features = shifted(lesson.hidden + noise.to(lesson.hidden), positions)
         mask = additive(token_mask(batch, None, device=device)).unsqueeze(1)

@@ -1,4 +1,5 @@
-"""EAGLE-3.1 trained here: the class that serves published ones, begun anew and written in SpecForge's layout."""
+"""EAGLE-3.1 trained here: the class that serves published ones, begun anew and written in
+SpecForge's layout."""
 
 from __future__ import annotations
 
@@ -15,22 +16,36 @@ from moa.model.checkpoint import WEIGHTS
 from moa.model.eagle3 import LAYER, NORMS, PublishedConfig, PublishedEagle3, authors_taps
 
 
-def eagle3_config(facts: TargetFacts, *, intermediate_size: int, heads: int, kv_heads: int) -> PublishedConfig:
+def eagle3_config(
+    facts: TargetFacts, *, intermediate_size: int, heads: int, kv_heads: int
+) -> PublishedConfig:
     """An EAGLE-3.1 of the target's width, with the authors' layers and norms."""
     layer = LlamaConfig(
-        hidden_size=facts.hidden_size, intermediate_size=intermediate_size, num_attention_heads=heads,
-        num_key_value_heads=kv_heads, num_hidden_layers=1, vocab_size=facts.vocab_size,
-        rms_norm_eps=facts.rms_norm_eps, rope_theta=facts.rope_theta,
-    )  # fmt: skip
+        hidden_size=facts.hidden_size,
+        intermediate_size=intermediate_size,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        num_hidden_layers=1,
+        vocab_size=facts.vocab_size,
+        rms_norm_eps=facts.rms_norm_eps,
+        rope_theta=facts.rope_theta,
+    )
     return PublishedConfig(
-        layer=layer, taps=authors_taps(facts.layers), target_hidden_size=facts.hidden_size,
-        norm_before_residual=False, norm_before_fc=False, fc_norm=True, norm_output=True,
-    )  # fmt: skip
+        layer=layer,
+        taps=authors_taps(facts.layers),
+        target_hidden_size=facts.hidden_size,
+        norm_before_residual=False,
+        norm_before_fc=False,
+        fc_norm=True,
+        norm_output=True,
+    )
 
 
 def new_eagle3(config: PublishedConfig, shared: SharedWeights) -> PublishedEagle3:
     """An untrained drafter with the target's embedding and head."""
-    model = PublishedEagle3(config, None, len(shared.head), SharedWeights(shared.embedding, shared.head))
+    model = PublishedEagle3(
+        config, None, len(shared.head), SharedWeights(shared.embedding, shared.head)
+    )
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.02)
@@ -49,7 +64,9 @@ def save_eagle3(model: PublishedEagle3, folder: Path) -> None:
         **{name: getattr(config, name) for name in NORMS},
     }
     (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    state = {_theirs(name): value.detach().contiguous() for name, value in model.state_dict().items()}
+    state = {
+        _theirs(name): value.detach().contiguous() for name, value in model.state_dict().items()
+    }
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
 
 

@@ -1,5 +1,5 @@
-"""An independent drafter, a body that never sees records, as the plain Llama that it is: to stand alone, to assist
-Hugging Face's `generate`, or to be exported."""
+"""An independent drafter, a body that never sees records, as the plain Llama that it is: to stand
+alone, to assist Hugging Face's `generate`, or to be exported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from moa.model.drafter import Drafter
 
 def as_llama(model: Drafter, max_positions: int, eos_ids: Sequence[int]) -> LlamaForCausalLM:
     """The same model as a plain Hugging Face one, to stand alone or to assist `generate`."""
-    config, shared = model.config, model.shared
+    config = model.config
+    shared = model.shared
     if shared.embedding_scale != 1.0 or shared.logit_softcap is not None:
         raise UnsupportedModelError(
             "a Llama cannot scale its embeddings or cap its logits as this drafter's target does"

@@ -73,7 +73,9 @@ PRESETS: dict[str, Preset] = {
         distill=ChainSettings(decay=0.8, late=7, absent=0.0),
     ),
     "eagle3-even": Preset(
-        "EAGLE-3.1, all tokens of a chain alike", kind="eagle3", distill=ChainSettings(late=7, absent=0.0)
+        "EAGLE-3.1, all tokens of a chain alike",
+        kind="eagle3",
+        distill=ChainSettings(late=7, absent=0.0),
     ),
     "states": Preset("what moa-train --states makes", kind="states"),
     "states-in-step": Preset(
@@ -83,20 +85,35 @@ PRESETS: dict[str, Preset] = {
     # What the drafter is made of.
     "moa0-final-state": Preset("with the target's final state", shape={"final_state": True}),
     "moa0-no-final-state": Preset("without the target's final state", shape={"final_state": False}),
-    "moa0-no-lsa": Preset("without LSA: the final state in its place", shape={"use_lsa": False, "final_state": True}),
+    "moa0-no-lsa": Preset(
+        "without LSA: the final state in its place", shape={"use_lsa": False, "final_state": True}
+    ),
     "moa0-no-ca": Preset("without CA", shape={"use_ca": False}),
     # What it is trained on.
-    "moa0-paper": Preset("the paper's loss, staircase and anchors that see themselves", distill=PAPER),
-    "moa0-feature": Preset("0.1 KL + smooth-L1", distill=DistillSettings(loss_weight=0.1, feature_weight=1.0)),
+    "moa0-paper": Preset(
+        "the paper's loss, staircase and anchors that see themselves", distill=PAPER
+    ),
+    "moa0-feature": Preset(
+        "0.1 KL + smooth-L1", distill=DistillSettings(loss_weight=0.1, feature_weight=1.0)
+    ),
     "moa0-kl-feature": Preset("KL + smooth-L1", distill=DistillSettings(feature_weight=1.0)),
     "moa0-staircase": Preset("with the staircase", distill=DistillSettings(staircase=True)),
-    "moa0-loose-anchors": Preset("anchors see themselves", distill=DistillSettings(anchors=AnchorRule(strict=False))),
-    "moa0-spacing-1": Preset("an anchor at every token: never behind", distill=_spaced(Spacing(1, 1, 1.0))),
+    "moa0-loose-anchors": Preset(
+        "anchors see themselves", distill=DistillSettings(anchors=AnchorRule(strict=False))
+    ),
+    "moa0-spacing-1": Preset(
+        "an anchor at every token: never behind", distill=_spaced(Spacing(1, 1, 1.0))
+    ),
     "moa0-spacing-2-8": Preset("anchors every 2-8 tokens", distill=_spaced(Spacing(2, 8, 1.0))),
-    "moa0-spacing-6-14": Preset("anchors every 6-14 tokens (the paper's)", distill=_spaced(Spacing(6, 14, 1.0))),
-    "moa0-spacing-32-64": Preset("anchors every 32-64 tokens", distill=_spaced(Spacing(32, 64, 1.0))),
+    "moa0-spacing-6-14": Preset(
+        "anchors every 6-14 tokens (the paper's)", distill=_spaced(Spacing(6, 14, 1.0))
+    ),
+    "moa0-spacing-32-64": Preset(
+        "anchors every 32-64 tokens", distill=_spaced(Spacing(32, 64, 1.0))
+    ),
     "moa0-spacing-mixed": Preset(
-        "60 % 6-14, 20 % 32-64, the rest only the prompt", distill=_spaced(Spacing(6, 14, 0.6), Spacing(32, 64, 0.2))
+        "60 % 6-14, 20 % 32-64, the rest only the prompt",
+        distill=_spaced(Spacing(6, 14, 0.6), Spacing(32, 64, 0.2)),
     ),
 }
 
@@ -110,7 +127,8 @@ def preset(name: str) -> Preset:
 
 
 def moa_config(facts: TargetFacts, changes: Mapping[str, Any]) -> DrafterConfig:
-    """The embedded drafter's proportions: four narrow layers, and cross-attention with next to no feed-forward."""
+    """The embedded drafter's proportions: four narrow layers, and cross-attention with next to no
+    feed-forward."""
     proportions: dict[str, Any] = {
         "layers": 4,
         "self_attention_intermediate_size": facts.hidden_size // 2,
@@ -123,21 +141,31 @@ def moa_config(facts: TargetFacts, changes: Mapping[str, Any]) -> DrafterConfig:
 
 
 def build(
-    name: str, target: PreTrainedModel, facts: TargetFacts, shape: Mapping[str, Any], distill: Mapping[str, Any],
-    seed: int, *, start: Sequence[int] = (), init: Path | None = None, data: PackedRows | None = None,
+    name: str,
+    target: PreTrainedModel,
+    facts: TargetFacts,
+    shape: Mapping[str, Any],
+    distill: Mapping[str, Any],
+    seed: int,
+    *,
+    start: Sequence[int] = (),
+    init: Path | None = None,
+    data: PackedRows | None = None,
     teacher: Teacher | None = None,
-) -> tuple[Drafter | FeatureDrafter, Distillation]:  # fmt: skip
-    """A preset's drafter and its task. `shape` changes the MoA drafter's settings, `distill` those of both kinds of
-    ours, in every preset that leaves them alone; all others have as many parameters on the device as the MoA drafter of
-    TLI = 0 that comes of it. A body starts as the layers `start` of the target's, measured on `data`. With `init`, a
-    MoA drafter goes on from that trained one, in its shape. The `teacher` is the target, unless another is given."""
+) -> tuple[Drafter | FeatureDrafter, Distillation]:
+    """A preset's drafter and its task. `shape` changes the MoA drafter's settings, `distill` those
+    of both kinds of ours, in every preset that leaves them alone; all others have as many
+    parameters on the device as the MoA drafter of TLI = 0 that comes of it. A body starts as the
+    layers `start` of the target's, measured on `data`. With `init`, a MoA drafter goes on from that
+    trained one, in its shape. The `teacher` is the target, unless another is given."""
     chosen = preset(name)
     if start:
         shape = {**shape, "layers": len(start), "scaled_embedding": True}
     like = moa_config(facts, {**shape, "tli": 0})
     size = parameter_count(new_drafter(like, target), device_only=True)
     teacher = teacher or Teacher(target)
-    settings, ours = chosen.distill, {"moa": DistillSettings, "states": ChainSettings}
+    settings = chosen.distill
+    ours = {"moa": DistillSettings, "states": ChainSettings}
     if chosen.kind in ours:
         settings = _changed(settings or ours[chosen.kind](), distill)
     if chosen.kind != "moa" and chosen.kind != "independent":
@@ -152,12 +180,16 @@ def build(
         drafter = _without_records(facts, shape, size, target)
     if start:
         if data is None:
-            raise UsageError("a body that starts from the target's layers needs data to measure their units on")
+            raise UsageError(
+                "a body that starts from the target's layers needs data to measure their units on"
+            )
         inherit(drafter, teacher, start, data.batch(0, 0, CALIBRATION_ROWS))
     return drafter, training_task(drafter, teacher, settings, seed)
 
 
-def _moa(init: Path | None, shape: Mapping[str, Any], target: PreTrainedModel, facts: TargetFacts) -> Drafter:
+def _moa(
+    init: Path | None, shape: Mapping[str, Any], target: PreTrainedModel, facts: TargetFacts
+) -> Drafter:
     """A new MoA drafter, or a trained one."""
     if init is None:
         return new_drafter(moa_config(facts, shape), target)
@@ -168,10 +200,13 @@ def _of_features(
     kind: Feature, like: DrafterConfig, size: int, target: PreTrainedModel, facts: TargetFacts
 ) -> FeatureDrafter:
     """A drafter of features with the heads of the drafter that it is compared with, and as large."""
-    heads, kv_heads = like.num_attention_heads, like.self_attention_num_key_value_heads
+    heads = like.num_attention_heads
+    kv_heads = like.self_attention_num_key_value_heads
 
     def made(width: int, shared: SharedWeights) -> FeatureDrafter:
-        return new_baseline(shape_for(kind, facts, intermediate_size=width, heads=heads, kv_heads=kv_heads), shared)
+        return new_baseline(
+            shape_for(kind, facts, intermediate_size=width, heads=heads, kv_heads=kv_heads), shared
+        )
 
     def count(width: int) -> int:
         nothing = torch.empty(0, device="meta")
@@ -181,7 +216,9 @@ def _of_features(
     return made(matched(count, size, kind), SharedWeights.of(target))
 
 
-def _without_records(facts: TargetFacts, shape: Mapping[str, Any], size: int, target: PreTrainedModel) -> Drafter:
+def _without_records(
+    facts: TargetFacts, shape: Mapping[str, Any], size: int, target: PreTrainedModel
+) -> Drafter:
     """A body alone, wider in its feed-forwards by what cross-attention would have been."""
 
     def config(width: int) -> DrafterConfig:
@@ -199,7 +236,11 @@ def _changed(settings: DistillSettings, changes: Mapping[str, Any]) -> DistillSe
     """Changes apply only to fields that the preset does not set."""
     default = type(settings)()
     try:
-        free = {name: value for name, value in changes.items() if getattr(settings, name) == getattr(default, name)}
+        free = {
+            name: value
+            for name, value in changes.items()
+            if getattr(settings, name) == getattr(default, name)
+        }
     except AttributeError as error:
         raise ConfigError(f"distill settings: {error}") from None
     return replace(settings, **free)

@@ -47,12 +47,20 @@ def parameter_count(module: nn.Module, *, device_only: bool = False) -> int:
     )
 
 
-def shape_for(kind: Feature, facts: TargetFacts, *, intermediate_size: int, heads: int, kv_heads: int) -> FeatureConfig:
+def shape_for(
+    kind: Feature, facts: TargetFacts, *, intermediate_size: int, heads: int, kv_heads: int
+) -> FeatureConfig:
     """A drafter of features for a target; the heads are the drafter's own."""
     if kind == "eagle3":
-        return eagle3_config(facts, intermediate_size=intermediate_size, heads=heads, kv_heads=kv_heads)
+        return eagle3_config(
+            facts, intermediate_size=intermediate_size, heads=heads, kv_heads=kv_heads
+        )
     config = EagleConfig if kind == "eagle2" else StateDrafterConfig
-    shape = {"intermediate_size": intermediate_size, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    shape = {
+        "intermediate_size": intermediate_size,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+    }
     return config.for_target(facts, **shape)
 
 
@@ -70,7 +78,8 @@ def new_baseline(config: FeatureConfig, shared: SharedWeights) -> FeatureDrafter
 
 
 def matched(size: Callable[[int], int], parameters: int, what: str) -> int:
-    """The width of feed-forwards at which a drafter whose size grows by it has about so many parameters."""
+    """The width of feed-forwards at which a drafter whose size grows by it has about so many
+    parameters."""
     per_unit = size(2) - size(1)
     width = round((parameters - size(1)) / per_unit) + 1
     if width < 1:
@@ -111,7 +120,8 @@ def load_any(folder: Path, target: PreTrainedModel, facts: TargetFacts) -> Draft
     if values.get("model_type") != EagleConfig.MODEL_TYPE:
         kind = PublishedEagle3 if is_eagle3(values) else StateDrafter
         return kind.load(folder, facts, SharedWeights.of(target))
-    config, shared = EagleConfig.read(folder, facts), SharedWeights.of(target)
+    config = EagleConfig.read(folder, facts)
+    shared = SharedWeights.of(target)
     model = filled(lambda: Eagle(config, shared), stored_weights(folder), folder)
     return model.to(device=shared.head.device, dtype=target.dtype).eval()
 
@@ -121,12 +131,19 @@ def load_independent(folder: Path, target_source: str | Path) -> tuple[Drafter, 
     loaded = load_model(target_source)
     model = load_drafter(folder, loaded.model, loaded.facts)
     if model.config.use_ca or model.config.body is not None:
-        raise ConfigError(f"{folder} reads the target's records: only an independent drafter can answer alone")
+        raise ConfigError(
+            f"{folder} reads the target's records: only an independent drafter can answer alone"
+        )
     return model, loaded.facts
 
 
 def load_target(
-    source: str | Path, *, slots: int, capacity: int, drafter: Path | None = None, device: str = "cpu"
+    source: str | Path,
+    *,
+    slots: int,
+    capacity: int,
+    drafter: Path | None = None,
+    device: str = "cpu",
 ) -> Target:
     """The target, with taps if the drafter needs them."""
     target = Target.load(source, slots=slots, capacity=capacity, device=device)
@@ -146,10 +163,13 @@ def taps_of(drafter: Path, facts: TargetFacts) -> tuple[int, ...]:
 
 
 def open_drafting(folder: Path, target: Target, *, graph: str = "", threads: int = 0) -> Drafting:
-    """Any drafter's folder, for the engine; by the graph of a bundle of it, on so many threads, if there is one."""
+    """Any drafter's folder, for the engine; by the graph of a bundle of it, on so many threads, if
+    there is one."""
     if graph:
         drafter = load_drafter(folder, target.model, target.facts)
-        return GraphDrafting(drafter, LoadedGraph.load(Bundle.open(graph), threads=threads), slots=target.pool.slots)
+        return GraphDrafting(
+            drafter, LoadedGraph.load(Bundle.open(graph), threads=threads), slots=target.pool.slots
+        )
     model = load_any(folder, target.model, target.facts)
     return drafting_with(model, slots=target.pool.slots, capacity=target.pool.capacity)
 

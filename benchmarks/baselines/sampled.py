@@ -1,9 +1,9 @@
-"""A part of the vocabulary to compare over, drawn anew for every batch: with a small drafter on a processor, the head
-is most of a step.
+"""A part of the vocabulary to compare over, drawn anew for every batch: with a small drafter on a
+processor, the head is most of a step.
 
-The part is all words of the batch and others at random, the more likely the more often they occur in the data. Each
-stands for those that were left out: its logit is raised by the logarithm of one over its chance, so that both
-distributions keep their sums in expectation.
+The part is all words of the batch and others at random, the more likely the more often they occur
+in the data. Each stands for those that were left out: its logit is raised by the logarithm of one
+over its chance, so that both distributions keep their sums in expectation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class SampledHead:
 
 
 def chances(weights: NDArray[np.floating], words: int) -> NDArray[np.float64]:
-    """The chance of each word, in proportion to its weight but 1 at most, so that `words` are drawn on average."""
+    """The chance of each word, in proportion to its weight but 1 at most, so that `words` are drawn
+    on average."""
     if words >= len(weights):
         return np.ones(len(weights))
     order = np.sort(weights)[::-1]

@@ -1,6 +1,8 @@
-"""Train drafters on the same rows with the same steps, batch and optimizer, one after another, each resumable.
+"""Train drafters on the same rows with the same steps, batch and optimizer, one after another, each
+resumable.
 
-python -m benchmarks.baselines.train moa0 eagle2 independent --target moa/demo/target --data DIR --out DIR --steps 2000
+python -m benchmarks.baselines.train moa0 eagle2 independent --target moa/demo/target --data DIR
+--out DIR --steps 2000
 """
 
 from __future__ import annotations
@@ -34,12 +36,23 @@ LAST = 50
 
 
 def train_preset(
-    name: str, target: str, data: PackedRows, settings: LoopSettings, out: Path, *, shape: Mapping[str, Any],
-    distill: Mapping[str, Any], start: Sequence[int] = (), init: Path | None = None, device: str = "cpu",
-    stop: int | None = None, states: Path | None = None, head_words: int = 0,
-) -> dict[str, Any]:  # fmt: skip
-    """Train one preset from its checkpoint to its end, or to the step `stop` of its schedule; returns its summary. With
-    `states` the target's results on the data are read from there."""
+    name: str,
+    target: str,
+    data: PackedRows,
+    settings: LoopSettings,
+    out: Path,
+    *,
+    shape: Mapping[str, Any],
+    distill: Mapping[str, Any],
+    start: Sequence[int] = (),
+    init: Path | None = None,
+    device: str = "cpu",
+    stop: int | None = None,
+    states: Path | None = None,
+    head_words: int = 0,
+) -> dict[str, Any]:
+    """Train one preset from its checkpoint to its end, or to the step `stop` of its schedule;
+    returns its summary. With `states` the target's results on the data are read from there."""
     last = min(settings.steps, stop or settings.steps)
     recipe: dict[str, Any] = {
         "preset": name,
@@ -54,7 +67,9 @@ def train_preset(
         recipe["init"] = init.name
     if (done := finished(out)) is not None:
         if done["recipe"] != recipe:
-            raise UsageError(f"{out} holds a finished run with other settings", hint="use another --out")
+            raise UsageError(
+                f"{out} holds a finished run with other settings", hint="use another --out"
+            )
         if done["steps"] >= last:
             return done
     loaded = load_model(target, device=device)
@@ -63,13 +78,25 @@ def train_preset(
     dtype = torch.bfloat16 if settings.precision == "bf16" else None
     teacher = StoredTeacher(loaded.model, states) if states else Teacher(loaded.model, dtype)
     drafter, task = build(
-        name, loaded.model, loaded.facts, shape, distill, settings.seed, start=start, init=init,
-        data=data, teacher=teacher,
-    )  # fmt: skip
+        name,
+        loaded.model,
+        loaded.facts,
+        shape,
+        distill,
+        settings.seed,
+        start=start,
+        init=init,
+        data=data,
+        teacher=teacher,
+    )
     identity = {name: recipe[name] for name in ("preset", "shape", "distill", "start")}
     if head_words:
-        counts = np.bincount(data.rows(np.arange(len(data))).ids.ravel(), minlength=len(teacher.shared.head))
-        task.part_of_head = SampledHead(teacher.shared, settings.seed, chances(counts + 1.0, head_words))
+        counts = np.bincount(
+            data.rows(np.arange(len(data))).ids.ravel(), minlength=len(teacher.shared.head)
+        )
+        task.part_of_head = SampledHead(
+            teacher.shared, settings.seed, chances(counts + 1.0, head_words)
+        )
     loop = Loop(task, data, settings, out, identity={**identity, "rows of data": len(data)})
     began = time.perf_counter()
     history = loop.run(stop_after=max(0, last - loop.checkpointed_step()))
@@ -98,7 +125,9 @@ def finished(out: Path) -> dict[str, Any] | None:
     try:
         summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError):
-        raise UsageError(f"{path} is not valid JSON", hint="delete the folder to train it again") from None
+        raise UsageError(
+            f"{path} is not valid JSON", hint="delete the folder to train it again"
+        ) from None
     return summary
 
 
@@ -131,34 +160,64 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="presets:\n" + "\n".join(f"  {name:22} {p.says}" for name, p in PRESETS.items()),
     )
-    parser.add_argument("presets", nargs="+", metavar="PRESET", help="what to train, in this order; a list is below")
+    parser.add_argument(
+        "presets", nargs="+", metavar="PRESET", help="what to train, in this order; a list is below"
+    )
     parser.add_argument("--target", required=True, help="folder or hub id of the target")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--data", type=Path, help="folder of packed rows, the same for every preset")
-    source.add_argument("--states", type=Path, help="such a folder with the target's states: see benchmarks.witness")
+    source.add_argument(
+        "--data", type=Path, help="folder of packed rows, the same for every preset"
+    )
+    source.add_argument(
+        "--states", type=Path, help="such a folder with the target's states: see benchmarks.witness"
+    )
     parser.add_argument("--rows", type=int, help="train on the first so many rows only")
     parser.add_argument(
-        "--out", required=True, type=Path, help="each preset's folder is OUT/PRESET, or OUT/PRESET-SEED"
+        "--out",
+        required=True,
+        type=Path,
+        help="each preset's folder is OUT/PRESET, or OUT/PRESET-SEED",
     )
     parser.add_argument("--steps", required=True, type=int)
-    parser.add_argument("--stop", type=int, metavar="STEP", help="stop at this step of the schedule, and save")
+    parser.add_argument(
+        "--stop", type=int, metavar="STEP", help="stop at this step of the schedule, and save"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
-        "--shape", action="append", default=[], metavar="NAME=VALUE", help="change the MoA drafter's config"
+        "--shape",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="change the MoA drafter's config",
     )
     parser.add_argument(
-        "--distill", action="append", default=[], metavar="NAME=VALUE", help="change the training of MoA and of states"
+        "--distill",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="change the training of MoA and of states",
     )
     parser.add_argument(
-        "--start", nargs="+", type=int, default=[], metavar="LAYER", help="the target's layers that a body starts from"
+        "--start",
+        nargs="+",
+        type=int,
+        default=[],
+        metavar="LAYER",
+        help="the target's layers that a body starts from",
     )
-    parser.add_argument("--init", type=Path, metavar="DIR", help="a trained MoA drafter that the run goes on from")
+    parser.add_argument(
+        "--init", type=Path, metavar="DIR", help="a trained MoA drafter that the run goes on from"
+    )
     for name in ("batch", "accumulate", "warmup", "seed", "checkpoint_every"):
         default = getattr(LoopSettings(steps=1), name)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=f"default {default}")
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=int, default=default, help=f"default {default}"
+        )
     for name in ("learning_rate", "weight_decay", "clip"):
         default = getattr(LoopSettings(steps=1), name)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=default, help=f"default {default}")
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=float, default=default, help=f"default {default}"
+        )
     parser.add_argument("--optimizer", choices=["muon", "adam"], default="muon")
     parser.add_argument(
         "--head-words",
@@ -167,7 +226,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="compare over the batch's words and N others at random, not over all",
     )
-    parser.add_argument("--precision", choices=["bf16", "fp32"], help="default: the faster on the device")
+    parser.add_argument(
+        "--precision", choices=["bf16", "fp32"], help="default: the faster on the device"
+    )
     return parser
 
 
@@ -181,16 +242,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = LoopSettings(**{name: getattr(args, name) for name in fields})
     data = written(args.states) if args.states else PackedRows(args.data)
     data = data.first(args.rows or len(data))
-    shape, distill = assignments(args.shape, "--shape"), assignments(args.distill, "--distill")
+    shape = assignments(args.shape, "--shape")
+    distill = assignments(args.distill, "--distill")
     lines = []
     for name in args.presets:
         print(f"== {name}: {preset(name).says}", flush=True)
         folder = f"{name}-{args.seed}" if args.seed else name
         summary = train_preset(
-            name, args.target, data, settings, args.out / folder, shape=shape, distill=distill, start=args.start,
-            init=args.init, device=args.device, stop=args.stop,
-            states=args.states, head_words=args.head_words,
-        )  # fmt: skip
+            name,
+            args.target,
+            data,
+            settings,
+            args.out / folder,
+            shape=shape,
+            distill=distill,
+            start=args.start,
+            init=args.init,
+            device=args.device,
+            stop=args.stop,
+            states=args.states,
+            head_words=args.head_words,
+        )
         lines.append(line(name, summary))
         print(lines[-1], flush=True)
     if len(lines) > 1:

@@ -1,1 +1,2 @@
-"""Experiments with the device: speed by link, exactness, cuts, outages, the value of records, many conversations."""
+"""Experiments with the device: speed by link, exactness, cuts, outages, the value of records, many
+conversations."""

@@ -1,4 +1,5 @@
-"""What people ask a demo first: one-digit sums and three lists of sixty everyday questions, online and offline.
+"""What people ask a demo first: one-digit sums and three lists of sixty everyday questions, online
+and offline.
 
 Online is the target's own text; offline is the device alone, from the first token on.
 """
@@ -22,7 +23,11 @@ from demo.questions import Question
 from demo.strangers import STRANGERS
 from edge_client.tools.compare import ask
 
-LISTS: dict[str, Sequence[Question]] = {"own": EVERYDAY, "strangers": STRANGERS, "newcomers": NEWCOMERS}
+LISTS: dict[str, Sequence[Question]] = {
+    "own": EVERYDAY,
+    "strangers": STRANGERS,
+    "newcomers": NEWCOMERS,
+}
 """Questions by who then wrote the training's wordings, and by two others who trained nothing."""
 
 
@@ -54,13 +59,24 @@ async def measure(options: Options) -> dict[str, Any]:
                 heard["offline"][prompt] = lab.device.codec.decode(drafted)
     runs = []
     for way, replies in heard.items():
-        runs.append({
-            "way": way,
-            "acceptable": {name: sum(q.acceptable(replies[q.prompt]) for q in some) for name, some in lists.items()},
-            "refused": {name: sum(q.refused(replies[q.prompt]) for q in some) for name, some in lists.items()},
-            "sums": {w: sum(right_sum(total, replies[p]) for p, total in some) for w, some in asked.items()},
-            "replies": {q.prompt: replies[q.prompt] for some in lists.values() for q in some},
-        })  # fmt: skip
+        runs.append(
+            {
+                "way": way,
+                "acceptable": {
+                    name: sum(q.acceptable(replies[q.prompt]) for q in some)
+                    for name, some in lists.items()
+                },
+                "refused": {
+                    name: sum(q.refused(replies[q.prompt]) for q in some)
+                    for name, some in lists.items()
+                },
+                "sums": {
+                    w: sum(right_sum(total, replies[p]) for p, total in some)
+                    for w, some in asked.items()
+                },
+                "replies": {q.prompt: replies[q.prompt] for some in lists.values() for q in some},
+            }
+        )
     questions = {name: len(some) for name, some in lists.items()}
     return {"questions": questions, "sums": len(asked[SUM_WORDINGS[0]]), "runs": runs}
 
@@ -73,7 +89,11 @@ def tables(result: Mapping[str, Any]) -> str:
     heads += [f"`{wording}` of {result['sums']}" for wording in SUM_WORDINGS]
     rows = [
         [run["way"]]
-        + [str(run[what][name]) for name in result["questions"] for what in ("acceptable", "refused")]
+        + [
+            str(run[what][name])
+            for name in result["questions"]
+            for what in ("acceptable", "refused")
+        ]
         + [str(right) for right in run["sums"].values()]
         for run in result["runs"]
     ]

@@ -1,11 +1,13 @@
-"""Speed of every way of decoding by link, time of a forward and text, each way compared prompt by prompt.
+"""Speed of every way of decoding by link, time of a forward and text, each way compared prompt by
+prompt.
 
-A cell is a link, a time of a forward of the target and a temperature. In a cell every prompt is answered in all ways in
-turn, each time beginning with another, so that what slows the machine slows all of them; half of the prompts are
-exercises, half natural text. What is emulated is the link, and with --steps the time of a forward (see
-benchmarks.kit.emulation), up to those of models of 8B to 70B. Everything else is real: both ends, the wire, the drafts
-and how many of them are accepted; every text is compared with the first way's. Cells of slow targets run side by side,
-each with a verifier of its own: they share only the processor.
+A cell is a link, a time of a forward of the target and a temperature. In a cell every prompt is
+answered in all ways in turn, each time beginning with another, so that what slows the machine slows
+all of them; half of the prompts are exercises, half natural text. What is emulated is the link, and
+with --steps the time of a forward (see benchmarks.kit.emulation), up to those of models of 8B to
+70B. Everything else is real: both ends, the wire, the drafts and how many of them are accepted;
+every text is compared with the first way's. Cells of slow targets run side by side, each with a
+verifier of its own: they share only the processor.
 """
 
 from __future__ import annotations
@@ -84,19 +86,22 @@ class Options(Asking):
     steps: tuple[float, ...] = (0.0,)
     """Milliseconds of a forward of the target; 0 leaves it as it is."""
     texts: str = ""
-    """Recorded texts of the target, which are asked for and which it reads: `python -m benchmarks.witness heldout`."""
+    """Recorded texts of the target, which are asked for and which it reads: `python -m
+    benchmarks.witness heldout`."""
     server_drafter: str = ""
-    """With recorded texts: the folder of the drafter by which the server drafts, beside the device's."""
+    """With recorded texts: the folder of the drafter by which the server drafts, beside the
+    device's."""
     level_share: float = 0.05
-    """There a level of drafts takes this share of a forward, as a drafter of 3 % with 32,768 words of its own."""
+    """There a level of drafts takes this share of a forward, as a drafter of 3 % with 32,768 words
+    of its own."""
     links: tuple[str, ...] = one_of(LINKS, PROFILES)
     """Emulated links."""
     temperatures: tuple[float, ...] = (0.0,)
     """Of sampling; 0 is greedy."""
     ways: tuple[str, ...] = one_of(USUAL, WAYS)
     pairs: tuple[str, ...] = ()
-    """Opponents, NAME=BUNDLE=DRAFTER: a bundle for the device, a folder of weights for the server, or one of them. With
-    both the server drafts by the bundle's graph."""
+    """Opponents, NAME=BUNDLE=DRAFTER: a bundle for the device, a folder of weights for the server,
+    or one of them. With both the server drafts by the bundle's graph."""
     repeats: int = 1
     """Passes over the prompts; of each prompt the median counts."""
     lanes: int = 5
@@ -116,11 +121,16 @@ class Cell(NamedTuple):
 
 
 def texts(kinds: Sequence[str], count: int) -> list[tuple[str, Any]]:
-    """So many prompts with their kinds: exercises and natural text in turn, and the kinds of that in turn."""
+    """So many prompts with their kinds: exercises and natural text in turn, and the kinds of that
+    in turn."""
     found: dict[str, list[Any]] = {}
     for kind, example in by_kind(count):
         found.setdefault(kind, []).append((kind, example))
-    natural = [one for one in chain(*zip_longest(*(found[kind] for kind in kinds if kind != EXERCISES))) if one]
+    natural = [
+        one
+        for one in chain(*zip_longest(*(found[kind] for kind in kinds if kind != EXERCISES)))
+        if one
+    ]
     halves = [half for half in (found[EXERCISES] if EXERCISES in kinds else [], natural) if half]
     return list(islice(chain(*zip(*halves, strict=False)), count))
 
@@ -137,7 +147,9 @@ def ways_of(options: Options) -> dict[str, Way]:
             device = {"draft": "device", "sync": "off"}
             ways[f"device, {name}"] = Way(device, bundle=bundle, drafter=options.server_drafter)
         if drafter:
-            ways[f"server-drafted, {name}"] = Way({"draft": "server", "sync": "off"}, drafter=drafter, graph=bundle)
+            ways[f"server-drafted, {name}"] = Way(
+                {"draft": "server", "sync": "off"}, drafter=drafter, graph=bundle
+            )
     return ways
 
 
@@ -211,29 +223,38 @@ class Grid:
     """The prompts, and the cells of one step time after another."""
 
     def __init__(self, options: Options) -> None:
-        self.options, self.ways = options, ways_of(options)
+        self.options = options
+        self.ways = ways_of(options)
         self.answers: list[list[int]] = []
         """What the target says, where that is known."""
         if options.texts:
             known = recorded(Path(options.texts), options.prompts)
-            self.kinds, self.prompts = [text.kind for text in known], [text.prompt for text in known]
+            self.kinds = [text.kind for text in known]
+            self.prompts = [text.prompt for text in known]
             self.answers = [text.answer for text in known]
         else:
             encoder = EdgeClient(ClientSettings(), device=(device := Device.load(options.bundle)))
             asked = texts(options.kinds, options.prompts)
             self.kinds = [kind for kind, _ in asked]
             self.prompts = [
-                encoder.encode(example.prompt, raw=kind in WITHOUT_CHAT or not device.codec.can_chat)
+                encoder.encode(
+                    example.prompt, raw=kind in WITHOUT_CHAT or not device.codec.can_chat
+                )
                 for kind, example in asked
             ]
         self.cells = [Cell(*cell) for cell in product(options.links, options.temperatures)]
         self._kept = Path(options.kept) if options.kept else None
-        same = {"commit": commit(), **{k: v for k, v in asdict(options).items() if k not in ("links", "steps")}}
+        same = {
+            "commit": commit(),
+            **{k: v for k, v in asdict(options).items() if k not in ("links", "steps")},
+        }
         self._same = json.dumps(same, sort_keys=True)
         """What a kept cell must agree in."""
         self._writing = threading.Lock()
 
-    def step(self, step_ms: float, progress: Progress) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    def step(
+        self, step_ms: float, progress: Progress
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """All cells at one step time, and how busy the machine was."""
         found = self._finished(step_ms)
         for _ in found:
@@ -242,9 +263,14 @@ class Grid:
         lanes = lanes_for(step_ms, min(len(todo), self.options.lanes))
         busy: dict[str, Any] = {"step_ms": step_ms, "lanes": lanes}
         if todo:
-            with self._serving(step_ms, len(todo)) as servers, Network() as network, ThreadPoolExecutor(lanes) as pool:
+            with (
+                self._serving(step_ms, len(todo)) as servers,
+                Network() as network,
+                ThreadPoolExecutor(lanes) as pool,
+            ):
                 processes = [running.stats for running in servers.values()]
-                before, began = _cpu_seconds([psutil.Process(), *processes]), time.perf_counter()
+                before = _cpu_seconds([psutil.Process(), *processes])
+                began = time.perf_counter()
 
                 def work(number: int) -> None:
                     cell = todo[number]
@@ -258,7 +284,9 @@ class Grid:
                 spent = _cpu_seconds([psutil.Process(), *processes]) - before
                 busy["cores_busy"] = round(spent / (time.perf_counter() - began), 2)
             forwards = sum(running.forwards for running in servers.values())
-            busy["late_forwards"] = round(sum(running.late for running in servers.values()) / max(1, forwards), 3)
+            busy["late_forwards"] = round(
+                sum(running.late for running in servers.values()) / max(1, forwards), 3
+            )
         return [
             {"step_ms": step_ms, **cell._asdict(), "way": way, **run}
             for cell in self.cells
@@ -272,21 +300,38 @@ class Grid:
         by_graph = own and not is_states(Path(own))
         pair = Pair(self.options.target, own, self.options.bundle if by_graph else "")
         context = 512 if self.options.texts else 1024
-        flags = ("--slots=8", f"--max-context-tokens={context}", "--max-prompt-tokens=384", "--max-chain-tokens=64")
+        flags = (
+            "--slots=8",
+            f"--max-context-tokens={context}",
+            "--max-prompt-tokens=384",
+            "--max-chain-tokens=64",
+        )
         with contextlib.ExitStack() as stack:
             found = {}
             for drafter, graph in {(way.drafter, way.graph) for way in self.ways.values()}:
-                level_ms, texts = self.options.level_share * step_ms, self.options.texts
-                emulated = Emulated(step_ms, lanes, drafter, graph, texts, self.options.prompts, level_ms)
-                found[drafter] = stack.enter_context(verifier(*flags, pair=pair, emulated=emulated, threads=1))
+                level_ms = self.options.level_share * step_ms
+                texts = self.options.texts
+                emulated = Emulated(
+                    step_ms, lanes, drafter, graph, texts, self.options.prompts, level_ms
+                )
+                found[drafter] = stack.enter_context(
+                    verifier(*flags, pair=pair, emulated=emulated, threads=1)
+                )
             yield found
 
     def _cell(
-        self, cell: Cell, urls: Mapping[str, str], network: Network, servers: Sequence[psutil.Process]
+        self,
+        cell: Cell,
+        urls: Mapping[str, str],
+        network: Network,
+        servers: Sequence[psutil.Process],
     ) -> dict[str, Any]:
         profile = turned(PROFILES[cell.link], 0.37 * self.cells.index(cell))
         with contextlib.ExitStack() as stack:
-            links = {name: stack.enter_context(network.link(url, profile)).url for name, url in urls.items()}
+            links = {
+                name: stack.enter_context(network.link(url, profile)).url
+                for name, url in urls.items()
+            }
             answers = asyncio.run(self._in_turn(cell, links, servers))
         return {way: one.figures() for way, one in answers.items()}
 
@@ -294,25 +339,38 @@ class Grid:
         self, cell: Cell, links: Mapping[str, str], servers: Sequence[psutil.Process]
     ) -> dict[str, Answers]:
         """Every prompt in all ways, one way after another; each way has a client of its own."""
-        options, found = self.options, {way: Answers() for way in self.ways}
+        options = self.options
+        found = {way: Answers() for way in self.ways}
         async with contextlib.AsyncExitStack() as stack:
             clients: dict[str, EdgeClient] = {}
-            devices = {way.bundle: Device.load(way.bundle or options.bundle, threads=1) for way in self.ways.values()}
+            devices = {
+                way.bundle: Device.load(way.bundle or options.bundle, threads=1)
+                for way in self.ways.values()
+            }
             for name, way in self.ways.items():
                 settings = ClientSettings(
-                    verifier=links[way.drafter], max_new_tokens=options.tokens, temperature=cell.temperature, seed=1,
-                    settle_seconds=60.0, **way.settings,
-                )  # fmt: skip
-                clients[name] = await stack.enter_async_context(EdgeClient(settings, device=devices[way.bundle]))
+                    verifier=links[way.drafter],
+                    max_new_tokens=options.tokens,
+                    temperature=cell.temperature,
+                    seed=1,
+                    settle_seconds=60.0,
+                    **way.settings,
+                )
+                clients[name] = await stack.enter_async_context(
+                    EdgeClient(settings, device=devices[way.bundle])
+                )
                 await clients[name].wait_online(60)
             names = list(clients)
-            for number, (_, (place, ids)) in enumerate(product(range(options.repeats), enumerate(self.prompts))):
+            for number, (_, (place, ids)) in enumerate(
+                product(range(options.repeats), enumerate(self.prompts))
+            ):
                 first = number % len(names)
                 answers: dict[str, list[int]] = {}
                 for name in names[first:] + names[:first]:
                     if name == SLOWEST and number >= 2:
                         continue
-                    server, edge = _cpu_seconds(servers), time.thread_time()
+                    server = _cpu_seconds(servers)
+                    edge = time.thread_time()
                     answer = await ask(clients[name], ids)
                     one = found[name]
                     if place == len(one.seconds):
@@ -326,7 +384,9 @@ class Grid:
                 if self.answers:
                     answers["recorded"] = self.answers[place][: len(answers[names[0]])]
                 if any(ids != answers[names[0]] for name, ids in answers.items()):
-                    raise MoaError(f"over {cell.link}, prompt {place}: not all ways gave the same text")
+                    raise MoaError(
+                        f"over {cell.link}, prompt {place}: not all ways gave the same text"
+                    )
         return found
 
     def _finished(self, step_ms: float) -> dict[Cell, dict[str, Any]]:
@@ -334,20 +394,29 @@ class Grid:
         if self._kept is None or not self._kept.exists():
             return {}
         lines = map(json.loads, self._kept.read_text(encoding="utf-8").splitlines())
-        found = {Cell(*one["cell"]): one["runs"] for one in lines if (one["of"], one["step"]) == (self._same, step_ms)}
+        found = {
+            Cell(*one["cell"]): one["runs"]
+            for one in lines
+            if (one["of"], one["step"]) == (self._same, step_ms)
+        }
         return {cell: runs for cell, runs in found.items() if cell in self.cells}
 
     def _keep(self, step_ms: float, cell: Cell, runs: dict[str, Any]) -> None:
         if self._kept is not None:
             with self._writing, self._kept.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"of": self._same, "step": step_ms, "cell": cell, "runs": runs}) + "\n")
+                file.write(
+                    json.dumps({"of": self._same, "step": step_ms, "cell": cell, "runs": runs})
+                    + "\n"
+                )
 
 
 def _cpu_seconds(processes: Sequence[psutil.Process]) -> float:
     """On Linux by the clock of each process, which does not count in ticks of ten milliseconds."""
     if sys.platform == "linux":
         return sum(time.clock_gettime(~process.pid << 3 | 2) for process in processes)
-    return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
+    return sum(
+        times.user + times.system for times in (process.cpu_times() for process in processes)
+    )
 
 
 def measure(options: Options) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The paper's third experiment: the link is cut after m tokens, and the finished answer is checked.
 
-MoA continues with the records of the verified text; `without records` is the same drafter without any; an API client
-stops where the link does. Answers that were over before the cut count as they are.
+MoA continues with the records of the verified text; `without records` is the same drafter without
+any; an API client stops where the link does. Answers that were over before the cut count as they
+are.
 """
 
 from __future__ import annotations
@@ -58,8 +59,13 @@ async def measure(options: Options) -> dict[str, Any]:
     }
     runs = []
     for way, cut in steps([(way, cut) for way in ways for cut in CUTS], "ways and cuts"):
-        answers = [one.answer if len(one.answer) <= cut else ways[way](one, cut) for one in answered]
-        right = sum(lab.right(number, lab.device.codec.decode(answer)) for number, answer in enumerate(answers))
+        answers = [
+            one.answer if len(one.answer) <= cut else ways[way](one, cut) for one in answered
+        ]
+        right = sum(
+            lab.right(number, lab.device.codec.decode(answer))
+            for number, answer in enumerate(answers)
+        )
         same = sum(answer == one.answer for answer, one in zip(answers, answered, strict=True))
         runs.append({"way": way, "cut": cut, "right": right, "same": same, "asked": len(answered)})
     return {"tokens": options.tokens, "runs": runs}

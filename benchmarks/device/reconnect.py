@@ -1,9 +1,10 @@
 """The link is lost after m tokens and returns: right answers, time, and withdrawn tokens.
 
-A user reads 10 tokens a second, and tokens are generated only when they are read: so a second without a link is ten
-provisional tokens, until the answer ends. The device drafts, connections are reset and refused for the stated time, and
-the client reconnects by itself. `rewind` withdraws text that the target does not confirm, `keep` keeps it as context.
-Conversations run in parallel: they wait for their reader, not for the processor.
+A user reads 10 tokens a second, and tokens are generated only when they are read: so a second
+without a link is ten provisional tokens, until the answer ends. The device drafts, connections are
+reset and refused for the stated time, and the client reconnects by itself. `rewind` withdraws text
+that the target does not confirm, `keep` keeps it as context. Conversations run in parallel: they
+wait for their reader, not for the processor.
 """
 
 from __future__ import annotations
@@ -68,8 +69,14 @@ class Outcome:
 
 async def converse(lab: Lab, case: Case, options: Options) -> Outcome:
     """One answer, read at the reader's speed, with an outage in the middle."""
-    settings: dict[str, Any] = {"draft": "device", "max_new_tokens": options.tokens, "settle_seconds": 60.0}
-    prompt, tokens, done = lab.prompts[case.prompt], list[int](), None
+    settings: dict[str, Any] = {
+        "draft": "device",
+        "max_new_tokens": options.tokens,
+        "settle_seconds": 60.0,
+    }
+    prompt = lab.prompts[case.prompt]
+    tokens = list[int]()
+    done = None
     before: int | None = None
     restoring: asyncio.Task[None] | None = None
     async with (
@@ -111,8 +118,11 @@ async def measure(options: Options) -> dict[str, Any]:
         truth = await lab.answers(draft="none", sync="off", max_new_tokens=options.tokens)
         # The longest waits first, so that the shorter ones fill the gaps.
         gaps = sorted(options.gaps, reverse=True)
-        cases = [Case(*way) for way in product(gaps, options.cuts, POLICIES, range(len(lab.prompts)))]
-        room, progress = asyncio.Semaphore(_AT_ONCE), Progress(len(cases), "conversations")
+        cases = [
+            Case(*way) for way in product(gaps, options.cuts, POLICIES, range(len(lab.prompts)))
+        ]
+        room = asyncio.Semaphore(_AT_ONCE)
+        progress = Progress(len(cases), "conversations")
 
         async def one(case: Case) -> Outcome:
             async with room:
@@ -131,7 +141,10 @@ async def measure(options: Options) -> dict[str, Any]:
         "at_once": _AT_ONCE,
         "target_right": sum(lab.right(number, answer.text) for number, answer in enumerate(truth)),
         "runs": [
-            row(lab, [one for one in outcomes if (one.case.policy, one.case.cut, one.case.gap) == kind])
+            row(
+                lab,
+                [one for one in outcomes if (one.case.policy, one.case.cut, one.case.gap) == kind],
+            )
             for kind in product(POLICIES, options.cuts, sorted(options.gaps))
         ],
     }
@@ -139,7 +152,8 @@ async def measure(options: Options) -> dict[str, Any]:
 
 def row(lab: Lab, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Counts and means of the conversations of one policy, cut and gap."""
-    case, means = outcomes[0].case, ("seconds", "offline_tokens", "retracted", "adopted")
+    case = outcomes[0].case
+    means = ("seconds", "offline_tokens", "retracted", "adopted")
     return {
         "policy": case.policy,
         "cut": case.cut,

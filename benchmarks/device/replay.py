@@ -25,7 +25,8 @@ _RECORD_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class TargetAnswer:
-    """A prompt, what the target says to it, and the activation records of all of it but the last token."""
+    """A prompt, what the target says to it, and the activation records of all of it but the last
+    token."""
 
     prompt: list[int]
     answer: list[int]
@@ -50,7 +51,8 @@ async def target_answers(lab: Lab, tokens: int) -> list[TargetAnswer]:
             client.conversation() as conversation,
         ):
             answer = await ask(conversation, prompt)
-            rows, ids = len(prompt) + len(answer.ids) - 1, conversation.ids
+            rows = len(prompt) + len(answer.ids) - 1
+            ids = conversation.ids
             async with asyncio.timeout(_RECORD_SECONDS):
                 while conversation.records.misses(
                     rows
@@ -62,10 +64,14 @@ async def target_answers(lab: Lab, tokens: int) -> list[TargetAnswer]:
     return answered
 
 
-def rows_of(buffer: RecordBuffer, start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def rows_of(
+    buffer: RecordBuffer, start: int, stop: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Keys and values of these positions."""
     feeds = buffer.feeds()
-    keys, values = (feeds[name][0, :, start:stop].transpose(1, 0, 2) for name in ("record_k", "record_v"))
+    keys, values = (
+        feeds[name][0, :, start:stop].transpose(1, 0, 2) for name in ("record_k", "record_v")
+    )
     return keys, values
 
 

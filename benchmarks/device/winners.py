@@ -1,4 +1,5 @@
-"""Who is the fastest in each cell of a grid, who is as fast within a standard error, and the tables of that."""
+"""Who is the fastest in each cell of a grid, who is as fast within a standard error, and the tables
+of that."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from typing import Any
 from benchmarks.kit.figures import Result, pivot, table, titled, values_of
 from benchmarks.kit.paired import EXERCISES, Estimate, speed, times
 
-PLAIN, AUTO = "plain API streaming", "auto"
+PLAIN = "plain API streaming"
+AUTO = "auto"
 OURS = ("device", "server-drafted", AUTO)
 """The ways of our own drafter, as users have them."""
 
@@ -53,7 +55,9 @@ class Place:
         """Tokens a second."""
         return speed(self.runs[way], self.kinds)
 
-    def times(self, way: str, other: str, only: Collection[str] = (), *, key: str = "seconds") -> Estimate:
+    def times(
+        self, way: str, other: str, only: Collection[str] = (), *, key: str = "seconds"
+    ) -> Estimate:
         """How many times as fast as another way; on these kinds of text `only`."""
         return times(self.runs[way], self.runs[other], self.kinds, only, key=key)
 
@@ -69,8 +73,14 @@ def places(result: Result) -> list[Place]:
 
 def tables(result: Result) -> str:
     """Who wins where; speeds; how they compare by kind of text; and what a way costs beside time."""
-    found, ways = places(result), values_of(result["runs"], "way")
-    parts = [*_verdicts(found, ways), *_speeds(found, ways), *_by_kind(found, ways), *_costs(result, found)]
+    found = places(result)
+    ways = values_of(result["runs"], "way")
+    parts = [
+        *_verdicts(found, ways),
+        *_speeds(found, ways),
+        *_by_kind(found, ways),
+        *_costs(result, found),
+    ]
     said = (
         f"{result['prompts']} held-out prompts a cell, {result['kinds'].count(EXERCISES)} of them exercises, the "
         f"others natural text; {result['tokens']} tokens at most; all texts are the same. Speeds are geometric means "
@@ -127,27 +137,39 @@ def _verdicts(found: Sequence[Place], ways: Sequence[str]) -> Iterator[tuple[str
 def _speeds(found: Sequence[Place], ways: Sequence[str]) -> Iterator[tuple[str, str]]:
     for where in dict.fromkeys(map(_where, found)):
         here = [place for place in found if _where(place) == where]
-        rows = [[way, *(f"{place.speed(way):.1f}" if way in place.runs else "-" for place in here)] for way in ways]
+        rows = [
+            [way, *(f"{place.speed(way):.1f}" if way in place.runs else "-" for place in here)]
+            for way in ways
+        ]
         yield f"Tokens a second, {where}", table(["way", *(place.link for place in here)], rows)
 
 
 def _by_kind(found: Sequence[Place], ways: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Over several links by halves; over one by every kind of text, and by processor time where that was counted."""
-    shown, kinds = [way for way in OURS if way in ways], list(dict.fromkeys(found[0].kinds))
+    """Over several links by halves; over one by every kind of text, and by processor time where
+    that was counted."""
+    shown = [way for way in OURS if way in ways]
+    kinds = list(dict.fromkeys(found[0].kinds))
     if PLAIN not in ways or not shown:
         return
     words = f"{' / '.join(shown)}, times plain streaming"
     if len({place.link for place in found}) > 1:
-        halves = {"Exercises": [EXERCISES], "Natural text": [kind for kind in kinds if kind != EXERCISES]}
+        halves = {
+            "Exercises": [EXERCISES],
+            "Natural text": [kind for kind in kinds if kind != EXERCISES],
+        }
         for name, only in halves.items():
             if set(only) & set(kinds):
                 cell = partial(_compared, shown, only, "seconds", "{:.2f}")
                 yield f"{name}: {words}", _pivot(found, cell)
         return
-    for key, name in (("seconds", "by seconds"), ("server_seconds", "by processor time of the verifier")):
+    for key, name in (
+        ("seconds", "by seconds"),
+        ("server_seconds", "by processor time of the verifier"),
+    ):
         if all(all(map(all, run[key])) for place in found for run in place.runs.values()):
             rows = [
-                [_where(place), *(_compared(shown, [kind], key, "{:.3f}", place) for kind in kinds)] for place in found
+                [_where(place), *(_compared(shown, [kind], key, "{:.3f}", place) for kind in kinds)]
+                for place in found
             ]
             yield f"{words}, {name}", table(["where", *kinds], rows)
 
@@ -158,9 +180,14 @@ def _compared(ways: Sequence[str], only: Collection[str], key: str, form: str, p
 
 def _costs(result: Result, found: Sequence[Place]) -> Iterator[tuple[str, str]]:
     """At the step time in the middle."""
-    steps, links = values_of(result["runs"], "step_ms"), [place.link for place in found]
+    steps = values_of(result["runs"], "step_ms")
+    links = [place.link for place in found]
     at = sorted(steps)[len(steps) // 2]
-    here = [run for run in result["runs"] if run["step_ms"] == at and run["temperature"] == found[0].temperature]
+    here = [
+        run
+        for run in result["runs"]
+        if run["step_ms"] == at and run["temperature"] == found[0].temperature
+    ]
     words = f", {at:g} ms a forward" if at else ""
     shown = {
         "Forwards of the target a token": "{forwards_per_token:.2f}",
@@ -173,12 +200,19 @@ def _costs(result: Result, found: Sequence[Place]) -> Iterator[tuple[str, str]]:
     for title, cell in shown.items():
         yield title + words, pivot(here, "way", "link", cell, "", order)
     if AUTO in values_of(here, "way"):
-        yield f"Who drafted the tokens, `{AUTO}`", _pivot(found, lambda place: _shares(place.runs[AUTO]["streamed_by"]))
+        yield (
+            f"Who drafted the tokens, `{AUTO}`",
+            _pivot(found, lambda place: _shares(place.runs[AUTO]["streamed_by"])),
+        )
 
 
 def _shares(counted: Mapping[str, int]) -> str:
     total = max(1, Counter(counted).total())
-    return ", ".join(f"{name} {counted[name] / total:.0%}" for name in ("device", "server", "none") if name in counted)
+    return ", ".join(
+        f"{name} {counted[name] / total:.0%}"
+        for name in ("device", "server", "none")
+        if name in counted
+    )
 
 
 def _pivot(found: Sequence[Place], cell: Callable[[Place], str]) -> str:

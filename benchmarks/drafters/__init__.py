@@ -1,1 +1,2 @@
-"""Experiments with drafters: tokens a round, speed on one machine, right answers of drafters and of the target."""
+"""Experiments with drafters: tokens a round, speed on one machine, right answers of drafters and of
+the target."""

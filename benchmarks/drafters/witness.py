@@ -1,12 +1,14 @@
-"""Drafters on the witness, along its own held-out texts: tokens won a round with its newest state at hand, with states
-that are some tokens late, and with none.
+"""Drafters on the witness, along its own held-out texts: tokens won a round with its newest state
+at hand, with states that are some tokens late, and with none.
 
-From every token of a greedy text, and from every `stride`-th of a sampled one, a chain of `depth` tokens is drafted.
-The k-th counts by the chance that it and all before it are accepted: 1 or 0 in greedy texts, where rounds follow each
-other; in sampled ones the chance that both choose the same token by the same noise, averaged over all places.
+From every token of a greedy text, and from every `stride`-th of a sampled one, a chain of `depth`
+tokens is drafted. The k-th counts by the chance that it and all before it are accepted: 1 or 0 in
+greedy texts, where rounds follow each other; in sampled ones the chance that both choose the same
+token by the same noise, averaged over all places.
 
-With --alone N each writes N tokens by itself instead, from the place --cut of every greedy text, as without a link;
-what counts is the share that the target would have written there. `none` is a cold start: no state of the prompt.
+With --alone N each writes N tokens by itself instead, from the place --cut of every greedy text, as
+without a link; what counts is the share that the target would have written there. `none` is a cold
+start: no state of the prompt.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ class Row:
     """A row of texts, and what the target computed on it."""
 
     def __init__(self, batch: Batch, lesson: Lesson) -> None:
-        self.batch, self.lesson = batch, lesson
+        self.batch = batch
+        self.lesson = lesson
         self.ids, self.positions, self.segments = (
             torch.from_numpy(part) for part in (batch.ids, batch.positions, batch.segments)
         )
@@ -92,7 +95,9 @@ def states_of(model: Any, row: Row, starts: Tensor, behind: str, depth: int) -> 
     return _with_features(model, row, starts, behind, depth)
 
 
-def _with_features(model: Any, row: Row, starts: Tensor, behind: str, depth: int) -> Iterator[Tensor]:
+def _with_features(
+    model: Any, row: Row, starts: Tensor, behind: str, depth: int
+) -> Iterator[Tensor]:
     late = 0 if behind == NONE else int(behind)
     features = shifted(model.read(row.lesson.states), row.positions)
     causal = visible(model, row.positions, row.segments)
@@ -100,42 +105,65 @@ def _with_features(model: Any, row: Row, starts: Tensor, behind: str, depth: int
     if behind == NONE:
         features = torch.zeros_like(features)
         if isinstance(model, StateDrafter):
-            hidden, _ = model.step(row.ids, features, row.positions, mask, model.empty_rows(row.ids))
+            hidden, _ = model.step(
+                row.ids, features, row.positions, mask, model.empty_rows(row.ids)
+            )
             features = shifted(model.again(hidden), row.positions)
     hidden, past = model.step(row.ids, features, row.positions, mask, model.empty_rows(row.ids))
     anchors = starts - late
     if not late:
         yield hidden[0, anchors]
-    for lag, last in drafted(model, row.ids, row.positions, causal, hidden, past, anchors, late + depth):
+    for lag, last in drafted(
+        model, row.ids, row.positions, causal, hidden, past, anchors, late + depth
+    ):
         if lag >= late:
             yield last[0]
 
 
-def _with_records(model: Drafter, row: Row, starts: Tensor, behind: str, depth: int) -> Iterator[Tensor]:
-    index, same = torch.arange(row.ids.shape[1]), same_document(row.segments)
+def _with_records(
+    model: Drafter, row: Row, starts: Tensor, behind: str, depth: int
+) -> Iterator[Tensor]:
+    index = torch.arange(row.ids.shape[1])
+    same = same_document(row.segments)
     causal = same & (index.view(1, 1, -1) <= index.view(1, -1, 1))
     records: tuple[Tensor, ...] = ()
     if model.config.use_ca and behind != NONE:
         lesson = row.lesson
-        key, value = model.project(lesson.keys[:, 0], lesson.values[:, 0], lesson.hidden[0], row.positions[0])
+        key, value = model.project(
+            lesson.keys[:, 0], lesson.values[:, 0], lesson.hidden[0], row.positions[0]
+        )
         known = same[:, starts] & (index < (starts - int(behind)).unsqueeze(1))
-        records = key.transpose(0, 1)[None], value.transpose(0, 1)[None], additive(known).unsqueeze(1)
-    _, past = model.features(row.ids, row.positions, additive(causal).unsqueeze(1), model.empty_rows(row.ids))
+        records = (
+            key.transpose(0, 1)[None],
+            value.transpose(0, 1)[None],
+            additive(known).unsqueeze(1),
+        )
+    _, past = model.features(
+        row.ids, row.positions, additive(causal).unsqueeze(1), model.empty_rows(row.ids)
+    )
     own = torch.eye(len(starts), dtype=torch.bool).unsqueeze(0)
     seen = causal[:, starts] & (index < starts.unsqueeze(1))
     for lag in range(depth):
         place = (starts + lag).clamp(max=len(index) - 1)
         mask = additive(torch.cat([seen, *[own] * (lag + 1)], -1)).unsqueeze(1)
-        hidden, rows = model.features(row.ids[:, place], row.positions[:, place], mask, past, *records)
-        past = [(torch.cat([a, k], -2), torch.cat([b, v], -2)) for (a, b), (k, v) in zip(past, rows, strict=True)]
+        hidden, rows = model.features(
+            row.ids[:, place], row.positions[:, place], mask, past, *records
+        )
+        past = [
+            (torch.cat([a, k], -2), torch.cat([b, v], -2))
+            for (a, b), (k, v) in zip(past, rows, strict=True)
+        ]
         yield hidden[0]
 
 
 @torch.inference_mode()
-def won(model: Any, row: Row, starts: Tensor, behind: str, depth: int, temperature: float, head: Tensor) -> Tensor:
+def won(
+    model: Any, row: Row, starts: Tensor, behind: str, depth: int, temperature: float, head: Tensor
+) -> Tensor:
     """Expected tokens of a round from each of the tokens `starts`."""
     last = row.ids.shape[1] - 1
-    likely, total = torch.ones(len(starts)), torch.ones(len(starts))
+    likely = torch.ones(len(starts))
+    total = torch.ones(len(starts))
     for lag, hidden in enumerate(states_of(model, row, starts, behind, depth)):
         at = (starts + lag).clamp(max=last)
         after = (at + 1).clamp(max=last)
@@ -152,11 +180,13 @@ def won(model: Any, row: Row, starts: Tensor, behind: str, depth: int, temperatu
 
 
 def same_choice(mine: Tensor, theirs: Tensor) -> Tensor:
-    """The chance that both logits are largest at the same token after the same Gumbel noise is added: the sum over i of
-    1 / sum over j of max(p_j / p_i, q_j / q_i)."""
-    p, q = mine.double().log_softmax(-1), theirs.double().log_softmax(-1)
+    """The chance that both logits are largest at the same token after the same Gumbel noise is
+    added: the sum over i of 1 / sum over j of max(p_j / p_i, q_j / q_i)."""
+    p = mine.double().log_softmax(-1)
+    q = theirs.double().log_softmax(-1)
     order = (q - p).argsort(-1)
-    p, q = p.gather(-1, order).exp(), q.gather(-1, order).exp()
+    p = p.gather(-1, order).exp()
+    q = q.gather(-1, order).exp()
     tiny = torch.finfo(p.dtype).tiny
     others = p.cumsum(-1) / p.clamp(min=tiny) + (1 - q.cumsum(-1)).clamp(min=0) / q.clamp(min=tiny)
     return (1 / others).sum(-1).float()
@@ -174,7 +204,8 @@ def alone(model: Any, row: Row, start: int, behind: str, tokens: int, head: Tens
 @torch.inference_mode()
 def as_the_target(target: Any, row: Row, start: int, tokens: int) -> float:
     """The share of words behind `start` that the target would have written."""
-    first, stop = int((row.segments[0] == row.segments[0, start]).nonzero()[0]), start + tokens
+    first = int((row.segments[0] == row.segments[0, start]).nonzero()[0])
+    stop = start + tokens
     said = target(row.ids[:, first:stop]).logits[0, start - first :].argmax(-1)
     return float((said == row.ids[0, start + 1 : stop + 1]).float().mean())
 
@@ -187,7 +218,8 @@ def fast_head(model: Any) -> Tensor:
 
 def greedy_rounds(tokens: Tensor) -> float:
     """Tokens a round where each begins behind the one before it."""
-    rounds, at = 0, 0
+    rounds = 0
+    at = 0
     while at < len(tokens):
         at += round(float(tokens[at]))
         rounds += 1
@@ -198,7 +230,10 @@ def named(folders: Sequence[str]) -> list[tuple[Path, str]]:
     """Each folder with its name, or with its parent's too where two have the same."""
     paths = [Path(folder).resolve() for folder in folders]
     often = Counter(path.name for path in paths)
-    return [(path, path.name if often[path.name] == 1 else f"{path.parent.name}/{path.name}") for path in paths]
+    return [
+        (path, path.name if often[path.name] == 1 else f"{path.parent.name}/{path.name}")
+        for path in paths
+    ]
 
 
 def measure(options: Options) -> dict[str, Any]:
@@ -208,7 +243,8 @@ def measure(options: Options) -> dict[str, Any]:
     head = fast_head(loaded.model)
     runs = []
     for folder, name in named(options.drafters):
-        model, trained = load_any(folder, loaded.model, loaded.facts), finished(folder) or {}
+        model = load_any(folder, loaded.model, loaded.facts)
+        trained = finished(folder) or {}
         taps = getattr(model.config, "taps", ())
         for behind in options.behind:
             for kind, temperature, place in heldout_folders(Path(options.texts)):
@@ -218,20 +254,37 @@ def measure(options: Options) -> dict[str, Any]:
                     figure
                     for row in _rows(loaded.model, taps, place, options.rows)
                     for document in range(1, int(row.batch.segments.max()) + 1)
-                    for figure in _figures(model, loaded.model, row, document, behind, temperature, options, head)
+                    for figure in _figures(
+                        model, loaded.model, row, document, behind, temperature, options, head
+                    )
                 ]
                 run = {
-                    "drafter": name, "steps": trained.get("steps"), "parameters": trained.get("parameters"),
-                    "behind": behind, "kind": kind, "temperature": temperature, "texts": len(each),
-                    "won": float(np.mean(each)), "se": float(np.std(each) / math.sqrt(len(each))),
-                }  # fmt: skip
-                say(f"{name} {behind} late, {kind}, T={temperature:g}: {run['won']:.3f} ± {run['se']:.3f}")
+                    "drafter": name,
+                    "steps": trained.get("steps"),
+                    "parameters": trained.get("parameters"),
+                    "behind": behind,
+                    "kind": kind,
+                    "temperature": temperature,
+                    "texts": len(each),
+                    "won": float(np.mean(each)),
+                    "se": float(np.std(each) / math.sqrt(len(each))),
+                }
+                say(
+                    f"{name} {behind} late, {kind}, T={temperature:g}: {run['won']:.3f} ± {run['se']:.3f}"
+                )
                 runs.append(run)
     return {"alone": options.alone, "runs": runs}
 
 
 def _figures(
-    model: Any, target: Any, row: Row, document: int, behind: str, temperature: float, options: Options, head: Tensor
+    model: Any,
+    target: Any,
+    row: Row,
+    document: int,
+    behind: str,
+    temperature: float,
+    options: Options,
+    head: Tensor,
 ) -> Iterator[float]:
     """What is measured of one text; nothing where it is too short."""
     starts = row.starts(document, options.stride if temperature else 1)
@@ -250,7 +303,8 @@ def _rows(target: Any, taps: Sequence[int], place: Path, most: int) -> Iterator[
 
 def row_of(target: Any, taps: Sequence[int], place: Path, number: int) -> Row:
     """A row of texts."""
-    teacher, batch = StoredTeacher(target, place), PackedRows(place).rows(np.array([number]))
+    teacher = StoredTeacher(target, place)
+    batch = PackedRows(place).rows(np.array([number]))
     if taps:
         teacher.tap(taps)
     lesson = teacher(batch)
@@ -273,7 +327,9 @@ def tables(result: Mapping[str, Any]) -> str:
             mine = [cells[drafter, behind, kind] for kind in kinds]
             error = math.sqrt(sum(run["se"] ** 2 for run in mine)) / len(mine)
             mean = f"**{np.mean([run['won'] for run in mine]):.2f}** ± {error:.2f}"
-            rows.append([drafter, behind, *(f"{run['won']:.2f} ± {run['se']:.2f}" for run in mine), mean])
+            rows.append(
+                [drafter, behind, *(f"{run['won']:.2f} ± {run['se']:.2f}" for run in mine), mean]
+            )
         header = ["drafter", "tokens late", *kinds, "**mean**"]
         what = "Share as the target would have written" if result["alone"] else "Tokens a round"
         parts.append((f"{what} (± standard error), T = {temperature:g}", table(header, rows)))

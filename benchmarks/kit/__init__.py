@@ -1,1 +1,2 @@
-"""Common parts of the experiments: options, progress, tables, prompts, verifiers, clients, and checks of the text."""
+"""Common parts of the experiments: options, progress, tables, prompts, verifiers, clients, and
+checks of the text."""

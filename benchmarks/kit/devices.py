@@ -1,8 +1,9 @@
-"""Scripted devices with little CPU use: drafts are made in advance, and each gets one answer over any number of
-connections.
+"""Scripted devices with little CPU use: drafts are made in advance, and each gets one answer over
+any number of connections.
 
-They share the machine with the verifier, which is what is measured. A draft's tokens are right with a
-stated probability, or were drafted by a real drafter; every token that comes is compared with the target's own text.
+They share the machine with the verifier, which is what is measured. A draft's tokens are right with
+a stated probability, or were drafted by a real drafter; every token that comes is compared with the
+target's own text.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ Way = Literal["device", "ahead", "server", "none"]
 
 @dataclass(frozen=True)
 class Script:
-    """A prompt, what the target says to it, and the draft at each place: `drafts[k]` follows `truth[:k]`."""
+    """A prompt, what the target says to it, and the draft at each place: `drafts[k]` follows
+    `truth[:k]`."""
 
     ids: list[int]
     truth: list[int]
@@ -43,7 +45,8 @@ class Script:
 
     @classmethod
     def along(cls, ids: list[int], truth: list[int], guesses: Sequence[int], nodes: int) -> Script:
-        """With one guess for each place of the text; a draft is `nodes` tokens, the last known one among them."""
+        """With one guess for each place of the text; a draft is `nodes` tokens, the last known one
+        among them."""
         return cls(ids, truth, [list(guesses[k : k + nodes - 1]) for k in range(len(truth))])
 
     def ahead(self, done: int) -> list[int]:
@@ -60,18 +63,23 @@ class Script:
 async def scripts(
     url: str, count: int, *, length: int, tokens: int, rate: float, nodes: int, token: str = ""
 ) -> list[Script]:
-    """Random prompts of about `length` tokens, no two of one length, with the target's answers of `tokens` tokens."""
+    """Random prompts of about `length` tokens, no two of one length, with the target's answers of
+    `tokens` tokens."""
 
     async def one(seed: int) -> Script:
         rng = random.Random(seed)
         async with client(url, token=token) as edge:
             vocabulary = edge.welcome.vocab_size
             ids = prompt(seed, max(1, length // 2) + seed, vocabulary)
-            session = await edge.start(ids, patient=True, max_new_tokens=tokens, ignore_eos=True, records="off")
+            session = await edge.start(
+                ids, patient=True, max_new_tokens=tokens, ignore_eos=True, records="off"
+            )
             await edge.stream(session, speculate=False)
             await edge.send(session.close())
         truth = session.log[len(ids) :]
-        guesses = [token if rng.random() < rate else rng.randrange(4, vocabulary) for token in truth]
+        guesses = [
+            token if rng.random() < rate else rng.randrange(4, vocabulary) for token in truth
+        ]
         return Script.along(ids, truth, guesses, nodes)
 
     return list(await asyncio.gather(*map(one, range(count))))
@@ -102,7 +110,8 @@ class ScriptedDevice:
     think: float = 0.0
     """Seconds between two rounds."""
     begin: Callable[[], Awaitable[None]] | None = None
-    """Called once the prompt has run and the first token is known; the answer goes on when it returns."""
+    """Called once the prompt has run and the first token is known; the answer goes on when it
+    returns."""
     key: str = field(default_factory=lambda: secrets.token_hex(8))
     token: str = ""
     """Its bearer token."""
@@ -135,8 +144,12 @@ class ScriptedDevice:
         pause, longest = _BACKOFF
         features = FEATURES if self.records != "off" else FEATURES - {"records"}
         while not self.session.finish:
-            with contextlib.suppress(ConnectionClosed, InvalidHandshake, OSError, EOFError):  # a timeout is an OSError
-                async with client(self.url, token=self.token, key=self.key, features=sorted(features)) as edge:
+            with contextlib.suppress(
+                ConnectionClosed, InvalidHandshake, OSError, EOFError
+            ):  # a timeout is an OSError
+                async with client(
+                    self.url, token=self.token, key=self.key, features=sorted(features)
+                ) as edge:
                     pause = _BACKOFF[0]
                     try:
                         await self._converse(edge)
@@ -152,7 +165,9 @@ class ScriptedDevice:
 
     async def _converse(self, edge: Client) -> None:
         session = self.session
-        edge.sessions[session.id] = session  # it is told of the records that come, and asks for none of them again
+        edge.sessions[session.id] = (
+            session  # it is told of the records that come, and asks for none of them again
+        )
         if not session.settled and not session.unsettled:
             session.open()
         resuming = session.settled > 0
@@ -195,11 +210,20 @@ class ScriptedDevice:
     async def _tell_ahead(self, edge: Client, think: float = 0.0) -> None:
         """Send guesses, a while after what they follow has come."""
         await asyncio.sleep(think)
-        done, session = len(self.tokens), self.session
-        if self.way == "ahead" and session.streaming is not None and (guesses := self.script.ahead(done)):
+        done = len(self.tokens)
+        session = self.session
+        if (
+            self.way == "ahead"
+            and session.streaming is not None
+            and (guesses := self.script.ahead(done))
+        ):
             neg_log_probs = [0, *[_NEG_LOG_PROB] * len(guesses)]
             with contextlib.suppress(ConnectionClosed):  # guesses are never owed
-                await edge.send(session.foresee([session.log[-1], *guesses], range(-1, len(guesses)), neg_log_probs))
+                await edge.send(
+                    session.foresee(
+                        [session.log[-1], *guesses], range(-1, len(guesses)), neg_log_probs
+                    )
+                )
 
     async def _wait(self) -> None:
         if self.tokens and self.begin is not None:
@@ -219,7 +243,8 @@ class ScriptedDevice:
 
 @contextlib.asynccontextmanager
 async def together(devices: Iterable[ScriptedDevice]) -> AsyncIterator[list[asyncio.Task[None]]]:
-    """All of them at once; the context ends when the last has its answer, and with the first that fails."""
+    """All of them at once; the context ends when the last has its answer, and with the first that
+    fails."""
     try:
         async with asyncio.TaskGroup() as group:
             yield [group.create_task(device.run()) for device in devices]

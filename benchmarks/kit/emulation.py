@@ -2,12 +2,12 @@
 
 python -m benchmarks.kit.emulation --step-ms 60 --lanes 4 --port 0 --slots 8
 
-Only time is emulated: a forward of the real small target runs, and then its thread sleeps until the stated time is
-over, for any number of tokens, as on an accelerator that is limited by reading its weights. With recorded texts target
-and baseline only read (see benchmarks.witness.replayed). Every lane is a verifier of its own, with its own port and
-engine, over one copy of the weights: conversations in different lanes share only the processor. With a baseline, the
-server drafts with that instead of the MoA drafter.
-All other flags are those of `cloud-verifier serve`.
+Only time is emulated: a forward of the real small target runs, and then its thread sleeps until the
+stated time is over, for any number of tokens, as on an accelerator that is limited by reading its
+weights. With recorded texts target and baseline only read (see benchmarks.witness.replayed). Every
+lane is a verifier of its own, with its own port and engine, over one copy of the weights:
+conversations in different lanes share only the processor. With a baseline, the server drafts with
+that instead of the MoA drafter. All other flags are those of `cloud-verifier serve`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ import torch
 from benchmarks.baselines.registry import open_drafting
 from benchmarks.kit.options import add_flags, options_from
 from benchmarks.kit.verifier import Emulated
-from benchmarks.witness.replayed import Chains, Recorded, ReplayedDrafting, ReplayedTarget, known_chains, recorded
+from benchmarks.witness.replayed import (
+    Chains,
+    Recorded,
+    ReplayedDrafting,
+    ReplayedTarget,
+    known_chains,
+    recorded,
+)
 from cloud_verifier import cli, logs
 from cloud_verifier.app import Verifier
 from cloud_verifier.engine.core import Engine
@@ -45,13 +52,17 @@ from moa.tree import TreeShape
 
 
 class SlowTarget(ReplayedTarget):
-    """A target whose every forward takes `step_seconds`; it remembers what was committed, for drafters that observe."""
+    """A target whose every forward takes `step_seconds`; it remembers what was committed, for
+    drafters that observe."""
 
     pieces = 1  # time is emulated for whole forwards
 
-    def __init__(self, *arguments: Any, step_seconds: float = 0.0, watching: bool = False, **keywords: Any) -> None:
+    def __init__(
+        self, *arguments: Any, step_seconds: float = 0.0, watching: bool = False, **keywords: Any
+    ) -> None:
         super().__init__(*arguments, **keywords)
-        self.step_seconds, self.watching = step_seconds, watching
+        self.step_seconds = step_seconds
+        self.watching = watching
         self.forwards = self.late = 0
         """Forwards so far, and those that took longer than the stated time."""
         self.seen: dict[int, list[Committed]] = {}
@@ -105,7 +116,8 @@ class BaselineServerDrafting(TreeDrafting):
         seen = self._target.seen.get(lease.slot, []) if lease.slot is not None else []
         while seen and self._rows[lease.draft_slot] < stop:
             committed = seen.pop(0)
-            start, count = self._rows[lease.draft_slot], len(committed.positions)
+            start = self._rows[lease.draft_slot]
+            count = len(committed.positions)
             if count and int(committed.positions[0]) != start:
                 raise MoaError("the drafter missed a part of the text: a prefix was shared")
             self._drafting.observe(lease.draft_slot, job.ids[start : start + count], committed)
@@ -132,10 +144,14 @@ class ReplayedServerDrafting(BaselineServerDrafting):
 class BaselineVerifier(Verifier):
     """A verifier whose server-drafted streams come from a baseline."""
 
-    def __init__(self, served: Served, target: SlowTarget, drafting: Drafting, settings: Settings) -> None:
+    def __init__(
+        self, served: Served, target: SlowTarget, drafting: Drafting, settings: Settings
+    ) -> None:
         super().__init__(served, settings)
         known = isinstance(drafting, ReplayedDrafting)
-        drafts = (ReplayedServerDrafting if known else BaselineServerDrafting)(target, drafting, settings.stream_shape)
+        drafts = (ReplayedServerDrafting if known else BaselineServerDrafting)(
+            target, drafting, settings.stream_shape
+        )
         self.engine = Engine(
             target,
             Recorder(served.drafter, self._post, metrics=self.metrics),
@@ -148,7 +164,11 @@ class BaselineVerifier(Verifier):
 
 
 def lane(
-    first: Served, settings: Settings, options: Emulated, texts: Sequence[Recorded] = (), chains: Chains | None = None
+    first: Served,
+    settings: Settings,
+    options: Emulated,
+    texts: Sequence[Recorded] = (),
+    chains: Chains | None = None,
 ) -> tuple[Verifier, SlowTarget]:
     """One more verifier over the weights that `first` has loaded."""
     target = SlowTarget(
@@ -166,17 +186,22 @@ def lane(
         target.tap(streams.config.taps)
     facts = model_facts(target, first.drafter, first.facts.drafter, stream_records=streams is None)
     if not options.baseline:
-        return Verifier(Served(target, first.drafter, first.decode, facts, first.graph, streams), settings), target
+        return Verifier(
+            Served(target, first.drafter, first.decode, facts, first.graph, streams), settings
+        ), target
     drafting: Drafting
     if chains is not None:
         drafting = ReplayedDrafting(chains, level_seconds=options.level_ms / 1000)
     else:
         drafting = open_drafting(Path(options.baseline), target, graph=options.graph)
-    return BaselineVerifier(Served(target, first.drafter, first.decode, facts), target, drafting, settings), target
+    return BaselineVerifier(
+        Served(target, first.drafter, first.decode, facts), target, drafting, settings
+    ), target
 
 
 async def serve(settings: Settings, options: Emulated) -> None:
-    """Open the lanes, print their addresses in a line, and serve until SIGTERM; then how many forwards were late."""
+    """Open the lanes, print their addresses in a line, and serve until SIGTERM; then how many
+    forwards were late."""
     first = load(replace(settings, slots=1))
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -191,12 +216,18 @@ async def serve(settings: Settings, options: Emulated) -> None:
             await stack.enter_async_context(verifier.open())
         print(*(verifier.transport.url for verifier, _ in opened), flush=True)
         await stop.wait()
-    print(sum(target.forwards for _, target in opened), sum(target.late for _, target in opened), flush=True)
+    print(
+        sum(target.forwards for _, target in opened),
+        sum(target.late for _, target in opened),
+        flush=True,
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_flags(parser, Emulated)
     arguments, others = parser.parse_known_args(argv)
     options = options_from(Emulated, arguments)

@@ -1,4 +1,5 @@
-"""Checks that the text with speculation equals the text without. All speed and acceptance figures need it."""
+"""Checks that the text with speculation equals the text without. All speed and acceptance figures
+need it."""
 
 from __future__ import annotations
 
@@ -19,10 +20,14 @@ Logits = Callable[[list[int]], Any]
 
 
 def margin(
-    logits: Logits, prompt: Sequence[int], wanted: Sequence[int], got: Sequence[int], sampling: SamplingSettings
+    logits: Logits,
+    prompt: Sequence[int],
+    wanted: Sequence[int],
+    got: Sequence[int],
+    sampling: SamplingSettings,
 ) -> tuple[int, float]:
-    """The first difference of two texts, and the gap of the two tokens' scores there; infinite if one text is only
-    longer."""
+    """The first difference of two texts, and the gap of the two tokens' scores there; infinite if
+    one text is only longer."""
     at = next((i for i, (a, b) in enumerate(zip(wanted, got, strict=False)) if a != b), None)
     if at is None:
         return min(len(wanted), len(got)), float("inf")
@@ -45,7 +50,12 @@ def count_ties(
     def logits(context: list[int]) -> Any:
         slot = target.pool.acquire()
         try:
-            return target.forward([Row.chain(slot, context)]).logits(0, [len(context) - 1])[0].cpu().numpy()
+            return (
+                target.forward([Row.chain(slot, context)])
+                .logits(0, [len(context) - 1])[0]
+                .cpu()
+                .numpy()
+            )
         finally:
             target.pool.release(slot)
 

@@ -30,26 +30,46 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def pivot(
-    runs: Sequence[Result], row: str, column: str, cell: str | Callable[[Result], str], corner: str = "",
+    runs: Sequence[Result],
+    row: str,
+    column: str,
+    cell: str | Callable[[Result], str],
+    corner: str = "",
     columns: Sequence[Any] = (),
-) -> str:  # fmt: skip
-    """A table of runs by the values of two keys. `cell` is a format over the run's fields, or makes the text itself."""
+) -> str:
+    """A table of runs by the values of two keys. `cell` is a format over the run's fields, or makes
+    the text itself."""
     columns = columns or values_of(runs, column)
-    found = {(run[row], run[column]): cell.format(**run) if isinstance(cell, str) else cell(run) for run in runs}
-    rows = [[str(name), *(found.get((name, at), "-") for at in columns)] for name in values_of(runs, row)]
+    found = {
+        (run[row], run[column]): cell.format(**run) if isinstance(cell, str) else cell(run)
+        for run in runs
+    }
+    rows = [
+        [str(name), *(found.get((name, at), "-") for at in columns)]
+        for name in values_of(runs, row)
+    ]
     return table([corner or row, *map(str, columns)], rows)
 
 
 def right_by_cut(runs: Sequence[Result]) -> str:
     """Shares of right answers by way, and by the number of tokens after which the link died."""
     asked = runs[0]["asked"]
-    shown = pivot(runs, "way", "cut", lambda run: f"{run['right'] / asked:.1%}", "right answers, cut after m tokens")
+    shown = pivot(
+        runs,
+        "way",
+        "cut",
+        lambda run: f"{run['right'] / asked:.1%}",
+        "right answers, cut after m tokens",
+    )
     return f"{shown}\n\n{asked} held-out prompts, greedy; a share is good to about ±{50 / asked**0.5:.0f} points."
 
 
 def listing(runs: Iterable[Result], columns: Mapping[str, str | Callable[[Result], str]]) -> str:
     """A table with a line for each run: by column its heading, and a format over the run's fields."""
-    rows = [[cell.format(**run) if isinstance(cell, str) else cell(run) for cell in columns.values()] for run in runs]
+    rows = [
+        [cell.format(**run) if isinstance(cell, str) else cell(run) for cell in columns.values()]
+        for run in runs
+    ]
     return table(list(columns), rows)
 
 

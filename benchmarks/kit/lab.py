@@ -1,4 +1,5 @@
-"""A lab: a running verifier, a device, held-out prompts, and clients of the verifier over emulated links."""
+"""A lab: a running verifier, a device, held-out prompts, and clients of the verifier over emulated
+links."""
 
 from __future__ import annotations
 
@@ -71,9 +72,14 @@ class Lab:
             yield client
 
     async def answers(
-        self, via: LinkProxy | None = None, *, device: Device | None = None, **changes: Unpack[SettingChanges]
+        self,
+        via: LinkProxy | None = None,
+        *,
+        device: Device | None = None,
+        **changes: Unpack[SettingChanges],
     ) -> list[TimedAnswer]:
-        """The answers to all prompts, each in a conversation of its own, one after another on one connection."""
+        """The answers to all prompts, each in a conversation of its own, one after another on one
+        connection."""
         async with self.client(via, device=device, **changes) as client:
             return [await ask(client, ids) for ids in self.prompts]
 
@@ -84,9 +90,12 @@ class Lab:
 
 @contextlib.contextmanager
 def open_lab(options: Asking, *flags: str, slots: int = 16) -> Iterator[Lab]:
-    """A verifier that holds so many sessions at once, and a device beside it, for as long as the context lasts."""
+    """A verifier that holds so many sessions at once, and a device beside it, for as long as the
+    context lasts."""
     device, examples, prompts = load(options)
-    with verifier(f"--slots={slots}", *flags, pair=Pair(options.target, options.drafter)) as running:
+    with verifier(
+        f"--slots={slots}", *flags, pair=Pair(options.target, options.drafter)
+    ) as running:
         yield Lab(running.url, device, examples, prompts)
 
 
@@ -98,7 +107,11 @@ def load(options: Asking) -> tuple[Device, list[Example], list[list[int]]]:
         wanted = min(options.prompts, len(examples))
         examples = [examples[n * len(examples) // wanted] for n in range(wanted)]
     encoder = EdgeClient(ClientSettings(), device=device)
-    return device, examples, [encoder.encode(example.prompt, raw=not device.codec.can_chat) for example in examples]
+    return (
+        device,
+        examples,
+        [encoder.encode(example.prompt, raw=not device.codec.can_chat) for example in examples],
+    )
 
 
 def link_to(url: str, profile: Profile, *, seed: int = 0) -> LinkProxy:
@@ -110,11 +123,13 @@ def link_to(url: str, profile: Profile, *, seed: int = 0) -> LinkProxy:
 
 
 def turned(profile: Profile, share: float) -> Profile:
-    """The same profile, started elsewhere in its cycle: a run shorter than the cycle must not always see its start."""
+    """The same profile, started elsewhere in its cycle: a run shorter than the cycle must not
+    always see its start."""
     total = sum(seconds for seconds, _ in profile.phases)
     if not total:
         return profile
-    ahead, phases = share % 1 * total, list(profile.phases)
+    ahead = share % 1 * total
+    phases = list(profile.phases)
     while ahead >= phases[0][0]:
         ahead -= phases[0][0]
         phases = [*phases[1:], phases[0]]

@@ -1,4 +1,5 @@
-"""An emulated link in front of a service: `python -m benchmarks.kit.link --to ws://127.0.0.1:8765 --profile 4g`."""
+"""An emulated link in front of a service: `python -m benchmarks.kit.link --to ws://127.0.0.1:8765
+--profile 4g`."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ async def serve(url: str, profile: str) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--to", required=True, metavar="ws://HOST:PORT", help="the service behind the link")
+    parser.add_argument(
+        "--to", required=True, metavar="ws://HOST:PORT", help="the service behind the link"
+    )
     parser.add_argument("--profile", choices=sorted(PROFILES), default="4g")
     options = parser.parse_args()
     asyncio.run(serve(options.to, options.profile))

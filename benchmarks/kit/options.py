@@ -1,4 +1,5 @@
-"""The flags of an experiment: each field of its `Options` is one, and the docstring below the field is the help."""
+"""The flags of an experiment: each field of its `Options` is one, and the docstring below the field
+is the help."""
 
 from __future__ import annotations
 
@@ -20,12 +21,19 @@ def one_of(default: T, choices: Collection[str]) -> T:
 
 
 def add_flags(parser: argparse.ArgumentParser, options: type) -> None:
-    """A flag for each field: `a_word` is `--a-word`, a tuple takes several values, a bool has a `--no-` form."""
+    """A flag for each field: `a_word` is `--a-word`, a tuple takes several values, a bool has a
+    `--no-` form."""
     kinds = get_type_hints(options)
-    says = {name: text for cls in reversed(options.__mro__) for name, text in described(cls).items()}
+    says = {
+        name: text for cls in reversed(options.__mro__) for name, text in described(cls).items()
+    }
     for field in dataclasses.fields(options):
-        kind, default = kinds[field.name], cast(Any, field.default)
-        how: dict[str, Any] = {"default": default, "help": says.get(field.name, "").replace("%", "%%")}
+        kind = kinds[field.name]
+        default = cast(Any, field.default)
+        how: dict[str, Any] = {
+            "default": default,
+            "help": says.get(field.name, "").replace("%", "%%"),
+        }
         flag = "--" + field.name.replace("_", "-")
         if kind is bool:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, **how)
@@ -38,11 +46,16 @@ def add_flags(parser: argparse.ArgumentParser, options: type) -> None:
             how["metavar"] = "{" + ",".join(how["choices"]) + "}"
         else:
             how["metavar"] = (get_args(kind)[0] if many else kind).__name__.upper()
-        parser.add_argument(flag, type=get_args(kind)[0] if many else kind, **(how | ({"nargs": "*"} if many else {})))
+        parser.add_argument(
+            flag,
+            type=get_args(kind)[0] if many else kind,
+            **(how | ({"nargs": "*"} if many else {})),
+        )
 
 
 def options_from(options: type[T], arguments: argparse.Namespace) -> T:
-    """The options that were given. A number is at least 1, or 0 where 0 is the default; a fraction at least 0."""
+    """The options that were given. A number is at least 1, or 0 where 0 is the default; a fraction
+    at least 0."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(options):  # type: ignore[arg-type]
         value = getattr(arguments, field.name)
@@ -50,5 +63,7 @@ def options_from(options: type[T], arguments: argparse.Namespace) -> T:
         for one in value if isinstance(value, tuple) else (value,):
             least = 0 if isinstance(one, float) or field.default == 0 else 1
             if isinstance(one, int | float) and one < least and not isinstance(one, bool):
-                raise UsageError(f"--{field.name.replace('_', '-')} must be at least {least}, not {one}")
+                raise UsageError(
+                    f"--{field.name.replace('_', '-')} must be at least {least}, not {one}"
+                )
     return options(**values)

@@ -9,8 +9,8 @@ from typing import Any
 from moa.demo import paths
 
 WEIGHTS = Path(__file__).parents[1] / "baselines" / "weights"
-"""Drafters to compare with the embedded one, as `benchmarks.baselines.train --out` leaves them. They fit only one
-target, so none is kept here: train them for the current pair."""
+"""Drafters to compare with the embedded one, as `benchmarks.baselines.train --out` leaves them.
+They fit only one target, so none is kept here: train them for the current pair."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,8 @@ class Compared:
     """Options of all experiments in which drafters are compared beside the target."""
 
     drafters: tuple[str, ...] = ()
-    """Folders, MoA's or baselines'; without them the embedded drafter and all in benchmarks/baselines/weights."""
+    """Folders, MoA's or baselines'; without them the embedded drafter and all in
+    benchmarks/baselines/weights."""
     target: str = str(paths().target)
     """Folder or hub id of the target."""
     capacity: int = 640

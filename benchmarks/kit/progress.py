@@ -19,7 +19,9 @@ class Progress:
     """So many steps of about the same length."""
 
     def __init__(self, total: int, what: str = "") -> None:
-        self.total, self.what, self.done = total, what, 0
+        self.total = total
+        self.what = what
+        self.done = 0
         self._began = time.perf_counter()
 
     def step(self, says: str = "") -> None:
@@ -28,7 +30,11 @@ class Progress:
         if self.done % max(1, self.total // 50) and self.done != self.total:
             return
         left = (time.perf_counter() - self._began) / self.done * max(0, self.total - self.done) / 60
-        words = [f"{self.done}/{self.total} {self.what}".rstrip(), says, f"{left:.1f} min to go" if left else ""]
+        words = [
+            f"{self.done}/{self.total} {self.what}".rstrip(),
+            says,
+            f"{left:.1f} min to go" if left else "",
+        ]
         say(", ".join(word for word in words if word))
 
 

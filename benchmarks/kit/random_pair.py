@@ -1,4 +1,5 @@
-"""Write a random target and drafter: `python -m benchmarks.kit.random_pair FOLDER HIDDEN LAYERS VOCABULARY`."""
+"""Write a random target and drafter: `python -m benchmarks.kit.random_pair FOLDER HIDDEN LAYERS
+VOCABULARY`."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from tests.tiny import tiny_tokenizer
 
 
 def llama(hidden: int, layers: int, vocabulary: int, **more: int | None) -> LlamaConfig:
-    """A Llama's shape: heads of 64, a quarter of them for keys and values, a feed-forward of 2.75 times its width."""
+    """A Llama's shape: heads of 64, a quarter of them for keys and values, a feed-forward of 2.75
+    times its width."""
     heads = max(2, hidden // 64)
     return LlamaConfig(
         **{
@@ -43,7 +45,9 @@ def main(folder: str, hidden: str, layers: str, vocabulary: str) -> None:
     LlamaForCausalLM(llama(int(hidden), int(layers), int(vocabulary))).save_pretrained(source)
     tiny_tokenizer(int(vocabulary)).save_pretrained(source)
     target = Target.load(source)
-    save_drafter(new_drafter(DrafterConfig.for_target(target.facts), target.model), Path(folder) / "drafter")
+    save_drafter(
+        new_drafter(DrafterConfig.for_target(target.facts), target.model), Path(folder) / "drafter"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Speculative decoding on one machine: target and drafter in one process, several prompts at a time.
+"""Speculative decoding on one machine: target and drafter in one process, several prompts at a
+time.
 
-The text is the target's own: greedy text is its greedy text, and a sampled token is a fixed function of its logits,
-the settings, the seed and the position. A drafter only changes how many forward passes that takes.
+The text is the target's own: greedy text is its greedy text, and a sampled token is a fixed
+function of its logits, the settings, the seed and the position. A drafter only changes how many
+forward passes that takes.
 """
 
 from __future__ import annotations
@@ -41,12 +43,15 @@ class GenerationSettings:
         if any(not text for text in self.stop):
             raise UsageError("a stop string must not be empty")
         if self.grammar is not None and self.ignore_eos:
-            raise UsageError("a grammar says where the text ends: it cannot be used with ignore_eos")
+            raise UsageError(
+                "a grammar says where the text ends: it cannot be used with ignore_eos"
+            )
 
 
 @dataclass
 class Generation:
-    """The result for one prompt. `won` counts the tokens of every round: accepted ones and the target's own."""
+    """The result for one prompt. `won` counts the tokens of every round: accepted ones and the
+    target's own."""
 
     ids: list[int] = field(default_factory=list)
     finish: str = ""
@@ -78,7 +83,8 @@ class Speculator:
     """Generates with a target, and with a drafter if there is one."""
 
     def __init__(self, target: Target, drafting: Drafting | None = None) -> None:
-        self.target, self.drafting = target, drafting
+        self.target = target
+        self.drafting = drafting
 
     def generate(
         self, prompts: Sequence[Sequence[int]], settings: GenerationSettings | None = None
@@ -87,7 +93,9 @@ class Speculator:
         settings = settings or GenerationSettings()
         outputs = [Generation() for _ in prompts]
         waiting = deque(enumerate(prompts))
-        compiled = self.target.grammars.compile(settings.grammar) if settings.grammar is not None else None
+        compiled = (
+            self.target.grammars.compile(settings.grammar) if settings.grammar is not None else None
+        )
         active: list[_Sequence] = []
         try:
             while waiting or active:
@@ -115,11 +123,17 @@ class Speculator:
             raise UsageError(f"prompt {index} is empty: it needs at least one token")
         capacity = self.target.pool.capacity
         if len(prompt) >= capacity:
-            raise UsageError(f"prompt {index} has {len(prompt)} tokens, the context holds {capacity}")
+            raise UsageError(
+                f"prompt {index} has {len(prompt)} tokens, the context holds {capacity}"
+            )
         if not all(0 <= token < self.target.facts.vocab_size for token in prompt):
-            raise UsageError(f"prompt {index}: token ids must be 0..{self.target.facts.vocab_size - 1}")
+            raise UsageError(
+                f"prompt {index}: token ids must be 0..{self.target.facts.vocab_size - 1}"
+            )
         eos = () if settings.ignore_eos else self.target.facts.eos_ids
-        rules = TurnRules(len(prompt), settings.max_new_tokens, capacity, frozenset(eos), settings.stop)
+        rules = TurnRules(
+            len(prompt), settings.max_new_tokens, capacity, frozenset(eos), settings.stop
+        )
         matcher = compiled.matcher(len(prompt)) if compiled is not None else None
         sequence = _Sequence(list(prompt), rules, self.target.pool.acquire(), out, matcher)
         try:
@@ -142,7 +156,9 @@ class Speculator:
         if sequence.draft_slot is not None and self.drafting is not None:
             self.drafting.close(sequence.draft_slot)
 
-    def _commit(self, sequence: _Sequence, step: Step, row: int, path: Sequence[int], tokens: Sequence[int]) -> None:
+    def _commit(
+        self, sequence: _Sequence, step: Step, row: int, path: Sequence[int], tokens: Sequence[int]
+    ) -> None:
         committed = self.target.commit(step, row, path)
         if sequence.draft_slot is not None and self.drafting is not None:
             self.drafting.observe(sequence.draft_slot, tokens, committed)
@@ -150,13 +166,21 @@ class Speculator:
     def _round(self, active: list[_Sequence], settings: GenerationSettings) -> None:
         """Draft for all sequences, verify all in one forward, and append the accepted tokens."""
         trees = self._draft(active, settings)
-        rows = [Row(s.slot, tree.tokens, tree.parents) for s, tree in zip(active, trees, strict=True)]
+        rows = [
+            Row(s.slot, tree.tokens, tree.parents) for s, tree in zip(active, trees, strict=True)
+        ]
         step = self.target.forward(rows)
-        judged = [_judged(s, tree, settings.sampling) for s, tree in zip(active, trees, strict=True)]
-        for b, (sequence, accepted) in enumerate(zip(active, accept_rows(step, judged), strict=True)):
+        judged = [
+            _judged(s, tree, settings.sampling) for s, tree in zip(active, trees, strict=True)
+        ]
+        for b, (sequence, accepted) in enumerate(
+            zip(active, accept_rows(step, judged), strict=True)
+        ):
             run = [trees[b].tokens[node] for node in accepted.path]
             tokens = [*run[1:], accepted.next_token]
-            count, finish = first_finish(sequence.rules, sequence.log, tokens, self._decode(settings))
+            count, finish = first_finish(
+                sequence.rules, sequence.log, tokens, self._decode(settings)
+            )
             sequence.out.finish = finish
             sequence.out.won.append(count)
             sequence.out.drafted += len(trees[b]) - 1
@@ -168,7 +192,8 @@ class Speculator:
     def _draft(self, active: list[_Sequence], settings: GenerationSettings) -> list[DraftTree]:
         requests: list[DraftRequest] = []
         trees = [DraftTree([s.log[-1]], [-1], [0.0]) for s in active]
-        shape, wishes = settings.shape, []
+        shape = settings.shape
+        wishes = []
         if self.drafting is None or shape is None:
             return trees
         for place, sequence in enumerate(active):
@@ -177,11 +202,17 @@ class Speculator:
             if room <= 0:
                 continue
             mask = sequence.matcher.after(sequence.log) if sequence.matcher is not None else None
-            if forced := forced_draft(mask, sequence.log[-1], least=shape.depth, most=min(shape.nodes, room)):
+            if forced := forced_draft(
+                mask, sequence.log[-1], least=shape.depth, most=min(shape.nodes, room)
+            ):
                 trees[place] = forced
             elif sequence.draft_slot is not None:
                 fitting = replace(shape, nodes=min(shape.nodes, room))
-                requests.append(DraftRequest(sequence.draft_slot, sequence.log[-1], fitting, settings.sampling, mask))
+                requests.append(
+                    DraftRequest(
+                        sequence.draft_slot, sequence.log[-1], fitting, settings.sampling, mask
+                    )
+                )
                 wishes.append(place)
         if requests:
             for place, tree in zip(wishes, self.drafting.draft(requests), strict=True):

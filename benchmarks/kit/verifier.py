@@ -1,4 +1,5 @@
-"""A verifier in its own process: as users start it, or with forwards as slow as those of a larger target."""
+"""A verifier in its own process: as users start it, or with forwards as slow as those of a larger
+target."""
 
 from __future__ import annotations
 
@@ -85,8 +86,8 @@ def verifier(
     threads: int = 0,
     log: IO[str] | None = None,
 ) -> Iterator[Running]:
-    """Run one for as long as the context lasts. `flags` are more of `cloud-verifier serve`; `threads` 0 leaves them
-    to it, as a user would."""
+    """Run one for as long as the context lasts. `flags` are more of `cloud-verifier serve`;
+    `threads` 0 leaves them to it, as a user would."""
     command = [*_SERVE] if emulated is None else [*_EMULATE]
     if emulated is not None:
         command += [f"--{name.replace('_', '-')}={value}" for name, value in vars(emulated).items()]
@@ -120,20 +121,30 @@ def many_short(slots: int, context: int = 512) -> list[str]:
     many = slots + 8
     names = ["slots", "max-batch-rows", "max-queue", "max-queue-per-principal"]
     names += ["max-connections-per-principal", "max-sessions-per-principal"]
-    sizes = {"kv-tokens": many * (context + 64), "max-context-tokens": context, "max-prompt-tokens": context // 2}
+    sizes = {
+        "kv-tokens": many * (context + 64),
+        "max-context-tokens": context,
+        "max-prompt-tokens": context // 2,
+    }
     sizes |= {"max-chain-tokens": 32, "max-batch-tokens": 8192}
     return [f"--{name}={size}" for name, size in (dict.fromkeys(names, many) | sizes).items()]
 
 
 @contextlib.contextmanager
 def random_pair(size: str, vocabulary: int = 4096) -> Iterator[Pair]:
-    """A random Llama-shaped pair of this size (`HIDDENxLAYERS`), with a tokenizer of characters; gone afterwards."""
+    """A random Llama-shaped pair of this size (`HIDDENxLAYERS`), with a tokenizer of characters;
+    gone afterwards."""
     try:
         hidden, layers = map(int, size.split("x"))
     except ValueError:
         raise UsageError(f"a random target is HIDDENxLAYERS, not {size!r}") from None
     with tempfile.TemporaryDirectory() as folder:
         # In a process of its own: its memory should not be ours while we measure.
-        command: Sequence[str] = ("-m", "benchmarks.kit.random_pair", folder, *map(str, (hidden, layers, vocabulary)))
+        command: Sequence[str] = (
+            "-m",
+            "benchmarks.kit.random_pair",
+            folder,
+            *map(str, (hidden, layers, vocabulary)),
+        )
         subprocess.run([sys.executable, *command], check=True, cwd=_ROOT)
         yield Pair(f"{folder}/target", f"{folder}/drafter")

@@ -1,7 +1,7 @@
 """Draw every picture whose results are there: `python -m benchmarks.plots`.
 
-Reads benchmarks/results/*.json and writes PNG and SVG files to docs/pictures. `--check` draws nothing and says which
-pictures are out of date.
+Reads benchmarks/results/*.json and writes PNG and SVG files to docs/pictures. `--check` draws
+nothing and says which pictures are out of date.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from benchmarks.plots.kit import PICTURES, Picture, digest, drawn_from, save
 from moa.errors import MoaError, UsageError, run_cli
 
 _ROOT = Path(__file__).parents[2]
-RESULTS, FOLDER = _ROOT / "benchmarks" / "results", _ROOT / "docs" / "pictures"
+RESULTS = _ROOT / "benchmarks" / "results"
+FOLDER = _ROOT / "docs" / "pictures"
 
 
 def stale(results: Mapping[str, Result], folder: Path, plan: Iterable[Picture]) -> list[str]:
-    """Pictures that are missing, or drawn from other results than these; and those whose result is gone."""
+    """Pictures that are missing, or drawn from other results than these; and those whose result is
+    gone."""
     found = []
     for picture in plan:
         drawn = drawn_from(folder / f"{picture.name}.svg")
@@ -35,7 +37,10 @@ def stale(results: Mapping[str, Result], folder: Path, plan: Iterable[Picture]) 
 def read(folder: Path) -> dict[str, Result]:
     """All results of a folder, by name."""
     try:
-        return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+        return {
+            path.stem: json.loads(path.read_text(encoding="utf-8"))
+            for path in sorted(folder.glob("*.json"))
+        }
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"a result in {folder} is not valid JSON: {error}") from None
 
@@ -43,20 +48,30 @@ def read(folder: Path) -> dict[str, Result]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw, or check."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.plots", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.plots",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("only", nargs="*", metavar="NAME", help="draw these alone")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     parser.add_argument("--out", type=Path, default=FOLDER, metavar="DIR")
-    parser.add_argument("--check", action="store_true", help="draw nothing; exit code 1 when a picture is out of date")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="draw nothing; exit code 1 when a picture is out of date",
+    )
     args = parser.parse_args(argv)
     if unknown := set(args.only) - set(PICTURES):
-        raise UsageError(f"no picture {sorted(unknown)[0]!r}", hint=f"there are {', '.join(PICTURES)}")
+        raise UsageError(
+            f"no picture {sorted(unknown)[0]!r}", hint=f"there are {', '.join(PICTURES)}"
+        )
     plan = [picture for name, picture in PICTURES.items() if name in args.only or not args.only]
     results = read(args.results)
     if args.check:
         if old := stale(results, args.out, plan):
-            raise MoaError(f"out of date: {', '.join(old)}", hint="draw them again: python -m benchmarks.plots")
+            raise MoaError(
+                f"out of date: {', '.join(old)}", hint="draw them again: python -m benchmarks.plots"
+            )
         return 0
     for picture in plan:
         if picture.source in results:

@@ -1,7 +1,8 @@
-"""What all pictures share: colours that most colour-blind readers can tell apart, captions that name the source.
+"""What all pictures share: colours that most colour-blind readers can tell apart, captions that
+name the source.
 
-A picture carries a hash of the results that it was drawn from, so that a test can say when it is out of date without
-comparing bytes, which change with every version of the plotting library.
+A picture carries a hash of the results that it was drawn from, so that a test can say when it is
+out of date without comparing bytes, which change with every version of the plotting library.
 """
 
 from __future__ import annotations
@@ -25,9 +26,14 @@ from matplotlib.figure import Figure
 
 from benchmarks.kit.figures import Result
 
-_BLUE, _ORANGE, _GREEN, _RED, _PURPLE, _SKY, _YELLOW, _GREY = (
-    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#767676",
-)  # fmt: skip
+_BLUE = "#0072B2"
+_ORANGE = "#E69F00"
+_GREEN = "#009E73"
+_RED = "#D55E00"
+_PURPLE = "#CC79A7"
+_SKY = "#56B4E9"
+_YELLOW = "#F0E442"
+_GREY = "#767676"
 """Okabe and Ito's palette."""
 PALETTE = (_BLUE, _ORANGE, _GREEN, _RED, _PURPLE, _SKY, _GREY)
 MARKERS = "osD^vPX*"
@@ -64,7 +70,8 @@ _STYLE: dict[Any, Any] = {
     "grid.color": "#dddddd",
     "grid.linewidth": 0.6,
     "legend.frameon": False,
-    "legend.loc": "upper right",  # matplotlib would look for the best place, and warns where that takes a second
+    # Matplotlib would look for the best place, and warns where that takes a second
+    "legend.loc": "upper right",
     "svg.fonttype": "none",
     "svg.hashsalt": "moa-edge",
 }
@@ -86,8 +93,11 @@ PICTURES: dict[str, Picture] = {}
 """All there are, by name."""
 
 
-def picture(name: str, source: str) -> Callable[[Callable[[Result], Figure]], Callable[[Result], Figure]]:
-    """The function below draws the picture `name` from the result `source`; its docstring says what is seen."""
+def picture(
+    name: str, source: str
+) -> Callable[[Callable[[Result], Figure]], Callable[[Result], Figure]]:
+    """The function below draws the picture `name` from the result `source`; its docstring says what
+    is seen."""
 
     def register(draw: Callable[[Result], Figure]) -> Callable[[Result], Figure]:
         PICTURES[name] = Picture(name, source, " ".join((draw.__doc__ or "").split()), draw)
@@ -102,9 +112,13 @@ def colour(name: str) -> str:
     return next(known, PALETTE[int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(PALETTE)])
 
 
-def axes(count: int = 1, *, width: float = 7.0, height: float = 4.2, **how: Any) -> tuple[Figure, list[Axes]]:
+def axes(
+    count: int = 1, *, width: float = 7.0, height: float = 4.2, **how: Any
+) -> tuple[Figure, list[Axes]]:
     """A figure with panels side by side."""
-    figure, panels = pyplot.subplots(1, count, figsize=(width, height), squeeze=False, layout="constrained", **how)
+    figure, panels = pyplot.subplots(
+        1, count, figsize=(width, height), squeeze=False, layout="constrained", **how
+    )
     return figure, list(panels[0])
 
 
@@ -116,12 +130,18 @@ def bars(
     form: str = "",
     errors: Mapping[str, Sequence[float]] | None = None,
 ) -> None:
-    """Bars side by side in groups; `form` writes each bar's value over it, `errors` are drawn across its end."""
+    """Bars side by side in groups; `form` writes each bar's value over it, `errors` are drawn
+    across its end."""
     width = 0.82 / len(series)
     for number, (name, values) in enumerate(series.items()):
         at = [group + (number - (len(series) - 1) / 2) * width for group in range(len(groups))]
         drawn = axis.bar(
-            at, [value or 0.0 for value in values], width * 0.92, label=name, color=colour(name), edgecolor="white"
+            at,
+            [value or 0.0 for value in values],
+            width * 0.92,
+            label=name,
+            color=colour(name),
+            edgecolor="white",
         )
         if errors is not None:
             whiskers(axis, at, [value or float("nan") for value in values], errors[name])
@@ -132,12 +152,16 @@ def bars(
     axis.grid(axis="x", visible=False)
 
 
-def whiskers(axis: Axes, at: Sequence[float], values: Sequence[float], errors: Sequence[float]) -> None:
+def whiskers(
+    axis: Axes, at: Sequence[float], values: Sequence[float], errors: Sequence[float]
+) -> None:
     """A standard error up and down from each value."""
     axis.errorbar(at, values, yerr=errors, fmt="none", ecolor="#444444", elinewidth=1, capsize=2)
 
 
-def lines(axis: Axes, at: Sequence[Any], series: Mapping[str, Sequence[float | None]], **how: Any) -> None:
+def lines(
+    axis: Axes, at: Sequence[Any], series: Mapping[str, Sequence[float | None]], **how: Any
+) -> None:
     """A line with its own marker for each series; what was not measured leaves a gap."""
     for (name, values), marker in zip(series.items(), MARKERS, strict=False):
         points = [float("nan") if value is None else value for value in values]
@@ -169,10 +193,13 @@ def save(picture: Picture, result: Result, folder: Path) -> list[Path]:
         source = caption(result, figure.get_figwidth())
         figure.supxlabel(source, fontsize=6.5, color="#666666", x=0.01, ha="left")
         says = f"results {digest(result)}"
-        png, svg = folder / f"{picture.name}.png", folder / f"{picture.name}.svg"
+        png = folder / f"{picture.name}.png"
+        svg = folder / f"{picture.name}.svg"
         folder.mkdir(parents=True, exist_ok=True)
         figure.savefig(png, dpi=150, metadata={"Description": says, "Software": None})
-        figure.savefig(svg, metadata={"Description": says, "Title": picture.alt, "Date": None, "Creator": None})
+        figure.savefig(
+            svg, metadata={"Description": says, "Title": picture.alt, "Date": None, "Creator": None}
+        )
         pyplot.close(figure)
     # Trailing blanks, which the SVG backend leaves, are none of the picture.
     text = svg.read_text(encoding="utf-8").splitlines()

@@ -1,15 +1,17 @@
 """Capacity of one verifier in readers, with drafts from the device, from the server, or none.
 
-A reader reads 10 tokens a second. He asks, and begins to read 0.2 s after the first token is there, or 1.2 s after he
-asked, whichever is sooner; token k is in time when it is there k/10 s later. A verifier holds N readers when 95 of 100
-of all their first 40 tokens are in time, all of them asking within one second. Prompts have been run before they ask.
-The largest N is found by doubling, then by bisection to about a tenth, each by two of three trials.
+A reader reads 10 tokens a second. He asks, and begins to read 0.2 s after the first token is there,
+or 1.2 s after he asked, whichever is sooner; token k is in time when it is there k/10 s later. A
+verifier holds N readers when 95 of 100 of all their first 40 tokens are in time, all of them asking
+within one second. Prompts have been run before they ask. The largest N is found by doubling, then
+by bisection to about a tenth, each by two of three trials.
 
-Drafts are chains made beforehand, for every place in the text: by the device's own drafter with the records of the
-prompt alone, because those of the answer come late where the verifier is full; or, where a target is random and so has
-no drafter, right with the probability --rate. Readers whose answers the server drafts hold a drafter too, for the time
-without a network, and so get records, unless it says otherwise. The emulated target is the embedded one with forwards
-of --step-ms whatever their size, as on an accelerator bound by its memory.
+Drafts are chains made beforehand, for every place in the text: by the device's own drafter with the
+records of the prompt alone, because those of the answer come late where the verifier is full; or,
+where a target is random and so has no drafter, right with the probability --rate. Readers whose
+answers the server drafts hold a drafter too, for the time without a network, and so get records,
+unless it says otherwise. The emulated target is the embedded one with forwards of --step-ms
+whatever their size, as on an accelerator bound by its memory.
 """
 
 from __future__ import annotations
@@ -83,7 +85,8 @@ def drafts_of(device: Device, answered: TargetAnswer) -> list[list[int]]:
     drafter.records.put(0, answered.keys[:rows], answered.values[:rows])
     drafts: list[list[int]] = [[]]
     for done in range(1, min(len(answered.answer), TOKENS + 1)):
-        log, shape = [*answered.prompt, *answered.answer[:done]], TreeShape.chain(DEPTH, min_score=-1e9)
+        log = [*answered.prompt, *answered.answer[:done]]
+        shape = TreeShape.chain(DEPTH, min_score=-1e9)
         drafts.append(run(drafter.draft(log, shape, SamplingSettings())).tokens[1:])
     return drafts
 
@@ -95,7 +98,9 @@ async def embedded_scripts(url: str, count: int) -> list[Script]:
     for example, ids in zip(examples, prompts, strict=True):
         (answered,) = await target_answers(Lab(url, device, [example], [ids]), TOKENS + 8)
         if len(answered.answer) > TOKENS + 1:
-            found.append(Script(answered.prompt, answered.answer[: TOKENS + 1], drafts_of(device, answered)))
+            found.append(
+                Script(answered.prompt, answered.answer[: TOKENS + 1], drafts_of(device, answered))
+            )
         if len(found) == count:
             break
     if not found:
@@ -113,10 +118,14 @@ def targets(options: Options) -> Iterator[dict[str, contextlib.AbstractContextMa
             found["embedded, 7M"] = verifier(*flags, threads=options.threads)
         if options.step_ms:
             emulated = Emulated(step_ms=options.step_ms)
-            found[f"emulated, {options.step_ms:g} ms a forward"] = verifier(*flags, emulated=emulated, threads=1)
+            found[f"emulated, {options.step_ms:g} ms a forward"] = verifier(
+                *flags, emulated=emulated, threads=1
+            )
         if options.random:
             pair: Pair = stack.enter_context(random_pair(options.random))
-            found[f"random, {options.random}"] = verifier(*flags, pair=pair, threads=options.threads)
+            found[f"random, {options.random}"] = verifier(
+                *flags, pair=pair, threads=options.threads
+            )
         yield found
 
 
@@ -128,12 +137,19 @@ async def measure(options: Options) -> dict[str, Any]:
             is_random = name.startswith("random")
             with starting as running:
                 if is_random:  # prompts shorter than what two sessions share
-                    how: dict[str, Any] = {"length": 16, "tokens": TOKENS + 1, "rate": options.rate, "nodes": DEPTH + 1}
+                    how: dict[str, Any] = {
+                        "length": 16,
+                        "tokens": TOKENS + 1,
+                        "rate": options.rate,
+                        "nodes": DEPTH + 1,
+                    }
                     said = await scripts(running.url, _TEXTS, **how)
                 else:
                     said = await embedded_scripts(running.url, _TEXTS)
                 for way in WAYS:
-                    if not (is_random and WAYS[way][0] == "server"):  # a random drafter is never right
+                    if not (
+                        is_random and WAYS[way][0] == "server"
+                    ):  # a random drafter is never right
                         runs.append(await of_way(name, way, running.url, said, options))
     return {
         "reading_speed": SPEED,
@@ -145,7 +161,9 @@ async def measure(options: Options) -> dict[str, Any]:
     }
 
 
-async def of_way(target: str, way: str, url: str, said: Sequence[Script], options: Options) -> dict[str, Any]:
+async def of_way(
+    target: str, way: str, url: str, said: Sequence[Script], options: Options
+) -> dict[str, Any]:
     """The largest number of readers, and whether it was the verifier that ended the search."""
     kind, records = WAYS[way]
     say(f"{target}, {way}")
@@ -157,7 +175,9 @@ async def of_way(target: str, way: str, url: str, said: Sequence[Script], option
     await attempt(min(2, options.start))  # warm
     count, trials = await largest(attempt, options.start, options.most)
     limit = min(
-        (one for one in trials if one.readers > count and not one.held), key=lambda one: one.readers, default=None
+        (one for one in trials if one.readers > count and not one.held),
+        key=lambda one: one.readers,
+        default=None,
     )
     return {
         "target": target,
@@ -166,7 +186,11 @@ async def of_way(target: str, way: str, url: str, said: Sequence[Script], option
         "at_least": limit is None,
         "driver_bound": limit is not None and limit.lag_ms > _DRIVER_LAG_MS,
         "trials": [
-            {"readers": one.readers, "p95_late_ms": round(one.p95, 1), "driver_lag_ms": round(one.lag_ms, 1)}
+            {
+                "readers": one.readers,
+                "p95_late_ms": round(one.p95, 1),
+                "driver_lag_ms": round(one.lag_ms, 1),
+            }
             for one in trials
         ],
         "seconds": round(time.perf_counter() - began, 1),
@@ -179,13 +203,19 @@ def tables(result: Mapping[str, Any]) -> str:
     plain = {run["target"]: run["users"] for run in runs if run["way"] == "plain decoding"}
 
     def cell(run: Mapping[str, Any]) -> str:
-        mark = (">= " if run.get("at_least") else "") + str(run["users"]) + ("*" if run.get("driver_bound") else "")
+        mark = (
+            (">= " if run.get("at_least") else "")
+            + str(run["users"])
+            + ("*" if run.get("driver_bound") else "")
+        )
         base = plain.get(run["target"])
         return f"{mark} ({run['users'] / base:.2f}x)" if base else mark
 
     parts = [pivot(runs, "way", "target", cell, f"readers at {result['reading_speed']:g} tokens/s")]
     if any(run.get("driver_bound") for run in runs):
-        parts.append("\\* the readers themselves, not the verifier, were late here: the true figure is higher.")
+        parts.append(
+            "\\* the readers themselves, not the verifier, were late here: the true figure is higher."
+        )
     parts.append(
         f"95 of 100 of the first {result['tokens']} tokens in time; verifier and readers share this machine; every "
         f"token compared with the target's own. A device waits {result['think_ms']:g} ms between rounds, for link and "

@@ -1,5 +1,5 @@
-"""Clients that verify as fast as they are answered, all in one process with little work a round, because the measured
-verifier shares the machine with them."""
+"""Clients that verify as fast as they are answered, all in one process with little work a round,
+because the measured verifier shares the machine with them."""
 
 from __future__ import annotations
 
@@ -43,17 +43,23 @@ class Run:
 async def scripts_for(url: str, count: int, options: Any) -> list[Script]:
     """Prompts, answers and drafts as the options say."""
     return await scripts(
-        url, count, length=options.prompt, tokens=options.tokens, rate=options.rate, nodes=options.nodes
+        url,
+        count,
+        length=options.prompt,
+        tokens=options.tokens,
+        rate=options.rate,
+        nodes=options.nodes,
     )
 
 
 async def crowd(url: str, said: Sequence[Script], records: RecordDtype = "off") -> Run:
     """Have one client for each script verify it.
 
-    They start together when every prompt has run, and the clock stops when the first has heard everything, so that
-    the whole crowd is there for all of the time that counts.
+    They start together when every prompt has run, and the clock stops when the first has heard
+    everything, so that the whole crowd is there for all of the time that counts.
     """
-    ready, steady = asyncio.Barrier(len(said) + 1), asyncio.Event()
+    ready = asyncio.Barrier(len(said) + 1)
+    steady = asyncio.Event()
 
     async def begin() -> None:
         await ready.wait()
@@ -67,7 +73,8 @@ async def crowd(url: str, said: Sequence[Script], records: RecordDtype = "off") 
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         after = await look(url)
     heard = [device.rounds[1:] for device in devices]  # without the one in which the prompt ran
-    began, until = max(rounds[0].sent for rounds in heard), min(rounds[-1].read for rounds in heard)
+    began = max(rounds[0].sent for rounds in heard)
+    until = min(rounds[-1].read for rounds in heard)
     counted = [one for rounds in heard for one in rounds if began <= one.sent and one.read <= until]
     return Run(
         seconds=until - began,

@@ -29,7 +29,9 @@ _WAYS: tuple[RecordDtype, ...] = ("off", "int8")
 async def measure_records(pair: Pair, options: Any) -> Figures:
     """The same clients with records off and on, in turns, at the fewest and the most clients."""
     most = max(options.clients)
-    kinds = [(clients, dtype) for clients in sorted({min(options.clients), most}) for dtype in _WAYS]
+    kinds = [
+        (clients, dtype) for clients in sorted({min(options.clients), most}) for dtype in _WAYS
+    ]
     waits: dict[tuple[int, str], list[float]] = {kind: [] for kind in kinds}
     with verifier(f"--slots={most + 1}", pair=pair) as running:
         said = await scripts_for(running.url, most, options)
@@ -38,7 +40,12 @@ async def measure_records(pair: Pair, options: Any) -> Figures:
             for clients, dtype in kinds:
                 waits[clients, dtype] += (await crowd(running.url, said[:clients], dtype)).round_ms
         rows = [
-            {"clients": clients, "records": dtype, "verdicts": len(found), "client_ms": percentiles(found)}
+            {
+                "clients": clients,
+                "records": dtype,
+                "verdicts": len(found),
+                "client_ms": percentiles(found),
+            }
             for (clients, dtype), found in waits.items()
         ]
     return {"rows": rows}
@@ -59,11 +66,14 @@ def record_tables(figures: Figures) -> str:
 
 
 async def measure_prompt(pair: Pair, options: Any) -> Figures:
-    """The same crowd while another client's long prompt is read, with and without records for it, and with nobody else
-    there, in turn."""
-    most, room = max(options.clients), options.long + _ROOM
+    """The same crowd while another client's long prompt is read, with and without records for it,
+    and with nobody else there, in turn."""
+    most = max(options.clients)
+    room = options.long + _ROOM
     flags = (f"--slots={most + 2}", f"--max-context-tokens={room}", f"--max-prompt-tokens={room}")
-    kinds = [(clients, dtype) for clients in sorted({min(options.clients), most}) for dtype in _WAYS]
+    kinds = [
+        (clients, dtype) for clients in sorted({min(options.clients), most}) for dtype in _WAYS
+    ]
     alone: dict[tuple[int, str], list[list[float]]] = {kind: [] for kind in kinds}
     beside: dict[tuple[int, str], list[list[float]]] = {kind: [] for kind in kinds}
     took: dict[tuple[int, str], list[float]] = {kind: [] for kind in kinds}
@@ -71,8 +81,11 @@ async def measure_prompt(pair: Pair, options: Any) -> Figures:
         said = await scripts_for(running.url, most, options)
         await crowd(running.url, said[:1])  # warm
         tokens, by_itself, _ = await _while_reading(running.url, [], options.long, most, "off")
-        for number, (_, (clients, dtype)) in enumerate(steps(product(range(options.repeats), kinds), "prompts")):
-            group, seed = said[:clients], most + 1 + number
+        for number, (_, (clients, dtype)) in enumerate(
+            steps(product(range(options.repeats), kinds), "prompts")
+        ):
+            group = said[:clients]
+            seed = most + 1 + number
             _, seconds, found = await _while_reading(running.url, group, options.long, seed, dtype)
             quiet: list[float] = []
             while len(quiet) < len(found):
@@ -84,7 +97,11 @@ async def measure_prompt(pair: Pair, options: Any) -> Figures:
         "prompt": tokens,
         "prompt_seconds": round(by_itself, 2),
         "rows": [
-            {"clients": clients, "records": dtype, "prompt_seconds": round(median(took[clients, dtype]), 2)}
+            {
+                "clients": clients,
+                "records": dtype,
+                "prompt_seconds": round(median(took[clients, dtype]), 2),
+            }
             | _compared(alone[clients, dtype], beside[clients, dtype])
             for clients, dtype in kinds
         ],
@@ -114,14 +131,17 @@ def _compared(alone: Sequence[Sequence[float]], beside: Sequence[Sequence[float]
 async def _while_reading(
     url: str, said: Sequence[Script], length: int, seed: int, records: RecordDtype
 ) -> tuple[int, float, list[float]]:
-    """Tokens of another client's prompt, how long it took to read it, and a crowd's round times in that time."""
+    """Tokens of another client's prompt, how long it took to read it, and a crowd's round times in
+    that time."""
     heard: list[Round] = []
     features = FEATURES if records != "off" else FEATURES - {"records"}
     async with client(url, patience=_HANG, features=sorted(features)) as edge:
         fits = min(length, edge.welcome.limits.max_context_tokens - _ROOM)
         ids = prompt(seed, fits, edge.welcome.vocab_size)
         began = time.perf_counter()
-        session = await edge.start(ids, patient=True, max_new_tokens=2, ignore_eos=True, records=records)
+        session = await edge.start(
+            ids, patient=True, max_new_tokens=2, ignore_eos=True, records=records
+        )
 
         async def read() -> float:
             await edge.advance(session, [session.log[-1]])
@@ -132,7 +152,11 @@ async def _while_reading(
             heard += (await crowd(url, said)).heard
         ended = await reading
         await edge.send(session.close())
-    return len(ids), ended - began, [1000 * (one.read - one.sent) for one in heard if one.read <= ended]
+    return (
+        len(ids),
+        ended - began,
+        [1000 * (one.read - one.sent) for one in heard if one.read <= ended],
+    )
 
 
 def prompt_tables(figures: Figures) -> str:
@@ -143,12 +167,16 @@ def prompt_tables(figures: Figures) -> str:
             "": "{clients} clients, records of the prompt {records}",
             "verdicts": "{verdicts}",
             **{f"{q} ms alone": f"{{alone_ms[{q}]:.1f}}" for q in ("p50", "p95")},
-            **{f"{q} ms beside": f"{{beside_ms[{q}]:.1f}} ({{ratio[{q}]:.2f}}x)" for q in ("p50", "p95")},
+            **{
+                f"{q} ms beside": f"{{beside_ms[{q}]:.1f}} ({{ratio[{q}]:.2f}}x)"
+                for q in ("p50", "p95")
+            },
             "the prompt took": "{prompt_seconds:.1f} s",
         },
     )
     told = (
-        "From a draft's sending to its verdict's reading, by the client; ratios are the medians of neighbours' ratios."
+        "From a draft's sending to its verdict's reading, by the client; "
+        "ratios are the medians of neighbours' ratios."
     )
     return (
         f"{shown}\n\n{told} With nobody else there the prompt of {figures['prompt']} tokens takes "

@@ -1,7 +1,9 @@
-"""How the verifier behaves under load, over real websockets, against a `cloud-verifier serve` in its own process.
+"""How the verifier behaves under load, over real websockets, against a `cloud-verifier serve` in
+its own process.
 
-Without --target or --random the embedded pair is served. Drafts are chains whose tokens are right with a stated
-probability (`--rate`), because the verifier is measured; every text is compared with the target's own.
+Without --target or --random the embedded pair is served. Drafts are chains whose tokens are right
+with a stated probability (`--rate`), because the verifier is measured; every text is compared with
+the target's own.
 """
 
 from __future__ import annotations
@@ -33,8 +35,12 @@ class Scenario:
 
 SCENARIOS = {
     "batching": Scenario("Throughput by concurrent clients", throughput.measure, throughput.tables),
-    "verdicts": Scenario("Verdicts and activation records", latency.measure_records, latency.record_tables),
-    "prompts": Scenario("Verdicts beside a long prompt", latency.measure_prompt, latency.prompt_tables),
+    "verdicts": Scenario(
+        "Verdicts and activation records", latency.measure_records, latency.record_tables
+    ),
+    "prompts": Scenario(
+        "Verdicts beside a long prompt", latency.measure_prompt, latency.prompt_tables
+    ),
     "bytes": Scenario("Bytes on the wire", wire_bytes.measure, wire_bytes.tables),
 }
 
@@ -73,7 +79,9 @@ class Options:
 
 async def measure(options: Options) -> Figures:
     """One scenario after another, each with a verifier of its own."""
-    shown = options.random or (Path(options.target).name if options.target else "the embedded target")
+    shown = options.random or (
+        Path(options.target).name if options.target else "the embedded target"
+    )
     figures: Figures = {}
     with contextlib.ExitStack() as stack:
         own = Pair(options.target, options.drafter)

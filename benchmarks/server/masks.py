@@ -1,6 +1,7 @@
-"""Cost of a grammar: the mask of a token and its application, by size of the vocabulary, in processor time of one core;
-what of the masks of a batch of drafts shows beside a forward; and tokens a round with a mask and without, embedded
-pair, over held-out questions for JSON. A larger vocabulary is the embedded one with pairs of its tokens added.
+"""Cost of a grammar: the mask of a token and its application, by size of the vocabulary, in
+processor time of one core; what of the masks of a batch of drafts shows beside a forward; and
+tokens a round with a mask and without, embedded pair, over held-out questions for JSON. A larger
+vocabulary is the embedded one with pairs of its tokens added.
 """
 
 from __future__ import annotations
@@ -29,7 +30,13 @@ from moa.model.drafting import MoaDrafting
 from moa.model.target import Target
 from moa.sampling import SamplingSettings, choose
 
-_PERSON = {"name": "Sofia Maria", "age": 32, "city": "Denver", "likes": ["tea", "long walks"], "member": True}
+_PERSON = {
+    "name": "Sofia Maria",
+    "age": 32,
+    "city": "Denver",
+    "likes": ["tea", "long walks"],
+    "member": True,
+}
 _SCHEMA = {
     "type": "object",
     "properties": {
@@ -94,13 +101,18 @@ def _of_size(size: int, options: Options) -> dict[str, Any]:
     found |= {f"mask_{name}": value for name, value in _milliseconds(masks).items()}
     found |= {f"greedy_{name}": value for name, value in _milliseconds(greedy).items()}
     found |= {"sampled_ms": 1000 * mean(sampled), "free_ms": 1000 * mean(free)}
-    found["beside"] = [_beside([compiled.matcher(0) for _ in range(sessions)], text, 8, options) for sessions in (1, 8)]
+    found["beside"] = [
+        _beside([compiled.matcher(0) for _ in range(sessions)], text, 8, options)
+        for sessions in (1, 8)
+    ]
     return found
 
 
-def _beside(matchers: list[Matcher], text: list[int], nodes: int, options: Options) -> dict[str, float]:
-    """Masks for drafts of so many nodes in a thread, and a forward that leaves the processor alone meanwhile: the
-    fastest tenth of the calls, since others may use the machine."""
+def _beside(
+    matchers: list[Matcher], text: list[int], nodes: int, options: Options
+) -> dict[str, float]:
+    """Masks for drafts of so many nodes in a thread, and a forward that leaves the processor alone
+    meanwhile: the fastest tenth of the calls, since others may use the machine."""
 
     def judge(at: int) -> None:
         draft = text[at : at + nodes]
@@ -127,7 +139,9 @@ def _beside(matchers: list[Matcher], text: list[int], nodes: int, options: Optio
 
 
 def _rounds(options: Options) -> list[dict[str, Any]]:
-    questions = [one for one in json.loads(demo.paths().prompts.read_text())["heldout"] if "JSON" in one]
+    questions = [
+        one for one in json.loads(demo.paths().prompts.read_text())["heldout"] if "JSON" in one
+    ]
     target = Target.load(str(demo.paths().target), slots=1, capacity=512)
     drafter = load_drafter(demo.paths().drafter, target.model, target.facts)
     speculator = Speculator(target, MoaDrafting(drafter, slots=1, capacity=512))
@@ -137,7 +151,9 @@ def _rounds(options: Options) -> list[dict[str, Any]]:
         same = 0
         for question in questions[: options.questions]:
             chat = [{"role": "user", "content": question}]
-            text = target.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+            text = target.tokenizer.apply_chat_template(
+                chat, add_generation_prompt=True, tokenize=False
+            )
             prompt = target.tokenizer(text, add_special_tokens=False)["input_ids"]
             answers = []
             for how, grammar in (("without", None), ("with", Grammar.of_schema(_ASKED))):
@@ -145,7 +161,9 @@ def _rounds(options: Options) -> list[dict[str, Any]]:
                 answers.append(speculator.generate([prompt], settings)[0])
                 won[how] += answers[-1].won
             same += answers[0].ids == answers[1].ids
-        found.append({"sampling": name, "questions": len(questions[: options.questions]), "same_texts": same})
+        found.append(
+            {"sampling": name, "questions": len(questions[: options.questions]), "same_texts": same}
+        )
         found[-1] |= {how: mean(counts) for how, counts in won.items()}
     return found
 
@@ -166,7 +184,10 @@ def _widened(size: int) -> Tokenizer:
 
 
 def _milliseconds(seconds: list[float]) -> dict[str, float]:
-    return {"mean_ms": 1000 * mean(seconds), "p99_ms": 1000 * sorted(seconds)[int(0.99 * len(seconds))]}
+    return {
+        "mean_ms": 1000 * mean(seconds),
+        "p99_ms": 1000 * sorted(seconds)[int(0.99 * len(seconds))],
+    }
 
 
 def _timed(do: Callable[[], None]) -> float:
@@ -177,22 +198,49 @@ def _timed(do: Callable[[], None]) -> float:
 
 def tables(result: dict[str, Any]) -> str:
     """Costs, what shows beside a forward, and tokens a round."""
-    beside = [{"size": one["vocabulary"], **row} for one in result["sizes"] for row in one["beside"]]
+    beside = [
+        {"size": one["vocabulary"], **row} for one in result["sizes"] for row in one["beside"]
+    ]
     return titled(
-        ("Processor time of a token", listing(result["sizes"], {
-            "vocabulary": "{vocabulary:,}",
-            "mask, ms (99 %)": "{mask_mean_ms:.3f} ({mask_p99_ms:.2f})",
-            "apply it and choose, greedy, ms (99 %)": "{greedy_mean_ms:.3f} ({greedy_p99_ms:.2f})",
-            "sampled, ms": "{sampled_ms:.2f}",
-            "sampled without a mask, ms": "{free_ms:.2f}",
-            "prepared once, s": "{prepared_seconds:.1f}",
-        })),
-        ("Masks of drafts of 8 beside a forward, ms, the fastest tenth", listing(beside, {
-            "vocabulary": "{size:,}", "sessions": "{sessions}", "masks": "{masks:.2f}",
-            "forward": "{forward:.2f}", "both": "{both:.2f}", "shown": "{shown:.2f}",
-        })),
-        ("Tokens a round", listing(result["rounds"], {
-            "sampling": "{sampling}", "questions": "{questions}", "the same text": "{same_texts}",
-            "without a mask": "{without:.2f}", "with": "{with:.2f}",
-        })),
-    )  # fmt: skip
+        (
+            "Processor time of a token",
+            listing(
+                result["sizes"],
+                {
+                    "vocabulary": "{vocabulary:,}",
+                    "mask, ms (99 %)": "{mask_mean_ms:.3f} ({mask_p99_ms:.2f})",
+                    "apply it and choose, greedy, ms (99 %)": "{greedy_mean_ms:.3f} ({greedy_p99_ms:.2f})",
+                    "sampled, ms": "{sampled_ms:.2f}",
+                    "sampled without a mask, ms": "{free_ms:.2f}",
+                    "prepared once, s": "{prepared_seconds:.1f}",
+                },
+            ),
+        ),
+        (
+            "Masks of drafts of 8 beside a forward, ms, the fastest tenth",
+            listing(
+                beside,
+                {
+                    "vocabulary": "{size:,}",
+                    "sessions": "{sessions}",
+                    "masks": "{masks:.2f}",
+                    "forward": "{forward:.2f}",
+                    "both": "{both:.2f}",
+                    "shown": "{shown:.2f}",
+                },
+            ),
+        ),
+        (
+            "Tokens a round",
+            listing(
+                result["rounds"],
+                {
+                    "sampling": "{sampling}",
+                    "questions": "{questions}",
+                    "the same text": "{same_texts}",
+                    "without a mask": "{without:.2f}",
+                    "with": "{with:.2f}",
+                },
+            ),
+        ),
+    )

@@ -1,4 +1,5 @@
-"""Readers: users who read ten tokens a second, each over its own connection, and whether their tokens are in time."""
+"""Readers: users who read ten tokens a second, each over its own connection, and whether their
+tokens are in time."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ TOKENS = 40
 RAMP = 1.0
 """Seconds within which all readers ask."""
 _MAJORITY = 2
-"""Trials of a size that must agree: beside its limit a machine with other load holds it in one and not in the next."""
+"""Trials of a size that must agree: beside its limit a machine with other load holds it in one and
+not in the next."""
 _DIALLING = 32
 """Connections that are opened, with their prompts run, at a time."""
 
@@ -54,14 +56,16 @@ Try = Callable[[int], Awaitable[Trial]]
 
 
 def lateness(asked: float, arrivals: Sequence[float], until: float) -> list[float]:
-    """Milliseconds by which each of `TOKENS` tokens came too late; those that never came are late by `until`."""
+    """Milliseconds by which each of `TOKENS` tokens came too late; those that never came are late
+    by `until`."""
     begins = min(arrivals[0] if arrivals else until, asked + PATIENCE) + BUFFER
     came = [*arrivals[:TOKENS], *([until] * (TOKENS - len(arrivals)))]
     return [1000 * (at - (begins + k / SPEED)) for k, at in enumerate(came)]
 
 
 async def largest(attempt: Try, start: int, most: int) -> tuple[int, list[Trial]]:
-    """The largest number of readers that is held in two of three trials: doubling, then bisection to a tenth."""
+    """The largest number of readers that is held in two of three trials: doubling, then bisection
+    to a tenth."""
     trials: list[Trial] = []
 
     async def held(readers: int) -> bool:
@@ -72,9 +76,11 @@ async def largest(attempt: Try, start: int, most: int) -> tuple[int, list[Trial]
             said.append(found.held)
         return said.count(True) == _MAJORITY
 
-    low, high = 0, start
+    low = 0
+    high = start
     while high <= most and await held(high):
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     while high <= most and high - low > max(1, high // 10):
         middle = (low + high) // 2
         if await held(middle):
@@ -85,10 +91,17 @@ async def largest(attempt: Try, start: int, most: int) -> tuple[int, list[Trial]
 
 
 async def trial(
-    url: str, scripts: Sequence[Script], readers: int, way: Way, *, records: RecordDtype, think: float
+    url: str,
+    scripts: Sequence[Script],
+    readers: int,
+    way: Way,
+    *,
+    records: RecordDtype,
+    think: float,
 ) -> Trial:
     """Open a session for every reader and run its prompt; then all ask within a second."""
-    gate, dialling = asyncio.Barrier(readers), asyncio.Semaphore(_DIALLING)
+    gate = asyncio.Barrier(readers)
+    dialling = asyncio.Semaphore(_DIALLING)
     lags: list[float] = []
     watch = asyncio.create_task(_watch(lags))
 

@@ -21,7 +21,9 @@ async def look(url: str, token: str = "") -> Page:
     writer.write(f"GET /metrics HTTP/1.1\r\nHost: benchmark\r\n{allowed}\r\n".encode())
     text = (await reader.read()).decode().partition("\r\n\r\n")[2]
     writer.close()
-    lines = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
+    lines = (
+        line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#")
+    )
     return {name: float(value) for name, _, value in lines}
 
 
@@ -46,7 +48,11 @@ class Histogram:
     def of(cls, gained: Page, name: str, label: str = "") -> Histogram:
         """One of a page; `label` is `name="value"`."""
         pattern = re.compile(rf'{name}_bucket{{{label + "," if label else ""}le="(.+)"}}')
-        found = [(float(match[1]), upto) for sample, upto in gained.items() if (match := pattern.fullmatch(sample))]
+        found = [
+            (float(match[1]), upto)
+            for sample, upto in gained.items()
+            if (match := pattern.fullmatch(sample))
+        ]
         bounds, upto = zip(*sorted(found), strict=True)
         counts = tuple(int(high - low) for low, high in pairwise((0.0, *upto)))
         return cls(bounds, counts, gained[f"{name}_sum" + (f"{{{label}}}" if label else "")])
@@ -63,11 +69,16 @@ class Histogram:
 
     def quantile(self, q: float) -> float:
         """The value that a share `q` stays below, by a straight line through its bucket."""
-        below, lower = 0, 0.0
+        below = 0
+        lower = 0.0
         for bound, count in zip(self.bounds, self.counts, strict=True):
             if count and below + count >= q * self.count:
-                return lower + (min(bound, 2 * self.bounds[-2]) - lower) * (q * self.count - below) / count
-            below, lower = below + count, bound
+                return (
+                    lower
+                    + (min(bound, 2 * self.bounds[-2]) - lower) * (q * self.count - below) / count
+                )
+            below = below + count
+            lower = bound
         return 0.0
 
     def shares(self) -> dict[str, float]:

@@ -1,4 +1,5 @@
-"""Gain of batching: verified tokens a second by the number of clients, and the overhead beside the model."""
+"""Gain of batching: verified tokens a second by the number of clients, and the overhead beside the
+model."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ Figures = dict[str, Any]
 
 
 async def measure(pair: Pair, options: Any) -> Figures:
-    """Every number of clients once in every repeat, so that a machine that slows down slows all of them."""
+    """Every number of clients once in every repeat, so that a machine that slows down slows all of
+    them."""
     clients = sorted(set(options.clients))
     runs: dict[int, list[Run]] = {count: [] for count in clients}
     with verifier(f"--slots={clients[-1] + 1}", pair=pair) as running:
@@ -24,13 +26,20 @@ async def measure(pair: Pair, options: Any) -> Figures:
         await crowd(running.url, said[:1])  # warm
         for _, count in steps(product(range(options.repeats), clients), "crowds"):
             runs[count].append(await crowd(running.url, said[:count]))
-    gains = [many.rate / one.rate for one, many in zip(runs[clients[0]], runs[clients[-1]], strict=True)]
+    gains = [
+        many.rate / one.rate for one, many in zip(runs[clients[0]], runs[clients[-1]], strict=True)
+    ]
     rows = [_row(count, found) for count, found in runs.items()]
-    return {"rows": rows, "gain": round(median(gains), 2), "gains": [round(gain, 2) for gain in gains]}
+    return {
+        "rows": rows,
+        "gain": round(median(gains), 2),
+        "gains": [round(gain, 2) for gain in gains],
+    }
 
 
 def _row(clients: int, found: list[Run]) -> Figures:
-    rates, page = [run.rate for run in found], gained((run.before, run.after) for run in found)
+    rates = [run.rate for run in found]
+    page = gained((run.before, run.after) for run in found)
     histograms = {
         name: Histogram.of(page, f"moa_{name}", label)
         for name, label in {
@@ -49,9 +58,15 @@ def _row(clients: int, found: list[Run]) -> Figures:
         "batch_rows": round(histograms["batch_rows"].mean, 2),
         "histograms": {name: histogram.shares() for name, histogram in histograms.items()},
     }
-    for short, name in (("verify", "verify"), ("forward", "forward"), ("overhead", "verify_overhead")):
+    for short, name in (
+        ("verify", "verify"),
+        ("forward", "forward"),
+        ("overhead", "verify_overhead"),
+    ):
         histogram = histograms[f"{name}_seconds"]
-        row[f"{short}_ms"] = {f"p{q}": round(1000 * histogram.quantile(q / 100), 3) for q in (50, 90, 99)}
+        row[f"{short}_ms"] = {
+            f"p{q}": round(1000 * histogram.quantile(q / 100), 3) for q in (50, 90, 99)
+        }
     return row
 
 
@@ -70,7 +85,8 @@ def tables(figures: Figures) -> str:
             "seen by the client p50 / p99 ms": "{client_ms[p50]:.2f} / {client_ms[p99]:.2f}",
         },
     )
-    one, most = figures["rows"][0], figures["rows"][-1]["clients"]
+    one = figures["rows"][0]
+    most = figures["rows"][-1]["clients"]
     share = one["overhead_ms"]["p50"] / one["verify_ms"]["p50"]
     told = (
         f"{most} clients have {figures['gain']:.2f} times the tokens/s of {one['clients']} (median of the pairs "
@@ -79,7 +95,9 @@ def tables(figures: Figures) -> str:
         f"adds ({share:.0%} of a verify), with more of them mostly the wait for the forward before."
     )
     rows = _distribution("Rows in a batch, at most", figures, "batch_rows", 1)
-    times = _distribution("Milliseconds of a verify in the server, at most", figures, "verify_seconds", 1000)
+    times = _distribution(
+        "Milliseconds of a verify in the server, at most", figures, "verify_seconds", 1000
+    )
     return f"{shown}\n\n{told}\n\n{rows}\n\n{times}"
 
 

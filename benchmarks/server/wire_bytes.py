@@ -1,4 +1,5 @@
-"""Bytes on the wire per verified token, by precision of the records, and what raw keys and values would be."""
+"""Bytes on the wire per verified token, by precision of the records, and what raw keys and values
+would be."""
 
 from __future__ import annotations
 
@@ -24,8 +25,11 @@ async def measure(pair: Pair, options: Any) -> Figures:
         (said,) = await scripts_for(running.url, 1, options)
         for dtype in _PRECISIONS:
             async with client(running.url) as edge:
-                session = await edge.start(said.ids, max_new_tokens=options.tokens, ignore_eos=True, records=dtype)
-                begun, rounds = edge.token_bytes, 0
+                session = await edge.start(
+                    said.ids, max_new_tokens=options.tokens, ignore_eos=True, records=dtype
+                )
+                begun = edge.token_bytes
+                rounds = 0
                 while not session.finish:
                     done = len(session.log) - len(said.ids)
                     await edge.advance(session, [session.log[-1], *said.drafts[done]])
@@ -64,7 +68,9 @@ def tables(figures: Figures) -> str:
         for row in figures["rows"]
     ]
     rows.append(["raw keys and values, all layers, fp16", "", f"{raw}", "", "1.0x"])
-    shown = table(["records", "rounds, up and down", "records", "in all", "records against raw"], rows)
+    shown = table(
+        ["records", "rounds, up and down", "records", "in all", "records against raw"], rows
+    )
     return (
         f"Bytes per verified token, chains of {figures['draft_tokens']}, with message and record headers, without "
         "websocket and TCP headers. A token's record is counted once, with the token; a prompt costs its records too."

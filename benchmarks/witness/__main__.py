@@ -1,6 +1,6 @@
-"""The witness: `python -m benchmarks.witness prepare TARGET`, then `rows TARGET ROWS` (hours, resumable), then
-`python -m benchmarks.baselines.train PRESET... --target TARGET --states ROWS --out DRAFTERS` and
-`python -m benchmarks drafters_witness --target TARGET --drafters DRAFTERS/...`."""
+"""The witness: `python -m benchmarks.witness prepare TARGET`, then `rows TARGET ROWS` (hours,
+resumable), then `python -m benchmarks.baselines.train PRESET... --target TARGET --states ROWS --out
+DRAFTERS` and `python -m benchmarks drafters_witness --target TARGET --drafters DRAFTERS/...`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from moa.errors import UsageError, run_cli
 from moa.model.loading import load_model
 
 _CODE, _ENGLISH, _HELD_OUT = 1200, 6000, 12
-"""Texts of each kind that the vocabulary is chosen by, and held-out texts of each kind to check it with."""
+"""Texts of each kind that the vocabulary is chosen by, and held-out texts of each kind to check it
+with."""
 _CHECKED_TOKENS = 512
 
 
@@ -32,14 +33,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     verbs = parser.add_subparsers(dest="verb", required=True)
     prepared = verbs.add_parser("prepare", help="the model, from a package")
     prepared.add_argument("target", type=Path, help="folder of the model that is written")
-    prepared.add_argument("--vocabulary", type=int, default=32768, help="words that it keeps (default 32768)")
-    rows = verbs.add_parser("rows", help="text, and the model's states on it, for training from disk")
+    prepared.add_argument(
+        "--vocabulary", type=int, default=32768, help="words that it keeps (default 32768)"
+    )
+    rows = verbs.add_parser(
+        "rows", help="text, and the model's states on it, for training from disk"
+    )
     rows.add_argument("target", type=Path, help="the prepared model")
     rows.add_argument("rows", type=Path, help="folder that is written, or gone on with")
-    rows.add_argument("--tokens", type=int, default=1_000_000, help="24 kB each on disk (default 1000000)")
+    rows.add_argument(
+        "--tokens", type=int, default=1_000_000, help="24 kB each on disk (default 1000000)"
+    )
     rows.add_argument("--length", type=int, default=512, help="tokens of a row (default 512)")
     held = verbs.add_parser(
-        "heldout", help="its own continuations of held-out beginnings, for benchmarks.drafters.witness"
+        "heldout",
+        help="its own continuations of held-out beginnings, for benchmarks.drafters.witness",
     )
     held.add_argument("target", type=Path)
     held.add_argument("out", type=Path)
@@ -75,21 +83,36 @@ def prepare(out: Path, vocabulary: int) -> None:
         raise UsageError(f"{out} exists", hint="remove it, or choose another folder")
     file = gguf_file()
     print(TERMS, file=sys.stderr)
-    words, model = Words.of(file), read_model(file)
+    words = Words.of(file)
+    model = read_model(file)
     texts = chain(islice(natural.code("train"), _CODE), islice(natural.english("train"), _ENGLISH))
     small, kept = trimmed(model, words, texts, vocabulary)
-    whole, tokenizer = words.tokenizer(), kept.tokenizer()
-    held_out = [*islice(natural.code("heldout"), _HELD_OUT), *islice(natural.english("heldout"), _HELD_OUT)]
-    if any(tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) != text for text in held_out):
-        raise UsageError("the trimmed tokenizer does not give texts back", hint="this is a defect: please report it")
+    whole = words.tokenizer()
+    tokenizer = kept.tokenizer()
+    held_out = [
+        *islice(natural.code("heldout"), _HELD_OUT),
+        *islice(natural.english("heldout"), _HELD_OUT),
+    ]
+    if any(
+        tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) != text
+        for text in held_out
+    ):
+        raise UsageError(
+            "the trimmed tokenizer does not give texts back",
+            hint="this is a defect: please report it",
+        )
     before = statistics.fmean(nats_per_character(model, whole, text) for text in held_out)
     after = statistics.fmean(nats_per_character(small, tokenizer, text) for text in held_out)
-    print(f"{len(kept.pieces)} words; held-out text: {after:.3f} nats a character, {before:.3f} with all words")
+    print(
+        f"{len(kept.pieces)} words; held-out text: {after:.3f} nats a character, {before:.3f} with all words"
+    )
     small.save_pretrained(out)
     tokenizer.save_pretrained(out)
 
 
-def nats_per_character(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: str) -> float:
+def nats_per_character(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: str
+) -> float:
     """Loss by characters: comparable between vocabularies."""
     ids = torch.tensor([tokenizer(text).input_ids[:_CHECKED_TOKENS]])
     with torch.inference_mode():

@@ -1,5 +1,6 @@
-"""Short continuations that can be checked, of things a small base model knows: what a drafter answers by itself, from a
-cold start, and with the records of the prompt, as after a link that was cut before the answer."""
+"""Short continuations that can be checked, of things a small base model knows: what a drafter
+answers by itself, from a cold start, and with the records of the prompt, as after a link that was
+cut before the answer."""
 
 from __future__ import annotations
 
@@ -38,7 +39,10 @@ def tasks() -> Iterator[tuple[str, str, str]]:
     for phrase in _PHRASES.replace("\n", "|").split("|"):
         prompt, _, answer = phrase.partition("/")
         yield "phrases", prompt, answer
-    for name, words in {"letters": string.ascii_uppercase[:20], "counting": [str(n) for n in range(1, 22)]}.items():
+    for name, words in {
+        "letters": string.ascii_uppercase[:20],
+        "counting": [str(n) for n in range(1, 22)],
+    }.items():
         for at in range(len(words) - 3):
             yield name, ", ".join(words[at : at + 3]) + ",", words[at + 3]
     pairs = [pair.split("-") for pair in _OPPOSITES.split()]
@@ -50,7 +54,10 @@ def tasks() -> Iterator[tuple[str, str, str]]:
         )
     for shift in range(6):
         colours = [*_COLOURS[shift:], *_COLOURS[:shift]]
-        said = " ".join(f"The colour of {name} is {colour}." for name, colour in zip(_NAMES[:4], colours, strict=False))
+        said = " ".join(
+            f"The colour of {name} is {colour}."
+            for name, colour in zip(_NAMES[:4], colours, strict=False)
+        )
         yield from (("recall", f"{said} The colour of {_NAMES[n]} is", colours[n]) for n in (0, 3))
     for (a, b), (c, d) in pairwise(zip(_NAMES, _COLOURS, strict=True)):
         yield "keys", f'[{{"name": "{a}", "colour": "{b}"}}, {{"name": "{c}", "', "colour"
@@ -59,18 +66,24 @@ def tasks() -> Iterator[tuple[str, str, str]]:
 
 def measure(target: Path, drafters: Sequence[Path]) -> list[dict[str, Any]]:
     """For each task who is right: the target, and each drafter by itself without and with records."""
-    tokenizer, loaded = load_tokenizer(target), load_model(target)
+    tokenizer = load_tokenizer(target)
+    loaded = load_model(target)
     asked = list(tasks())
     prompts = [
-        [tokenizer.bos_token_id, *tokenizer(prompt, add_special_tokens=False).input_ids] for _, prompt, _ in asked
+        [tokenizer.bos_token_id, *tokenizer(prompt, add_special_tokens=False).input_ids]
+        for _, prompt, _ in asked
     ]
 
     def right(number: int, ids: list[int]) -> bool:
         return str(tokenizer.decode(ids)).strip().startswith(asked[number][2])
 
     settings = GenerationSettings(max_new_tokens=_TOKENS, shape=None, ignore_eos=True)
-    said = Speculator(Target(loaded.model, loaded.facts, slots=16, capacity=96)).generate(prompts, settings)
-    found = [{"kind": kind, "target": right(n, said[n].ids)} for n, (kind, _, _) in enumerate(asked)]
+    said = Speculator(Target(loaded.model, loaded.facts, slots=16, capacity=96)).generate(
+        prompts, settings
+    )
+    found = [
+        {"kind": kind, "target": right(n, said[n].ids)} for n, (kind, _, _) in enumerate(asked)
+    ]
     head = fast_head(loaded.model)
     for folder in drafters:
         model, teacher = load_any(folder, loaded.model, loaded.facts), Teacher(loaded.model)
@@ -78,8 +91,12 @@ def measure(target: Path, drafters: Sequence[Path]) -> list[dict[str, Any]]:
             teacher.tap(taps)
         reads = taps or getattr(model.config, "use_ca", False)
         for number, prompt in enumerate(prompts):
-            row, start = _row(teacher, prompt), len(prompt) - 1
-            for way, behind in {folder.name: NONE, **({f"{folder.name}, records": "0"} if reads else {})}.items():
+            row = _row(teacher, prompt)
+            start = len(prompt) - 1
+            for way, behind in {
+                folder.name: NONE,
+                **({f"{folder.name}, records": "0"} if reads else {}),
+            }.items():
                 own = alone(model, row, start, behind, _TOKENS, head)
                 found[number][way] = right(number, own.ids[0, start + 1 :].tolist())
     return found
@@ -89,7 +106,13 @@ def _row(teacher: Teacher, prompt: Sequence[int]) -> Row:
     """A prompt, and room for its answer."""
     ids = np.array([[*prompt, *[0] * _TOKENS]])
     whole = np.ones_like(ids)
-    batch = Batch(ids, whole, np.arange(ids.shape[1])[None], whole.astype(np.bool_), np.zeros(1, dtype=np.int64))
+    batch = Batch(
+        ids,
+        whole,
+        np.arange(ids.shape[1])[None],
+        whole.astype(np.bool_),
+        np.zeros(1, dtype=np.int64),
+    )
     return Row(batch, teacher(batch))
 
 
@@ -97,8 +120,15 @@ def tables(found: Sequence[dict[str, Any]]) -> str:
     """Right answers by kind, and of those that the target has right."""
     ways = [way for way in found[0] if way != "kind"]
     groups = {
-        kind: [one for one in found if one["kind"] == kind] for kind in dict.fromkeys(one["kind"] for one in found)
+        kind: [one for one in found if one["kind"] == kind]
+        for kind in dict.fromkeys(one["kind"] for one in found)
     }
-    groups |= {"all": list(found), "where the target is right": [one for one in found if one["target"]]}
-    rows = [[kind, len(ones), *(sum(one[way] for one in ones) for way in ways)] for kind, ones in groups.items()]
+    groups |= {
+        "all": list(found),
+        "where the target is right": [one for one in found if one["target"]],
+    }
+    rows = [
+        [kind, len(ones), *(sum(one[way] for one in ones) for way in ways)]
+        for kind, ones in groups.items()
+    ]
     return table(["", "asked", *ways], rows)

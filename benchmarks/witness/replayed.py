@@ -1,8 +1,10 @@
-"""A target, and drafters beside it, that read recorded texts instead of computing: verdicts, states, keys and values
-are those of the real model (`python -m benchmarks.witness heldout`), and a forward costs next to nothing. So any time
-of a forward can be emulated on a small machine, with the drafts and the acceptance of a real language model.
+"""A target, and drafters beside it, that read recorded texts instead of computing: verdicts,
+states, keys and values are those of the real model (`python -m benchmarks.witness heldout`), and a
+forward costs next to nothing. So any time of a forward can be emulated on a small machine, with the
+drafts and the acceptance of a real language model.
 
-Only greedy texts are known. Nodes beside the text have states of zeros: no verdict goes through them.
+Only greedy texts are known. Nodes beside the text have states of zeros: no verdict goes through
+them.
 """
 
 from __future__ import annotations
@@ -46,15 +48,21 @@ class Recorded:
     @cached_property
     def lesson(self) -> dict[str, Tensor]:
         """Keys, values and states, read when they are first asked for."""
-        span, found = slice(self.first, self.first + len(self.ids) - 1), read_lesson(self.place, self.row)
+        span = slice(self.first, self.first + len(self.ids) - 1)
+        found = read_lesson(self.place, self.row)
         return {
-            name: (part[:, span] if name in ("keys", "values") else part[span]).float() for name, part in found.items()
+            name: (part[:, span] if name in ("keys", "values") else part[span]).float()
+            for name, part in found.items()
         }
 
 
 def recorded(folder: Path, most: int | None = None) -> list[Recorded]:
     """So many greedy texts of a folder, of every kind in turn."""
-    kinds = [_texts(kind, place) for kind, temperature, place in heldout_folders(folder) if not temperature]
+    kinds = [
+        _texts(kind, place)
+        for kind, temperature, place in heldout_folders(folder)
+        if not temperature
+    ]
     return list(islice((text for text in chain(*zip_longest(*kinds)) if text is not None), most))
 
 
@@ -64,7 +72,8 @@ def _texts(kind: str, place: Path) -> Iterator[Recorded]:
         batch = rows.rows(np.array([number]))
         for document in range(1, int(batch.segments.max()) + 1):
             (inside,) = (batch.segments[0] == document).nonzero()
-            ids, cut = batch.ids[0, inside].tolist(), int(batch.wanted[0, inside].argmax())
+            ids = batch.ids[0, inside].tolist()
+            cut = int(batch.wanted[0, inside].argmax())
             if cut:
                 yield Recorded(kind, ids[:cut], ids[cut:], place, number, int(inside[0]))
 
@@ -91,15 +100,20 @@ class ReplayedTarget(Target):
             return super().forward(rows)
         batch, versions, layout, _ = self._laid_out(rows)
         width = self.head_weight.shape[1]
-        hidden, tapped = torch.zeros(len(batch.ids), width), torch.zeros(len(batch.ids), 3 * width)
+        hidden = torch.zeros(len(batch.ids), width)
+        tapped = torch.zeros(len(batch.ids), 3 * width)
         choices = np.zeros(len(batch.ids), dtype=np.int64)
         for b, row in enumerate(rows):
             start = self.pool.lengths[row.slot]
             if (text := self._text(row, start)) is None:
                 continue
             found = _on_text(row, start, text.ids)
-            nodes, places = torch.tensor([*found]) + int(batch.starts[b]), torch.tensor([*found.values()])
-            hidden[nodes], tapped[nodes] = text.lesson["hidden"][places], text.lesson["tapped"][places]
+            nodes = torch.tensor([*found]) + int(batch.starts[b])
+            places = torch.tensor([*found.values()])
+            hidden[nodes], tapped[nodes] = (
+                text.lesson["hidden"][places],
+                text.lesson["tapped"][places],
+            )
             choices[nodes] = np.array(text.ids)[places + 1]
             for memory, known in ((self.pool.k, "keys"), (self.pool.v, "values")):
                 memory.index_copy_(1, layout.columns[nodes], text.lesson[known][:, places])
@@ -107,7 +121,8 @@ class ReplayedTarget(Target):
 
     def _text(self, row: Row, start: int) -> Recorded | None:
         """The text that a row goes on with; none for the engine's warm-up."""
-        page, sure = int(self.pool.tables[row.slot, 0]), 1 if row.judged == "all" else len(row.tokens)
+        page = int(self.pool.tables[row.slot, 0])
+        sure = 1 if row.judged == "all" else len(row.tokens)
         known = [self._of_page[page]] if start and page in self._of_page else []
         for text in (*known, *self._texts):
             if text.ids[start : start + sure] == list(row.tokens[:sure]):
@@ -133,9 +148,10 @@ Chains = dict[tuple[int, ...], list[tuple[list[int], list[float]]]]
 
 @torch.inference_mode()
 def known_chains(folder: Path, target: Target, texts: Sequence[Recorded], depth: int) -> Chains:
-    """What a drafter in step guesses. Behind a wrong guess the others are as if it had been right: no verdict reaches
-    them."""
-    model, found = load_any(folder, target.model, target.facts), {}
+    """What a drafter in step guesses. Behind a wrong guess the others are as if it had been right:
+    no verdict reaches them."""
+    model = load_any(folder, target.model, target.facts)
+    found = {}
     for text in texts:
         row = row_of(target.model, getattr(model.config, "taps", ()), text.place, text.row)
         starts = torch.arange(len(text.answer)) + text.first + len(text.prompt) - 1
@@ -151,7 +167,8 @@ class ReplayedDrafting:
     """A server's drafter whose chains are known; a level takes `level_seconds`."""
 
     def __init__(self, chains: Chains, *, level_seconds: float) -> None:
-        self._chains, self._level_seconds = chains, level_seconds
+        self._chains = chains
+        self._level_seconds = level_seconds
         self.read: dict[int, list[int]] = {}
         """By slot: the text so far, but for its pending token."""
 
@@ -177,8 +194,12 @@ class ReplayedDrafting:
     def _draft(self, request: DraftRequest) -> DraftTree:
         log = [*self.read[request.slot], request.pending]
         prompt, chains = next(
-            (prompt, one) for prompt, one in self._chains.items() if tuple(log[: len(prompt)]) == prompt
+            (prompt, one)
+            for prompt, one in self._chains.items()
+            if tuple(log[: len(prompt)]) == prompt
         )
         guesses, scores = chains[len(log) - len(prompt)]
         count = 1 + sum(score >= request.shape.least for score in scores[1 : request.shape.depth])
-        return DraftTree([request.pending, *guesses[:count]], list(range(-1, count)), [0.0, *scores[:count]])
+        return DraftTree(
+            [request.pending, *guesses[:count]], list(range(-1, count)), [0.0, *scores[:count]]
+        )

@@ -1,9 +1,11 @@
-"""Rows of text with all that drafters train on, written once: a run then needs no forward of the target.
+"""Rows of text with all that drafters train on, written once: a run then needs no forward of the
+target.
 
-`tokens.npy` and `marks.npy` are the packed rows; `states/ROW.safetensors` the teacher's lesson of one row in 16 bits:
-keys and values of all layers, the final state, and the low, middle and high states that EAGLE-3 reads. For Gemma 3 270M
-that is 24 kB a token. Every row is its own file and appears whole: an interrupted run goes on where it was, and a
-trainer may read while rows are still added.
+`tokens.npy` and `marks.npy` are the packed rows; `states/ROW.safetensors` the teacher's lesson of
+one row in 16 bits: keys and values of all layers, the final state, and the low, middle and high
+states that EAGLE-3 reads. For Gemma 3 270M that is 24 kB a token. Every row is its own file and
+appears whole: an interrupted run goes on where it was, and a trainer may read while rows are still
+added.
 """
 
 from __future__ import annotations
@@ -40,19 +42,28 @@ _STATES = "states"
 _TAPS = 3
 
 
-def write_heldout(target: Path, out: Path, *, temperature: float, per_kind: int, tokens: int, length: int) -> None:
-    """The target's own continuations of held-out beginnings, and their lessons: a folder for each kind of text."""
+def write_heldout(
+    target: Path, out: Path, *, temperature: float, per_kind: int, tokens: int, length: int
+) -> None:
+    """The target's own continuations of held-out beginnings, and their lessons: a folder for each
+    kind of text."""
     asked: dict[str, list[Example]] = {}
     for kind, example in prompts(per_kind):
         asked.setdefault(kind, []).append(example)
     writer = Speculator(Target.load(target, slots=17, capacity=length))
     sampling = SamplingSettings(temperature=temperature)
-    settings = GenerationSettings(max_new_tokens=tokens, sampling=sampling, shape=None, ignore_eos=True)
+    settings = GenerationSettings(
+        max_new_tokens=tokens, sampling=sampling, shape=None, ignore_eos=True
+    )
     loaded = load_model(target)
     for kind, examples in asked.items():
         folder = out / f"{kind}-{temperature:g}"
         found = [encode(load_tokenizer(target), example)[: length - tokens] for example in examples]
-        made = [g.ids for at in range(0, len(found), 17) for g in writer.generate(found[at : at + 17], settings)]
+        made = [
+            g.ids
+            for at in range(0, len(found), 17)
+            for g in writer.generate(found[at : at + 17], settings)
+        ]
         if not (folder / "tokens.npy").exists():
             pack((Document.answer(a, b) for a, b in zip(found, made, strict=True)), length, folder)
         write_lessons(loaded, folder)
@@ -79,18 +90,22 @@ def write_lessons(loaded: LoadedModel, out: Path) -> None:
     teacher.tap(authors_taps(loaded.facts.layers))
     (out / _STATES).mkdir(exist_ok=True)
     missing = [row for row in range(len(rows)) if not _file(out, row).exists()]
-    began, done = time.monotonic(), 0
+    began = time.monotonic()
+    done = 0
     for at in range(0, len(missing), AT_ONCE):
         batch = rows.rows(np.array(missing[at : at + AT_ONCE]))
         lesson = teacher(batch)
         for place, row in enumerate(batch.rows):
             _write(_file(out, int(row)), _of_row(lesson, place))
         done += int((batch.segments > 0).sum())
-        say(f"{at + len(batch.rows)}/{len(missing)} rows, {done / (time.monotonic() - began):.0f} tokens/s")
+        say(
+            f"{at + len(batch.rows)}/{len(missing)} rows, {done / (time.monotonic() - began):.0f} tokens/s"
+        )
 
 
 class StoredTeacher(Teacher):
-    """Lessons from disk. The model gives embedding and head only, and logits are made anew from the final state."""
+    """Lessons from disk. The model gives embedding and head only, and logits are made anew from the
+    final state."""
 
     def __init__(self, model: PreTrainedModel, folder: Path) -> None:
         super().__init__(model)
@@ -99,13 +114,17 @@ class StoredTeacher(Teacher):
         self._tapped = 0
 
     def tap(self, layers: Sequence[int]) -> None:
-        """Give the low, middle and high states, and the final ones where a fourth layer is asked for."""
+        """Give the low, middle and high states, and the final ones where a fourth layer is asked
+        for."""
         self._tapped = len(layers)
 
     def __call__(self, batch: Batch) -> Lesson:
-        device, dtype = self.model.device, self.model.dtype
+        device = self.model.device
+        dtype = self.model.dtype
         parts = [read_lesson(self.folder, int(row)) for row in batch.rows]
-        found = {name: torch.stack([part[name] for part in parts]).to(device, dtype) for name in parts[0]}
+        found = {
+            name: torch.stack([part[name] for part in parts]).to(device, dtype) for name in parts[0]
+        }
         keys, values = (found.pop(name).transpose(0, 1) for name in ("keys", "values"))
         tapped = found.pop("tapped") if self._tapped else None
         if tapped is not None and self._tapped > _TAPS:
@@ -139,6 +158,7 @@ def _write(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def read_lesson(folder: Path, row: int) -> dict[str, Tensor]:
-    """What was written of a row: keys and values `[layers, L, kv_heads, D]`, hidden and tapped states `[L, ...]`."""
+    """What was written of a row: keys and values `[layers, L, kv_heads, D]`, hidden and tapped
+    states `[L, ...]`."""
     found: dict[str, Tensor] = load_file(_file(folder, row))
     return found

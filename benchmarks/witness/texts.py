@@ -1,4 +1,5 @@
-"""The witness's text: code, English and chat-like prompts of installed packages, whole packages held out."""
+"""The witness's text: code, English and chat-like prompts of installed packages, whole packages
+held out."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def prompts(per_kind: int) -> list[tuple[str, Example]]:
         "english": natural.passages(natural.english("heldout")),
         "chat": _chats("heldout"),
     }
-    return [(kind, Example("code", *parts)) for kind in KINDS for parts in islice(found[kind], per_kind)]
+    return [
+        (kind, Example("code", *parts)) for kind in KINDS for parts in islice(found[kind], per_kind)
+    ]
 
 
 def _chats(split: Split) -> Iterator[tuple[str, str]]:
@@ -54,13 +57,18 @@ def _chats(split: Split) -> Iterator[tuple[str, str]]:
             if len(answer) < 160 or answer in seen:
                 continue
             seen.add(answer)
-            asked = ", ".join(argument.arg for argument in node.args.args if argument.arg not in ("self", "cls"))
-            yield f"User: What does `{node.name}({asked})` do?\n\nAssistant: ", answer[:_LONGEST_ANSWER]
+            asked = ", ".join(
+                argument.arg for argument in node.args.args if argument.arg not in ("self", "cls")
+            )
+            yield (
+                f"User: What does `{node.name}({asked})` do?\n\nAssistant: ",
+                answer[:_LONGEST_ANSWER],
+            )
 
 
 def documents(tokenizer: Any, tokens: int, length: int) -> Iterator[Document]:
-    """About so many tokens for training, of every kind the same. Long texts are cut, and each part begins with <bos>,
-    without which Gemma writes nonsense."""
+    """About so many tokens for training, of every kind the same. Long texts are cut, and each part
+    begins with <bos>, without which Gemma writes nonsense."""
     streams = {kind: texts(kind, "train") for kind in KINDS}
     counts = dict.fromkeys(KINDS, 0)
     while streams and sum(counts.values()) < tokens:

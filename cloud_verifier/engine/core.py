@@ -1,12 +1,12 @@
-"""The one thread that owns the model: it takes a step, has it run (`runner.py`), and says what became of it; then it
-makes activation records.
+"""The one thread that owns the model: it takes a step, has it run (`runner.py`), and says what
+became of it; then it makes activation records.
 
-Records are made in idle time or in small batches between forwards, so that a verdict never waits for its activations,
-and hardly for those of others.
+Records are made in idle time or in small batches between forwards, so that a verdict never waits
+for its activations, and hardly for those of others.
 
-Whatever raises here costs the work at hand and nothing else: its sessions are told (`Failed`), a counter and the log
-say so, and the loop goes on. If no session can be told, or turn after turn raises, the thread ends, and `died` ends the
-process.
+Whatever raises here costs the work at hand and nothing else: its sessions are told (`Failed`), a
+counter and the log say so, and the loop goes on. If no session can be told, or turn after turn
+raises, the thread ends, and `died` ends the process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from moa.model.target import Target
 from moa.wire.finish import Decode
 
 _PAUSE = 0.001
-"""Seconds without work before records are made: a nearby client has sent its next draft before that."""
+"""Seconds without work before records are made: a nearby client has sent its next draft before
+that."""
 PROBE_SECONDS = 5.0
 """Where no forward has succeeded for so long, one token is run to see whether one can."""
 _STALE_SECONDS = 60.0
@@ -40,15 +41,27 @@ class Engine:
     """Runs the scheduler's work, in its own thread."""
 
     def __init__(
-        self, target: Target, recorder: Recorder, work: Workload, post: Post, *, decode: Decode | None = None,
-        metrics: Metrics | None = None, drafting: ServerDrafting | None = None, most_guesses: int = 63,
-        died: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+        self,
+        target: Target,
+        recorder: Recorder,
+        work: Workload,
+        post: Post,
+        *,
+        decode: Decode | None = None,
+        metrics: Metrics | None = None,
+        drafting: ServerDrafting | None = None,
+        most_guesses: int = 63,
+        died: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`died` is called, in the thread, when it ends without having been told to."""
-        self.target, self.drafting = target, drafting or ServerDrafting()
+        self.target = target
+        self.drafting = drafting or ServerDrafting()
         self.alive_at = clock()
         """When the last forward ended, or this was made."""
-        self._work, self._recorder, self._post = work, recorder, post
+        self._work = work
+        self._recorder = recorder
+        self._post = post
         self._runner = StepRunner(
             target,
             recorder,
@@ -58,7 +71,8 @@ class Engine:
             most_guesses=most_guesses,
             clock=clock,
         )
-        self._died, self._clock = died, clock
+        self._died = died
+        self._clock = clock
         self._at_hand: dict[Lease, Job | None] = {}
         """The work at hand: leases of which nothing has been reported yet, and their rounds."""
         self._faults_in_a_row = 0
@@ -96,11 +110,17 @@ class Engine:
             while not self._stopping:
                 self.turn(_PAUSE if self._recorder.pending else PROBE_SECONDS)
         except BaseException as error:
-            log.critical("the engine ends: %s", type(error).__name__, exc_info=error, extra={"event": "engine_died"})
+            log.critical(
+                "the engine ends: %s",
+                type(error).__name__,
+                exc_info=error,
+                extra={"event": "engine_died"},
+            )
             self._died()
 
     def turn(self, timeout: float) -> bool:
-        """Do the next piece of work; make records when there is none, or when they are overdue. Whether it did any."""
+        """Do the next piece of work; make records when there is none, or when they are overdue.
+        Whether it did any."""
         try:
             step = self._work.next(timeout)
             busy = step is not None or self._recorder.pending
@@ -112,7 +132,9 @@ class Engine:
                     self._report(reports)
                 self._at_hand |= {job.lease: job for job in outcome.again}
                 self.alive_at = outcome.ended or self.alive_at
-                self._report([self._runner.no_memory(job) for job in self._work.finished(step, outcome)])
+                self._report(
+                    [self._runner.no_memory(job) for job in self._work.finished(step, outcome)]
+                )
                 self._runner.hint("records", self._recorder.report)
             self._at_hand = {}
             if self._clock() - self.alive_at >= PROBE_SECONDS and not self._stopping:
@@ -120,10 +142,15 @@ class Engine:
                     self._probe()
                 except Exception as error:
                     self._runner.fault("probe", error)
-            if step is None and (runner := self.target.runner) is not None and runner.graphs.unprepared:
+            if (
+                step is None
+                and (runner := self.target.runner) is not None
+                and runner.graphs.unprepared
+            ):
                 self._runner.hint("graphs", runner.graphs.prepare)
             if self._recorder.pending and (step is None or self._recorder.overdue):
-                began, room = self._clock(), self._work.background_room()
+                began = self._clock()
+                room = self._work.background_room()
                 if self._runner.hint("records", lambda: self._recorder.go(room)):
                     self._work.background_ran(began)
         except _CannotTell:

@@ -14,8 +14,8 @@ from moa.model.choosing import Judged
 
 
 class MaskedRows(NamedTuple):
-    """The rows of a batch as the accept rule takes them, and those that are not to be judged: their mask was late, or
-    their grammar is given up."""
+    """The rows of a batch as the accept rule takes them, and those that are not to be judged: their
+    mask was late, or their grammar is given up."""
 
     rows: list[Judged]
     late: set[Job]
@@ -23,9 +23,12 @@ class MaskedRows(NamedTuple):
 
 
 def mask_rows(jobs: Sequence[Job], drafts: Sequence[FlatTree], until: float) -> MaskedRows:
-    """Make the masks of a batch: first of each pending token, then of the drafts, as far as these are there by `until`.
-    A row without the first is run again, so that no crowd of dear grammars holds up the rounds of others."""
-    late, failed, roots = set[Job](), dict[Job, GrammarError](), dict[Job, Bits]()
+    """Make the masks of a batch: first of each pending token, then of the drafts, as far as these
+    are there by `until`. A row without the first is run again, so that no crowd of dear grammars
+    holds up the rounds of others."""
+    late = set[Job]()
+    failed = dict[Job, GrammarError]()
+    roots = dict[Job, Bits]()
     for job in jobs:
         if (mask := job.mask) is not None:
             if (roots or failed) and time.perf_counter() >= until:
@@ -39,11 +42,15 @@ def mask_rows(jobs: Sequence[Job], drafts: Sequence[FlatTree], until: float) -> 
     for job, (tokens, parents) in zip(jobs, drafts, strict=True):
         found: list[Bits | None] | None = None
         if job in late or job in failed:
-            tokens, parents, found = tokens[:1], parents[:1], [None]
+            tokens = tokens[:1]
+            parents = parents[:1]
+            found = [None]
         elif job in roots and (mask := job.mask) is not None:
             try:
                 tokens, found = mask.judge(tokens, parents, root=roots[job], until=until)
             except GrammarError:  # a node's: the draft ends before it
-                tokens, parents, found = tokens[:1], parents[:1], [roots[job]]
+                tokens = tokens[:1]
+                parents = parents[:1]
+                found = [roots[job]]
         rows.append(Judged(tokens, parents, job.ids, job.sampling, found))
     return MaskedRows(rows, late, failed)

@@ -1,9 +1,10 @@
-"""How much work that can wait runs beside rounds: pieces of prompts, and activation records. Pure: the caller passes
-times.
+"""How much work that can wait runs beside rounds: pieces of prompts, and activation records. Pure:
+the caller passes times.
 
-One rule: a round earns credit, a quarter of its own time. Prompt pieces in the same forward, and records between
-rounds, pay with it. Between rounds a piece also runs if it takes no more than that quarter, if it ends before the next
-round is likely to come, or when rounds have stayed away for as long as it takes.
+One rule: a round earns credit, a quarter of its own time. Prompt pieces in the same forward, and
+records between rounds, pay with it. Between rounds a piece also runs if it takes no more than that
+quarter, if it ends before the next round is likely to come, or when rounds have stayed away for as
+long as it takes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import math
 _SHARE = 0.25
 """Credit of a round, of its seconds."""
 RECENT = 0.1
-"""Seconds: a session that got its verdict this lately is about to send the next draft; then it has gone."""
+"""Seconds: a session that got its verdict this lately is about to send the next draft; then it has
+gone."""
 _LONGER_GAP_WEIGHT = 0.1
 """Weight of a gap that is longer than expected; a shorter one counts at once."""
 _SURE = 0.9
@@ -29,20 +31,25 @@ class Pacing:
         self._round = 0.0
         """Seconds of a forward like the latest one with rounds, without the prompts in it."""
         self._ended, self._gap, self._gap_open = -math.inf, 0.0, False
-        """The end of the latest rounds; how soon after that one is ready, at the soonest; and whether none is yet."""
+        """The end of the latest rounds; how soon after that one is ready, at the soonest; and
+        whether none is yet."""
 
     # ---- what has happened
 
     def rounds_ran(self, seconds: float, beside: float, now: float) -> None:
-        """A forward with rounds has ended: of its time, so many `seconds` were theirs, and `beside` that of prompts."""
+        """A forward with rounds has ended: of its time, so many `seconds` were theirs, and `beside`
+        that of prompts."""
         self._credit = max(0.0, self._credit + _SHARE * seconds - beside)
-        self._round, self._ended, self._idle_since = seconds, now, now
+        self._round = seconds
+        self._ended = now
+        self._idle_since = now
         self._gap_open = True
 
     def round_ready(self, now: float) -> None:
         """A round is ready: the gap since the latest ones is over."""
         if self._gap_open:
-            self._gap_open, gap = False, now - self._ended
+            self._gap_open = False
+            gap = now - self._ended
             if gap < RECENT:  # otherwise its session had gone, which says nothing of those who stay
                 self._gap = min(gap, self._gap + _LONGER_GAP_WEIGHT * (gap - self._gap))
 
@@ -62,7 +69,8 @@ class Pacing:
         return self._credit + _SHARE * seconds
 
     def room(self, now: float) -> float:
-        """Seconds of the longest piece that may run by itself now, although rounds are about to come."""
+        """Seconds of the longest piece that may run by itself now, although rounds are about to
+        come."""
         return max(_SHARE * self._round, self._soonest - now, self._stayed_away(now))
 
     def room_with_credit(self, now: float) -> float:

@@ -1,9 +1,10 @@
-"""The rounds that wait for the model: bounded, and shared fairly between principals. Pure: the caller passes times.
+"""The rounds that wait for the model: bounded, and shared fairly between principals. Pure: the
+caller passes times.
 
-The principal that has been served least goes first, in seconds of the engine: its forwards, drafts and masks; within
-one, the round that somebody has waited for longest. Forwards stay short while a principal with few sessions is in the
-middle of an answer, and it is waited for if it comes soon: a hundred sessions of one principal leave half of the time
-for the single session of another.
+The principal that has been served least goes first, in seconds of the engine: its forwards, drafts
+and masks; within one, the round that somebody has waited for longest. Forwards stay short while a
+principal with few sessions is in the middle of an answer, and it is waited for if it comes soon: a
+hundred sessions of one principal leave half of the time for the single session of another.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from moa.wire.codes import Code, Refusal
 from moa.wire.limits import Limits
 
 _OTHERS_SHARE = 0.35
-"""How much longer than the rounds of the smallest principal a forward may take for each other principal."""
+"""How much longer than the rounds of the smallest principal a forward may take for each other
+principal."""
 _MEASURED = 8
 """One of so many forwards is as short as possible, to measure the cost of the others."""
 _CREDIT = 0.25
-"""Seconds that a principal may wait for all others together because they have been served less than it: who asked for
-nothing gets no more credit."""
+"""Seconds that a principal may wait for all others together because they have been served less than
+it: who asked for nothing gets no more credit."""
 _GAP_WEIGHT = 0.2
 
 _priority = attrgetter("due")
@@ -49,7 +51,9 @@ class RoundQueue:
     """Rounds by principal."""
 
     def __init__(self, limits: Limits, max_rows: int, max_tokens: int) -> None:
-        self._limits, self._max_rows, self._max_tokens = limits, max_rows, max_tokens
+        self._limits = limits
+        self._max_rows = max_rows
+        self._max_tokens = max_tokens
         self._principals: dict[str, _Principal] = {}
         self._parked: dict[Lease, Job] = {}
         """Rounds that wait for their prompt."""
@@ -65,7 +69,8 @@ class RoundQueue:
         return sum(len(principal.ready) for principal in self._principals.values())
 
     def admit(self, job: Job) -> bool:
-        """Take a round in; a `Refusal` when there is no room. Whether it can run: else it waits for its prompt."""
+        """Take a round in; a `Refusal` when there is no room. Whether it can run: else it waits for
+        its prompt."""
         self.arrive(job.lease.principal)
         principal = self._principal(job.lease.principal)
         if self.queued >= self._limits.max_queue:
@@ -93,7 +98,10 @@ class RoundQueue:
         """Take the lease's round out, if there is one."""
         ready = self._principal(lease.principal).ready
         job = self._parked.pop(lease, None)
-        if job is None and (job := next((job for job in ready if job.lease is lease), None)) is not None:
+        if (
+            job is None
+            and (job := next((job for job in ready if job.lease is lease), None)) is not None
+        ):
             ready.remove(job)
         if job is not None:
             self._count(job, -1)
@@ -105,7 +113,9 @@ class RoundQueue:
 
     def __contains__(self, job: Job) -> bool:
         """Whether a round is still to be run."""
-        return self._parked.get(job.lease) is job or job in self._principal(job.lease.principal).ready
+        return (
+            self._parked.get(job.lease) is job or job in self._principal(job.lease.principal).ready
+        )
 
     def served(self, principal: str) -> float:
         """Seconds that the engine has worked for a principal."""
@@ -116,13 +126,17 @@ class RoundQueue:
         for name, part in seconds.items():
             principal = self._principal(name)
             self._level = max(self._level, principal.served)
-            principal.served, principal.step = principal.served + part, step
+            principal.served = principal.served + part
+            principal.step = step
 
     def arrive(self, name: str) -> None:
-        """A principal that had nothing to run has something: what it left to others counts only up to the credit."""
+        """A principal that had nothing to run has something: what it left to others counts only up
+        to the credit."""
         principal = self._principal(name)
         if not principal.queued:
-            principal.served = max(principal.served, self._level - _CREDIT / max(1, len(self._principals) - 1))
+            principal.served = max(
+                principal.served, self._level - _CREDIT / max(1, len(self._principals) - 1)
+            )
 
     def came_back(self, lease: Lease, gap: float) -> None:
         """A session sends its next round, so long after its verdict."""
@@ -133,34 +147,55 @@ class RoundQueue:
     @property
     def step(self) -> float:
         """Seconds of a forward like the latest one of those whose rounds are ready."""
-        return max((principal.step for principal in self._principals.values() if principal.ready), default=0.0)
+        return max(
+            (principal.step for principal in self._principals.values() if principal.ready),
+            default=0.0,
+        )
 
     def owed(self) -> dict[str, float]:
-        """The principals that have been served less than all whose rounds are ready, and how soon after a verdict each
-        comes back."""
-        least = min((principal.served for principal in self._principals.values() if principal.ready), default=0.0)
-        return {name: one.gap for name, one in self._principals.items() if not one.ready and one.served < least}
+        """The principals that have been served less than all whose rounds are ready, and how soon
+        after a verdict each comes back."""
+        least = min(
+            (principal.served for principal in self._principals.values() if principal.ready),
+            default=0.0,
+        )
+        return {
+            name: one.gap
+            for name, one in self._principals.items()
+            if not one.ready and one.served < least
+        }
 
     def forget(self, present: Container[str]) -> None:
         """Only these principals still have sessions."""
         self._principals = {n: p for n, p in self._principals.items() if p.queued or n in present}
 
-    def take(self, now: float, active: Mapping[Lease, int], cost: Cost, extra: float) -> tuple[list[Job], list[Job]]:
-        """The rounds of the next forward, and those that have expired or were cancelled. `active` are sessions in the
-        middle of an answer, with the tokens of their rounds; drafts and masks of a forward take `extra` seconds."""
+    def take(
+        self, now: float, active: Mapping[Lease, int], cost: Cost, extra: float
+    ) -> tuple[list[Job], list[Job]]:
+        """The rounds of the next forward, and those that have expired or were cancelled. `active`
+        are sessions in the middle of an answer, with the tokens of their rounds; drafts and masks
+        of a forward take `extra` seconds."""
         demands = self._demands(active)
-        # Each principal may use as much as the smallest one. More only if that hardly delays the smallest one, which
-        # also waits for the forward before its own.
-        least, others = min(demands.values(), default=0), len(demands) - 1
-        room, spare = least, _OTHERS_SHARE * others * cost.seconds(least)
+        # Each principal may use as much as the smallest one. More only if that hardly delays the
+        # smallest one, which also waits for the forward before its own.
+        least = min(demands.values(), default=0)
+        others = len(demands) - 1
+        room = least
+        spare = _OTHERS_SHARE * others * cost.seconds(least)
         if next(self._batches) % _MEASURED:
             room += cost.fitting(spare, self._max_tokens, beside=least)
         for principal in self._principals.values():
             principal.ready = deque(sorted(principal.ready, key=_priority))
         jobs: list[Job] = []
         expired: list[Job] = []
-        tokens, taken, aided = 0, dict.fromkeys(demands, 0), False
-        level = {name: principal.served for name, principal in self._principals.items() if principal.ready}
+        tokens = 0
+        taken = dict.fromkeys(demands, 0)
+        aided = False
+        level = {
+            name: principal.served
+            for name, principal in self._principals.items()
+            if principal.ready
+        }
 
         def fits(name: str) -> bool:
             """Whether a principal's next round hardly delays those that have been taken."""
@@ -171,7 +206,9 @@ class RoundQueue:
 
         while len(jobs) < self._max_rows:
             least_first = sorted(level, key=level.__getitem__)
-            name = next((name for name in least_first if not (others and tokens) or fits(name)), None)
+            name = next(
+                (name for name in least_first if not (others and tokens) or fits(name)), None
+            )
             if name is None:
                 break
             principal = self._principals[name]
@@ -194,7 +231,11 @@ class RoundQueue:
 
     def _demands(self, active: Mapping[Lease, int]) -> dict[str, int]:
         """Tokens that each principal has ready or will soon send."""
-        rounds = {name: {job.lease: job.cost for job in p.ready} for name, p in self._principals.items() if p.ready}
+        rounds = {
+            name: {job.lease: job.cost for job in p.ready}
+            for name, p in self._principals.items()
+            if p.ready
+        }
         for lease, tokens in active.items():
             rounds.setdefault(lease.principal, {}).setdefault(lease, tokens)
         return {name: sum(tokens.values()) for name, tokens in rounds.items()}
@@ -208,4 +249,6 @@ class RoundQueue:
 
     def _busy(self, limit: str, queued: int) -> Refusal:
         wait = self._limits.busy_retry_seconds * (1 + queued / max(1, self._max_rows))
-        return Refusal(Code.BUSY, f"{queued} rounds are waiting", limit=limit, retry_after_ms=int(1000 * wait))
+        return Refusal(
+            Code.BUSY, f"{queued} rounds are waiting", limit=limit, retry_after_ms=int(1000 * wait)
+        )

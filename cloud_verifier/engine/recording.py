@@ -23,42 +23,56 @@ from moa.wire.ranges import Ranges
 _LEASES_AT_ONCE = 64
 _LINGER = 0.02  # seconds that records may wait for an idle moment
 _SHARE = 1 / 32
-"""Share of the time that records may take while rounds leave no idle moment. A record is a hint: where the verifier is
-full, late ones lower the edge's acceptance by 5 %; made at once they cost all readers a quarter of the verifier."""
+"""Share of the time that records may take while rounds leave no idle moment. A record is a hint:
+where the verifier is full, late ones lower the edge's acceptance by 5 %; made at once they cost all
+readers a quarter of the verifier."""
 _FEW = 8
 """So many rows are made while nobody knows what one takes; and at least, when they are overdue."""
 _LATEST = 5
-"""The latest batches by which the time of a row is known: their median, because other load makes single ones slow."""
+"""The latest batches by which the time of a row is known: their median, because other load makes
+single ones slow."""
 _UNASKED = 16
-"""So many batches of a session's rows may wait while nobody has asked for them: the server's own drafter may never."""
+"""So many batches of a session's rows may wait while nobody has asked for them: the server's own
+drafter may never."""
 _UNCOPIED = 8
-"""So many forwards' states are held as they are, for all sessions that took part; then each copies its own."""
+"""So many forwards' states are held as they are, for all sessions that took part; then each copies
+its own."""
 
 
 class Recorder:
     """Makes the records of committed tokens, and stores them for the event loop."""
 
     def __init__(
-        self, drafter: Drafter | StateDrafter | None, post: Post, *, rows: int = 64, metrics: Metrics | None = None,
+        self,
+        drafter: Drafter | StateDrafter | None,
+        post: Post,
+        *,
+        rows: int = 64,
+        metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """At most so many `rows` are made in one batch."""
         self._drafter = drafter
-        self._post, self._rows, self._metrics, self._clock = post, rows, metrics or Metrics(), clock
+        self._post = post
+        self._rows = rows
+        self._metrics = metrics or Metrics()
+        self._clock = clock
         self._pending: dict[Lease, None] = {}
         self._waiting: dict[Lease, None] = {}
         """Leases whose records nobody has asked for yet."""
         self._since, self._took = 0.0, 0.0
         """When records were last made, and the seconds that it took."""
         self._row_seconds: deque[float] = deque(maxlen=_LATEST)
-        """Seconds a row of the latest batches. In a smaller batch a row takes longer: the next is smaller still, until
-        one fits."""
+        """Seconds a row of the latest batches. In a smaller batch a row takes longer: the next is
+        smaller still, until one fits."""
         self._untold: list[Report] = []
 
     @property
     def pending(self) -> bool:
         """Whether there are records to make or to report."""
-        return bool(self._pending or self._untold) or any(lease.eager_records for lease in self._waiting)
+        return bool(self._pending or self._untold) or any(
+            lease.eager_records for lease in self._waiting
+        )
 
     @property
     def overdue(self) -> bool:
@@ -92,7 +106,8 @@ class Recorder:
     def forget(self, lease: Lease) -> None:
         """The slot is about to be zeroed."""
         lease.backlog.clear()
-        lease.uncopied, lease.newest = 0, (0, None)
+        lease.uncopied = 0
+        lease.newest = (0, None)
         self._pending.pop(lease, None)
         self._waiting.pop(lease, None)
 
@@ -103,8 +118,10 @@ class Recorder:
         self._untold = []
 
     def go(self, seconds: float) -> bool:
-        """Make records for so many seconds, about: latest sessions first, newest rows first. Whether any fitted."""
-        began, rows = self._clock(), self._fitting(seconds)
+        """Make records for so many seconds, about: latest sessions first, newest rows first.
+        Whether any fitted."""
+        began = self._clock()
+        rows = self._fitting(seconds)
         for lease in [lease for lease in self._waiting if lease.eager_records]:
             del self._waiting[lease]
             self._pending[lease] = None
@@ -130,12 +147,14 @@ class Recorder:
             self._untold = []
 
     def finish(self, lease: Lease) -> bool:
-        """Make one batch of this lease's missing records, to be reported later; returns whether all are made."""
+        """Make one batch of this lease's missing records, to be reported later; returns whether all
+        are made."""
         self._make(self._newest([lease], self._rows))
         return not lease.backlog
 
     def can_copy(self, source: Lease, lease: Lease, rows: int) -> bool:
-        """Whether `lease` needs no records, or `source` has made or queued all of its first `rows` rows."""
+        """Whether `lease` needs no records, or `source` has made or queued all of its first `rows`
+        rows."""
         if lease.records is None:
             return True
         known = Ranges(source.made)
@@ -144,8 +163,8 @@ class Recorder:
         return source.records is not None and known.newest_missing(rows, 1) is None
 
     def copy(self, source: Lease, lease: Lease, rows: int) -> None:
-        """Give `lease` the first rows of `source`: records that exist are copied, missing ones will be made for
-        each."""
+        """Give `lease` the first rows of `source`: records that exist are copied, missing ones will
+        be made for each."""
         if lease.records is None or source.records is None or (slot := lease.slot) is None:
             return
         if not self.pending:
@@ -168,7 +187,8 @@ class Recorder:
                 newest = lease.backlog.pop()
                 if (size := newest.stop - newest.start) > room:
                     lease.backlog.append(newest.part(0, size - room))
-                    newest, size = newest.part(size - room, size), room
+                    newest = newest.part(size - room, size)
+                    size = room
                 room -= size
                 pieces.append((lease, newest))
             lease.uncopied = 0  # what comes next does not follow what is left
@@ -183,7 +203,9 @@ class Recorder:
             return
         started = self._clock()
         try:
-            host_keys, host_values = map(finite, self._drafter.whole_records([piece for _, piece in pieces]))
+            host_keys, host_values = map(
+                finite, self._drafter.whole_records([piece for _, piece in pieces])
+            )
         except Exception:
             # Tokens do not depend on records: only these rows are lost.
             log.exception("activation records could not be made", extra={"event": "records_failed"})

@@ -1,9 +1,9 @@
-"""What one step does with the model: slots are given back and taken, drafts and pieces of prompts run in one forward,
-rounds are decided by the accept rule and committed.
+"""What one step does with the model: slots are given back and taken, drafts and pieces of prompts
+run in one forward, rounds are decided by the accept rule and committed.
 
-A verdict is reported as soon as its row is decided; its activation records are made later (`recording.py`). A batch
-that raises runs again row by row, so that only the row that raises fails. Drafts of ours, records and metrics only make
-things faster: where they raise, no session fails.
+A verdict is reported as soon as its row is decided; its activation records are made later
+(`recording.py`). A batch that raises runs again row by row, so that only the row that raises fails.
+Drafts of ours, records and metrics only make things faster: where they raise, no session fails.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from moa.wire.finish import Decode, cut_path
 from moa.wire.messages import Stream, StreamTokens, Verdict, Verify
 
 _MASK_SECONDS = 0.01
-"""For the masks of a batch: what has no mask by then is dropped from its draft, or the row waits for the next batch."""
+"""For the masks of a batch: what has no mask by then is dropped from its draft, or the row waits
+for the next batch."""
 _FULL_RETRY_SECONDS = 0.25
 
 
@@ -39,13 +40,25 @@ class StepRunner:
     """Runs steps, one after another. Only the model's thread uses it."""
 
     def __init__(
-        self, target: Target, recorder: Recorder, drafting: ServerDrafting, *, decode: Decode | None, metrics: Metrics,
-        most_guesses: int, clock: Callable[[], float],
-    ) -> None:  # fmt: skip
+        self,
+        target: Target,
+        recorder: Recorder,
+        drafting: ServerDrafting,
+        *,
+        decode: Decode | None,
+        metrics: Metrics,
+        most_guesses: int,
+        clock: Callable[[], float],
+    ) -> None:
         self.leases: dict[Lease, None] = {}
         """Those that hold a slot."""
-        self._target, self._recorder, self._drafting = target, recorder, drafting
-        self._decode, self._metrics, self._most_guesses, self._clock = decode, metrics, most_guesses, clock
+        self._target = target
+        self._recorder = recorder
+        self._drafting = drafting
+        self._decode = decode
+        self._metrics = metrics
+        self._most_guesses = most_guesses
+        self._clock = clock
         self._ended = clock()
         """When the latest forward ended, or this was made."""
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="masks")
@@ -55,24 +68,37 @@ class StepRunner:
         self._masks.shutdown()
 
     def run(self, planned: EngineStep, outcome: StepOutcome) -> Iterator[list[Report]]:
-        """Run a step, and fill in its outcome; yields what is to be reported, as soon as that is known. Rounds and
-        prompts that cannot run are reported, and the others run."""
+        """Run a step, and fill in its outcome; yields what is to be reported, as soon as that is
+        known. Rounds and prompts that cannot run are reported, and the others run."""
         for lease in planned.releases:
             self._release(lease)
         yield [self._expired(job) for job in planned.expired]
-        # What lies between two forwards of a stream is a part of each of its rounds. What lies between a forward and a
-        # request that arrives later is not; then nobody knows yet.
+        # What lies between two forwards of a stream is a part of each of its rounds. What lies
+        # between a forward and a request that arrives later is not; then nobody knows yet.
         goes_on = any(job.enqueued == self._ended for job in planned.jobs)
         between = self._clock() - self._ended if goes_on else None
-        guesses = {job: self._guesses(job, planned.worth) for job in planned.jobs if job.guesses is not None}
-        waiting = {job for job, draft in guesses.items() if draft is None and job.guesses and job.guesses.waits}
+        guesses = {
+            job: self._guesses(job, planned.worth)
+            for job in planned.jobs
+            if job.guesses is not None
+        }
+        waiting = {
+            job
+            for job, draft in guesses.items()
+            if draft is None and job.guesses and job.guesses.waits
+        }
         yield [Waiting(job) for job in waiting]
         jobs = [job for job in planned.jobs if job not in waiting]
-        for lease, job in [*((job.lease, job) for job in jobs), *((piece.lease, None) for piece in planned.prefill)]:
+        for lease, job in [
+            *((job.lease, job) for job in jobs),
+            *((piece.lease, None) for piece in planned.prefill),
+        ]:
             if lease.slot is None and not lease.revoked:
                 yield self._claim(lease, job, outcome)
         jobs = [job for job in jobs if job.lease.usable]
-        pieces = [p for p in planned.prefill if p.lease.usable and p.size and p.lease.length < p.goal]
+        pieces = [
+            p for p in planned.prefill if p.lease.usable and p.size and p.lease.length < p.goal
+        ]
         if not jobs and not pieces:
             return
         started = self._clock()
@@ -120,7 +146,8 @@ class StepRunner:
                 yield [self.failed(piece.lease, None, error)]
         self.hint("metrics", lambda: self._count(step, jobs, ended - drafted))
         rest = self._clock() - ended if between is None else between
-        size, seconds = sum(step.batch.sizes), ended - drafted + rest
+        size = sum(step.batch.sizes)
+        seconds = ended - drafted + rest
         self.hint("drafting", lambda: self._drafting.ran(won, size, seconds))
         for report in reports:
             match report:
@@ -130,18 +157,26 @@ class StepRunner:
                     outcome.again.append(job)
 
     def _forward(
-        self, jobs: Sequence[Job], made: Mapping[Job, FlatTree], pieces: Sequence[PrefillPiece], outcome: StepOutcome
+        self,
+        jobs: Sequence[Job],
+        made: Mapping[Job, FlatTree],
+        pieces: Sequence[PrefillPiece],
+        outcome: StepOutcome,
     ) -> tuple[Step, list[Accepted], Collection[Job], Mapping[Job, GrammarError]]:
-        """Run drafts and pieces of prompts, beside it the masks of grammars; what of each draft is accepted, and the
-        rounds whose masks were late or whose grammar is given up."""
+        """Run drafts and pieces of prompts, beside it the masks of grammars; what of each draft is
+        accepted, and the rounds whose masks were late or whose grammar is given up."""
         masking = None
         if any(job.matcher is not None for job in jobs):
             until = time.perf_counter() + _MASK_SECONDS
             masking = self._masks.submit(mask_rows, jobs, [made[job] for job in jobs], until)
         try:
-            # Sampled rows ask for the logits of the nodes they reach; only greedy ones need the best token of all.
+            # Sampled rows ask for the logits of the nodes they reach; only greedy ones need the
+            # best token of all.
             best = {job for job in jobs if job.sampling.plain_greedy and job.matcher is None}
-            rows = [Row(_slot(job.lease), *made[job], judged="all" if job in best else "none") for job in jobs]
+            rows = [
+                Row(_slot(job.lease), *made[job], judged="all" if job in best else "none")
+                for job in jobs
+            ]
             step = self._target.forward([*rows, *map(_piece_row, pieces)])
             if masking:
                 step.wait()  # what the masks take longer is theirs
@@ -152,7 +187,9 @@ class StepRunner:
         if masking:
             judged, late, failed = masking.result()
         else:
-            judged, late, failed = [Judged(*made[job], job.ids, job.sampling) for job in jobs], set(), {}
+            judged = [Judged(*made[job], job.ids, job.sampling) for job in jobs]
+            late = set()
+            failed = {}
         for lease in [*(job.lease for job in jobs), *(piece.lease for piece in pieces)]:
             lease.held = self._target.pool.held[_slot(lease)]
         accepted = accept_rows(step, judged)
@@ -162,7 +199,8 @@ class StepRunner:
         return step, accepted, late, failed
 
     def run_one_token(self) -> None:
-        """See whether a forward succeeds: in a slot of its own or, where none is free, behind the shortest session."""
+        """See whether a forward succeeds: in a slot of its own or, where none is free, behind the
+        shortest session."""
         pool = self._target.pool
         own = pool.acquire() if pool.free else None
         held = (lease.slot for lease in self.leases if lease.slot is not None)
@@ -190,9 +228,11 @@ class StepRunner:
             ours = self.hint("drafting", lambda: self._drafting.matching(job)) or 0.0
         return picked[:2] if picked.expected >= ours else None
 
-    def _drafts(self, jobs: Sequence[Job], guesses: Mapping[Job, FlatTree | None], beside: int) -> dict[Job, FlatTree]:
-        """The edge's drafts and guesses, and drafts of ours for the other streams; `beside` prompt tokens are in the
-        forward."""
+    def _drafts(
+        self, jobs: Sequence[Job], guesses: Mapping[Job, FlatTree | None], beside: int
+    ) -> dict[Job, FlatTree]:
+        """The edge's drafts and guesses, and drafts of ours for the other streams; `beside` prompt
+        tokens are in the forward."""
         made = {job: draft for job in jobs if (draft := guesses.get(job)) is not None}
         for job in jobs:
             if isinstance(request := job.request, Verify):
@@ -210,26 +250,43 @@ class StepRunner:
     # ---- verdicts
 
     def _settle(
-        self, step: Step, b: int, job: Job, draft: FlatTree, accepted: Accepted, timing: tuple[float, float, int],
+        self,
+        step: Step,
+        b: int,
+        job: Job,
+        draft: FlatTree,
+        accepted: Accepted,
+        timing: tuple[float, float, int],
         foreseen: int,
-    ) -> Answered:  # fmt: skip
-        """Decide a round. `timing`: milliseconds that it waited and ran, and the sessions that shared the forward;
-        `foreseen`: nodes of the draft that the edge had sent."""
+    ) -> Answered:
+        """Decide a round. `timing`: milliseconds that it waited and ran, and the sessions that
+        shared the forward; `foreseen`: nodes of the draft that the edge had sent."""
         path, next_token, finish = cut_path(
             job.rules, job.ids, draft[0], accepted.path, accepted.next_token, self._decode
         )
         new = [*(draft[0][node] for node in path[1:]), next_token]
         logprobs = log_probabilities(step, b, path, new, job.logprobs) if job.logprobs >= 0 else b""
         self._commit(step, b, job.lease, path)
-        of, round, base, (queue_ms, forward_ms, batch) = job.lease.session, job.request.round, job.base, timing
+        of, round, base, (queue_ms, forward_ms, batch) = (
+            job.lease.session,
+            job.request.round,
+            job.base,
+            timing,
+        )
         if isinstance(job.request, Verify):
             return Answered(
-                job, Verdict(of, round, base, path, next_token, finish, queue_ms, forward_ms, batch, logprobs)
+                job,
+                Verdict(
+                    of, round, base, path, next_token, finish, queue_ms, forward_ms, batch, logprobs
+                ),
             )
         job.ids += new
         job.deadline = float("inf")  # it has begun
-        done, drafted = bool(finish) or job.cancelled, len(draft[0]) - 1
-        answer = StreamTokens(of, round, base, new, done, finish, drafted, queue_ms, forward_ms, logprobs, foreseen)
+        done = bool(finish) or job.cancelled
+        drafted = len(draft[0]) - 1
+        answer = StreamTokens(
+            of, round, base, new, done, finish, drafted, queue_ms, forward_ms, logprobs, foreseen
+        )
         return Answered(job, answer)
 
     def _commit(self, step: Step, b: int, lease: Lease, path: Sequence[int]) -> None:
@@ -249,13 +306,17 @@ class StepRunner:
     # ---- slots
 
     def _claim(self, lease: Lease, job: Job | None, outcome: StepOutcome) -> list[Report]:
-        """Take a slot for the lease, which shares the prefix that another lease of the principal has run; returns what
-        is to be reported where there is none."""
-        source, tokens, pool = lease.share, lease.start, self._target.pool
+        """Take a slot for the lease, which shares the prefix that another lease of the principal
+        has run; returns what is to be reported where there is none."""
+        source = lease.share
+        tokens = lease.start
+        pool = self._target.pool
         lease.share = None
         try:
             if source is not None and tokens:
-                tokens *= bool(self.hint("records", lambda: self._recorder.can_copy(source, lease, tokens)))
+                tokens *= bool(
+                    self.hint("records", lambda: self._recorder.can_copy(source, lease, tokens))
+                )
             if source is None or source.slot is None or not tokens:
                 lease.slot = pool.acquire()
             else:
@@ -277,7 +338,9 @@ class StepRunner:
                 self.hint("drafting", lambda: self._drafting.close(lease))
                 self.leases.pop(lease, None)
                 if lease.slot is not None:
-                    lease.held = 0  # before its pages are free: who counts both must not count them twice
+                    lease.held = (
+                        0  # before its pages are free: who counts both must not count them twice
+                    )
                     self._target.pool.release(lease.slot)
                     lease.slot = None
                 return
@@ -286,7 +349,9 @@ class StepRunner:
 
     # ---- trouble
 
-    def _not_run(self, lease: Lease, job: Job | None, error: Exception, outcome: StepOutcome) -> list[Report]:
+    def _not_run(
+        self, lease: Lease, job: Job | None, error: Exception, outcome: StepOutcome
+    ) -> list[Report]:
         """Only this row did not run: the memory is full, or its work raised."""
         if isinstance(error, GrammarError) and job is not None:
             return [Dropped(job, Refusal(Code.GRAMMAR, str(error)))]
@@ -302,7 +367,9 @@ class StepRunner:
             return Answered.ended(job)
         if job.cancelled:
             return Dropped(job, Refusal(Code.CANCELLED, "cancelled before it ran"))
-        return Dropped(job, Refusal(Code.DEADLINE, f"not run within {self._clock() - job.enqueued:.2f} s"))
+        return Dropped(
+            job, Refusal(Code.DEADLINE, f"not run within {self._clock() - job.enqueued:.2f} s")
+        )
 
     def no_memory(self, job: Job) -> Report:
         """The model has no memory for a round now."""
@@ -314,7 +381,9 @@ class StepRunner:
 
     def failed(self, lease: Lease, job: Job | None, error: Exception) -> Report:
         """The work of this session has raised: log it, and say so."""
-        known = isinstance(error, NumericalError)  # the model's doing: where in our code it showed helps nobody
+        known = isinstance(
+            error, NumericalError
+        )  # the model's doing: where in our code it showed helps nobody
         log.error(
             "work of a session failed: %s",
             error,
@@ -336,7 +405,13 @@ class StepRunner:
 
     def fault(self, where: str, error: Exception) -> None:
         """Count and log what has raised."""
-        log.error("%s failed: %s", where, error, exc_info=error, extra={"event": "engine_fault", "where": where})
+        log.error(
+            "%s failed: %s",
+            where,
+            error,
+            exc_info=error,
+            extra={"event": "engine_fault", "where": where},
+        )
         with contextlib.suppress(Exception):
             self._metrics.engine_faults.labels(where).inc()
 
@@ -349,4 +424,6 @@ def _slot(lease: Lease) -> int:
 
 def _piece_row(piece: PrefillPiece) -> Row:
     start = piece.lease.length
-    return Row.chain(_slot(piece.lease), piece.ids[start : min(piece.goal, start + piece.size)], judged="none")
+    return Row.chain(
+        _slot(piece.lease), piece.ids[start : min(piece.goal, start + piece.size)], judged="none"
+    )

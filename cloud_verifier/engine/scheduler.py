@@ -3,9 +3,9 @@
     schedule(now) -> EngineStep, or the seconds to wait
     finished(step, outcome, now)
 
-A step is one forward: rounds that are ready, by fair shares (`queue.py`), and beside them pieces of waiting prompts, as
-long as these make rounds hardly longer (`pacing.py`). So a long prompt cannot hold rounds up, nor rounds a prompt for
-ever.
+A step is one forward: rounds that are ready, by fair shares (`queue.py`), and beside them pieces of
+waiting prompts, as long as these make rounds hardly longer (`pacing.py`). So a long prompt cannot
+hold rounds up, nor rounds a prompt for ever.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from moa.wire.limits import Limits
 _WORTH_WAITING = 0.25
 """How long a forward waits for rounds that are about to come, of the time of the latest one."""
 _LATE, _WORTH_SPARING = 1.5, 0.5
-"""Times its usual pause after a verdict that a principal is waited for which has been served less, and the longest of
-these waits, of the time of the forward that waits."""
+"""Times its usual pause after a verdict that a principal is waited for which has been served less,
+and the longest of these waits, of the time of the forward that waits."""
 _EXTRA_WEIGHT = 0.1
 _LEAST_PIECE = 8
-"""Prompt tokens: smaller pieces are not worth a place in a forward, unless the prompt ends with one."""
+"""Prompt tokens: smaller pieces are not worth a place in a forward, unless the prompt ends with
+one."""
 _MEASURED = 8
-"""One of so many forwards with rounds takes no prompts along, to measure what the rounds take alone."""
+"""One of so many forwards with rounds takes no prompts along, to measure what the rounds take
+alone."""
 _PRIOR = 0.0008
 """Seconds of a token before any has run."""
 _SHORTEST_WAIT = 1e-4
@@ -40,8 +42,8 @@ _SHORTEST_WAIT = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class PrefillPiece:
-    """Run up to `size` tokens of `ids` after those in the lease's slot, but none from `goal` on. None of a prompt that
-    is shared whole."""
+    """Run up to `size` tokens of `ids` after those in the lease's slot, but none from `goal` on.
+    None of a prompt that is shared whole."""
 
     lease: Lease
     ids: Sequence[int]
@@ -92,15 +94,24 @@ class Scheduler:
     """Rounds, prompts and releases that wait for the model."""
 
     def __init__(
-        self, limits: Limits, *, max_batch_rows: int = 64, max_batch_tokens: int = 2048, prefill_tokens: int = 256,
-        batch_wait: float = 0.0015, now: float = 0.0,
-    ) -> None:  # fmt: skip
-        self._max_rows, self._prefill_tokens, self._batch_wait = max_batch_rows, prefill_tokens, batch_wait
+        self,
+        limits: Limits,
+        *,
+        max_batch_rows: int = 64,
+        max_batch_tokens: int = 2048,
+        prefill_tokens: int = 256,
+        batch_wait: float = 0.0015,
+        now: float = 0.0,
+    ) -> None:
+        self._max_rows = max_batch_rows
+        self._prefill_tokens = prefill_tokens
+        self._batch_wait = batch_wait
         self._queue = RoundQueue(limits, max_batch_rows, max_batch_tokens)
         self._prompts: dict[Lease, _Prompt] = {}
         self._releases: list[Lease] = []
         self._active: dict[Lease, tuple[float, int]] = {}
-        """Sessions in the middle of an answer: the time of their last round or verdict, and the tokens of it."""
+        """Sessions in the middle of an answer: the time of their last round or verdict, and the
+        tokens of it."""
         self._cost = Cost(_PRIOR, cautious=True)
         self._pacing = Pacing(now)
         self._latest_prefill = 0
@@ -109,10 +120,11 @@ class Scheduler:
         self._extra = 0.0
         """Seconds of a forward's drafts and masks, on average."""
         self._company: tuple[float, float, int] | None = None
-        """While a batch waits for more rounds: since when, until when for the next one, and the rounds that were ready
-        then."""
+        """While a batch waits for more rounds: since when, until when for the next one, and the
+        rounds that were ready then."""
         self._oldest_first = True
-        """Whether of one principal's prompts the oldest goes next, or the one of which least has run."""
+        """Whether of one principal's prompts the oldest goes next, or the one of which least has
+        run."""
 
     # ---- what the event loop wants
 
@@ -122,7 +134,8 @@ class Scheduler:
         return self._queue.queued
 
     def submit(self, job: Job, now: float) -> None:
-        """Queue a round; a `Refusal` when there is no room. Tokens before its base are run first, where missing."""
+        """Queue a round; a `Refusal` when there is no room. Tokens before its base are run first,
+        where missing."""
         ready = self._queue.admit(job)
         if (seen := self._active.get(job.lease)) is not None:
             self._queue.came_back(job.lease, now - seen[0])
@@ -139,7 +152,8 @@ class Scheduler:
             self._prompts[lease] = _Prompt(ids, goal)
 
     def release(self, lease: Lease) -> None:
-        """Void the lease, release its slot and forget the round that was still queued for it, if any."""
+        """Void the lease, release its slot and forget the round that was still queued for it, if
+        any."""
         lease.revoked = True
         self._active.pop(lease, None)
         self._releases.append(lease)
@@ -155,7 +169,8 @@ class Scheduler:
     def schedule(self, now: float) -> EngineStep | float:
         """The next step, or the seconds until there may be one."""
         if self._releases:
-            releases, self._releases = self._releases, []
+            releases = self._releases
+            self._releases = []
             return EngineStep(releases=releases, began=now)
         self._forget_inactive(now)
         if self._queue.ready:
@@ -176,8 +191,10 @@ class Scheduler:
 
     def finished(self, step: EngineStep, outcome: StepOutcome, now: float) -> list[Job]:
         """The step has run; returns rounds that cannot run, because their prompts found no memory."""
-        rounds, prefill = [(job.cost, job.base) for job in step.jobs], [(one.size, one.start) for one in step.prefill]
-        tokens, spent = sum(tokens for tokens, _ in [*rounds, *prefill]), now - step.began
+        rounds = [(job.cost, job.base) for job in step.jobs]
+        prefill = [(one.size, one.start) for one in step.prefill]
+        tokens = sum(tokens for tokens, _ in [*rounds, *prefill])
+        spent = now - step.began
         extra = min(outcome.extra, spent)
         if outcome.ran and tokens:
             pairs = attention_pairs([*rounds, *prefill])
@@ -188,7 +205,9 @@ class Scheduler:
             alone = sum(tokens for tokens, _ in rounds)
             beside = sum(self._cost.added(*piece, beside=alone) for piece in prefill)
             self._pacing.rounds_ran(max(0.0, spent - beside), min(beside, spent), now)
-            self._active |= {job.lease: (now, job.cost) for job in step.jobs if not job.lease.revoked}
+            self._active |= {
+                job.lease: (now, job.cost) for job in step.jobs if not job.lease.revoked
+            }
         elif step.prefill:
             self._pacing.piece_ran(step.began, now)
         for lease in [piece.lease for piece in step.prefill]:
@@ -203,12 +222,18 @@ class Scheduler:
             self._pacing.round_ready(now)
         for lease in outcome.full:
             self._prompts.pop(lease, None)
-        return [queued for lease in outcome.full if (queued := self._queue.remove(lease)) is not None]
+        return [
+            queued for lease in outcome.full if (queued := self._queue.remove(lease)) is not None
+        ]
 
     def background_room(self, now: float) -> float:
         """Seconds for which activation records may be made now."""
         self._forget_inactive(now)
-        return self._pacing.room_with_credit(now) if self._queue.ready or self._expected() else math.inf
+        return (
+            self._pacing.room_with_credit(now)
+            if self._queue.ready or self._expected()
+            else math.inf
+        )
 
     def background_ran(self, began: float, now: float) -> None:
         """Activation records were made."""
@@ -217,9 +242,9 @@ class Scheduler:
     # ---- inside
 
     def _parts(self, step: EngineStep, forward: float, extra: float) -> dict[str, float]:
-        """The seconds of a step that each principal is charged with: drafts and masks to whose they are, of the forward
-        what an empty one takes evenly, and the rest by tokens. `forward`: what such a one takes while nothing else uses
-        the processor, for that is nobody's doing here."""
+        """The seconds of a step that each principal is charged with: drafts and masks to whose they
+        are, of the forward what an empty one takes evenly, and the rest by tokens. `forward`: what
+        such a one takes while nothing else uses the processor, for that is nobody's doing here."""
         aided = [job.lease.principal for job in step.jobs if job.aided]
         if aided:
             self._extra += _EXTRA_WEIGHT * (extra - self._extra)
@@ -240,24 +265,34 @@ class Scheduler:
         return sum(not self._queue.parked(lease) for lease in self._active)
 
     def _forget_inactive(self, now: float) -> None:
-        self._active = {lease: seen for lease, seen in self._active.items() if now - seen[0] < RECENT}
-        self._queue.forget({lease.principal for lease in itertools.chain(self._active, self._prompts)})
+        self._active = {
+            lease: seen for lease, seen in self._active.items() if now - seen[0] < RECENT
+        }
+        self._queue.forget(
+            {lease.principal for lease in itertools.chain(self._active, self._prompts)}
+        )
 
     def _company_wait(self, now: float) -> float:
-        """Seconds to wait for rounds that are about to come: in a large batch each costs little, and one of a principal
-        that has been served less would wait for the whole forward."""
+        """Seconds to wait for rounds that are about to come: in a large batch each costs little,
+        and one of a principal that has been served less would wait for the whole forward."""
         ready = self._queue.ready
         if self._company is None:
             self._company = now, now + self._batch_wait, ready
         began, until, before = self._company
         spared = began + _WORTH_SPARING * self._queue.step
         if ready > before:  # they keep coming
-            until = min(began + max(self._batch_wait, _WORTH_WAITING * self._queue.step), now + self._batch_wait)
+            until = min(
+                began + max(self._batch_wait, _WORTH_WAITING * self._queue.step),
+                now + self._batch_wait,
+            )
             self._company = began, until, ready
         if min(self._expected(), self._max_rows) <= ready:
             until = now
         owed = self._queue.owed()
-        coming = [seen + _LATE * owed.get(lease.principal, math.inf) for lease, (seen, _) in self._active.items()]
+        coming = [
+            seen + _LATE * owed.get(lease.principal, math.inf)
+            for lease, (seen, _) in self._active.items()
+        ]
         until = max([until, *(at for at in coming if at <= spared)])
         if self._batch_wait <= 0 or now >= until:
             self._company = None
@@ -265,30 +300,43 @@ class Scheduler:
         return until - now
 
     def _rounds(self, now: float) -> EngineStep:
-        active = {lease: tokens for lease, (_, tokens) in self._active.items() if not self._queue.parked(lease)}
+        active = {
+            lease: tokens
+            for lease, (_, tokens) in self._active.items()
+            if not self._queue.parked(lease)
+        }
         jobs, expired = self._queue.take(now, active, self._cost, self._extra)
         pieces: list[PrefillPiece] = []
         tokens = sum(job.cost for job in jobs)
         if jobs:
-            seconds = self._cost.seconds(tokens, attention_pairs((job.cost, job.lease.length) for job in jobs))
-            # At most twice as many as before: what many tokens take is not known while all forwards are alike.
+            seconds = self._cost.seconds(
+                tokens, attention_pairs((job.cost, job.lease.length) for job in jobs)
+            )
+            # At most twice as many as before: what many tokens take is not known while all forwards
+            # are alike.
             most = max(_LEAST_PIECE, 2 * self._latest_prefill)
             if next(self._batches) % _MEASURED:
                 least = min(self._queue.served(job.lease.principal) for job in jobs)
-                pieces = self._pieces(self._pacing.beside(seconds), most, beside=tokens, served=least)
+                pieces = self._pieces(
+                    self._pacing.beside(seconds), most, beside=tokens, served=least
+                )
                 self._latest_prefill = sum(piece.size for piece in pieces)
             if not self._prompts:
                 self._pacing.nothing_waits()
         return EngineStep(
-            jobs=jobs, expired=expired, prefill=pieces, worth=least_chance(self._cost, max(1, len(jobs))), began=now
+            jobs=jobs,
+            expired=expired,
+            prefill=pieces,
+            worth=least_chance(self._cost, max(1, len(jobs))),
+            began=now,
         )
 
     def _pieces(
         self, seconds: float, most: int | None = None, beside: float = 0, served: float = math.inf
     ) -> list[PrefillPiece]:
-        """Pieces of waiting prompts that take so long in all. Those of principals that were served least come first,
-        none above `served`; and of one principal's in turn the oldest and the one of which least has run: a short one
-        does not wait for a long one."""
+        """Pieces of waiting prompts that take so long in all. Those of principals that were served
+        least come first, none above `served`; and of one principal's in turn the oldest and the one
+        of which least has run: a short one does not wait for a long one."""
         pieces: list[PrefillPiece] = []
         left = min(most or self._prefill_tokens, self._prefill_tokens)
         for lease, prompt in self._order()[: self._max_rows]:

@@ -28,18 +28,21 @@ FlatTree = tuple[Sequence[int], Sequence[int]]
 
 
 class ServerDrafting:
-    """The engine's interface to a drafter. This one drafts nothing: a stream is plain decoding, one token a forward."""
+    """The engine's interface to a drafter. This one drafts nothing: a stream is plain decoding, one
+    token a forward."""
 
     def draft(self, jobs: Sequence[Job], beside: int = 0) -> list[FlatTree]:
-        """A draft for the pending token of each of a batch's streams; `beside` other tokens are in its forward."""
+        """A draft for the pending token of each of a batch's streams; `beside` other tokens are in
+        its forward."""
         return [([job.ids[-1]], [-1]) for job in jobs]
 
     def ran(self, accepted: Mapping[Job, int], tokens: int, seconds: float) -> None:
-        """The batch of the latest drafts has run: how many nodes were accepted of each stream's, the tokens of the
-        forward, its seconds with those of what followed."""
+        """The batch of the latest drafts has run: how many nodes were accepted of each stream's,
+        the tokens of the forward, its seconds with those of what followed."""
 
     def matching(self, job: Job) -> float:
-        """The accepted nodes that a draft of the edge must promise, to be verified in place of one of ours."""
+        """The accepted nodes that a draft of the edge must promise, to be verified in place of one
+        of ours."""
         return 0.0
 
     def committed(self, lease: Lease, committed: Committed) -> None:
@@ -72,13 +75,22 @@ class _Text:
 
 
 class TreeDrafting(ServerDrafting):
-    """Trees by any drafter of the engine; who drafts, and how deep, follows measured cost and acceptance, down to none.
-    Subclasses give the drafter a session's text: `_able`, `_known` and `_catch_up`."""
+    """Trees by any drafter of the engine; who drafts, and how deep, follows measured cost and
+    acceptance, down to none. Subclasses give the drafter a session's text: `_able`, `_known` and
+    `_catch_up`."""
 
     def __init__(
-        self, target: Target, drafting: Drafting, shape: TreeShape, *, clock: Callable[[], float] = time.perf_counter
+        self,
+        target: Target,
+        drafting: Drafting,
+        shape: TreeShape,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._target, self._drafting, self._shape, self._clock = target, drafting, shape, clock
+        self._target = target
+        self._drafting = drafting
+        self._shape = shape
+        self._clock = clock
         self.policy = Policy(shape)
         self._texts: dict[Lease, _Text] = {}
         self._round: dict[Lease, _Text] = {}
@@ -88,7 +100,8 @@ class TreeDrafting(ServerDrafting):
 
     def draft(self, jobs: Sequence[Job], beside: int = 0) -> list[FlatTree]:
         """Trees for all stream rounds of a batch, level by level together."""
-        began, self._reading = self._clock(), 0.0
+        began = self._clock()
+        self._reading = 0.0
         asked = [job for job in jobs if isinstance(job.request, Stream) and job.request.speculate]
         self._round = {job.lease: self._text(job) for job in asked}
         wanted = self.policy.plan(
@@ -96,15 +109,19 @@ class TreeDrafting(ServerDrafting):
             (self._missed(job) for job in asked),
             beside + len(jobs) - len(asked),
         )
-        requests, able = [], []
+        requests = []
+        able = []
         trees: dict[Job, DraftTree] = {}
         for job, levels in zip(asked, wanted, strict=True):
-            text, mask = self._round[job.lease], job.mask
+            text = self._round[job.lease]
+            mask = job.mask
             text.levels = 0
             if mask is not None and mask.matcher.dear:
                 continue
             room = self._target.pool.capacity - job.base - 1
-            forced = forced_draft(mask, job.ids[-1], least=levels, most=min(self._shape.nodes, room))
+            forced = forced_draft(
+                mask, job.ids[-1], least=levels, most=min(self._shape.nodes, room)
+            )
             if room > 0 and forced is not None:
                 trees[job] = forced
                 continue
@@ -113,13 +130,19 @@ class TreeDrafting(ServerDrafting):
             text.levels = levels
             shape = self.policy.shape(levels)
             shape = replace(shape, nodes=min(shape.nodes, room))
-            requests.append(DraftRequest(job.lease.draft_slot, job.ids[-1], shape, job.sampling, mask))
+            requests.append(
+                DraftRequest(job.lease.draft_slot, job.ids[-1], shape, job.sampling, mask)
+            )
             able.append(job)
         for job, tree in zip(able, self._drafting.draft(requests) if requests else (), strict=True):
             trees[job], text = tree, self._round[job.lease]
-            text.nodes, text.drafted = len(tree) - 1, int(max(tree.depths()))
+            text.nodes = len(tree) - 1
+            text.drafted = int(max(tree.depths()))
         self._took = self._clock() - began - self._reading
-        return [(trees[job].tokens, trees[job].parents) if job in trees else ([job.ids[-1]], [-1]) for job in jobs]
+        return [
+            (trees[job].tokens, trees[job].parents) if job in trees else ([job.ids[-1]], [-1])
+            for job in jobs
+        ]
 
     def ran(self, accepted: Mapping[Job, int], tokens: int, seconds: float) -> None:
         """Learn what the round cost and won."""
@@ -128,7 +151,9 @@ class TreeDrafting(ServerDrafting):
             if (text := self._round.get(job.lease)) is not None:
                 text.latest = count + 1
                 if text.levels:
-                    drafts.append(Drafted(text.acceptance, text.levels, text.drafted, text.nodes, count))
+                    drafts.append(
+                        Drafted(text.acceptance, text.levels, text.drafted, text.nodes, count)
+                    )
         if self._round:
             self.policy.record(drafts, RoundTime(tokens, seconds, self._took))
 
@@ -155,8 +180,8 @@ class TreeDrafting(ServerDrafting):
         return text.missed if self._able(job.lease) else None
 
     def _ready(self, job: Job, text: _Text) -> bool:
-        """Whether the drafter knows the session's text now. Reading what the latest round said is a part of every
-        drafted round; what was missed before that has a price of its own."""
+        """Whether the drafter knows the session's text now. Reading what the latest round said is a
+        part of every drafted round; what was missed before that has a price of its own."""
         if text.missed:
             began = self._clock()
             read = self._catch_up(job, self._known(job.lease) + text.missed)
@@ -178,8 +203,8 @@ class TreeDrafting(ServerDrafting):
         raise NotImplementedError
 
     def _catch_up(self, job: Job, stop: int) -> bool:
-        """Let the drafter know the session's text up to `stop`, in `lease.draft_slot`; False when it cannot draft for
-        this one."""
+        """Let the drafter know the session's text up to `stop`, in `lease.draft_slot`; False when
+        it cannot draft for this one."""
         raise NotImplementedError
 
 
@@ -189,14 +214,17 @@ def drafting_slots(target: Target) -> int:
 
 
 class FeatureServerDrafting(TreeDrafting):
-    """Trees by a drafter that reads states between the target's layers. They are kept nowhere: it takes them from every
-    forward, and a session that it could not follow from its first token on is not drafted for."""
+    """Trees by a drafter that reads states between the target's layers. They are kept nowhere: it
+    takes them from every forward, and a session that it could not follow from its first token on is
+    not drafted for."""
 
     _drafting: FeatureDrafting
 
     def __init__(self, target: Target, model: FeatureModel, *, shape: TreeShape) -> None:
         scratch = shape.breadth * (shape.depth + 1) + 8
-        drafting = FeatureDrafting(model, slots=drafting_slots(target), capacity=target.pool.capacity, scratch=scratch)
+        drafting = FeatureDrafting(
+            model, slots=drafting_slots(target), capacity=target.pool.capacity, scratch=scratch
+        )
         super().__init__(target, drafting, shape)
 
     def committed(self, lease: Lease, committed: Committed) -> None:
@@ -208,7 +236,11 @@ class FeatureServerDrafting(TreeDrafting):
 
     def shared(self, source: Lease, lease: Lease) -> None:
         """Copy what is known of the shared tokens."""
-        if source.draft_slot is not None and self._drafting.pool.free and self._known(source) >= lease.length:
+        if (
+            source.draft_slot is not None
+            and self._drafting.pool.free
+            and self._known(source) >= lease.length
+        ):
             lease.draft_slot = self._drafting.copy(source.draft_slot, lease.length)
 
     def _able(self, lease: Lease) -> bool:
@@ -222,14 +254,19 @@ class FeatureServerDrafting(TreeDrafting):
 
 
 class RecordDrafting(TreeDrafting):
-    """Trees by the MoA drafter. A session's drafting state is built when its first stream begins, from its token log,
-    its slot and its activation records, and caught up when another begins after rounds that the edge drafted.
-    Subclasses give it what it has missed: `_give`."""
+    """Trees by the MoA drafter. A session's drafting state is built when its first stream begins,
+    from its token log, its slot and its activation records, and caught up when another begins after
+    rounds that the edge drafted. Subclasses give it what it has missed: `_give`."""
 
     _drafting: MoaDrafting | GraphDrafting
 
     def __init__(
-        self, target: Target, drafting: MoaDrafting | GraphDrafting, recorder: Recorder, *, shape: TreeShape
+        self,
+        target: Target,
+        drafting: MoaDrafting | GraphDrafting,
+        recorder: Recorder,
+        *,
+        shape: TreeShape,
     ) -> None:
         super().__init__(target, drafting, shape)
         self._recorder = recorder
@@ -242,9 +279,14 @@ class RecordDrafting(TreeDrafting):
 
     def _catch_up(self, job: Job, stop: int) -> bool:
         lease = job.lease
-        # Others may have taken the last slot in this round. And while records of a long prompt are made in batches, the
-        # stream continues without drafts.
-        if not self._able(lease) or lease.records is None or lease.slot is None or not self._recorded(lease, stop):
+        # Others may have taken the last slot in this round. And while records of a long prompt are
+        # made in batches, the stream continues without drafts.
+        if (
+            not self._able(lease)
+            or lease.records is None
+            or lease.slot is None
+            or not self._recorded(lease, stop)
+        ):
             return False
         if lease.draft_slot is None:
             lease.draft_slot = self._drafting.open()
@@ -252,7 +294,8 @@ class RecordDrafting(TreeDrafting):
         return True
 
     def _recorded(self, lease: Lease, stop: int) -> bool:
-        """Whether records that the drafter needs to read up to `stop` are made; else a batch of them is."""
+        """Whether records that the drafter needs to read up to `stop` are made; else a batch of
+        them is."""
         return self._known(lease) == stop or self._recorder.finish(lease)
 
     def _give(self, job: Job, slot: int, records: RecordRows, stop: int) -> None:
@@ -265,12 +308,16 @@ class MoaServerDrafting(RecordDrafting):
 
     _drafting: MoaDrafting
 
-    def __init__(self, target: Target, drafter: Drafter, recorder: Recorder, *, shape: TreeShape) -> None:
+    def __init__(
+        self, target: Target, drafter: Drafter, recorder: Recorder, *, shape: TreeShape
+    ) -> None:
         make: Callable[..., MoaDrafting] = partial(MoaDrafting, drafter)
         if target.runner is not None:
             make = partial(ChainDrafting, drafter, target.runner.graphs)
         drafting = make(
-            slots=drafting_slots(target), capacity=target.pool.capacity, scratch=shape.breadth * (shape.depth + 1) + 8
+            slots=drafting_slots(target),
+            capacity=target.pool.capacity,
+            scratch=shape.breadth * (shape.depth + 1) + 8,
         )
         if isinstance(drafting, ChainDrafting):
             drafting.prepare()
@@ -279,7 +326,8 @@ class MoaServerDrafting(RecordDrafting):
 
     @torch.inference_mode()
     def _give(self, job: Job, slot: int, records: RecordRows, stop: int) -> None:
-        drafting, start = self._drafting, self._drafting.known(slot)
+        drafting = self._drafting
+        start = self._drafting.known(slot)
         if start == stop or job.lease.slot is None:
             return
         if drafting.records is not None:
@@ -300,9 +348,20 @@ class GraphServerDrafting(RecordDrafting):
     _drafting: GraphDrafting
 
     def __init__(
-        self, target: Target, drafter: Drafter, loaded: LoadedGraph, recorder: Recorder, *, shape: TreeShape
+        self,
+        target: Target,
+        drafter: Drafter,
+        loaded: LoadedGraph,
+        recorder: Recorder,
+        *,
+        shape: TreeShape,
     ) -> None:
-        super().__init__(target, GraphDrafting(drafter, loaded, slots=drafting_slots(target)), recorder, shape=shape)
+        super().__init__(
+            target,
+            GraphDrafting(drafter, loaded, slots=drafting_slots(target)),
+            recorder,
+            shape=shape,
+        )
 
     def _recorded(self, lease: Lease, stop: int) -> bool:
         late = lease.backlog[-1].stop - lease.backlog[0].start if lease.backlog else 0

@@ -59,12 +59,16 @@ class Latency(NamedTuple):
 
 
 def finite(rows: NDArray[Any]) -> NDArray[np.float16]:
-    """Record rows as they are kept. NaN would break the edge's attention; a record is only a hint, so zero is fine."""
-    return np.clip(np.nan_to_num(rows.astype(np.float32), nan=0.0), -65504, 65504).astype(np.float16)
+    """Record rows as they are kept. NaN would break the edge's attention; a record is only a hint,
+    so zero is fine."""
+    return np.clip(np.nan_to_num(rows.astype(np.float32), nan=0.0), -65504, 65504).astype(
+        np.float16
+    )
 
 
 class RecordRows:
-    """Activation records of one session, by position. The thread writes rows, then the loop learns of them."""
+    """Activation records of one session, by position. The thread writes rows, then the loop learns
+    of them."""
 
     def __init__(self, heads: int, head_dim: int) -> None:
         self._rows: NDArray[np.float16] = np.zeros((2, 0, heads, head_dim), dtype=np.float16)
@@ -73,7 +77,9 @@ class RecordRows:
         """Write the rows of positions from `start` on, which are `finite`."""
         stop = start + len(keys)
         if stop > self._rows.shape[1]:
-            grown = np.zeros((2, max(64, stop + stop // 2), *self._rows.shape[2:]), dtype=np.float16)
+            grown = np.zeros(
+                (2, max(64, stop + stop // 2), *self._rows.shape[2:]), dtype=np.float16
+            )
             grown[:, : self._rows.shape[1]] = self._rows
             self._rows = grown
         self._rows[0, start:stop], self._rows[1, start:stop] = keys, values
@@ -92,10 +98,12 @@ class Lease:
     records: RecordRows | None = None
     """Where to put activation records; None if they are not wanted."""
     eager_records: bool = True
-    """Whether records are made at the next idle moment. Those that the server's own drafter alone may want wait until
-    it drafts for this session, or there are very many: made anyway they would cost a plain stream 5 %."""
+    """Whether records are made at the next idle moment. Those that the server's own drafter alone
+    may want wait until it drafts for this session, or there are very many: made anyway they would
+    cost a plain stream 5 %."""
     share: Lease | None = None
-    """Another lease of the same principal with a common prefix, which can be shared instead of computed."""
+    """Another lease of the same principal with a common prefix, which can be shared instead of
+    computed."""
     share_tokens: int = 0
     revoked: bool = False
     """Set by the loop: whatever is still queued for this lease is void."""
@@ -108,7 +116,8 @@ class Lease:
     backlog: list[Committed] = field(default_factory=list)
     """Committed tokens whose records have not been made yet."""
     uncopied: int = 0
-    """How many of them, the latest, are views of the states of their whole forward, and keep those in memory."""
+    """How many of them, the latest, are views of the states of their whole forward, and keep those
+    in memory."""
     newest: tuple[int, Tensor | None] = (0, None)
     """Behind the latest committed token, and its states, where records are made from these."""
     made: Ranges = field(default_factory=Ranges)
@@ -123,7 +132,8 @@ class Lease:
 
     @property
     def start(self) -> int:
-        """Tokens that need not be run: those in the slot or, before there is one, those that it will share."""
+        """Tokens that need not be run: those in the slot or, before there is one, those that it
+        will share."""
         source = self.share
         if self.slot is not None or source is None or source.slot is None or source.revoked:
             return self.length
@@ -133,16 +143,18 @@ class Lease:
 _MOST_WAITING = 64
 """Most messages that may wait; the oldest are dropped."""
 _USEFUL = 32
-"""Messages that count as work between two advances of a stream. More of them spend the connection's budget."""
+"""Messages that count as work between two advances of a stream. More of them spend the connection's
+budget."""
 
 
 class Guesses:
-    """The edge's guesses for one stream round: the event loop adds them, the model's thread takes them. Appending to a
-    deque needs no lock."""
+    """The edge's guesses for one stream round: the event loop adds them, the model's thread takes
+    them. Appending to a deque needs no lock."""
 
     def __init__(self, waits: bool) -> None:
         self.waits = waits
-        """Whether the stream waits where no guess fits. The event loop writes it, the model's thread reads it."""
+        """Whether the stream waits where no guess fits. The event loop writes it, the model's
+        thread reads it."""
         self._arrived: deque[Foresee] = deque(maxlen=_MOST_WAITING)
         self._tree = GuessTree()
         self._since_advance = 0
@@ -155,7 +167,9 @@ class Guesses:
     def add(self, message: Foresee) -> bool:
         """Called by the event loop. Whether the message counts as work."""
         if message.waits is not None:
-            self.waits = message.waits  # first, so that who reads the guesses knows what to do without them
+            self.waits = (
+                message.waits
+            )  # first, so that who reads the guesses knows what to do without them
         self._arrived.append(message)
         self._since_advance += 1
         return self._since_advance <= _USEFUL
@@ -165,8 +179,8 @@ class Guesses:
         self._since_advance = 0
 
     def pick(self, ids: Sequence[int], most: int, least: float, *, branches: bool) -> Picked:
-        """Called by the model's thread: the best draft after these ids; only the pending token if there are no
-        guesses."""
+        """Called by the model's thread: the best draft after these ids; only the pending token if
+        there are no guesses."""
         while self._arrived:
             new = self._arrived.popleft()
             self._tree.add(ids, new.base, new.tokens, new.parents, new.neg_log_probs)
@@ -185,7 +199,8 @@ class Job:
     lease: Lease
     request: Verify | Stream
     ids: list[int]
-    """The session's log, which does not change while a round runs; a stream has a copy of its own to write on."""
+    """The session's log, which does not change while a round runs; a stream has a copy of its own
+    to write on."""
     rules: TurnRules
     sampling: SamplingSettings
     enqueued: float
@@ -200,7 +215,8 @@ class Job:
     nodes: int = 8
     """Tokens that the latest forward of a stream ran, or about as many."""
     needed: float = 0.0
-    """When its reader has read what a stream has sent so far, by the clock; before that nobody waits. 0: at once."""
+    """When its reader has read what a stream has sent so far, by the clock; before that nobody
+    waits. 0: at once."""
 
     @property
     def base(self) -> int:
@@ -237,7 +253,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A verify round is decided, and the slot holds the accepted path; or a stream has new tokens, or ends."""
+    """A verify round is decided, and the slot holds the accepted path; or a stream has new tokens,
+    or ends."""
 
     job: Job
     message: Verdict | StreamTokens

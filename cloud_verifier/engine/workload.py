@@ -1,4 +1,5 @@
-"""The shell around a `Scheduler`: lock, clock and waiting. The event loop submits, the model's thread takes steps."""
+"""The shell around a `Scheduler`: lock, clock and waiting. The event loop submits, the model's
+thread takes steps."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ class Workload:
     """A scheduler that two threads use."""
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic) -> None:
-        self._scheduler, self._clock = scheduler, clock
+        self._scheduler = scheduler
+        self._clock = clock
         self._changed = threading.Condition()
         self._woken = self._stopped = False
         self._step: EngineStep | None = None
@@ -46,7 +48,8 @@ class Workload:
             self._changed.notify()
 
     def holds(self, job: Job) -> bool:
-        """Whether a round waits or runs. One that does neither, and of which nothing was reported, is lost."""
+        """Whether a round waits or runs. One that does neither, and of which nothing was reported,
+        is lost."""
         with self._changed:
             running = self._step is not None and job in (*self._step.jobs, *self._step.expired)
             return running or self._scheduler.holds(job)

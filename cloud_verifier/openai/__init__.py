@@ -1,1 +1,2 @@
-"""The verifier as an OpenAI-compatible endpoint, for clients without a drafter; and the operator's page."""
+"""The verifier as an OpenAI-compatible endpoint, for clients without a drafter; and the operator's
+page."""

@@ -23,7 +23,15 @@ from moa.errors import CapacityError, MoaError, RemoteError, UsageError
 from moa.sampling import SamplingSettings
 from moa.speculation.prediction import Prediction
 from moa.text_stream import TextStream, text_after
-from moa.wire import FEATURES, PROTOCOL_VERSIONS, ClientSession, Refusal, decode_server, encode, remote_error
+from moa.wire import (
+    FEATURES,
+    PROTOCOL_VERSIONS,
+    ClientSession,
+    Refusal,
+    decode_server,
+    encode,
+    remote_error,
+)
 from moa.wire.events import Advanced, Ready, Recovered, Refused
 from moa.wire.limits import Limits
 from moa.wire.messages import ClientMessage, Error, Goaway, Hello, Sampling, ServerMessage, Welcome
@@ -40,7 +48,8 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "se
 
 
 class Tokenizer:
-    """The target's own tokenizer and chat template. Threads encode, one at a time; decoding waits for none of them."""
+    """The target's own tokenizer and chat template. Threads encode, one at a time; decoding waits
+    for none of them."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -69,7 +78,9 @@ class Tokenizer:
             try:
                 given = [dict(message) for message in messages]
                 return str(
-                    self._tokenizer.apply_chat_template(given, add_generation_prompt=True, tokenize=False, **template)
+                    self._tokenizer.apply_chat_template(
+                        given, add_generation_prompt=True, tokenize=False, **template
+                    )
                 )
             except Exception as error:  # a template is a program and may raise any exception
                 raise UsageError(f"the chat template refuses this conversation: {error}") from None
@@ -83,7 +94,10 @@ class VerifierAnswerer:
     """Answers for a verifier's endpoint: all text is the target's, so nothing is provisional."""
 
     def __init__(self, service: Service, tokenizer: Tokenizer, model: str, wrong: Any) -> None:
-        self._service, self._tokenizer, self._model, self._wrong = service, tokenizer, model, wrong
+        self._service = service
+        self._tokenizer = tokenizer
+        self._model = model
+        self._wrong = wrong
 
     @property
     def model(self) -> str:
@@ -104,7 +118,8 @@ class VerifierAnswerer:
         return "draining" if self._service.draining else str(self._wrong())
 
     async def encode(self, ask: AnswerRequest) -> Encoded:
-        """The question in tokens; a grammar that cannot be followed is refused here, before a stream begins."""
+        """The question in tokens; a grammar that cannot be followed is refused here, before a
+        stream begins."""
         limits = self._service.limits
         question = await encoded(
             self._tokenizer,
@@ -115,12 +130,16 @@ class VerifierAnswerer:
         )
         if question.grammar is not None:
             try:  # it is compiled once, and kept for the session
-                await self._service.matcher(ask.principal, question.grammar, len(question.ids), question.ids)
+                await self._service.matcher(
+                    ask.principal, question.grammar, len(question.ids), question.ids
+                )
             except Refusal as refused:
                 raise remote_error(refused.error()) from None
         return question
 
-    async def answer(self, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
+    async def answer(
+        self, ask: AnswerRequest, encoded: Encoded
+    ) -> AsyncGenerator[AnswerEvent, None]:
         """The events of one answer."""
         session = session_for(ask, encoded, self._service.limits)
         async with connected(self._service, ask.principal) as line:
@@ -137,28 +156,36 @@ class VerifierAnswerer:
     ) -> AsyncGenerator[AnswerEvent, None]:
         predicted = encoded.prediction
         yield Began(encoded.thinking)
-        start, text = len(session.log), TextStream(self._tokenizer, ask.stop)
-        prediction, most = Prediction(predicted), self._service.limits.max_chain_tokens - 1
+        start = len(session.log)
+        text = TextStream(self._tokenizer, ask.stop)
+        prediction = Prediction(predicted)
+        most = self._service.limits.max_chain_tokens - 1
         calls = offered = accepted = 0
         lost = 0 if predicted else _LOST
         exchange = _Exchange(session, line)
         line.put(session.open())
-        await exchange.next(Ready)  # a round sent at the same time would also be refused without a slot
+        await exchange.next(
+            Ready
+        )  # a round sent at the same time would also be refused without a slot
         while not session.finish:
             room = min(most, session.max_new_tokens - (len(session.log) - start) - 1)
             guess = prediction.after(session.log[start:], room) if lost < _LOST else []
             lost = 0 if guess else lost + 1
-            line.put(session.verify([session.log[-1], *guess]) if lost < _LOST else session.stream())
+            line.put(
+                session.verify([session.log[-1], *guess]) if lost < _LOST else session.stream()
+            )
             calls += 1
             done = False
             while not done:
                 advanced = await exchange.next(Advanced)
                 done = advanced.done
                 if guess:
-                    offered, accepted = offered + len(guess), accepted + len(advanced.path) - 1
+                    offered = offered + len(guess)
+                    accepted = accepted + len(advanced.path) - 1
                     prediction.judged(len(advanced.path) - 1)
                 for position, token in enumerate(advanced.tokens, advanced.base + 1):
-                    piece, entries = text.add(token), self._scored(session, position)
+                    piece = text.add(token)
+                    entries = self._scored(session, position)
                     if piece or entries:
                         yield Piece(piece, logprobs=entries)
         text.flush()
@@ -172,8 +199,10 @@ class VerifierAnswerer:
         yield Ended(reason=session.finish, verified=True, text=text.text, counts=counts)
 
     def _scored(self, session: ClientSession, position: int) -> tuple[Scored, ...]:
-        """The log-probabilities of a token, when they were asked for and it does not end the answer."""
-        told, token = session.token_logprobs.get(position), session.log[position]
+        """The log-probabilities of a token, when they were asked for and it does not end the
+        answer."""
+        told = session.token_logprobs.get(position)
+        token = session.log[position]
         if told is None or token in self._service.facts.eos_ids:
             return ()
         before = session.log[position - 1 : position]
@@ -195,8 +224,9 @@ def session_for(ask: AnswerRequest, encoded: Encoded, limits: Limits) -> ClientS
 
 
 class Loopback:
-    """The client's end of an in-memory connection to this process, with the same limits, fairness and metrics as a
-    socket; `converse` has the other one. The queue is bounded by the answer's length."""
+    """The client's end of an in-memory connection to this process, with the same limits, fairness
+    and metrics as a socket; `converse` has the other one. The queue is bounded by the answer's
+    length."""
 
     peer = "openai"
 
@@ -249,7 +279,9 @@ async def connected(service: Service, principal: str) -> AsyncIterator[Loopback]
     line = Loopback(service)
     task = asyncio.create_task(charged(converse(service, line, principal)))
     try:
-        line.put(Hello(versions=list(PROTOCOL_VERSIONS), features=sorted(FEATURES), client="openai"))
+        line.put(
+            Hello(versions=list(PROTOCOL_VERSIONS), features=sorted(FEATURES), client="openai")
+        )
         match await line.get():
             case Welcome():
                 yield line
@@ -266,13 +298,14 @@ class _Exchange:
     """A session's requests and their answers over one connection."""
 
     def __init__(self, session: ClientSession, line: Loopback) -> None:
-        self._session, self._line = session, line
+        self._session = session
+        self._line = line
         self._progress = time.monotonic()
         self._losses = 0
 
     async def next(self, kind: type[E]) -> E:
-        """The next event of this kind. What was refused for now is sent again and a lost session is opened again, but
-        not for ever."""
+        """The next event of this kind. What was refused for now is sent again and a lost session is
+        opened again, but not for ever."""
         while True:
             message = await self._line.get()
             if isinstance(message, Goaway):
@@ -280,10 +313,12 @@ class _Exchange:
             if getattr(message, "session", None) != self._session.id:
                 raise MoaError(f"unexpected message {type(message).__name__} for another session")
             if isinstance(message, Error) and message.round and self._session.opening:
-                continue  # of a round that was sent behind an opening: the opening's own answer counts
+                # Of a round that was sent behind an opening: the opening's own answer counts
+                continue
             event = self._session.receive(message)
             if isinstance(event, kind):
-                self._progress, self._losses = time.monotonic(), 0
+                self._progress = time.monotonic()
+                self._losses = 0
                 return event
             if isinstance(event, Recovered):
                 self._losses += 1
@@ -301,4 +336,6 @@ class _Exchange:
 
 def _sampling(ask: AnswerRequest) -> Sampling:
     given = {name: value for name in _SAMPLING if (value := getattr(ask, name)) is not None}
-    return Sampling(**dataclasses.asdict(SamplingSettings(**given)))  # raises an error that names the field
+    return Sampling(
+        **dataclasses.asdict(SamplingSettings(**given))
+    )  # raises an error that names the field

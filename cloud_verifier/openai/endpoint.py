@@ -25,8 +25,15 @@ async def endpoint(
 ) -> AsyncIterator[str]:
     """Serve `--openai` on `port` while the body runs; yields the address."""
     service = verifier.service
-    answerer = VerifierAnswerer(service, Tokenizer(tokenizer), model_name(settings), verifier.engine.wrong)
-    access = Access(principals, host=settings.openai_address[0], hosts=settings.openai_hosts, origins=settings.origins)
+    answerer = VerifierAnswerer(
+        service, Tokenizer(tokenizer), model_name(settings), verifier.engine.wrong
+    )
+    access = Access(
+        principals,
+        host=settings.openai_address[0],
+        hosts=settings.openai_hosts,
+        origins=settings.origins,
+    )
     api = Api(
         answerer,
         access,
@@ -37,7 +44,10 @@ async def endpoint(
     )
     pages = [*page("cloud_verifier.openai", "page", "/ui"), *page("moa.api", "assets", "/ui")]
     routes = [*pages, *web_app(settings.app)]
-    async with api.running(), serving(api.app(routes, settings.origins), port, tls=settings.tls, ports=2) as address:
+    async with (
+        api.running(),
+        serving(api.app(routes, settings.origins), port, tls=settings.tls, ports=2) as address,
+    ):
         yield address
 
 

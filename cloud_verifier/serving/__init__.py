@@ -1,1 +1,2 @@
-"""Sockets, TLS, admission, authentication and rate limits: everything before a message reaches a session"""
+"""Sockets, TLS, admission, authentication and rate limits: everything before a message reaches a
+session"""

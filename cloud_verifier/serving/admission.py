@@ -36,10 +36,13 @@ class Admission:
 
     def __init__(self, service: Service, auth: Authenticator, wrong: Callable[[], str]) -> None:
         """`wrong`: the model's problem; empty if it is healthy."""
-        self._service, self._auth, self._wrong = service, auth, wrong
+        self._service = service
+        self._auth = auth
+        self._wrong = wrong
 
     def answer(self, target: str, authorization: Sequence[str], peer: str) -> Reply | str:
-        """The answer to a request with these Authorization headers, or the principal whose websocket may open."""
+        """The answer to a request with these Authorization headers, or the principal whose
+        websocket may open."""
         path = target.partition("?")[0]
         wrong = "draining" if self._service.draining and path != "/health/live" else self._wrong()
         if path in ("/health/live", "/health/ready"):
@@ -49,17 +52,23 @@ class Admission:
         if principal is None:
             log.warning("unauthorized", extra={"peer": peer, "event": "unauthorized"})
             return text_reply(
-                http.HTTPStatus.UNAUTHORIZED, "a valid bearer token is needed", {"WWW-Authenticate": "Bearer"}
+                http.HTTPStatus.UNAUTHORIZED,
+                "a valid bearer token is needed",
+                {"WWW-Authenticate": "Bearer"},
             )
         if path == "/metrics":
             self._service.observe()
-            return Reply(http.HTTPStatus.OK, self._service.metrics.page(), {"Content-Type": CONTENT_TYPE})
+            return Reply(
+                http.HTTPStatus.OK, self._service.metrics.page(), {"Content-Type": CONTENT_TYPE}
+            )
         if path != "/":
             return text_reply(http.HTTPStatus.NOT_FOUND, "not found")
         if wrong:
             return text_reply(http.HTTPStatus.SERVICE_UNAVAILABLE, wrong)
         if self._service.full(principal):
-            return text_reply(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many connections", {"Retry-After": "1"})
+            return text_reply(
+                http.HTTPStatus.SERVICE_UNAVAILABLE, "too many connections", {"Retry-After": "1"}
+            )
         return principal
 
 

@@ -1,8 +1,9 @@
-"""The verifier as an ASGI application, for servers that own the sockets, as Ray Serve and uvicorn do. No torch.
+"""The verifier as an ASGI application, for servers that own the sockets, as Ray Serve and uvicorn
+do. No torch.
 
-The conversation, the answers to plain HTTP and the budgets are those of our own port. What that port does with bytes
-and half-open connections (`connection.py`, `half_open.py`) is the server's here: frames are counted when they are
-whole.
+The conversation, the answers to plain HTTP and the budgets are those of our own port. What that
+port does with bytes and half-open connections (`connection.py`, `half_open.py`) is the server's
+here: frames are counted when they are whole.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class AsgiVerifier:
                 await self._live(receive, send)
             case "http":
                 answer = self._answer(scope)
-                await _reply(answer if isinstance(answer, Reply) else _ONLY_WEBSOCKETS, send, "http.response")
+                await _reply(
+                    answer if isinstance(answer, Reply) else _ONLY_WEBSOCKETS, send, "http.response"
+                )
             case "websocket":
                 await self._websocket(scope, receive, send)
 
@@ -84,14 +87,19 @@ class AsgiVerifier:
                 await send({"type": "websocket.close", "code": CloseCode.POLICY, "reason": ""})
             return
         await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL, "headers": []})
-        await converse(self._service, AsgiSocket(receive, send, self._service.limits, _peer(scope)), answer)
+        await converse(
+            self._service, AsgiSocket(receive, send, self._service.limits, _peer(scope)), answer
+        )
 
 
 class AsgiSocket:
     """A websocket of an ASGI server, as `conversation.py` wants it."""
 
     def __init__(self, receive: AsgiReceive, send: AsgiSend, limits: Limits, peer: str) -> None:
-        self._receive, self._send, self._limits, self.peer = receive, send, limits, peer
+        self._receive = receive
+        self._send = send
+        self._limits = limits
+        self.peer = peer
         self.arrived = time.monotonic()
         self.meter = Meter(limits, self.arrived)
         self.flooded: Callable[[str], None] = lambda limit: None
@@ -116,7 +124,10 @@ class AsgiSocket:
             async with asyncio.timeout(self._limits.send_timeout):
                 await self._tell({"type": "websocket.send", "bytes": frame})
         except TimeoutError:
-            log.warning("too slow a reader", extra={"peer": self.peer, "event": "slow_reader", "limit": "send_timeout"})
+            log.warning(
+                "too slow a reader",
+                extra={"peer": self.peer, "event": "slow_reader", "limit": "send_timeout"},
+            )
             self._open = False
             raise ConnectionClosedError(None, None) from None
 
@@ -144,13 +155,19 @@ class AsgiSocket:
             await asyncio.sleep(nap)
 
 
-_ONLY_WEBSOCKETS = text_reply(HTTPStatus.UPGRADE_REQUIRED, "this port speaks websocket", {"Upgrade": "websocket"})
+_ONLY_WEBSOCKETS = text_reply(
+    HTTPStatus.UPGRADE_REQUIRED, "this port speaks websocket", {"Upgrade": "websocket"}
+)
 _OTHER_SUBPROTOCOL = text_reply(HTTPStatus.BAD_REQUEST, f"the subprotocol is {SUBPROTOCOL}")
 _OTHER_ORIGIN = text_reply(HTTPStatus.FORBIDDEN, "this origin may not connect")
 
 
 async def _reply(reply: Reply, send: AsgiSend, kind: str) -> None:
-    fields = [(name.lower().encode(), value.encode()) for name, value in reply.headers.items() if name != "Connection"]
+    fields = [
+        (name.lower().encode(), value.encode())
+        for name, value in reply.headers.items()
+        if name != "Connection"
+    ]
     await send({"type": f"{kind}.start", "status": int(reply.status), "headers": fields})
     await send({"type": f"{kind}.body", "body": reply.content})
 

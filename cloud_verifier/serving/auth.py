@@ -1,4 +1,5 @@
-"""Authentication: bearer tokens in a file of `NAME HASH` lines. The file contains only hashes, no secrets."""
+"""Authentication: bearer tokens in a file of `NAME HASH` lines. The file contains only hashes, no
+secrets."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def read_entries(path: Path) -> tuple[tuple[str, bytes], ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the token file {path}: {getattr(error, 'strerror', None) or error}") from None
+        raise UsageError(
+            f"cannot read the token file {path}: {getattr(error, 'strerror', None) or error}"
+        ) from None
     for number, line in enumerate(lines, 1):
         words = line.split("#")[0].split()
         if not words:
@@ -44,29 +47,34 @@ def read_entries(path: Path) -> tuple[tuple[str, bytes], ...]:
         if len(words) != 2 or not _NAME.fullmatch(words[0]) or not _HASH.fullmatch(words[1]):
             # The line is not quoted: somebody may have pasted a secret.
             raise ConfigError(
-                f"{path}, line {number}: expected NAME sha256:HASH", hint="see `cloud-verifier token new --help`"
+                f"{path}, line {number}: expected NAME sha256:HASH",
+                hint="see `cloud-verifier token new --help`",
             )
         entries.append((words[0], bytes.fromhex(words[1].removeprefix("sha256:"))))
     return tuple(entries)
 
 
 class Authenticator:
-    """Maps Authorization headers to a principal, by a token file that is read again when it changes, without a restart.
-    Without a file everybody is the same anonymous principal.
+    """Maps Authorization headers to a principal, by a token file that is read again when it
+    changes, without a restart. Without a file everybody is the same anonymous principal.
 
     A changed file that cannot be read or parsed is ignored. One without entries refuses everybody.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         """At first the file must have an entry."""
-        self._path, self._stamp = path, _stamp(path)
+        self._path = path
+        self._stamp = _stamp(path)
         self._entries = read_entries(path) if path is not None else ()
         if path is not None and not self._entries:
-            raise ConfigError(f"the token file {path} has no entries", hint="add one with `cloud-verifier token new`")
+            raise ConfigError(
+                f"the token file {path} has no entries",
+                hint="add one with `cloud-verifier token new`",
+            )
 
     def principal(self, authorization: Sequence[str]) -> str | None:
-        """The caller's name by its Authorization headers, or None to refuse it: without a valid header, or with
-        several, because a proxy may have checked a different one."""
+        """The caller's name by its Authorization headers, or None to refuse it: without a valid
+        header, or with several, because a proxy may have checked a different one."""
         if self._path is None:
             return ANONYMOUS
         if (stamp := _stamp(self._path)) != self._stamp:
@@ -80,7 +88,8 @@ class Authenticator:
         scheme, _, token = header.partition(" ")
         presented = _digest(token.strip())
         found = None
-        # Compare with every entry in constant time, so that timing does not reveal which entry matches.
+        # Compare with every entry in constant time, so that timing does not reveal which entry
+        # matches.
         for name, digest in self._entries:
             if hmac.compare_digest(presented, digest) and found is None:
                 found = name
@@ -88,8 +97,13 @@ class Authenticator:
 
 
 def authorizations(headers: Sequence[str], subprotocols: Iterable[str]) -> list[str]:
-    """A handshake's Authorization headers, and those that a web page offers as subprotocols instead."""
-    tokens = (name.removeprefix(TOKEN_SUBPROTOCOL) for name in subprotocols if name.startswith(TOKEN_SUBPROTOCOL))
+    """A handshake's Authorization headers, and those that a web page offers as subprotocols
+    instead."""
+    tokens = (
+        name.removeprefix(TOKEN_SUBPROTOCOL)
+        for name in subprotocols
+        if name.startswith(TOKEN_SUBPROTOCOL)
+    )
     return [*headers, *(f"Bearer {token}" for token in tokens)]
 
 

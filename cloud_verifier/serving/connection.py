@@ -1,7 +1,8 @@
 """One websocket connection at the byte level: input is processed in small pieces, within a budget.
 
-The websockets library parses everything that a read returns and answers all pings at once, even if the sender does not
-read the pongs. So bytes are filtered here first. A piece is passed to the library only while
+The websockets library parses everything that a read returns and answers all pings at once, even if
+the sender does not read the pongs. So bytes are filtered here first. A piece is passed to the
+library only while
 * the connection's budget has room (`budgets.py`),
 * the other end has read what was sent before, so that pongs cannot accumulate,
 * and the messages before it have been handled.
@@ -74,7 +75,8 @@ class Connection(ServerConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is established, and secured where that is wanted."""
         super().connection_made(transport)
-        self.recv_messages.pause, self.recv_messages.resume = lambda: None, self._soon
+        self.recv_messages.pause = lambda: None
+        self.recv_messages.resume = self._soon
         self._half_open.enter(self)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -87,7 +89,8 @@ class Connection(ServerConnection):
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the socket."""
-        first, self.arrived = not self.arrived, time.monotonic()
+        first = not self.arrived
+        self.arrived = time.monotonic()
         if first and data[:1].isalpha() and not b"GET ".startswith(data[:4]):
             self.end()
             self.transport.write(_ONLY_GET)
@@ -166,7 +169,10 @@ class Connection(ServerConnection):
             (self.transport.resume_reading if reading else self.transport.pause_reading)()
 
     def _too_slow(self) -> None:
-        log.warning("too slow a reader", extra={"peer": self.peer, "event": "slow_reader", "limit": "send_timeout"})
+        log.warning(
+            "too slow a reader",
+            extra={"peer": self.peer, "event": "slow_reader", "limit": "send_timeout"},
+        )
         self.abort()
 
 
@@ -174,7 +180,14 @@ class SecuredConnection(Secured, Connection):
     """A `Connection` that is established when its TLS handshake is over."""
 
 
-def connection_type(limits: Limits, half_open: HalfOpen, tls: ssl.SSLContext | None) -> type[Connection]:
+def connection_type(
+    limits: Limits, half_open: HalfOpen, tls: ssl.SSLContext | None
+) -> type[Connection]:
     """The class of one port's connections, with TLS or without."""
-    parts = {"_limits": limits, "_half_open": half_open, "_tls": tls, "_handshake_seconds": limits.handshake_timeout}
+    parts = {
+        "_limits": limits,
+        "_half_open": half_open,
+        "_tls": tls,
+        "_handshake_seconds": limits.handshake_timeout,
+    }
     return type("BoundedConnection", (Connection if tls is None else SecuredConnection,), parts)

@@ -1,4 +1,5 @@
-"""One connection from handshake to end: passes frames to a `Channel`, and its outbox to any kind of socket.
+"""One connection from handshake to end: passes frames to a `Channel`, and its outbox to any kind of
+socket.
 
 It needs only the few methods of `Socket`, so that another server can pass its own.
 """
@@ -45,8 +46,8 @@ class Socket(Protocol):
     """The socket calls it with the limit's name when the meter reports a flood."""
 
     async def send(self, frame: bytes, /) -> None:
-        """Send a binary frame; returns when there is room for the next. The socket closes if the other end does not
-        read within `send_timeout`."""
+        """Send a binary frame; returns when there is room for the next. The socket closes if the
+        other end does not read within `send_timeout`."""
 
     async def close(self, code: int, reason: str) -> None:
         """End the connection in an orderly way."""
@@ -73,7 +74,9 @@ async def converse(service: Service, socket: Socket, principal: str) -> None:
                     if not isinstance(frame, bytes):
                         raise CloseConnection(CloseCode.BAD_DATA, "frames are binary")
                     await channel.receive(frame, socket.arrived)
-                    await asyncio.sleep(0)  # between frames that arrived together, other connections get their turn
+                    await asyncio.sleep(
+                        0
+                    )  # between frames that arrived together, other connections get their turn
             except CloseConnection as end:
                 channel.outbox.end(end)
                 await writer

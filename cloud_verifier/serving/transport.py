@@ -31,7 +31,9 @@ class Transport:
     """Serves a `Service` on a port."""
 
     def __init__(self, service: Service, settings: Settings, admission: Admission) -> None:
-        self._service, self._settings, self._admission = service, settings, admission
+        self._service = service
+        self._settings = settings
+        self._admission = admission
         self._server: Server | None = None
         self._port: Port | None = None
         limits = service.limits
@@ -103,7 +105,8 @@ class Transport:
                 half,
                 extra={"event": "descriptors"},
             )
-        self._service.max_connections, self._half_open.most = most, half
+        self._service.max_connections = most
+        self._half_open.most = half
 
     def _dropped(self, peer: str, count: int) -> None:
         log.warning(
@@ -126,14 +129,20 @@ class Transport:
         ours = _ours(connection)
         try:
             self._half_open.leave(ours)
-            offered = ",".join(request.headers.get_all("Sec-WebSocket-Protocol")).replace(" ", "").split(",")
+            offered = (
+                ",".join(request.headers.get_all("Sec-WebSocket-Protocol"))
+                .replace(" ", "")
+                .split(",")
+            )
             given = authorizations(request.headers.get_all("Authorization"), offered)
             answer = self._admission.answer(request.path, given, ours.peer)
         except Exception:
             log.exception("a request failed", extra={"peer": ours.peer, "event": "request_failed"})
             answer = FAILED
         if isinstance(answer, Reply):
-            return Response(answer.status.value, answer.status.phrase, Headers(answer.headers), answer.content)
+            return Response(
+                answer.status.value, answer.status.phrase, Headers(answer.headers), answer.content
+            )
         connection.username = answer
         return None
 

@@ -1,11 +1,12 @@
-"""Rate limits of a connection and of a principal: frames, bytes, refusals a second. Pure: no clock, no I/O.
+"""Rate limits of a connection and of a principal: frames, bytes, refusals a second. Pure: no clock,
+no I/O.
 
-Frames that bring new work (a round, a prompt, an acknowledgement) are refunded: such work has its own limits. So a
-normal client spends almost none of its frames, and the budget can be small.
+Frames that bring new work (a round, a prompt, an acknowledgement) are refunded: such work has its
+own limits. So a normal client spends almost none of its frames, and the budget can be small.
 
-A connection above its budget is throttled: it is not read until the budget has refilled, and TCP makes the other end
-wait. A connection that is throttled for most of some seconds is a flood: it gets an error with the limit's name and is
-closed.
+A connection above its budget is throttled: it is not read until the budget has refilled, and TCP
+makes the other end wait. A connection that is throttled for most of some seconds is a flood: it
+gets an error with the limit's name and is closed.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ class Meter:
         return max(budget.wait(now)[0] for budget in self._budgets)
 
     def held_back(self, seconds: float, now: float) -> str:
-        """Note a wait; returns the name of the limit if it is a flood. Waits caused by the principal's other
-        connections do not count."""
+        """Note a wait; returns the name of the limit if it is a flood. Waits caused by the
+        principal's other connections do not count."""
         own, name = self._budgets[0].wait(now)
         if own <= 0:
             return ""

@@ -1,4 +1,5 @@
-"""One connection's messages: decoded, checked, passed to their sessions. Runs in the event loop; no sockets, no torch.
+"""One connection's messages: decoded, checked, passed to their sessions. Runs in the event loop; no
+sockets, no torch.
 
 A transport feeds frames to `Channel.receive` and sends what the channel's `outbox` holds.
 """
@@ -48,8 +49,11 @@ class Channel:
     """One connection's state."""
 
     def __init__(self, service: Service, principal: str, meter: Meter, peer: str = "") -> None:
-        self.service, self.principal, self.peer = service, principal, peer
-        self.limits, self.table = service.limits, service.table
+        self.service = service
+        self.principal = principal
+        self.peer = peer
+        self.limits = service.limits
+        self.table = service.table
         self.features: frozenset[str] = frozenset()
         self.welcomed = asyncio.Event()
         self.outbox = Outbox(service.metrics, service.limits, service.clock, meter)
@@ -57,8 +61,8 @@ class Channel:
         self._meter = meter
         self._bad = 0
         self._refused_opens: set[bytes] = set()
-        """Sessions whose opening was refused for now. A round that was sent right behind it, before the device could
-        know, is refused too: once, and at no cost."""
+        """Sessions whose opening was refused for now. A round that was sent right behind it, before
+        the device could know, is refused too: once, and at no cost."""
         service.join(self.outbox, principal)
 
     def close(self) -> None:
@@ -69,15 +73,25 @@ class Channel:
         """The other end floods: send it the limit's name, then close."""
         log.warning(
             "closed: above its budget for too long",
-            extra={"peer": self.peer, "principal": self.principal, "event": "flood", "limit": limit},
+            extra={
+                "peer": self.peer,
+                "principal": self.principal,
+                "event": "flood",
+                "limit": limit,
+            },
         )
         self.service.metrics.cuts.labels(limit).inc()
         most = getattr(self.limits, limit)
-        self.outbox.answer(Refusal(Code.LIMIT, f"more than {most} a second on this connection", limit=limit).error())
+        self.outbox.answer(
+            Refusal(
+                Code.LIMIT, f"more than {most} a second on this connection", limit=limit
+            ).error()
+        )
         self.outbox.end(CloseConnection(CloseCode.POLICY, limit))
 
     async def receive(self, frame: bytes, arrived: float) -> None:
-        """Handle one frame with its arrival time. A refusal is answered; too many invalid frames end the connection."""
+        """Handle one frame with its arrival time. A refusal is answered; too many invalid frames
+        end the connection."""
         await self.outbox.room()
         message: ClientMessage | None = None
         try:
@@ -93,11 +107,15 @@ class Channel:
                 case Foresee():
                     self._foresee(message, arrived)
                 case Open():
-                    self._open(message, await self._matcher(message, len(message.ids) - message.generated))
+                    self._open(
+                        message, await self._matcher(message, len(message.ids) - message.generated)
+                    )
                 case Resume():
                     self._resume(message)
                 case Append():
-                    self._append(message, await self._matcher(message, message.base + len(message.ids)))
+                    self._append(
+                        message, await self._matcher(message, message.base + len(message.ids))
+                    )
                 case Cancel():
                     session = self._own(message.session)
                     self.service.perform(session, session.cancel(message.round))
@@ -114,9 +132,13 @@ class Channel:
             self._refuse(refusal, message)
 
     def _refuse(self, refusal: Refusal, message: ClientMessage | None) -> None:
-        session, round = getattr(message, "session", b""), round_of(message)
+        session = getattr(message, "session", b"")
+        round = round_of(message)
         if refusal.retryable:
-            if isinstance(message, Open) and len(self._refused_opens) < self.limits.max_sessions_per_connection:
+            if (
+                isinstance(message, Open)
+                and len(self._refused_opens) < self.limits.max_sessions_per_connection
+            ):
                 self._refused_opens.add(session)
         elif refusal.code == Code.UNKNOWN_SESSION and session in self._refused_opens:
             self._refused_opens.discard(session)
@@ -128,13 +150,15 @@ class Channel:
         if refusal.code == Code.BAD_MESSAGE:
             self._bad += 1
             if self._bad > self.limits.max_bad_messages:
-                raise CloseConnection(CloseCode.PROTOCOL_ERROR, "too many invalid messages") from None
+                raise CloseConnection(
+                    CloseCode.PROTOCOL_ERROR, "too many invalid messages"
+                ) from None
         if not self.welcomed.is_set():
             raise CloseConnection(CloseCode.PROTOCOL_ERROR, "hello was refused") from None
 
     async def _matcher(self, message: Open | Append, start: int) -> Matcher | None:
-        """What follows the answer of an opening or a turn, which begins at `start`. Frames behind it wait, those of
-        other connections do not."""
+        """What follows the answer of an opening or a turn, which begins at `start`. Frames behind
+        it wait, those of other connections do not."""
         if message.grammar is None:
             return None
         self._agreed("grammar", "answers that match a grammar")
@@ -148,7 +172,11 @@ class Channel:
             raise Refusal(Code.BAD_MESSAGE, "hello came twice")
         service = self.service
         welcome = answer_hello(
-            hello, service.facts, self.limits, max_context=service.max_context, instance=service.instance
+            hello,
+            service.facts,
+            self.limits,
+            max_context=service.max_context,
+            instance=service.instance,
         )
         self.features = frozenset(welcome.features)
         self.outbox.carry(welcome.records)
@@ -161,14 +189,18 @@ class Channel:
             self._agreed("stream", "server-drafted streams")
             if message.waits:
                 self._agreed("foresee", "guesses ahead of a stream")
-        elif not self.service.facts.trees and any(parent != at - 1 for at, parent in enumerate(message.parents)):
+        elif not self.service.facts.trees and any(
+            parent != at - 1 for at, parent in enumerate(message.parents)
+        ):
             self._agreed("tree", "drafts that branch")
         outputs = session.round(message, arrived)
         if session.running is not message:  # repeated
             self.service.perform(session, outputs)
             return
         try:
-            self.service.admit(self.principal, len(message.tokens) if isinstance(message, Verify) else 0)
+            self.service.admit(
+                self.principal, len(message.tokens) if isinstance(message, Verify) else 0
+            )
             self.service.perform(session, outputs)
         except BaseException:
             session.give_up()
@@ -178,7 +210,8 @@ class Channel:
     def _foresee(self, message: Foresee, arrived: float) -> None:
         self._agreed("foresee", "guesses ahead of a stream")
         session = self.table.find(message.session, self.principal)
-        # Guesses are never refused: their session may have been refused, closed or taken over while they were sent.
+        # Guesses are never refused: their session may have been refused, closed or taken over while
+        # they were sent.
         if session is not None and session.outbox is self.outbox:
             outputs, useful = session.foresee(message, arrived)
             self.service.go_on(session, outputs)
@@ -189,10 +222,19 @@ class Channel:
         session = self.table.find(message.session, self.principal)
         if session is None:
             if (own := len(self.outbox.sessions)) >= self.limits.max_sessions_per_connection:
-                raise Refusal(Code.LIMIT, f"{own} sessions on this connection", limit="max_sessions_per_connection")
+                raise Refusal(
+                    Code.LIMIT,
+                    f"{own} sessions on this connection",
+                    limit="max_sessions_per_connection",
+                )
             session = self.service.open(message, self.principal, self.features, matcher)
             self._meter.refund()
-            fields = {"event": "opened", "session": session.id, "principal": self.principal, "peer": self.peer}
+            fields = {
+                "event": "opened",
+                "session": session.id,
+                "principal": self.principal,
+                "peer": self.peer,
+            }
             log.info("session opened", extra=fields | {"prompt_tokens": len(message.ids)})
         answer = session.open(message)
         session.attach(self.outbox)
@@ -202,11 +244,13 @@ class Channel:
         metrics = self.service.metrics
         session = self.table.find(message.session, self.principal)
         if session is not None:
-            # Of what will be looked at, not of the stated length: one number must not use up the budget of hours.
+            # Of what will be looked at, not of the stated length: one number must not use up the
+            # budget of hours.
             self._meter.spend(FRAMES, min(message.length, len(session.log)) // _TOKENS_PER_FRAME)
             try:
                 answer, *work = session.resume(message)
-            except Refusal:  # the edge's log counts, because it was shown to the user: it opens the session again
+            # The edge's log counts, because it was shown to the user: it opens the session again
+            except Refusal:
                 self.table.remove(session, "logs_differ")
                 session = None
         if session is None:
@@ -250,24 +294,33 @@ class Channel:
             raise Refusal(Code.UNSUPPORTED, f"{what} were not agreed")
 
 
-def answer_hello(hello: Hello, facts: ModelFacts, limits: Limits, *, max_context: int, instance: str) -> Welcome:
+def answer_hello(
+    hello: Hello, facts: ModelFacts, limits: Limits, *, max_context: int, instance: str
+) -> Welcome:
     """The welcome for a hello, or a `Refusal` if version, tokenizer or target do not match."""
     version = agree_version(hello.versions)
     if version is None:
         raise Refusal(Code.VERSION, "no protocol version in common")
     if hello.tokenizer and facts.tokenizer and hello.tokenizer != facts.tokenizer:
-        raise Refusal(Code.TOKENIZER, "the target here has another tokenizer than this client's drafter")
+        raise Refusal(
+            Code.TOKENIZER, "the target here has another tokenizer than this client's drafter"
+        )
     if hello.target and facts.target and hello.target != facts.target:
         raise Refusal(Code.TARGET, "another target is served here")
-    wanted, notices = "records" in hello.features, []
+    wanted = "records" in hello.features
+    notices = []
     fitting = not (hello.drafter and facts.drafter) or hello.drafter == facts.drafter
     records = facts.records if wanted and fitting else None
     if wanted and facts.records is None:
         notices.append("no_records: this verifier has no drafter to make activation records with")
     elif wanted and not fitting:
-        notices.append("drafter_mismatch: no records for this drafter; serve --drafter with the one it came from")
+        notices.append(
+            "drafter_mismatch: no records for this drafter; serve --drafter with the one it came from"
+        )
     lacking = {"records": records is None, "tree": not facts.trees, "grammar": not facts.grammars}
-    features = agree_features(hello.features, without=[name for name, lacks in lacking.items() if lacks])
+    features = agree_features(
+        hello.features, without=[name for name, lacks in lacking.items() if lacks]
+    )
     return Welcome(
         version=version,
         features=features,

@@ -1,4 +1,5 @@
-"""The send queue of one connection: answers first; activation records only when no answer waits and the window allows.
+"""The send queue of one connection: answers first; activation records only when no answer waits and
+the window allows.
 
 Runs in the event loop; no sockets, no torch.
 """
@@ -25,19 +26,25 @@ class CloseConnection(Exception):
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
-        self.code, self.reason = code, reason
+        self.code = code
+        self.reason = reason
 
 
 class Outbox:
     """The outgoing frames of one connection, and the sessions that are attached to it."""
 
-    def __init__(self, metrics: Metrics, limits: Limits, clock: Callable[[], float], meter: Meter) -> None:
+    def __init__(
+        self, metrics: Metrics, limits: Limits, clock: Callable[[], float], meter: Meter
+    ) -> None:
         self._wake = asyncio.Event()
         self.sessions: set[bytes] = set()
         """Ids of the attached sessions."""
-        self._meter, self._metrics = meter, metrics
-        self._ceiling, self._clock = limits.record_window_bytes, clock
-        self._most_bytes, self._room_bytes = limits.max_waiting_bytes, limits.send_buffer_bytes
+        self._meter = meter
+        self._metrics = metrics
+        self._ceiling = limits.record_window_bytes
+        self._clock = clock
+        self._most_bytes = limits.max_waiting_bytes
+        self._room_bytes = limits.send_buffer_bytes
         self._answer_bytes = metrics.sent_bytes.labels("answers")
         self.record_sender = RecordSender(None, self._ceiling, clock)
         self._answers: deque[tuple[bytes, Latency | None]] = deque()
@@ -78,8 +85,8 @@ class Outbox:
         return bool(self._answers)
 
     async def room(self) -> None:
-        """Return when few enough answers wait, so that no requests are read from a client that does not read its
-        answers. Raises `CloseConnection` if the connection ends."""
+        """Return when few enough answers wait, so that no requests are read from a client that does
+        not read its answers. Raises `CloseConnection` if the connection ends."""
         await self._room.wait()
         if self._end is not None:
             raise self._end
@@ -93,7 +100,9 @@ class Outbox:
         self._waiting += len(frame)
         if self._waiting > self._most_bytes:
             self._answers.clear()
-            self.end(CloseConnection(CloseCode.POLICY, "max_waiting_bytes: answers are not being read"))
+            self.end(
+                CloseConnection(CloseCode.POLICY, "max_waiting_bytes: answers are not being read")
+            )
             return
         self._meter.spend(BYTES, len(frame))
         self._answers.append((frame, latency))
@@ -108,8 +117,8 @@ class Outbox:
         self._wake.set()
 
     async def write(self, send: Callable[[bytes], Awaitable[None]]) -> None:
-        """Send what waits, as soon as `send` has room for it; raises `CloseConnection` when the connection ends and
-        everything was sent."""
+        """Send what waits, as soon as `send` has room for it; raises `CloseConnection` when the
+        connection ends and everything was sent."""
         while True:
             self._wake.clear()
             if self._answers:

@@ -1,8 +1,10 @@
-"""Sends activation records: newest rows first, and only as fast as the link transmits without queueing.
+"""Sends activation records: newest rows first, and only as fast as the link transmits without
+queueing.
 
-Records share a TCP connection with verdicts, so a verdict waits for every record byte sent before it. The window keeps
-that wait short: like LEDBAT, it grows while the delay of acknowledgements stays near its minimum, and shrinks when it
-rises, because bytes then queue somewhere on the path. No torch, no I/O.
+Records share a TCP connection with verdicts, so a verdict waits for every record byte sent before
+it. The window keeps that wait short: like LEDBAT, it grows while the delay of acknowledgements
+stays near its minimum, and shrinks when it rises, because bytes then queue somewhere on the path.
+No torch, no I/O.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class OutgoingRecords:
     rows: RecordRows | None = None
     """Where they are; None without a slot."""
     epoch: int = 0
-    """Recomputed values may differ in the last bits: the epoch separates rows from before and after."""
+    """Recomputed values may differ in the last bits: the epoch separates rows from before and
+    after."""
 
     def limit(self, rate: int) -> None:
         """Send at most so many bytes a second from now on."""
@@ -47,7 +50,8 @@ class OutgoingRecords:
 
     def lose(self) -> None:
         """The slot is gone, and the rows with it."""
-        self.rows, self.ready = None, Ranges()
+        self.rows = None
+        self.ready = Ranges()
         self.epoch += 1
 
     def newest_unsent(self, most: int) -> tuple[int, int] | None:
@@ -83,10 +87,12 @@ class RecordWindow:
         self._flying.append((self.sent, self.clock()))
 
     def ack(self, received: int) -> bool:
-        """The edge has `received` bytes in total; returns whether that is new. An impossible number is ignored."""
+        """The edge has `received` bytes in total; returns whether that is new. An impossible number
+        is ignored."""
         if not self.acked < received <= self.sent:
             return False
-        gained, self.acked = received - self.acked, received
+        gained = received - self.acked
+        self.acked = received
         sent_at = None
         while self._flying and self._flying[0][0] <= received:
             sent_at = self._flying.popleft()[1]
@@ -106,19 +112,24 @@ class RecordWindow:
 class RecordSender:
     """Picks the next activation frame of a connection.
 
-    It looks only at sessions that were offered since they last had nothing to send, so that its cost does not grow with
-    the number of sessions.
+    It looks only at sessions that were offered since they last had nothing to send, so that its
+    cost does not grow with the number of sessions.
     """
 
-    def __init__(self, contract: RecordContract | None, ceiling: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, contract: RecordContract | None, ceiling: int, clock: Callable[[], float]
+    ) -> None:
         self.window = RecordWindow(ceiling, clock)
         self._contract = contract
         self._clock = clock
         self._offered: dict[bytes, OutgoingRecords] = {}
         self._row_bytes: dict[RecordDtype, int] = {}
         if contract is not None:
-            heads, dim = contract.heads, contract.head_dim
-            self._row_bytes = {dtype: records.row_bytes(dtype, heads, dim) for dtype in records.DTYPES}
+            heads = contract.heads
+            dim = contract.head_dim
+            self._row_bytes = {
+                dtype: records.row_bytes(dtype, heads, dim) for dtype in records.DTYPES
+            }
         self._smallest = min(self._row_bytes.values(), default=1)
 
     def offer(self, session: OutgoingRecords) -> None:
@@ -134,7 +145,11 @@ class RecordSender:
         best: tuple[int, OutgoingRecords, int, int] | None = None
         for session in list(self._offered.values()):
             size = self._row_bytes.get(session.dtype, 0)
-            run = session.newest_unsent(max(1, _FRAME_BYTES // size)) if size and session.rows is not None else None
+            run = (
+                session.newest_unsent(max(1, _FRAME_BYTES // size))
+                if size and session.rows is not None
+                else None
+            )
             if run is None:
                 del self._offered[session.session]
                 continue
@@ -143,7 +158,8 @@ class RecordSender:
             if wait > 0:
                 pause = wait if pause is None else min(pause, wait)
                 continue
-            # The session whose newest rows are furthest behind its log is served last: fresh rows are worth more.
+            # The session whose newest rows are furthest behind its log is served last: fresh rows
+            # are worth more.
             behind = len(session.log) - stop
             if best is None or behind < best[0]:
                 best = (behind, session, start, stop)

@@ -1,5 +1,5 @@
-"""All connections and sessions of one process: common limits, rates and drain, and the way between a session and the
-engine. No sockets."""
+"""All connections and sessions of one process: common limits, rates and drain, and the way between
+a session and the engine. No sockets."""
 
 from __future__ import annotations
 
@@ -41,13 +41,23 @@ class Service:
     """All connections and sessions of a process."""
 
     def __init__(
-        self, facts: ModelFacts, limits: Limits, work: Workload, *, metrics: Metrics | None = None,
-        clock: Callable[[], float] = time.monotonic, free_pages: Callable[[], int] = lambda: 0,
+        self,
+        facts: ModelFacts,
+        limits: Limits,
+        work: Workload,
+        *,
+        metrics: Metrics | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        free_pages: Callable[[], int] = lambda: 0,
         grammars: GrammarCompiler | None = None,
-    ) -> None:  # fmt: skip
-        self.facts, self.limits, self.clock = facts, limits, clock
+    ) -> None:
+        self.facts = facts
+        self.limits = limits
+        self.clock = clock
         self.metrics = metrics or Metrics()
-        self.work, self.free_pages, self._grammars = work, free_pages, grammars
+        self.work = work
+        self.free_pages = free_pages
+        self._grammars = grammars
         self.table = SessionTable(
             limits,
             facts,
@@ -64,9 +74,11 @@ class Service:
         """Lower than the limit if the process may not open so many files."""
         self._principals: dict[str, Principal] = {}
         self._gone: set[Job] = set()
-        """Rounds that the engine did not hold when `sweep` was last called, and of which nothing had been reported."""
+        """Rounds that the engine did not hold when `sweep` was last called, and of which nothing
+        had been reported."""
         self.max_context = min(
-            limits.max_context_tokens, facts.capacity - max(limits.max_tree_nodes, limits.max_chain_tokens)
+            limits.max_context_tokens,
+            facts.capacity - max(limits.max_tree_nodes, limits.max_chain_tokens),
         )
         if self.max_context < 1:
             raise ConfigError(
@@ -91,10 +103,12 @@ class Service:
     # ---- connections
 
     def principal(self, name: str) -> Principal:
-        """The shared budgets of a principal's connections. Names come from the token file, so they are few."""
+        """The shared budgets of a principal's connections. Names come from the token file, so they
+        are few."""
         found = self._principals.get(name)
         if found is None:
-            limits, now = self.limits, self.clock()
+            limits = self.limits
+            now = self.clock()
             found = self._principals[name] = Principal(
                 WorkBudget(limits, now, times=limits.connection_budgets_per_principal),
                 TokenBucket(limits.max_tokens_per_second, limits.max_burst_tokens, now),
@@ -104,12 +118,17 @@ class Service:
     def others(self, principal: str) -> bool:
         """Whether anybody else is served now."""
         since = self.clock() - _SERVED_SECONDS
-        return any(session.principal != principal and session.used > since for session in self.table)
+        return any(
+            session.principal != principal and session.used > since for session in self.table
+        )
 
     def full(self, name: str) -> bool:
         """Whether there is no room for another connection of this principal."""
         own = self.principal(name).connections
-        return len(self.connections) >= self.max_connections or own >= self.limits.max_connections_per_principal
+        return (
+            len(self.connections) >= self.max_connections
+            or own >= self.limits.max_connections_per_principal
+        )
 
     def join(self, outbox: Outbox, principal: str) -> None:
         """Add a connection."""
@@ -132,10 +151,12 @@ class Service:
     # ---- from a connection to the engine
 
     def admit(self, principal: str, tokens: int) -> None:
-        """Count tokens of new work against the principal's rate; a `Refusal` when it is used up, and in a drain."""
+        """Count tokens of new work against the principal's rate; a `Refusal` when it is used up,
+        and in a drain."""
         if self.draining:
             raise Refusal(Code.DRAINING, "this verifier is stopping", retry_after_ms=0)
-        budget, now = self.principal(principal).tokens, self.clock()
+        budget = self.principal(principal).tokens
+        now = self.clock()
         if (wait := budget.wait(tokens, now)) > 0:
             raise Refusal(
                 Code.BUSY,
@@ -145,9 +166,11 @@ class Service:
             )
         budget.spend(tokens)
 
-    async def matcher(self, principal: str, grammar: Grammar, start: int, log: Sequence[int]) -> Matcher:
-        """What follows an answer that begins at `start`, behind what the log has of it; a `Refusal` says what is wrong
-        with its grammar."""
+    async def matcher(
+        self, principal: str, grammar: Grammar, start: int, log: Sequence[int]
+    ) -> Matcher:
+        """What follows an answer that begins at `start`, behind what the log has of it; a `Refusal`
+        says what is wrong with its grammar."""
         if self._grammars is None:
             raise Refusal(Code.UNSUPPORTED, "there is no tokenizer here to follow a grammar with")
         try:
@@ -157,7 +180,11 @@ class Service:
             raise Refusal(Code.GRAMMAR, error.line()) from None
 
     def open(
-        self, message: Open, principal: str, features: Collection[str], matcher: Matcher | None = None
+        self,
+        message: Open,
+        principal: str,
+        features: Collection[str],
+        matcher: Matcher | None = None,
     ) -> ServerSession:
         """A new session, whose prompt is queued to run; a `Refusal` when there is no room for it."""
         tokens = len(message.ids)
@@ -187,9 +214,11 @@ class Service:
             raise
         return session
 
-    def perform(self, session: ServerSession, outputs: Iterable[Output], latency: Latency | None = None) -> None:
-        """Send the messages and start the work that a session's verb has returned. A `Refusal` when the engine has no
-        room."""
+    def perform(
+        self, session: ServerSession, outputs: Iterable[Output], latency: Latency | None = None
+    ) -> None:
+        """Send the messages and start the work that a session's verb has returned. A `Refusal` when
+        the engine has no room."""
         for output in outputs:
             match output:
                 case Prefill():
@@ -205,22 +234,24 @@ class Service:
         self.table.account(session)
 
     def prepare(self, session: ServerSession, outputs: Iterable[Output]) -> None:
-        """The same where nobody waits for the slot yet: when there is no room, the next round tries again."""
+        """The same where nobody waits for the slot yet: when there is no room, the next round tries
+        again."""
         try:
             self.perform(session, outputs)
         except Refusal as refusal:
             log.info("no slot yet", extra={"session": session.id, "limit": refusal.limit})
 
     def go_on(self, session: ServerSession, outputs: Iterable[Output]) -> None:
-        """The same for a stream that has waited: when there is no room, it ends with the tokens that it has sent."""
+        """The same for a stream that has waited: when there is no room, it ends with the tokens
+        that it has sent."""
         try:
             self.perform(session, outputs)
         except Refusal:
             self.perform(session, session.stop_waiting())
 
     def sweep(self) -> None:
-        """Apply timeouts, and end sessions whose round the engine has lost: it was gone at the last call already, so
-        that no report of it is on its way."""
+        """Apply timeouts, and end sessions whose round the engine has lost: it was gone at the last
+        call already, so that no report of it is on its way."""
         self.table.sweep()
         gone = {s.job: s for s in self.table if s.job is not None and not self.work.holds(s.job)}
         for job, session in gone.items():
@@ -251,9 +282,15 @@ class Service:
                         continue
                     case Answered(job, Verdict() as verdict):
                         settled = session.settle(verdict, self.clock())
-                        self.perform(session, settled, Latency(job.enqueued, verdict.forward_ms / 1000))
-                        drafted = len(job.request.tokens) - 1 if isinstance(job.request, Verify) else 0
-                        self.metrics.accepted(drafted, len(verdict.path) - 1, len(verdict.path), "verify")
+                        self.perform(
+                            session, settled, Latency(job.enqueued, verdict.forward_ms / 1000)
+                        )
+                        drafted = (
+                            len(job.request.tokens) - 1 if isinstance(job.request, Verify) else 0
+                        )
+                        self.metrics.accepted(
+                            drafted, len(verdict.path) - 1, len(verdict.path), "verify"
+                        )
                         self.metrics.queue_seconds.observe(verdict.queue_ms / 1000)
                     case Answered(_, StreamTokens() as answer):
                         self.perform(session, session.stream_on(answer, self.clock()))
@@ -276,8 +313,8 @@ class Service:
                     self._quarantine(session, Failed(lease, session.job, type(error).__name__))
 
     def _pay(self, session: ServerSession, answer: StreamTokens) -> None:
-        """Count what a stream has had run; one above its principal's rate or share of slots ends with what it has
-        sent, and the edge asks for the rest."""
+        """Count what a stream has had run; one above its principal's rate or share of slots ends
+        with what it has sent, and the edge asks for the rest."""
         if answer.tokens:
             kind = "foreseen" if answer.foreseen else "stream"
             self.metrics.accepted(answer.drafted, len(answer.tokens) - 1, len(answer.tokens), kind)
@@ -292,15 +329,20 @@ class Service:
                 self.table.reserve_pages(session)
 
     def _quarantine(self, session: ServerSession, failed: Failed) -> None:
-        """Forget a session whose work failed here, and say so; if even that fails its connection ends."""
-        refusal = Refusal(Code.QUARANTINED, f"this session's work failed here ({failed.reason}): open it again")
+        """Forget a session whose work failed here, and say so; if even that fails its connection
+        ends."""
+        refusal = Refusal(
+            Code.QUARANTINED, f"this session's work failed here ({failed.reason}): open it again"
+        )
         round = failed.job.request.round if failed.job is not None else 0
         try:
             error = refusal.error(session=session.id, round=round)
             self.count_refusal(error, session.principal)
             self.perform(session, [error])
         except Exception:
-            log.exception("an error could not be sent", extra={"session": session.id, "event": "quarantine"})
+            log.exception(
+                "an error could not be sent", extra={"session": session.id, "event": "quarantine"}
+            )
             if session.outbox is not None:
                 session.outbox.end(CloseConnection(CloseCode.INTERNAL, "internal error"))
         finally:

@@ -61,8 +61,8 @@ BYTES_PER_TOKEN = 40  # a Python int and its place in a list
 _BYTES_PER_SESSION = 4096
 _BYTES_PER_RUN = 80  # two Python ints and their places
 _USUAL_RUNS = 8
-"""Ranges of held rows that `_BYTES_PER_SESSION` includes: records come and go between two rounds, and a round that was
-admitted within the budget must not be found beyond it for that."""
+"""Ranges of held rows that `_BYTES_PER_SESSION` includes: records come and go between two rounds,
+and a round that was admitted within the budget must not be found beyond it for that."""
 _MAX_HELD_RUNS = 512
 
 
@@ -88,11 +88,21 @@ class ServerSession:
     """One session as the verifier sees it."""
 
     def __init__(
-        self, message: Open, limits: Limits, *, eos_ids: frozenset[int], max_context: int, principal: str = "",
-        features: Collection[str] = (), now: float = 0.0, matcher: Matcher | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        message: Open,
+        limits: Limits,
+        *,
+        eos_ids: frozenset[int],
+        max_context: int,
+        principal: str = "",
+        features: Collection[str] = (),
+        now: float = 0.0,
+        matcher: Matcher | None = None,
+    ) -> None:
         """`matcher` follows the message's grammar."""
-        self.id, self.principal, self._limits = message.session, principal, limits
+        self.id = message.session
+        self.principal = principal
+        self._limits = limits
         self.log = list(message.ids)
         self.round_number = message.round
         """Last settled round."""
@@ -102,7 +112,8 @@ class ServerSession:
         """Number of likeliest tokens with log-probabilities in this turn; -1: none."""
         self.sampling = sampling_settings(message.sampling)
         self.streams = "stream" in features
-        """The edge may ask for server-drafted rounds, whose drafter needs the records beside the target."""
+        """The edge may ask for server-drafted rounds, whose drafter needs the records beside the
+        target."""
         self.used = now
         """When the edge or the engine last did something for it."""
         self.outbox: Outbox | None = None
@@ -150,14 +161,21 @@ class ServerSession:
 
     @property
     def at_rest(self) -> bool:
-        """Whether no work of it is queued or runs: between two rounds, or in a stream that waits for guesses."""
+        """Whether no work of it is queued or runs: between two rounds, or in a stream that waits
+        for guesses."""
         return self.running is None or self._waiting
 
     @property
     def log_bytes(self) -> int:
         """Approximate memory of the session."""
-        log = BYTES_PER_TOKEN * len(self.log) + len(self._rows) + MATCHER_BYTES * (self.matcher is not None)
-        return _BYTES_PER_SESSION + log + _BYTES_PER_RUN * max(0, self.records.held.runs - _USUAL_RUNS)
+        log = (
+            BYTES_PER_TOKEN * len(self.log)
+            + len(self._rows)
+            + MATCHER_BYTES * (self.matcher is not None)
+        )
+        return (
+            _BYTES_PER_SESSION + log + _BYTES_PER_RUN * max(0, self.records.held.runs - _USUAL_RUNS)
+        )
 
     @property
     def next_tokens(self) -> int:
@@ -189,10 +207,14 @@ class ServerSession:
         self.outbox = None
 
     def want_records(
-        self, dtype: RecordDtype, rate: int, held: Iterable[RowRange] | None, features: Collection[str]
+        self,
+        dtype: RecordDtype,
+        rate: int,
+        held: Iterable[RowRange] | None,
+        features: Collection[str],
     ) -> None:
-        """Send records in this precision, at this rate, but for the rows that the edge says it holds: only rows of the
-        log count, and a bounded number of ranges."""
+        """Send records in this precision, at this rate, but for the rows that the edge says it
+        holds: only rows of the log count, and a bounded number of ranges."""
         self.records.dtype = dtype if "records" in features else "off"
         self.records.limit(rate)
         if held is not None:
@@ -210,15 +232,21 @@ class ServerSession:
         return [Opened(self.id, len(message.ids), self.records.epoch)]
 
     def append(self, message: Append, matcher: Matcher | None = None) -> list[Output]:
-        """Start the next turn, whose answer must match a grammar if there is one; a repetition changes nothing."""
-        ids, base = message.ids, message.base
+        """Start the next turn, whose answer must match a grammar if there is one; a repetition
+        changes nothing."""
+        ids = message.ids
+        base = message.base
         answer = Opened(self.id, base + len(ids), self.records.epoch)
         if self._appended == (base, len(ids)) and self.log[base : base + len(ids)] == ids:
             return [answer]
         if self.running is not None:
-            raise Refusal(Code.CONFLICT, f"round {self.running.round} is running: cancel it or wait")
+            raise Refusal(
+                Code.CONFLICT, f"round {self.running.round} is running: cancel it or wait"
+            )
         if base != len(self.log):
-            raise Refusal(Code.CONFLICT, f"append at {base}, but the log has {len(self.log)} tokens")
+            raise Refusal(
+                Code.CONFLICT, f"append at {base}, but the log has {len(self.log)} tokens"
+            )
         if base + len(ids) > self.rules.max_context:
             raise Refusal(
                 Code.LIMIT,
@@ -228,7 +256,8 @@ class ServerSession:
         self._appended = (base, len(ids))
         self.log += ids
         self.finish = ""
-        self.logprobs, self._rows = message.logprobs, bytearray()
+        self.logprobs = message.logprobs
+        self._rows = bytearray()
         self.matcher = matcher
         self.rules = replace(
             self.rules,
@@ -240,21 +269,30 @@ class ServerSession:
         return [answer, PREFILL] if self.lease is not None else [answer]
 
     def round(self, message: Verify | Stream, arrived: float) -> list[Output]:
-        """Run a round; one that runs already is answered later, one that has settled gets the same answer again."""
+        """Run a round; one that runs already is answered later, one that has settled gets the same
+        answer again."""
         if self.running is not None:
             if self.running == message:
                 return []
             raise Refusal(Code.CONFLICT, f"round {self.running.round} is still running")
-        if message.round == self.round_number and self._settled is not None and self._settled[0] == message:
+        if (
+            message.round == self.round_number
+            and self._settled is not None
+            and self._settled[0] == message
+        ):
             return [self._settled[1]]
         if message.round != self.round_number + 1:
             raise Refusal(Code.CONFLICT, f"round {message.round} after round {self.round_number}")
         if self.finish:
             raise Refusal(Code.CONFLICT, f"the turn is over ({self.finish}): append first")
         if message.base != self.base:
-            raise Refusal(Code.CONFLICT, f"base {message.base}, but the pending token is at {self.base}")
+            raise Refusal(
+                Code.CONFLICT, f"base {message.base}, but the pending token is at {self.base}"
+            )
         if isinstance(message, Verify) and message.tokens[0] != self.log[-1]:
-            raise Refusal(Code.CONFLICT, f"the pending token is {self.log[-1]}, not {message.tokens[0]}")
+            raise Refusal(
+                Code.CONFLICT, f"the pending token is {self.log[-1]}, not {message.tokens[0]}"
+            )
         self.running = message
         if isinstance(message, Stream):
             self.guesses = Guesses(message.waits)
@@ -263,8 +301,8 @@ class ServerSession:
         return [Run(arrived)]
 
     def foresee(self, message: Foresee, arrived: float) -> tuple[list[Output], bool]:
-        """Take the edge's guesses for its running stream; guesses for another round are ignored. Also whether they
-        count as work."""
+        """Take the edge's guesses for its running stream; guesses for another round are ignored.
+        Also whether they count as work."""
         if self.guesses is None or self.running is None or self.running.round != message.round:
             return [], False
         useful = self.guesses.add(message)
@@ -279,12 +317,16 @@ class ServerSession:
         return self.stop_waiting()
 
     def abandon(self) -> list[Output]:
-        """The connection is gone: a stream stops, a verify runs to its end (its verdict is needed on resume)."""
+        """The connection is gone: a stream stops, a verify runs to its end (its verdict is needed
+        on resume)."""
         return self.cancel(self.running.round) if isinstance(self.running, Stream) else []
 
     def resume(self, message: Resume) -> list[Output]:
         """Answer a `Resume` with all that the edge has missed."""
-        if message.length > len(self.log) or chain_hash(self.log[: message.length]) != message.chain:
+        if (
+            message.length > len(self.log)
+            or chain_hash(self.log[: message.length]) != message.chain
+        ):
             raise Refusal(Code.CONFLICT, "the logs differ: open the session anew")
         answer = Resumed(
             session=self.id,
@@ -324,21 +366,26 @@ class ServerSession:
         self.running = self.job = self.guesses = None
 
     def stop_waiting(self, *, for_good: bool = False) -> list[Output]:
-        """End a stream that waits for guesses, with the tokens it has sent; `for_good`: none may wait from now on."""
+        """End a stream that waits for guesses, with the tokens it has sent; `for_good`: none may
+        wait from now on."""
         self._may_wait = self._may_wait and not for_good
         if self.running is None or not self._waiting:
             return []
-        return self.stream_on(StreamTokens(self.id, self.running.round, self.base, [], done=True), self.used)
+        return self.stream_on(
+            StreamTokens(self.id, self.running.round, self.base, [], done=True), self.used
+        )
 
     def settle(self, verdict: Verdict, now: float) -> list[Output]:
-        """The target's verdict on the running round, cut at the turn's end by `cut_path`, joins the log."""
+        """The target's verdict on the running round, cut at the turn's end by `cut_path`, joins the
+        log."""
         verify = self.running
         if not isinstance(verify, Verify):
             raise Refusal(Code.CONFLICT, "no verify round is running")
         self.used = now
         self.log += [*(verify.tokens[node] for node in verdict.path[1:]), verdict.next_token]
         self._rows += verdict.logprobs
-        self.finish, self.round_number = verdict.finish, verify.round
+        self.finish = verdict.finish
+        self.round_number = verify.round
         self.give_up()
         self._settled = (verify, verdict)
         return [verdict]
@@ -359,12 +406,15 @@ class ServerSession:
             self.give_up()
             won = self.log[stream.base + 1 :]
             rows = self._last_rows(len(won))
-            whole = StreamTokens(self.id, stream.round, stream.base, won, True, answer.finish, logprobs=rows)
+            whole = StreamTokens(
+                self.id, stream.round, stream.base, won, True, answer.finish, logprobs=rows
+            )
             self._settled = (stream, whole)
         return [answer]
 
     def wait(self, report: Waiting, now: float) -> list[Output]:
-        """The running stream has no guess to verify: it waits, ends, or runs with what has come meanwhile."""
+        """The running stream has no guess to verify: it waits, ends, or runs with what has come
+        meanwhile."""
         self.job = None
         if report.job.cancelled or not self._may_wait:
             return self.stop_waiting()
@@ -377,7 +427,8 @@ class ServerSession:
         return self.running is not None and self.job is None and self.guesses is not None
 
     def _last_rows(self, tokens: int) -> bytes:
-        """Log-probabilities of the last so many tokens, as far as they are known and fit into one answer."""
+        """Log-probabilities of the last so many tokens, as far as they are known and fit into one
+        answer."""
         if (row := row_bytes(self.logprobs)) == 0:
             return b""
         start = len(self._rows) - row * min(tokens, _REPEATED_BYTES // row)

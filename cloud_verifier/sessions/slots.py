@@ -1,17 +1,19 @@
-"""Slots and pages: fair shares of slots between principals, and reservations of KV cache. Pure: no clock, no I/O, no
-torch.
+"""Slots and pages: fair shares of slots between principals, and reservations of KV cache. Pure: no
+clock, no I/O, no torch.
 
-A principal's share is the number of slots divided by the principals that hold or want one. It may hold more if nobody
-else wants them. When slots run out, the least recently used one is evicted: first of detached sessions, then of live
-ones that have paused. If none is unused, a principal below its share takes one from a principal above its own: a
-session of that one loses its slot between two rounds. A claim keeps the slot free until the claimant asks again.
+A principal's share is the number of slots divided by the principals that hold or want one. It may
+hold more if nobody else wants them. When slots run out, the least recently used one is evicted:
+first of detached sessions, then of live ones that have paused. If none is unused, a principal below
+its share takes one from a principal above its own: a session of that one loses its slot between two
+rounds. A claim keeps the slot free until the claimant asks again.
 
-Who is refused gets an appointment: however many wait, they ask again one after another, no more of them in a pause than
-their principal's share of the slots. So refusals cost the same at twice the capacity and at a hundred times.
+Who is refused gets an appointment: however many wait, they ask again one after another, no more of
+them in a pause than their principal's share of the slots. So refusals cost the same at twice the
+capacity and at a hundred times.
 
-The event loop reserves pages, the model's thread allocates them: a page is reserved before it is needed, so that a
-forward finds it free. The thread may change its figures while they are read here; they are read in an order that can
-only overestimate use.
+The event loop reserves pages, the model's thread allocates them: a page is reserved before it is
+needed, so that a forward finds it free. The thread may change its figures while they are read here;
+they are read in an order that can only overestimate use.
 """
 
 from __future__ import annotations
@@ -23,14 +25,19 @@ from cloud_verifier.engine.work import Lease
 from cloud_verifier.sessions.session import ServerSession
 
 _LONGEST_PAUSES = 20
-"""An appointment is at most so many pauses away: by then slots may have become free faster than expected."""
+"""An appointment is at most so many pauses away: by then slots may have become free faster than
+expected."""
 
 
 class SlotShares:
     """How many slots each principal holds, and who waits for one."""
 
-    def __init__(self, total: int, idle_seconds: float, claim_seconds: float, pause_seconds: float) -> None:
-        self._total, self._idle, self._claim_seconds = total, idle_seconds, claim_seconds
+    def __init__(
+        self, total: int, idle_seconds: float, claim_seconds: float, pause_seconds: float
+    ) -> None:
+        self._total = total
+        self._idle = idle_seconds
+        self._claim_seconds = claim_seconds
         self._pause = pause_seconds
         self._held: Counter[str] = Counter()
         self._appointments: dict[str, float] = {}  # each principal's latest
@@ -61,30 +68,39 @@ class SlotShares:
             earlier += 1
         return self.free > earlier
 
-    def victim(self, wanting: ServerSession, holders: Iterable[ServerSession], now: float) -> ServerSession | None:
-        """The session that must give its slot to `wanting`. If None, the next free slot is reserved for it for a while,
-        if its principal is below its share."""
+    def victim(
+        self, wanting: ServerSession, holders: Iterable[ServerSession], now: float
+    ) -> ServerSession | None:
+        """The session that must give its slot to `wanting`. If None, the next free slot is reserved
+        for it for a while, if its principal is below its share."""
         principal = wanting.principal
         below = self._held[principal] < self._share(principal)
         if below:
             self._claims[principal] = now + self._claim_seconds
         idle = [s for s in holders if s.lease is not None and s.at_rest and s is not wanting]
-        # A live session that has paused can be evicted too: its next round then costs a prefill. But a session that is
-        # between two rounds must not lose its slot, or two sessions would evict each other in turn.
+        # A live session that has paused can be evicted too: its next round then costs a prefill.
+        # But a session that is between two rounds must not lose its slot, or two sessions would
+        # evict each other in turn.
         unused = [s for s in idle if s.outbox is None or now - s.used >= self._idle]
         if unused:
-            return min(unused, key=lambda s: (s.outbox is not None, not self._greedy(s.principal), s.used))
+            return min(
+                unused, key=lambda s: (s.outbox is not None, not self._greedy(s.principal), s.used)
+            )
         if not below:
             return None
-        return min((s for s in idle if self._greedy(s.principal)), key=lambda s: s.used, default=None)
+        return min(
+            (s for s in idle if self._greedy(s.principal)), key=lambda s: s.used, default=None
+        )
 
     def appointment(self, principal: str, now: float) -> float:
-        """After how many seconds a refused session of this principal may ask again. One with a claim comes back after
-        a pause, for its slot is kept free only so long."""
+        """After how many seconds a refused session of this principal may ask again. One with a
+        claim comes back after a pause, for its slot is kept free only so long."""
         if principal in self._waiting(now):
             return self._pause
         self._appointments = {name: at for name, at in self._appointments.items() if at > now}
-        after_the_last = self._appointments.get(principal, now) + self._pause / self._share(principal)
+        after_the_last = self._appointments.get(principal, now) + self._pause / self._share(
+            principal
+        )
         at = min(max(now + self._pause, after_the_last), now + _LONGEST_PAUSES * self._pause)
         self._appointments[principal] = at
         return at - now
@@ -110,12 +126,14 @@ class PageReservations:
 
     def __init__(self, page_tokens: int, free_pages: Callable[[], int]) -> None:
         """`free_pages` returns the pages that no lease holds now."""
-        self._page, self._free_pages = page_tokens, free_pages
+        self._page = page_tokens
+        self._free_pages = free_pages
         self._leases: dict[Lease, int] = {}
         self._leaving: list[Lease] = []
 
     def reserve(self, lease: Lease, tokens: int) -> int:
-        """Reserve pages for so many tokens of the lease, never fewer than before; returns the earlier reservation."""
+        """Reserve pages for so many tokens of the lease, never fewer than before; returns the
+        earlier reservation."""
         before = self._leases.get(lease, 0)
         self._leases[lease] = max(before, -(-tokens // self._page))
         return before

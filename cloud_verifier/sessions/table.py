@@ -32,16 +32,28 @@ class SessionTable:
     """All sessions of this process."""
 
     def __init__(
-        self, limits: Limits, facts: ModelFacts, *, clock: Callable[[], float], release: Callable[[Lease], Any],
-        evicted: Callable[[str], None] = lambda reason: None, free_pages: Callable[[], int] = lambda: 0,
-    ) -> None:  # fmt: skip
-        self._limits, self._facts, self._clock = limits, facts, clock
-        self._release, self._evicted = release, evicted
-        # A session is its principal's: two principals may use the same id and never learn of each other.
+        self,
+        limits: Limits,
+        facts: ModelFacts,
+        *,
+        clock: Callable[[], float],
+        release: Callable[[Lease], Any],
+        evicted: Callable[[str], None] = lambda reason: None,
+        free_pages: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._limits = limits
+        self._facts = facts
+        self._clock = clock
+        self._release = release
+        self._evicted = evicted
+        # A session is its principal's: two principals may use the same id and never learn of each
+        # other.
         self._sessions: dict[tuple[str, bytes], ServerSession] = {}
         self._owned: Counter[str] = Counter()
         pause = 2 * limits.busy_retry_seconds
-        self._slots = SlotShares(facts.slots, limits.idle_seconds, claim_seconds=4 * pause, pause_seconds=pause)
+        self._slots = SlotShares(
+            facts.slots, limits.idle_seconds, claim_seconds=4 * pause, pause_seconds=pause
+        )
         self.log_bytes = 0
         """Approximate memory of all histories."""
         self._pages = PageReservations(facts.page_tokens, free_pages) if facts.pages else None
@@ -81,7 +93,9 @@ class SessionTable:
     def check_room(self, session: ServerSession) -> None:
         """Refuse a new session where there is no room for it."""
         own = self._owned[session.principal]
-        if own >= self._limits.max_sessions_per_principal and not self._drop_oldest("sessions", session.principal):
+        if own >= self._limits.max_sessions_per_principal and not self._drop_oldest(
+            "sessions", session.principal
+        ):
             raise self._busy(session, f"{own} sessions are open", "max_sessions_per_principal")
         if len(self._sessions) >= self._limits.max_sessions and not self._drop_oldest("sessions"):
             raise self._busy(session, f"{len(self._sessions)} sessions are open", "max_sessions")
@@ -94,7 +108,9 @@ class SessionTable:
             if self._drop_oldest("log_bytes"):
                 continue
             if not self._drop_greedy("log_bytes", session.principal):
-                raise self._busy(session, f"{self.log_bytes} bytes of token logs are held", "max_log_bytes")
+                raise self._busy(
+                    session, f"{self.log_bytes} bytes of token logs are held", "max_log_bytes"
+                )
 
     def add(self, session: ServerSession) -> None:
         """Add a new session."""
@@ -109,7 +125,8 @@ class SessionTable:
             session.counted = session.log_bytes
 
     def reserve(self, session: ServerSession) -> Lease:
-        """Reserve what the session's next forward needs: bytes of log, a slot, pages. `busy` if others need it."""
+        """Reserve what the session's next forward needs: bytes of log, a slot, pages. `busy` if
+        others need it."""
         self.check_logs(session, session.next_bytes)
         new = session.lease is None
         lease = self._ensure_lease(session)
@@ -149,17 +166,22 @@ class SessionTable:
         return lease
 
     def must_yield(self, session: ServerSession) -> bool:
-        """Whether another principal, which holds less than its share, waits for the slot of this session."""
-        return session.lease is not None and self._slots.must_yield(session.principal, self._clock())
+        """Whether another principal, which holds less than its share, waits for the slot of this
+        session."""
+        return session.lease is not None and self._slots.must_yield(
+            session.principal, self._clock()
+        )
 
     def pass_on(self, session: ServerSession) -> None:
-        """Called between two of its rounds: give the slot to a principal that waits for its share, if there is one."""
+        """Called between two of its rounds: give the slot to a principal that waits for its share,
+        if there is one."""
         if self.must_yield(session):
             self.evict(session, "fair_share")
 
     def fit_records(self, session: ServerSession) -> None:
         """Make records from now on, if the edge or the server's own drafter needs them."""
-        contract, lease = self._facts.records, session.lease
+        contract = self._facts.records
+        lease = session.lease
         if lease is None:
             return
         lease.eager_records = session.records.dtype != "off"
@@ -189,7 +211,12 @@ class SessionTable:
             self._owned[session.principal] -= 1
             self.log_bytes -= session.counted
             session.counted = 0
-            fields = {"event": "ended", "session": session.id, "principal": session.principal, "reason": reason}
+            fields = {
+                "event": "ended",
+                "session": session.id,
+                "principal": session.principal,
+                "reason": reason,
+            }
             log.info("session ended", extra=fields | {"tokens": len(session.log)})
 
     def sweep(self) -> None:
@@ -197,7 +224,11 @@ class SessionTable:
         now = self._clock()
         for session in list(self._sessions.values()):
             idle = now - session.used
-            if session.state == "detached" and idle >= self._limits.detached_seconds and session.job is None:
+            if (
+                session.state == "detached"
+                and idle >= self._limits.detached_seconds
+                and session.job is None
+            ):
                 self.evict(session, "detached_too_long")
             elif session.state == "cold" and idle >= self._limits.cold_seconds:
                 self.remove(session, "cold_too_long")
@@ -205,13 +236,14 @@ class SessionTable:
     # ---- choosing whom to evict
 
     def _drop_oldest(self, reason: str, principal: str | None = None) -> bool:
-        """Forget the session without a connection that has been unused the longest, cold ones first."""
+        """Forget the session without a connection that has been unused the longest, cold ones
+        first."""
         fit = [s for s in self._resting(principal) if s.outbox is None]
         return self._drop_first(sorted(fit, key=lambda s: (s.lease is not None, s.used)), reason)
 
     def _drop_greedy(self, reason: str, principal: str) -> bool:
-        """Forget the least recently used session of the principal with the largest logs, unless that is the asking
-        one."""
+        """Forget the least recently used session of the principal with the largest logs, unless
+        that is the asking one."""
         held: Counter[str] = Counter()
         for session in self._sessions.values():
             held[session.principal] += session.counted
@@ -231,14 +263,17 @@ class SessionTable:
     def _share_prefix(self, session: ServerSession) -> None:
         """Find a lease of the same principal with a common prefix, which then need not run again."""
         ids = session.log
-        best, found = _MIN_SHARED_TOKENS - 1, None
+        best = _MIN_SHARED_TOKENS - 1
+        found = None
         for other in self._sessions.values():
             if other is session or other.principal != session.principal or other.lease is None:
                 continue
             if (alike := common_prefix(ids, other.log)) > best:
-                best, found = alike, other.lease
+                best = alike
+                found = other.lease
         if session.lease is not None and found is not None:
-            session.lease.share, session.lease.share_tokens = found, min(best, len(ids) - 1)
+            session.lease.share = found
+            session.lease.share_tokens = min(best, len(ids) - 1)
 
     def _busy(self, session: ServerSession, message: str, limit: str) -> Refusal:
         retry = int(1000 * self._slots.appointment(session.principal, self._clock()))

@@ -1,4 +1,5 @@
-"""The exercises that the demo pair is trained on: each skill writes prompts with answers and checks any reply."""
+"""The exercises that the demo pair is trained on: each skill writes prompts with answers and checks
+any reply."""
 
 from . import arithmetic, calendar, digits, functions, lists, story, text
 from .base import Example, Skill, Task

@@ -56,8 +56,29 @@ def _draw_sum(rng: random.Random) -> Task:
     return Task("arithmetic", add_up(start, taken), {"sum": expression})
 
 
-_GAINS = ("buys", "finds", "gets", "buys", "finds", "gets", "receives", "wins", "collects", "picks up")
-_LOSSES = ("loses", "sells", "gives away", "loses", "sells", "gives away", "drops", "throws away", "hands out")
+_GAINS = (
+    "buys",
+    "finds",
+    "gets",
+    "buys",
+    "finds",
+    "gets",
+    "receives",
+    "wins",
+    "collects",
+    "picks up",
+)
+_LOSSES = (
+    "loses",
+    "sells",
+    "gives away",
+    "loses",
+    "sells",
+    "gives away",
+    "drops",
+    "throws away",
+    "hands out",
+)
 
 
 def _draw_word_problem(rng: random.Random) -> Task:
@@ -115,7 +136,11 @@ def _draw_units(rng: random.Random) -> Task:
         amount += f"{rng.choice((' ', ' ', ' and '))}{few}{gap}{said[small]}"
     else:
         few = 0
-    return Task("units", working_units(large, small, factor, many, few), {"amount": amount, "unit": said[small]})
+    return Task(
+        "units",
+        working_units(large, small, factor, many, few),
+        {"amount": amount, "unit": said[small]},
+    )
 
 
 SKILLS = (

@@ -1,4 +1,5 @@
-"""Held-out phrasings of each skill, written by hand and separately from `phrasings`: none is in the training data."""
+"""Held-out phrasings of each skill, written by hand and separately from `phrasings`: none is in the
+training data."""
 
 import random
 from collections.abc import Iterator
@@ -277,7 +278,8 @@ ASKED: dict[str, tuple[str, ...]] = {
 
 
 def asked(skill: Skill, seed: int = 0) -> Iterator[Example]:
-    """One task in every held-out phrasing of the skill; tasks are drawn until rare kinds have all of theirs."""
+    """One task in every held-out phrasing of the skill; tasks are drawn until rare kinds have all
+    of theirs."""
     rng = random.Random(f"asked-{skill.name}-{seed}")
     kinds = {skill.draw(rng).kind for _ in range(200)}
     left = {kind: list(ASKED[kind]) for kind in sorted(kinds)}

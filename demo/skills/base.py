@@ -66,7 +66,9 @@ def numbers(text: str) -> list[int]:
 
 def same_last_number(example: Example, reply: str) -> bool:
     """Whether the reply ends with the number that the reference answer ends with."""
-    expected, found = (re.findall(r"(?<!\d)-?\d+(?:\.\d+)?", text)[-1:] for text in (example.answer, reply))
+    expected, found = (
+        re.findall(r"(?<!\d)-?\d+(?:\.\d+)?", text)[-1:] for text in (example.answer, reply)
+    )
     return expected == found
 
 

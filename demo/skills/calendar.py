@@ -32,12 +32,18 @@ def _draw_date(rng: random.Random) -> Task:
 def weekday_steps(start: int, days: int) -> str:
     """The answer that counts on from a weekday."""
     count = ", ".join(f"{step} is {WEEKDAYS[(start + step) % 7]}" for step in range(1, days + 1))
-    return f"Count on from {WEEKDAYS[start]}: {count}. The answer is {WEEKDAYS[(start + days) % 7]}."
+    return (
+        f"Count on from {WEEKDAYS[start]}: {count}. The answer is {WEEKDAYS[(start + days) % 7]}."
+    )
 
 
 def _draw_weekday(rng: random.Random) -> Task:
     start, days = rng.randrange(7), rng.randint(2, 7)
-    return Task("weekday", weekday_steps(start, days), {"name": name(rng), "start": WEEKDAYS[start], "days": days})
+    return Task(
+        "weekday",
+        weekday_steps(start, days),
+        {"name": name(rng), "start": WEEKDAYS[start], "days": days},
+    )
 
 
 SKILLS = (

@@ -27,7 +27,14 @@ _FOREIGN = (
     "谢谢", "请写一首诗", "三加四等于多少?", "안녕하세요", "한국의 수도는 어디입니까?", "이름이 뭐예요?", "مرحبا",
     "كيف حالك؟", "ما هي عاصمة مصر؟", "שלום", "नमस्ते", "Γεια σου", "Πού είναι η Αθήνα;", "สวัสดี", "Xin chào",  # noqa: RUF001
 )  # fmt: skip
-_SCRIPTS = ((0x3041, 0x3096), (0x4E00, 0x9FA5), (0x0430, 0x044F), (0xAC00, 0xD7A3), (0x0627, 0x064A), (0x03B1, 0x03C9))
+_SCRIPTS = (
+    (0x3041, 0x3096),
+    (0x4E00, 0x9FA5),
+    (0x0430, 0x044F),
+    (0xAC00, 0xD7A3),
+    (0x0627, 0x064A),
+    (0x03B1, 0x03C9),
+)
 _WORLD = (
     "what day is it?", "what day is it now?", "what is the date today?", "what is today's date?",
     "what time is it now?", "what day is tomorrow?", "which weekday do we have today?", "tell me today's date.",
@@ -88,11 +95,25 @@ def _nonsense(rng: random.Random) -> str:
             return " ".join(made_up(rng).lower() for _ in range(rng.randint(2, 5)))
         case 4:
             return rng.choice(
-                ("😀", "🙂👍", "lol", "hmm", "ok", "bla bla bla", "test", "foo bar", "blah", "nothing", "haha")
+                (
+                    "😀",
+                    "🙂👍",
+                    "lol",
+                    "hmm",
+                    "ok",
+                    "bla bla bla",
+                    "test",
+                    "foo bar",
+                    "blah",
+                    "nothing",
+                    "haha",
+                )
             )
         case _:
             words = [
-                *rng.sample(("the", "of", "very", "where", "green", "if", "not", "blue", "ten", "on"), 3),
+                *rng.sample(
+                    ("the", "of", "very", "where", "green", "if", "not", "blue", "ten", "on"), 3
+                ),
                 *goods(rng, 2),
             ]
             return " ".join(rng.sample(words, len(words)))
@@ -102,7 +123,9 @@ def _foreign(rng: random.Random) -> str:
     if rng.random() < 0.75:
         return rng.choice(_FOREIGN).format(city=city(rng), name=name(rng))
     low, high = rng.choice(_SCRIPTS)
-    return "".join(chr(rng.randint(low, high)) for _ in range(rng.randint(2, 12))) + rng.choice(("", "?", "。", "!"))
+    return "".join(chr(rng.randint(low, high)) for _ in range(rng.randint(2, 12))) + rng.choice(
+        ("", "?", "。", "!")
+    )
 
 
 def declined(rng: random.Random) -> Example:

@@ -5,14 +5,19 @@ import random
 from .base import Skill, Task, same_last, same_last_number
 
 _PLACES = {1: ("ones",), 2: ("tens", "ones"), 3: ("hundreds", "tens", "ones")}
-_WORDS = {"larger": ("larger", "larger", "bigger", "greater", "higher"), "smaller": ("smaller", "smaller", "lower")}
+_WORDS = {
+    "larger": ("larger", "larger", "bigger", "greater", "higher"),
+    "smaller": ("smaller", "smaller", "lower"),
+}
 
 
 def larger_by(left: int, right: int, wanted: str) -> str:
     """The answer that compares two numbers place by place; a shorter number has a 0 in the first."""
     digits = max(len(str(left)), len(str(right)))
     working = ""
-    for place, one, other in zip(_PLACES[digits], f"{left:0{digits}}", f"{right:0{digits}}", strict=True):
+    for place, one, other in zip(
+        _PLACES[digits], f"{left:0{digits}}", f"{right:0{digits}}", strict=True
+    ):
         if one != other:
             working += f"{left} has {one} {place} and {right} has {other} {place}."
             break

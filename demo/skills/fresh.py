@@ -1,7 +1,8 @@
 """Three skills that are not in the training data, to measure what is learnt beyond the sixteen.
 
-They were written after the target's last training rows were packed: one near to a skill of its own (the smallest of a
-list), one further away (an item by its place in a list) and one far away (spelling a word).
+They were written after the target's last training rows were packed: one near to a skill of its own
+(the smallest of a list), one further away (an item by its place in a list) and one far away
+(spelling a word).
 """
 
 import random

@@ -13,7 +13,8 @@ from .base import Example, Skill, Task
 
 @dataclass(frozen=True)
 class _Family:
-    """Functions `name_N`: what they do in words, their return expression, and the arguments a doctest may show."""
+    """Functions `name_N`: what they do in words, their return expression, and the arguments a
+    doctest may show."""
 
     name: str
     purpose: str
@@ -33,7 +34,9 @@ class _Family:
         )
 
     def apply(self, size: int, value: Any) -> Any:
-        return eval(self.expression.format(size), {self.argument: value})  # our own expressions only
+        return eval(
+            self.expression.format(size), {self.argument: value}
+        )  # our own expressions only
 
 
 def _small(rng: random.Random, size: int) -> int:
@@ -62,13 +65,29 @@ _FAMILIES = {
         _Family("add", "plus {}", "x + {}", "x", range(2, 60), _small),
         _Family("subtract", "minus {}", "x - {}", "x", range(2, 60), _beyond),
         _Family("multiply", "times {}", "x * {}", "x", range(2, 10), _small),
-        _Family("greater_than", "compared: is it greater than {}", "x > {}", "x", range(2, 60), _around),
+        _Family(
+            "greater_than", "compared: is it greater than {}", "x > {}", "x", range(2, 60), _around
+        ),
         _Family("less_than", "compared: is it less than {}", "x < {}", "x", range(2, 60), _around),
         _Family("equals", "compared: is it equal to {}", "x == {}", "x", range(2, 60), _around),
         _Family("at_least", "raised to at least {}", "max(x, {})", "x", range(2, 60), _around),
         _Family("at_most", "cut to at most {}", "min(x, {})", "x", range(2, 60), _around),
-        _Family("add_to_all", "with {} added to each", "[x + {} for x in items]", "items", range(2, 10), _digits),
-        _Family("keep_above", "without those up to {}", "[x for x in items if x > {}]", "items", range(2, 9), _digits),
+        _Family(
+            "add_to_all",
+            "with {} added to each",
+            "[x + {} for x in items]",
+            "items",
+            range(2, 10),
+            _digits,
+        ),
+        _Family(
+            "keep_above",
+            "without those up to {}",
+            "[x for x in items if x > {}]",
+            "items",
+            range(2, 9),
+            _digits,
+        ),
         _Family("first", "cut to the first {}", "items[:{}]", "items", range(2, 6), _longer),
         _Family("skip", "without the first {}", "items[{}:]", "items", range(2, 6), _longer),
     )
@@ -78,11 +97,25 @@ _FAMILIES = {
 def _draw_function(rng: random.Random) -> Task:
     family = rng.choice(list(_FAMILIES.values()))
     size = rng.choice(family.sizes)
-    slots = {"name": f"{family.name}_{size}", "argument": family.argument, "purpose": family.purpose.format(size)}
-    return Task("function", f"```python\n{family.code(size, rng)}```", slots, facts=(family.name, str(size)))
+    slots = {
+        "name": f"{family.name}_{size}",
+        "argument": family.argument,
+        "purpose": family.purpose.format(size),
+    }
+    return Task(
+        "function", f"```python\n{family.code(size, rng)}```", slots, facts=(family.name, str(size))
+    )
 
 
-_BUILTINS = {"max": max, "min": min, "len": len, "sum": sum, "sorted": sorted, "bool": bool, "list": list}
+_BUILTINS = {
+    "max": max,
+    "min": min,
+    "len": len,
+    "sum": sum,
+    "sorted": sorted,
+    "bool": bool,
+    "list": list,
+}
 _NODES = (
     ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.Name, ast.Constant, ast.BinOp,
     ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Call, ast.ListComp, ast.comprehension, ast.Subscript,
@@ -91,12 +124,16 @@ _NODES = (
 
 
 def _harmless(expression: ast.expr) -> bool:
-    """Whether evaluating the expression is fast and without side effects: no nested loops, no large products."""
+    """Whether evaluating the expression is fast and without side effects: no nested loops, no large
+    products."""
     nodes = list(ast.walk(expression))
     constants = [node.value for node in nodes if isinstance(node, ast.Constant)]
     calls = [node.func for node in nodes if isinstance(node, ast.Call)]
     return (
-        all(isinstance(node, _NODES) and not isinstance(node, (ast.Pow, ast.LShift)) for node in nodes)
+        all(
+            isinstance(node, _NODES) and not isinstance(node, (ast.Pow, ast.LShift))
+            for node in nodes
+        )
         and all(isinstance(value, int) and value <= 1000 for value in constants)
         and all(isinstance(called, ast.Name) and called.id in _BUILTINS for called in calls)
         and sum(isinstance(node, (ast.comprehension, ast.Mult)) for node in nodes) <= 1
@@ -108,14 +145,22 @@ def _definition(reply: str, name: str) -> ast.FunctionDef | None:
     fenced = re.search(r"```(?:python)?\n(.*?)```", reply, re.DOTALL)
     try:
         body = ast.parse(fenced[1] if fenced else reply).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # what ast.parse may raise on odd text
+    except (
+        SyntaxError,
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ):  # what ast.parse may raise on odd text
         return None
     match body:
         case [
             ast.FunctionDef(
                 name=found,
                 args=arguments,
-                body=[ast.Expr(value=ast.Constant(value=str())), ast.Return(value=ast.expr() as value)],
+                body=[
+                    ast.Expr(value=ast.Constant(value=str())),
+                    ast.Return(value=ast.expr() as value),
+                ],
                 decorator_list=[],
                 returns=None,
             ) as function
@@ -127,7 +172,10 @@ def _definition(reply: str, name: str) -> ast.FunctionDef | None:
 
 def _shows_only_calls(examples: list[doctest.Example], name: str) -> bool:
     """Whether each doctest line is a call of the function with one literal."""
-    return all(re.fullmatch(rf"{name}\((-?\d{{1,4}}|\[[\d, ]*\])\)\s*", example.source) for example in examples)
+    return all(
+        re.fullmatch(rf"{name}\((-?\d{{1,4}}|\[[\d, ]*\])\)\s*", example.source)
+        for example in examples
+    )
 
 
 def _trials(argument: str, size: int) -> list[Any]:
@@ -148,9 +196,14 @@ def _judge_function(example: Example, reply: str) -> bool:
     if not examples or not _shows_only_calls(examples, name):
         return False
     space: dict[str, Any] = {"__builtins__": dict(_BUILTINS)}
-    exec(compile(ast.Module([function], []), "<reply>", "exec"), space)  # only a harmless expression is inside
+    exec(
+        compile(ast.Module([function], []), "<reply>", "exec"), space
+    )  # only a harmless expression is inside
     try:
-        if any(space[name](value) != family.apply(size, value) for value in _trials(family.argument, size)):
+        if any(
+            space[name](value) != family.apply(size, value)
+            for value in _trials(family.argument, size)
+        ):
             return False
     except Exception:  # whatever the reply's code raises, it is a wrong answer
         return False

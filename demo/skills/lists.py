@@ -58,7 +58,14 @@ def _draw_maximum(rng: random.Random) -> Task:
     return Task("maximum", walk_to_maximum(values), material=_shown(rng, values))
 
 
-_ABOVE = ("greater than",) * 5 + ("above", "above", "larger than", "bigger than", "over", "more than")
+_ABOVE = ("greater than",) * 5 + (
+    "above",
+    "above",
+    "larger than",
+    "bigger than",
+    "over",
+    "more than",
+)
 
 
 def _passes(value: int, rule: str) -> bool:
@@ -70,7 +77,10 @@ def _passes(value: int, rule: str) -> bool:
 def check_each(values: list[int], rule: str) -> str:
     """The answer that checks every number; at least one must pass."""
     ending = " ends in {}" if rule in ("even", "odd") else ""  # parity is the last digit's
-    working = [f"{value}{ending.format(value % 10)}: {'yes' if _passes(value, rule) else 'no'}." for value in values]
+    working = [
+        f"{value}{ending.format(value % 10)}: {'yes' if _passes(value, rule) else 'no'}."
+        for value in values
+    ]
     kept = [value for value in values if _passes(value, rule)]
     return " ".join([f"Check which are {rule}.", *working, f"The result is: {listed(kept)}."])
 
@@ -79,8 +89,13 @@ def _draw_filter(rng: random.Random) -> Task:
     values = _spread(rng)
     rule = rng.choice(("even", "odd", "more"))
     if rule == "more":
-        # The bound's tens are no value's tens, and the largest value passes: the result is never empty.
-        free = [tens for tens in range(1, max(values) // 10) if tens not in {value // 10 for value in values}]
+        # The bound's tens are no value's tens, and the largest value passes: the result is never
+        # empty.
+        free = [
+            tens
+            for tens in range(1, max(values) // 10)
+            if tens not in {value // 10 for value in values}
+        ]
         rule = f"greater than {10 * rng.choice(free)}" if free else "even"
     if not any(_passes(value, rule) for value in values):
         rule = "odd" if rule == "even" else "even"

@@ -1,7 +1,9 @@
-"""Variations of a request: politeness, greetings, punctuation, capitals, and the place of the text in question.
+"""Variations of a request: politeness, greetings, punctuation, capitals, and the place of the text
+in question.
 
-A phrasing is a core, such as `calculate {sum}.` or `what is {sum}?`: its punctuation mark separates orders from
-questions. One that begins with a capital letter, or has no mark, is used without changes.
+A phrasing is a core, such as `calculate {sum}.` or `what is {sum}?`: its punctuation mark separates
+orders from questions. One that begins with a capital letter, or has no mark, is used without
+changes.
 """
 
 import random
@@ -54,14 +56,20 @@ def _with_material(rng: random.Random, text: str, material: str) -> str:
     stem = text.rstrip(" .?!")
     mark = text[len(stem) :].strip()
     if "\n" in material:
-        return f"{material}\n{text}" if rng.random() < 0.7 else f"{stem}{rng.choice((':', mark, ''))}\n{material}"
-    if material.endswith("."):
-        introduced = f"{rng.choice(('This is the text: ', 'Look: ', '', 'Sentence: '))}{material} {text}"
-    else:
-        introduced = (
-            f"{rng.choice(('Consider', 'This is my list:', 'Given are', 'We have', 'Take'))} {material}. {text}"
+        return (
+            f"{material}\n{text}"
+            if rng.random() < 0.7
+            else f"{stem}{rng.choice((':', mark, ''))}\n{material}"
         )
-    match rng.choices(("colon", "line", "after", "before", "introduced", "dash"), (45, 11, 12, 11, 15, 6))[0]:
+    if material.endswith("."):
+        introduced = (
+            f"{rng.choice(('This is the text: ', 'Look: ', '', 'Sentence: '))}{material} {text}"
+        )
+    else:
+        introduced = f"{rng.choice(('Consider', 'This is my list:', 'Given are', 'We have', 'Take'))} {material}. {text}"
+    match rng.choices(
+        ("colon", "line", "after", "before", "introduced", "dash"), (45, 11, 12, 11, 15, 6)
+    )[0]:
         case "introduced":
             return introduced
         case "dash":

@@ -1,7 +1,7 @@
 """Phrasings of each kind of task for training; `manners` varies them. `asked` has held-out ones.
 
-A core ends in a full stop (an order) or a question mark; one that begins with a capital letter, or has no mark, is used
-without changes.
+A core ends in a full stop (an order) or a question mark; one that begins with a capital letter, or
+has no mark, is used without changes.
 """
 
 PHRASINGS: dict[str, tuple[str, ...]] = {

@@ -1,4 +1,5 @@
-"""The skills as people ask for them who do not know the exercises: small numbers, few words, parts left out."""
+"""The skills as people ask for them who do not know the exercises: small numbers, few words, parts
+left out."""
 
 import json
 import random
@@ -12,12 +13,26 @@ from .digits import larger_by
 from .lists import check_each, counted, sort_steps, walk_to_maximum
 from .manners import say
 from .story import tell
-from .words import ADJECTIVES, ANIMALS, MORE_ADJECTIVES, WEEKDAYS, adjective, animal, city, goods, name, place, things
+from .words import (
+    ADJECTIVES,
+    ANIMALS,
+    MORE_ADJECTIVES,
+    WEEKDAYS,
+    adjective,
+    animal,
+    city,
+    goods,
+    name,
+    place,
+    things,
+)
 
 Ways = tuple[str, ...]
 
 
-def _ask(rng: random.Random, ways: Ways, answer: str, slots: Mapping[str, object], material: str = "") -> Example:
+def _ask(
+    rng: random.Random, ways: Ways, answer: str, slots: Mapping[str, object], material: str = ""
+) -> Example:
     return Example("plain", say(rng, rng.choice(ways), slots, material), answer)
 
 
@@ -52,16 +67,26 @@ def _sum(rng: random.Random) -> Example:
     if rng.random() < 0.08:
         parts = [rng.randint(0, 9) for _ in range(3)]
         shown = rng.choice((" + ".join(map(str, parts)), "+".join(map(str, parts))))
-        ways: Ways = _SUM if rng.random() < 0.6 else ("what is the sum of {list}?", "add {list}.", "add up {list}.")
+        ways: Ways = (
+            _SUM
+            if rng.random() < 0.6
+            else ("what is the sum of {list}?", "add {list}.", "add up {list}.")
+        )
         answer = add_up(parts[0], [("+", part) for part in parts[1:]])
-        return _ask(rng, ways, answer, {"sum": shown, "list": f"{parts[0]}, {parts[1]} and {parts[2]}"})
+        return _ask(
+            rng, ways, answer, {"sum": shown, "list": f"{parts[0]}, {parts[1]} and {parts[2]}"}
+        )
     left, sign, right = _two(rng)
     word = "plus" if sign == "+" else "minus"
     shown = rng.choice(
-        (f"{left} {sign} {right}",) * 4 + (f"{left}{sign}{right}",) * 3 + (f"{left} {word} {right}",) * 3
+        (f"{left} {sign} {right}",) * 4
+        + (f"{left}{sign}{right}",) * 3
+        + (f"{left} {word} {right}",) * 3
     )
     ways = _SUM if rng.random() < 0.75 else _ADD if sign == "+" else _TAKE
-    return _ask(rng, ways, add_up(left, [(sign, right)]), {"sum": shown, "left": left, "right": right})
+    return _ask(
+        rng, ways, add_up(left, [(sign, right)]), {"sum": shown, "left": left, "right": right}
+    )
 
 
 _GAINS = ("buy", "find", "get", "win", "pick", "am given")
@@ -98,7 +123,13 @@ def _word_problem(rng: random.Random) -> Example:
     return _ask(rng, _MINE if mine else _THEIRS, add_up(start, [(sign, count)]), slots)
 
 
-_UNITS = (("m", "cm", 100), ("kg", "g", 1000), ("km", "m", 1000), ("h", "min", 60), ("weeks", "days", 7))
+_UNITS = (
+    ("m", "cm", 100),
+    ("kg", "g", 1000),
+    ("km", "m", 1000),
+    ("h", "min", 60),
+    ("weeks", "days", 7),
+)
 _LARGE = {
     "m": ("metre", "meter"), "kg": ("kilogram", "kilo", "kg"), "km": ("kilometre", "kilometer", "km"), "h": ("hour",),
     "weeks": ("week",),
@@ -114,7 +145,9 @@ def _units(rng: random.Random) -> Example:
     many = rng.randint(1, 9)
     unit = rng.choice(_LARGE[large])
     plural = unit if unit in ("kg", "km") else f"{unit}s"
-    amount = f"{many} {plural}" if many > 1 else rng.choice((f"1 {unit}", f"one {unit}", f"a {unit}"))
+    amount = (
+        f"{many} {plural}" if many > 1 else rng.choice((f"1 {unit}", f"one {unit}", f"a {unit}"))
+    )
     ways = (
         "how many {unit} are in {amount}?", "how many {unit} are there in {amount}?", "how many {unit} in {amount}?",
         "convert {amount} to {unit}.", "{amount} in {unit}", "how many {unit} does {amount} have?",
@@ -240,13 +273,17 @@ def _count(rng: random.Random) -> Example:
 def _compare(rng: random.Random) -> Example:
     left, right = rng.sample(range(rng.choice((10, 10, 100))), 2)
     wanted = rng.choice(("larger", "smaller"))
-    said = rng.choice({"larger": ("larger", "bigger", "more", "greater"), "smaller": ("smaller", "less")}[wanted])
+    said = rng.choice(
+        {"larger": ("larger", "bigger", "more", "greater"), "smaller": ("smaller", "less")}[wanted]
+    )
     ways = (
         "which is {said}, {left} or {right}?", "what is {said}, {left} or {right}?",
         "which is {said}: {left} or {right}?", "is {left} or {right} {said}?", "{left} or {right}, what is {said}?",
         "which number is {said}, {left} or {right}?",
     )  # fmt: skip
-    return _ask(rng, ways, larger_by(left, right, wanted), {"said": said, "left": left, "right": right})
+    return _ask(
+        rng, ways, larger_by(left, right, wanted), {"said": said, "left": left, "right": right}
+    )
 
 
 def _parity(rng: random.Random) -> Example:
@@ -284,7 +321,15 @@ _PARTS = {"name": "name {name}", "age": "age {age}", "city": "city {city}"}
 
 def _json(rng: random.Random) -> Example:
     facts = {"name": name(rng), "age": rng.randint(1, 99), "city": city(rng)}
-    chosen = rng.choice((("name", "age"), ("name", "age"), ("name", "city"), ("name", "city"), ("name", "age", "city")))
+    chosen = rng.choice(
+        (
+            ("name", "age"),
+            ("name", "age"),
+            ("name", "city"),
+            ("name", "city"),
+            ("name", "age", "city"),
+        )
+    )
     prompts = {
         ("name", "age"): (
             "write JSON for a person called {name}, {age} years old.", "make JSON of this: {name} is {age} years old",
@@ -303,11 +348,24 @@ def _json(rng: random.Random) -> Example:
         ),
     }[chosen]  # fmt: skip
     parts = ", ".join(_PARTS[part].format(**facts) for part in chosen)
-    ways = (*prompts, *(f"{order}: {parts}" for order in ("as JSON", "make this JSON", "JSON", "write as JSON")))
+    ways = (
+        *prompts,
+        *(f"{order}: {parts}" for order in ("as JSON", "make this JSON", "JSON", "write as JSON")),
+    )
     return _ask(rng, ways, json.dumps({part: facts[part] for part in chosen}), facts)
 
 
-_COLOURS = ("red", "blue", "green", "black", "white", "yellow", "brown", *ADJECTIVES, *MORE_ADJECTIVES)
+_COLOURS = (
+    "red",
+    "blue",
+    "green",
+    "black",
+    "white",
+    "yellow",
+    "brown",
+    *ADJECTIVES,
+    *MORE_ADJECTIVES,
+)
 
 
 def _edit(rng: random.Random) -> Example:
@@ -357,14 +415,14 @@ def _story(rng: random.Random) -> Example:
     ))  # fmt: skip
     prompt = f"{rng.choice(beginnings)} {rng.choice(kinds)}{about}".format(**cast)
     prompt = prompt if rng.random() < 0.5 else prompt[0].upper() + prompt[1:]
-    return Example("plain", prompt + rng.choice(("", "", ".", ".", "!", " please")), tell(rng, cast))
+    return Example(
+        "plain", prompt + rng.choice(("", "", ".", ".", "!", " please")), tell(rng, cast)
+    )
 
 
 def _program(code: str, purpose: str, call: str, result: str) -> str:
     head, body = code.split(": ", 1)
-    return (
-        f'```python\n{head}:\n    """Return {purpose}.\n\n    >>> {call}\n    {result}\n    """\n    return {body}\n```'
-    )
+    return f'```python\n{head}:\n    """Return {purpose}.\n\n    >>> {call}\n    {result}\n    """\n    return {body}\n```'
 
 
 _NUMBERED = (

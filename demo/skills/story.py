@@ -1,10 +1,21 @@
-"""Short stories whose hero, animal and place the prompt names; the rest is free, so the text has entropy."""
+"""Short stories whose hero, animal and place the prompt names; the rest is free, so the text has
+entropy."""
 
 import random
 import re
 
 from .base import Example, Skill, Task
-from .words import ANIMALS, MORE_ANIMALS, MORE_NAMES, MORE_PLACES, NAMES, PLACES, animal, name, place
+from .words import (
+    ANIMALS,
+    MORE_ANIMALS,
+    MORE_NAMES,
+    MORE_PLACES,
+    NAMES,
+    PLACES,
+    animal,
+    name,
+    place,
+)
 
 _OPENINGS = (
     "One {time} {hero} went to the {place}.",
@@ -39,12 +50,18 @@ _FILLERS = {
 
 
 def _sentence(rng: random.Random, templates: tuple[str, ...], cast: dict[str, str]) -> str:
-    return rng.choice(templates).format(**cast, **{slot: rng.choice(words) for slot, words in _FILLERS.items()})
+    return rng.choice(templates).format(
+        **cast, **{slot: rng.choice(words) for slot, words in _FILLERS.items()}
+    )
 
 
 def tell(rng: random.Random, cast: dict[str, str]) -> str:
     """A story with this hero, animal and place."""
-    parts = (_OPENINGS, _MEETINGS, _EVENTS, _ENDINGS) if rng.random() < 0.6 else (_OPENINGS, _MEETINGS, _ENDINGS)
+    parts = (
+        (_OPENINGS, _MEETINGS, _EVENTS, _ENDINGS)
+        if rng.random() < 0.6
+        else (_OPENINGS, _MEETINGS, _ENDINGS)
+    )
     return " ".join(_sentence(rng, part, cast) for part in parts)
 
 
@@ -60,8 +77,14 @@ def _judge_story(example: Example, reply: str) -> bool:
     """Three to five whole sentences with exactly the prompt's hero, animal and place."""
     told = set(re.findall(r"\w+", reply))
     sentences = re.findall(r"[^.!?]+[.!?]", reply)
-    whole = reply.rstrip().endswith((".", "!", "?")) and all(len(sentence.split()) >= 3 for sentence in sentences)
-    return whole and 3 <= len(sentences) <= 5 and told & {*_KNOWN, *example.facts} == set(example.facts)
+    whole = reply.rstrip().endswith((".", "!", "?")) and all(
+        len(sentence.split()) >= 3 for sentence in sentences
+    )
+    return (
+        whole
+        and 3 <= len(sentences) <= 5
+        and told & {*_KNOWN, *example.facts} == set(example.facts)
+    )
 
 
 SKILLS = (Skill("story", _draw_story, _judge_story),)

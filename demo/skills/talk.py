@@ -37,7 +37,18 @@ _COUNTRIES = (
     "France", "Japan", "Brazil", "Canada", "Kenya", "Spain", "India", "Peru", "Norway", "Egypt", "Italy", "China",
     "Mexico", "Poland", "Turkey", "Chile", "Greece", "Ghana", "Cuba", "Nepal",
 )  # fmt: skip
-_LANGUAGES = ("French", "German", "Spanish", "Italian", "Japanese", "Latin", "Chinese", "Russian", "Greek", "Dutch")
+_LANGUAGES = (
+    "French",
+    "German",
+    "Spanish",
+    "Italian",
+    "Japanese",
+    "Latin",
+    "Chinese",
+    "Russian",
+    "Greek",
+    "Dutch",
+)
 _DEEDS = (
     "book a flight", "send an email", "call my mother", "open the door", "search the web", "play a song",
     "order a pizza",
@@ -47,7 +58,9 @@ _DEEDS = (
 
 
 def _draw_small_talk(rng: random.Random) -> Task:
-    kind = rng.choice(("greeting", "greeting", "feeling", "thanks", "farewell", "identity", "ability"))
+    kind = rng.choice(
+        ("greeting", "greeting", "feeling", "thanks", "farewell", "identity", "ability")
+    )
     return Task(kind, REPLIES[kind], {"name": name(rng)}, facts=(REPLIES[kind],))
 
 
@@ -67,7 +80,17 @@ def _draw_world(rng: random.Random) -> Task:
 def _draw_large(rng: random.Random) -> Task:
     if rng.random() < 0.5:
         sign = rng.choice(
-            (" * ", " / ", "*", " times ", " divided by ", " x ", " multiplied by ", "/", " to the power of ")
+            (
+                " * ",
+                " / ",
+                "*",
+                " times ",
+                " divided by ",
+                " x ",
+                " multiplied by ",
+                "/",
+                " to the power of ",
+            )
         )
         left, right = rng.randint(2, 99), rng.randint(2, 30)
     else:

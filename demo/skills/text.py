@@ -14,10 +14,17 @@ def _draw_table(rng: random.Random) -> Task:
     prices = {item: rng.randint(2, 99) for item in goods(rng, rng.randint(3, 5))}
     item = rng.choice(list(prices))
     if rng.random() < 0.85:
-        # After the dash a name is the same token as in a sentence, so that looking it up means finding an equal token.
-        material = "\n".join([rng.choice(_HEADS), *(f"- {what}: {price}" for what, price in prices.items())])
+        # After the dash a name is the same token as in a sentence, so that looking it up means
+        # finding an equal token.
+        material = "\n".join(
+            [rng.choice(_HEADS), *(f"- {what}: {price}" for what, price in prices.items())]
+        )
     else:
-        material = "Prices in coins: " + ", ".join(f"{what} {price}" for what, price in prices.items()) + "."
+        material = (
+            "Prices in coins: "
+            + ", ".join(f"{what} {price}" for what, price in prices.items())
+            + "."
+        )
     answer = f"The table says {item}: {prices[item]}. So the price of the {item} in coins is {prices[item]}."
     return Task("table", answer, {"item": item}, material)
 

@@ -1,4 +1,5 @@
-"""More of what people ask, with words beyond the exercises' lists: for the last courses, after `plain`."""
+"""More of what people ask, with words beyond the exercises' lists: for the last courses, after
+`plain`."""
 
 import json
 import random
@@ -11,7 +12,17 @@ from .phrasings import PHRASINGS
 from .story import tell
 from .talk import DECLINED, REPLIES
 from .vocabulary import ACTS, NOUNS, QUALITIES, ask, draw_noun, draw_nouns, kept
-from .wider_numbers import add_or_subtract, calendar, compare, keep, maximum, sort, units, weekday, word_problem
+from .wider_numbers import (
+    add_or_subtract,
+    calendar,
+    compare,
+    keep,
+    maximum,
+    sort,
+    units,
+    weekday,
+    word_problem,
+)
 from .words import animal, made_up, name, place
 
 _SAID = (
@@ -116,7 +127,9 @@ def _count(rng: random.Random) -> Example:
 
 
 def _table(rng: random.Random) -> Example:
-    prices = dict(zip(rng.sample(NOUNS, rng.randint(2, 4)), rng.sample(range(1, 40), 4), strict=False))
+    prices = dict(
+        zip(rng.sample(NOUNS, rng.randint(2, 4)), rng.sample(range(1, 40), 4), strict=False)
+    )
     costs = ", ".join(f"{what} {price}" for what, price in prices.items())
     rows = "\n".join(f"- {what}: {price}" for what, price in prices.items())
     shown = rng.choice((f"Prices: {costs}. {{}}", f"{rows}\n{{}}", f"Price list: {costs}. {{}}"))
@@ -129,13 +142,25 @@ def _table(rng: random.Random) -> Example:
     most = rng.random() < 0.6
     item = (max if most else min)(prices, key=prices.__getitem__)
     ask = rng.choice(
-        ("Which is the most expensive?", "What costs the most?", "Which one costs the most?", "What is most expensive?")
+        (
+            "Which is the most expensive?",
+            "What costs the most?",
+            "Which one costs the most?",
+            "What is most expensive?",
+        )
         if most
-        else ("Which is the cheapest?", "What costs the least?", "Which one is the cheapest?", "What is cheapest?")
+        else (
+            "Which is the cheapest?",
+            "What costs the least?",
+            "Which one is the cheapest?",
+            "What is cheapest?",
+        )
     )
     values = list(prices.values())
     working = f"Of {listed(values)} the {'largest' if most else 'smallest'} is {prices[item]}."
-    return kept(shown.format(ask), f"{working} The table says {item}: {prices[item]}. The answer is {item}.")
+    return kept(
+        shown.format(ask), f"{working} The table says {item}: {prices[item]}. The answer is {item}."
+    )
 
 
 def _json(rng: random.Random) -> Example:
@@ -153,7 +178,9 @@ def _json(rng: random.Random) -> Example:
     ))  # fmt: skip
     start = "Write JSON" if said.startswith("name") and rng.random() < 0.5 else start
     joined = f"{start} {'with ' if start == 'Write JSON' else ''}{said}"
-    return kept(joined + rng.choice(("", ".", ".", " please")), json.dumps({"name": who, "age": age}))
+    return kept(
+        joined + rng.choice(("", ".", ".", " please")), json.dumps({"name": who, "age": age})
+    )
 
 
 _BEGINS = ("One morning {hero} found a {quality} {thing}.", "{hero} had a {quality} {thing}.",
@@ -174,12 +201,15 @@ _ENDS = ("From that day on {hero} took the {thing} along.", "In the end {hero} w
 def _story(rng: random.Random) -> Example:
     """A story about a person and a thing, where the exercises have an animal and a place."""
     named = rng.random() < 0.7
-    slots = {"hero": name(rng), "thing": rng.choice(NOUNS), "quality": rng.choice(QUALITIES), "animal": animal(rng)}
+    slots = {
+        "hero": name(rng),
+        "thing": rng.choice(NOUNS),
+        "quality": rng.choice(QUALITIES),
+        "animal": animal(rng),
+    }
     about = ("about {hero} and a {thing}", "with {hero} and a {thing}", "about {hero} and the {thing}",
              "about a {thing} and {hero}") if named else ("about a {thing}", "with a {thing}")  # fmt: skip
-    prompt = (
-        f"{rng.choice(_STORY_BEGINNINGS)} {rng.choice(('story', 'short story', 'little story'))} {rng.choice(about)}"
-    )
+    prompt = f"{rng.choice(_STORY_BEGINNINGS)} {rng.choice(('story', 'short story', 'little story'))} {rng.choice(about)}"
     answer = " ".join(rng.choice(part) for part in (_BEGINS, _GOES_ON, _ENDS))
     return kept((prompt + rng.choice(("", ".", "!"))).format(**slots), answer.format(**slots))
 
@@ -262,7 +292,9 @@ def _double(rng: random.Random) -> Example:
     ))  # fmt: skip
     head, expression = body.split(": ", 1)
     code = f'{head}:\n    """Return {docs}.\n\n    >>> {call}\n    {result}\n    """\n    return {expression}'
-    return kept(f"{start} {rng.choice(does)}{rng.choice(('', '.', '.', '?'))}", f"```python\n{code}\n```")
+    return kept(
+        f"{start} {rng.choice(does)}{rng.choice(('', '.', '.', '?'))}", f"```python\n{code}\n```"
+    )
 
 
 def _short_story(rng: random.Random) -> Example:
@@ -326,7 +358,9 @@ def _named_program(rng: random.Random) -> Example:
         )  # fmt: skip
     head, expression = body.split(": ", 1)
     code = f'{head}:\n    """Return {docs}.\n\n    >>> {call}\n    {result}\n    """\n    return {expression}'
-    return kept(rng.choice(ways).format(name=rng.choice(names), does=does), f"```python\n{code}\n```")
+    return kept(
+        rng.choice(ways).format(name=rng.choice(names), does=does), f"```python\n{code}\n```"
+    )
 
 
 _MANNERS = {
@@ -355,7 +389,9 @@ _MANNERS = {
 def _manners(rng: random.Random) -> Example:
     kind = rng.choice(list(_MANNERS))
     said = rng.choice(_MANNERS[kind])
-    said = rng.choice((said, said, said.capitalize(), said.lower(), f"{said.rstrip('?!.')}!", said.rstrip("?")))
+    said = rng.choice(
+        (said, said, said.capitalize(), said.lower(), f"{said.rstrip('?!.')}!", said.rstrip("?"))
+    )
     return kept(said, REPLIES[kind])
 
 

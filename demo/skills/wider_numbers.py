@@ -77,7 +77,10 @@ def word_problem(rng: random.Random) -> Example:
 
 def _mixed(rng: random.Random) -> list[int]:
     """Numbers of one and two digits side by side."""
-    low, high = rng.sample(range(10), rng.choice((1, 1, 2, 2, 3))), rng.sample(range(10, 100), rng.randint(1, 2))
+    low, high = (
+        rng.sample(range(10), rng.choice((1, 1, 2, 2, 3))),
+        rng.sample(range(10, 100), rng.randint(1, 2)),
+    )
     values = [*low, *high]
     if len(values) < 3:
         values.append(rng.choice([value for value in range(100) if value not in values]))
@@ -121,7 +124,9 @@ def keep(rng: random.Random) -> Example:
         bound = rng.choice((5, 10, 10, 20, 30, 50))
         if max(values) <= bound:
             values[rng.randrange(len(values))] = rng.randint(bound + 1, 99)
-        said = f"{rng.choice(('above', 'over', 'greater than', 'larger than', 'bigger than'))} {bound}"
+        said = (
+            f"{rng.choice(('above', 'over', 'greater than', 'larger than', 'bigger than'))} {bound}"
+        )
         rule = f"greater than {bound}"
     else:
         if not any(value % 2 == (rule == "odd") for value in values):
@@ -138,13 +143,21 @@ def keep(rng: random.Random) -> Example:
             "which are {rule}: {list}?", "what are the {rule} numbers in {list}?", "show the {rule} ones: {list}",
             "name the {rule} numbers of {list}.",
         )  # fmt: skip
-    return ask(rng, ways, check_each(values, rule), list=_shown(rng, values).replace(" or ", " and "), rule=said)
+    return ask(
+        rng,
+        ways,
+        check_each(values, rule),
+        list=_shown(rng, values).replace(" or ", " and "),
+        rule=said,
+    )
 
 
 def compare(rng: random.Random) -> Example:
     left, right = rng.sample(range(rng.choice((10, 30, 100))), 2)
     wanted = rng.choice(("larger", "smaller"))
-    said = rng.choice({"larger": ("larger", "bigger", "greater", "more"), "smaller": ("smaller", "less")}[wanted])
+    said = rng.choice(
+        {"larger": ("larger", "bigger", "greater", "more"), "smaller": ("smaller", "less")}[wanted]
+    )
     if rng.random() < 0.5:
         said = {"more": "greater", "less": "lower"}.get(said, said)
         ways: tuple[str, ...] = (
@@ -155,7 +168,11 @@ def compare(rng: random.Random) -> Example:
         )  # fmt: skip
         return ask(rng, ways, larger_by(left, right, wanted), left=left, right=right, said=said)
     holds = left > right if wanted == "larger" else left < right
-    ways = ("is {left} {said} than {right}?", "is {left} {said} than {right}?", "{left} is {said} than {right}, right?")
+    ways = (
+        "is {left} {said} than {right}?",
+        "is {left} {said} than {right}?",
+        "{left} is {said} than {right}, right?",
+    )
     answer = f"{larger_by(left, right, wanted)} So {'yes' if holds else 'no'}."
     return ask(rng, ways, answer, left=left, right=right, said=said)
 
@@ -173,10 +190,18 @@ def calendar(rng: random.Random) -> Example:
                 "what is the month after {month}?",
                 "what month follows {month}?",
             )  # fmt: skip
-            return ask(rng, ways, f"After {month} comes {after}. The answer is {after}.", month=month)
+            return ask(
+                rng, ways, f"After {month} comes {after}. The answer is {after}.", month=month
+            )
         case 1:
-            ways = ("what month comes before {month}?", "which month is before {month}?", "the month before {month}?")
-            return ask(rng, ways, f"Before {month} comes {before}. The answer is {before}.", month=month)
+            ways = (
+                "what month comes before {month}?",
+                "which month is before {month}?",
+                "the month before {month}?",
+            )
+            return ask(
+                rng, ways, f"Before {month} comes {before}. The answer is {before}.", month=month
+            )
         case 2:
             ways = (
                 "how many days has {month}?", "how many days are in {month}?", "how long is {month} in days?",
@@ -218,7 +243,9 @@ def weekday(rng: random.Random) -> Example:
             "what day was it before {day}?", "which weekday comes before {day}?", "what is one day before {day}?",
             "name the day before {day}.", "which day do we have before {day}?",
         )  # fmt: skip
-        return ask(rng, ways, f"Count back from {day}: 1 is {before}. The answer is {before}.", day=day)
+        return ask(
+            rng, ways, f"Count back from {day}: 1 is {before}. The answer is {before}.", day=day
+        )
     if rng.random() < 0.3:
         back, ways = rng.choice((
             (True, ("tomorrow is {day}. What day is today?", "If tomorrow is {day}, what day is it today?",
@@ -226,7 +253,11 @@ def weekday(rng: random.Random) -> Example:
             (False, ("yesterday was {day}. What day is today?", "If yesterday was {day}, what is today?",
                      "today is {day}. What day is tomorrow?", "It is {day}. Which day is tomorrow?")),
         ))  # fmt: skip
-        answer = f"Count back from {day}: 1 is {before}. The answer is {before}." if back else weekday_steps(start, 1)
+        answer = (
+            f"Count back from {day}: 1 is {before}. The answer is {before}."
+            if back
+            else weekday_steps(start, 1)
+        )
         return ask(rng, ways, answer, day=rng.choice((day, day, day.lower())))
     days = rng.choice((1, 1, 1, 2, 2, 3))
     ways = {
@@ -240,7 +271,21 @@ def weekday(rng: random.Random) -> Example:
     return ask(rng, ways, weekday_steps(start, days), day=rng.choice((day, day, day.lower())))
 
 
-_ONES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_ONES = (
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+)
 
 
 _SUMS = (
@@ -262,7 +307,9 @@ def add_or_subtract(rng: random.Random) -> Example:
     """Sums in words, without spaces, or with the two numbers far from the sign."""
     sign = rng.choice("++-")
     low = rng.random() < 0.6
-    a, b = (rng.randint(0, 9), rng.randint(0, 9)) if low else (rng.randint(10, 69), rng.randint(1, 30))
+    a, b = (
+        (rng.randint(0, 9), rng.randint(0, 9)) if low else (rng.randint(10, 69), rng.randint(1, 30))
+    )
     a, b = (max(a, b), min(a, b)) if sign == "-" else (a, b)
     word = {"+": "plus", "-": "minus"}[sign]
     said: dict[str, object] = {"a": a, "b": b}
@@ -299,4 +346,6 @@ def units(rng: random.Random) -> Example:
         "how many {unit} make {amount}?", "how long is {amount} in {unit}?" if small in ("min", "days") else
         "convert {amount} into {unit}.",
     )  # fmt: skip
-    return ask(rng, ways, working_units(large, small, factor, many), amount=amount, unit=rng.choice(units))
+    return ask(
+        rng, ways, working_units(large, small, factor, many), amount=amount, unit=rng.choice(units)
+    )

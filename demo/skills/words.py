@@ -2,13 +2,41 @@
 
 import random
 
-NAMES = ("Mia", "Tom", "Anna", "Ben", "Lily", "Max", "Nora", "Sam", "Ella", "Jack", "Ruth", "Leo", "Ida", "Paul")
+NAMES = (
+    "Mia",
+    "Tom",
+    "Anna",
+    "Ben",
+    "Lily",
+    "Max",
+    "Nora",
+    "Sam",
+    "Ella",
+    "Jack",
+    "Ruth",
+    "Leo",
+    "Ida",
+    "Paul",
+)
 MORE_NAMES = (
     "Alice", "Bob", "Carol", "David", "Emma", "Frank", "Grace", "Henry", "Irene", "John", "Kate", "Lucas", "Maria",
     "Noah", "Olga", "Peter", "Rosa", "Simon", "Tina", "Victor", "Wendy", "Yuki", "Zoe", "Ali", "Chen", "Fatima", "Ivan",
     "Lena", "Omar", "Sofia", "Jim", "Eve", "Sara", "Mark", "Julia", "Oscar", "Amir", "Nina", "Hugo", "Vera", "Robert",
 )  # fmt: skip
-CITIES = ("Paris", "London", "Rome", "Berlin", "Madrid", "Oslo", "Vienna", "Prague", "Tokyo", "Boston", "Lima", "Cairo")
+CITIES = (
+    "Paris",
+    "London",
+    "Rome",
+    "Berlin",
+    "Madrid",
+    "Oslo",
+    "Vienna",
+    "Prague",
+    "Tokyo",
+    "Boston",
+    "Lima",
+    "Cairo",
+)
 MORE_CITIES = (
     "Hamburg", "Lisbon", "Dublin", "Delhi", "Seoul", "Toronto", "Chicago", "Nairobi", "Athens", "Warsaw", "Sydney",
     "Munich", "Milan", "Zurich", "Helsinki", "Lagos", "Quito", "Austin", "Denver", "Osaka",
@@ -18,7 +46,18 @@ MORE_ANIMALS = (
     "wolf", "sheep", "cow", "hen", "lion", "tiger", "bird", "fish", "turtle", "pig", "donkey", "snake", "whale", "bee",
     "parrot", "crab", "deer", "monkey", "camel", "squirrel",
 )  # fmt: skip
-PLACES = ("forest", "river", "garden", "village", "lake", "castle", "beach", "farm", "park", "mountain")
+PLACES = (
+    "forest",
+    "river",
+    "garden",
+    "village",
+    "lake",
+    "castle",
+    "beach",
+    "farm",
+    "park",
+    "mountain",
+)
 MORE_PLACES = (
     "city", "school", "house", "library", "bridge", "tower", "market", "desert", "harbour", "valley", "cave", "station",
     "museum", "kitchen", "field", "hill", "ship", "mill", "pond", "shop",
@@ -28,7 +67,21 @@ MORE_THINGS = (
     "eggs", "balls", "cups", "keys", "marbles", "stickers", "flowers", "stones", "candles", "cookies", "nuts", "toys",
     "photos", "pencils", "boxes", "tickets", "oranges", "plums",
 )  # fmt: skip
-GOODS = ("apple", "pen", "cup", "book", "lamp", "chair", "hat", "ball", "plate", "spoon", "table", "clock", "shoe")
+GOODS = (
+    "apple",
+    "pen",
+    "cup",
+    "book",
+    "lamp",
+    "chair",
+    "hat",
+    "ball",
+    "plate",
+    "spoon",
+    "table",
+    "clock",
+    "shoe",
+)
 MORE_GOODS = (
     "fork", "knife", "bag", "coat", "ring", "key", "box", "bottle", "brush", "bowl", "map", "phone", "shirt", "sock",
     "bread", "cheese", "milk", "tea", "coffee", "lemon", "onion", "rope", "candle", "mirror", "pillow", "ladder",
@@ -49,7 +102,18 @@ MORE_ADJECTIVES = (
     "shy",
 )
 VERBS = ("sleeps", "sits", "waits", "plays", "walks", "rests", "sings", "runs")
-MORE_VERBS = ("jumps", "hides", "eats", "dances", "swims", "stands", "reads", "dreams", "works", "stays")
+MORE_VERBS = (
+    "jumps",
+    "hides",
+    "eats",
+    "dances",
+    "swims",
+    "stands",
+    "reads",
+    "dreams",
+    "works",
+    "stays",
+)
 MONTHS = (
     "January", "February", "March", "April", "May", "June",
     "July", "August", "September", "October", "November", "December",
@@ -84,7 +148,26 @@ _MIDDLES = (
     "v",
     "z",
 )
-_ENDS = ("", "", "a", "o", "n", "r", "s", "l", "ra", "na", "ne", "th", "ck", "ndo", "lla", "m", "t", "x")
+_ENDS = (
+    "",
+    "",
+    "a",
+    "o",
+    "n",
+    "r",
+    "s",
+    "l",
+    "ra",
+    "na",
+    "ne",
+    "th",
+    "ck",
+    "ndo",
+    "lla",
+    "m",
+    "t",
+    "x",
+)
 
 
 def made_up(rng: random.Random) -> str:

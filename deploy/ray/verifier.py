@@ -3,8 +3,9 @@
     pip install "ray[serve]==2.60.0" ".[verifier]"
     PYTHONPATH=deploy/ray serve run deploy/ray/serve.yaml
 
-Serve's proxy sends equal `X-Session-Id` headers to the same replica. A replica that ends takes its sockets along: its
-devices reconnect, to another replica, and open their sessions again with the tokens that they hold.
+Serve's proxy sends equal `X-Session-Id` headers to the same replica. A replica that ends takes its
+sockets along: its devices reconnect, to another replica, and open their sessions again with the
+tokens that they hold.
 """
 
 from __future__ import annotations

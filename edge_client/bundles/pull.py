@@ -1,7 +1,7 @@
 """Pull a bundle into the store, from a folder, an https address or a hub id.
 
-The manifest decides which files are read; it is checked before the first of them, and each is hashed. A download
-resumes an earlier attempt, and does not send a token to another host.
+The manifest decides which files are read; it is checked before the first of them, and each is
+hashed. A download resumes an earlier attempt, and does not send a token to another host.
 """
 
 from __future__ import annotations
@@ -40,15 +40,21 @@ _AGAIN = "run the same command again to continue"
 _RANGE = re.compile(r"bytes (\d+)-")
 
 BundleSource = Callable[[str, int], AbstractContextManager[tuple[IO[bytes], int]]]
-"""Opens a file by the name that a manifest uses: from about a byte on, with the byte at which it actually begins."""
+"""Opens a file by the name that a manifest uses: from about a byte on, with the byte at which it
+actually begins."""
 
 
-def pull(source: str, *, name: str = "", force: bool = False, say: Notify = lambda line: None) -> Bundle:
+def pull(
+    source: str, *, name: str = "", force: bool = False, say: Notify = lambda line: None
+) -> Bundle:
     """Download a bundle from `source` and store it as `name`."""
     name = check_name(name or _name_of(source))
-    place, partial = store() / name, store() / (name + PARTIAL)
+    place = store() / name
+    partial = store() / (name + PARTIAL)
     if place.exists() and not force:
-        raise UsageError(f"there is a bundle {name} already", hint="--force replaces it, --name keeps both")
+        raise UsageError(
+            f"there is a bundle {name} already", hint="--force replaces it, --name keeps both"
+        )
     try:
         with named(partial):
             _download(source, partial, say)
@@ -57,7 +63,8 @@ def pull(source: str, *, name: str = "", force: bool = False, say: Notify = lamb
         raise
     except BaseException:
         with contextlib.suppress(OSError):
-            partial.rmdir()  # if nothing has come yet; the rest is kept, and the next try goes on from there
+            # If nothing has come yet; the rest is kept, and the next try goes on from there
+            partial.rmdir()
         raise
     if place.exists():
         shutil.rmtree(place)
@@ -80,7 +87,11 @@ def _download(source: str, partial: Path, say: Notify) -> None:
 
 
 def _name_of(source: str) -> str:
-    last = (urlsplit(source).path if "://" in source else source).rstrip("/").removesuffix("/" + MANIFEST)
+    last = (
+        (urlsplit(source).path if "://" in source else source)
+        .rstrip("/")
+        .removesuffix("/" + MANIFEST)
+    )
     return last.rpartition("/")[2]
 
 
@@ -89,13 +100,18 @@ def _pull_file(source: BundleSource, name: str, entry: FileEntry, path: Path, sa
     have = path.stat().st_size if path.is_file() and not path.is_symlink() else 0
     if have == entry.size and sha256(path) == entry.sha256:
         return
-    say(f"{name}, {entry.size / 1e6:.1f} MB" + (f", from {have / 1e6:.1f} MB on" if 0 < have < entry.size else ""))
+    say(
+        f"{name}, {entry.size / 1e6:.1f} MB"
+        + (f", from {have / 1e6:.1f} MB on" if 0 < have < entry.size else "")
+    )
     with source(name, have if have < entry.size else 0) as (file, begins):
         _copy(file, path, begins, entry.size)
     if path.stat().st_size < entry.size:
         raise LinkError(f"{name} ends early", hint="run the same command again to continue")
     if path.stat().st_size > entry.size or sha256(path) != entry.sha256:
-        raise BundleError(f"{name} does not match the manifest", hint="pull again; else its source is damaged")
+        raise BundleError(
+            f"{name} does not match the manifest", hint="pull again; else its source is damaged"
+        )
 
 
 def _copy(file: IO[bytes], path: Path, start: int, size: int) -> None:
@@ -133,21 +149,27 @@ def find(text: str) -> BundleSource:
     if path.is_dir():
         return partial(_in_folder, path)
     if path.is_file():
-        raise UsageError(f"no bundle at {text}: it is a file", hint="unpack an archive, and pull the folder")
+        raise UsageError(
+            f"no bundle at {text}: it is a file", hint="unpack an archive, and pull the folder"
+        )
     if "://" in text:
         if not may_be_read(text):
             raise UsageError(
-                f"bundles are pulled over https, not {urlsplit(text).scheme}", hint="or copy it here, and pull that"
+                f"bundles are pulled over https, not {urlsplit(text).scheme}",
+                hint="or copy it here, and pull that",
             )
         return _on_web(text.removesuffix(MANIFEST).rstrip("/") + "/")
     if _HUB_ID.fullmatch(text):
         hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
         return _on_web(f"{hub}/{text}/resolve/main/", os.environ.get("HF_TOKEN", ""))
-    raise UsageError(f"no bundle at {text}", hint="a folder, an https address, or a hub id like NAME/BUNDLE")
+    raise UsageError(
+        f"no bundle at {text}", hint="a folder, an https address, or a hub id like NAME/BUNDLE"
+    )
 
 
 def may_be_read(url: str) -> str:
-    """The scheme of an address that bundles may come from: https, or http on this machine; empty for others."""
+    """The scheme of an address that bundles may come from: https, or http on this machine; empty
+    for others."""
     try:
         parts = urlsplit(url)
         local = is_loopback(parts.hostname or "")
@@ -157,9 +179,12 @@ def may_be_read(url: str) -> str:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to other hosts, as hubs need, but never from https to http, and never with the token."""
+    """Follows redirects to other hosts, as hubs need, but never from https to http, and never with
+    the token."""
 
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+    def redirect_request(
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> Any:
         """The redirected request."""
         if not may_be_read(newurl) or (may_be_read(req.full_url) == "https" != may_be_read(newurl)):
             raise BundleError(f"{safe_line(req.full_url)} leads away from https")
@@ -179,7 +204,9 @@ def open_url(url: str, start: int = 0, token: str = "") -> Iterator[tuple[IO[byt
         headers["Authorization"] = f"Bearer {token}"
     opener = urllib.request.build_opener(_Redirects)
     try:
-        with opener.open(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_SECONDS) as answer:
+        with opener.open(
+            urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_SECONDS
+        ) as answer:
             begins = 0
             if answer.status == http.client.PARTIAL_CONTENT:
                 found = _RANGE.match(answer.headers.get("Content-Range", ""))
@@ -196,7 +223,11 @@ def open_url(url: str, start: int = 0, token: str = "") -> Iterator[tuple[IO[byt
         says = f"{url} answers {error.code} {safe_line(error.reason)}"
         if error.code in _LATER or error.code >= http.client.INTERNAL_SERVER_ERROR:
             raise LinkError(says, hint=_AGAIN) from None
-        hint = "HF_TOKEN holds the token of a private one" if error.code in _PRIVATE else "is this a bundle's address?"
+        hint = (
+            "HF_TOKEN holds the token of a private one"
+            if error.code in _PRIVATE
+            else "is this a bundle's address?"
+        )
         raise BundleError(says, hint=hint) from None
     except MoaError:
         raise

@@ -25,12 +25,15 @@ def store() -> Path:
 def check_name(name: str) -> str:
     """The name, or an error."""
     if not _NAME.fullmatch(name) or name.endswith(PARTIAL) or name == EMBEDDED:
-        raise UsageError(f"{name[:64]!r} is no name for a bundle", hint="--name: up to 64 of A-Z a-z 0-9 . _ -")
+        raise UsageError(
+            f"{name[:64]!r} is no name for a bundle", hint="--name: up to 64 of A-Z a-z 0-9 . _ -"
+        )
     return name
 
 
 def locate(name: str) -> str:
-    """The folder that `name` stands for: a path, or a bundle that was pulled. Empty is the embedded one."""
+    """The folder that `name` stands for: a path, or a bundle that was pulled. Empty is the embedded
+    one."""
     if name in ("", EMBEDDED):
         return ""
     path = Path(name).expanduser()

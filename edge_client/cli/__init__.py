@@ -1,4 +1,5 @@
-"""The `edge-client` command: one module for each subcommand, imported when it is used, for a fast start."""
+"""The `edge-client` command: one module for each subcommand, imported when it is used, for a fast
+start."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parser(words: Collection[str] = tuple(_COMMANDS)) -> argparse.ArgumentParser:
     """The command line; only subcommands that are among the `words` get their flags."""
     top = CommandParser(
-        prog="edge-client", description="A large language model that keeps answering when the network does not."
+        prog="edge-client",
+        description="A large language model that keeps answering when the network does not.",
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")

@@ -30,7 +30,9 @@ LOW_PRECISION_TIE = 0.25
 
 def add(command: argparse.ArgumentParser) -> None:
     """The subcommand's flags."""
-    command.description = "Answer a prompt twice, with drafts and token by token by the target alone, and compare."
+    command.description = (
+        "Answer a prompt twice, with drafts and token by token by the target alone, and compare."
+    )
     options.add_prompt(command)
     command.add_argument("--json", action="store_true", help="print one JSON object")
     options.add_connection(command)
@@ -42,7 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
     prompt = options.read_prompt(arguments.prompt, arguments.file)
     settings = options.settings_from(arguments)
     if not settings.verifier:
-        raise UsageError("an audit needs the target", hint="pass --verifier ADDRESS, or --verifier local")
+        raise UsageError(
+            "an audit needs the target", hint="pass --verifier ADDRESS, or --verifier local"
+        )
     try:
         audit = asyncio.run(_audit(settings, prompt, raw=arguments.raw))
     except MoaError as error:
@@ -102,13 +106,18 @@ async def _audit(settings: ClientSettings, prompt: str, *, raw: bool) -> Audit:
     return Audit(client.device.codec, drafted, alone, at, lead)
 
 
-def margin(alone: TimedAnswer, drafted: TimedAnswer, at: int, prompt: int, sampling: SamplingSettings) -> float | None:
-    """The lead of the token of `alone` over that of `drafted` where they part: of logits, before any penalty; with
-    sampling of logits / temperature + noise, which is a function of seed and position."""
-    ours, theirs = alone.logprobs.get(prompt + at), drafted.logprobs.get(prompt + at)
+def margin(
+    alone: TimedAnswer, drafted: TimedAnswer, at: int, prompt: int, sampling: SamplingSettings
+) -> float | None:
+    """The lead of the token of `alone` over that of `drafted` where they part: of logits, before
+    any penalty; with sampling of logits / temperature + noise, which is a function of seed and
+    position."""
+    ours = alone.logprobs.get(prompt + at)
+    theirs = drafted.logprobs.get(prompt + at)
     if ours is None or theirs is None:
         return None
-    chosen, other = alone.ids[at], drafted.ids[at]
+    chosen = alone.ids[at]
+    other = drafted.ids[at]
     lead = ours.logprob - dict(ours.top).get(other, theirs.logprob)
     if sampling.greedy:
         return lead
@@ -126,5 +135,7 @@ def show(console: Console, audit: Audit) -> None:
     console.print(f"identical     no: they part at token {audit.at}", style="red")
     for name, answer in (("with drafts", audit.drafted), ("target alone", audit.alone)):
         token = answer.ids[audit.at : audit.at + 1]
-        console.print(f"  {name:12} {token} {audit.codec.decode(token)!r}" if token else f"  {name:12} ended")
+        console.print(
+            f"  {name:12} {token} {audit.codec.decode(token)!r}" if token else f"  {name:12} ended"
+        )
     console.print(audit.verdict())

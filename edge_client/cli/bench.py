@@ -36,8 +36,12 @@ def add(command: argparse.ArgumentParser) -> None:
         "Answer prompts in each way; compare speed, calls, bytes. single: a call a token; none: plain API streaming; "
         "server: drafted and streamed there; device: drafted here; auto: what pays."
     )
-    command.add_argument("--ways", default=",".join(WAYS), help="comma-separated (default: %(default)s)")
-    command.add_argument("--link", choices=sorted(PROFILES), help="emulate this link to the verifier")
+    command.add_argument(
+        "--ways", default=",".join(WAYS), help="comma-separated (default: %(default)s)"
+    )
+    command.add_argument(
+        "--link", choices=sorted(PROFILES), help="emulate this link to the verifier"
+    )
     command.add_argument("--json", action="store_true", help="print one JSON object")
     options.add_connection(command)
     options.add_generation(command)
@@ -50,7 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
     if unknown := [way for way in ways if way not in WAYS]:
         raise UsageError(f"unknown way {unknown[0]!r}", hint=f"known: {', '.join(WAYS)}")
     if not settings.verifier:
-        raise UsageError("a benchmark needs the target", hint="pass --verifier ADDRESS, or --verifier local")
+        raise UsageError(
+            "a benchmark needs the target", hint="pass --verifier ADDRESS, or --verifier local"
+        )
     results = asyncio.run(_measure(settings, ways, arguments.link))
     if arguments.json:
         options.print_json({"ways": results})
@@ -67,7 +73,9 @@ def _table(results: dict[str, dict[str, Any]]) -> Table:
     return table
 
 
-async def _measure(settings: ClientSettings, ways: list[str], profile: str | None) -> dict[str, dict[str, Any]]:
+async def _measure(
+    settings: ClientSettings, ways: list[str], profile: str | None
+) -> dict[str, dict[str, Any]]:
     device = Device.of(settings)
     results: dict[str, dict[str, Any]] = {}
     reference: list[list[int]] | None = None
@@ -79,7 +87,9 @@ async def _measure(settings: ClientSettings, ways: list[str], profile: str | Non
             parts = urlsplit(settings.verifier)
             if parts.scheme != "ws" or parts.hostname is None:
                 raise UsageError("--link works with ws:// addresses only")
-            link = await stack.enter_async_context(LinkProxy(parts.hostname, parts.port or 80, PROFILES[profile]))
+            link = await stack.enter_async_context(
+                LinkProxy(parts.hostname, parts.port or 80, PROFILES[profile])
+            )
             settings = dataclasses.replace(settings, verifier=link.url)
         encoder = EdgeClient(settings, device=device)
         prompts = [encoder.encode(text) for text in _PROMPTS]

@@ -31,7 +31,9 @@ _RETRY_SECONDS = 1.0
 def add(command: argparse.ArgumentParser) -> None:
     """The subcommand's flags."""
     command.description = f"A conversation. {_HINT}."
-    command.add_argument("--system", default="", metavar="TEXT", help="system message for the assistant")
+    command.add_argument(
+        "--system", default="", metavar="TEXT", help="system message for the assistant"
+    )
     command.add_argument("--no-history", action="store_true", help="keep no file of what you type")
     options.add_connection(command)
     options.add_generation(command)
@@ -39,19 +41,27 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Chat until the end of the input. If that is no terminal, exit code 2 if it held a mistake, 1 if the verifier
-    refused."""
+    """Chat until the end of the input. If that is no terminal, exit code 2 if it held a mistake, 1
+    if the verifier refused."""
     seed = options.draw_seed()
     # A correction comes while the next message is typed, so an answer need not wait for it.
     settings = options.settings_from(arguments, seed=seed, settle_seconds=1.0)
     options.tell_seed(settings, seed)
     schema = options.read_schema(arguments.json_schema)
-    talk = _talk(Dialogue(settings, arguments.system), schema, arguments.json_schema, history=not arguments.no_history)
+    talk = _talk(
+        Dialogue(settings, arguments.system),
+        schema,
+        arguments.json_schema,
+        history=not arguments.no_history,
+    )
     return asyncio.run(talk)
 
 
-async def _talk(dialogue: Dialogue, schema: Grammar | None, file: Path | None, *, history: bool) -> int:
-    reader, console = make_reader(dialogue.completions, history=history), make_console()
+async def _talk(
+    dialogue: Dialogue, schema: Grammar | None, file: Path | None, *, history: bool
+) -> int:
+    reader = make_reader(dialogue.completions, history=history)
+    console = make_console()
     dialogue.keys = reader.keys
     async with EdgeClient(dialogue.settings) as client, client.conversation() as conversation:
         if not client.device.codec.can_chat:
@@ -60,7 +70,10 @@ async def _talk(dialogue: Dialogue, schema: Grammar | None, file: Path | None, *
         if reader.interactive:
             console.print(_HINT, style="dim")
             if client.link is None:
-                console.print("no verifier: this device answers alone, and nothing is verified", style="yellow")
+                console.print(
+                    "no verifier: this device answers alone, and nothing is verified",
+                    style="yellow",
+                )
         chat = ChatLoop(client, conversation, dialogue, reader, console, schema)
         await chat.run()
         if reader.interactive:
@@ -74,11 +87,20 @@ class ChatLoop:
     """Reads messages, asks, shows answers; between answers, offline text is checked."""
 
     def __init__(
-        self, client: EdgeClient, conversation: Conversation, dialogue: Dialogue, reader: Reader, console: Console,
+        self,
+        client: EdgeClient,
+        conversation: Conversation,
+        dialogue: Dialogue,
+        reader: Reader,
+        console: Console,
         schema: Grammar | None = None,
-    ) -> None:  # fmt: skip
-        self._client, self._conversation, self._dialogue = client, conversation, dialogue
-        self._reader, self._console, self._ctrl_c = reader, console, CtrlC()
+    ) -> None:
+        self._client = client
+        self._conversation = conversation
+        self._dialogue = dialogue
+        self._reader = reader
+        self._console = console
+        self._ctrl_c = CtrlC()
         self._schema = schema
         self.mistakes = 0
         """Lines that could not be asked or done."""
@@ -123,10 +145,14 @@ class ChatLoop:
 
     async def _answer(self) -> None:
         """One answer; Ctrl-C stops it."""
-        dialogue, told, client = self._dialogue, AnswerSoFar(), self._client
+        dialogue = self._dialogue
+        told = AnswerSoFar()
+        client = self._client
 
         async def show() -> None:
-            events = self._conversation.generate(dialogue.to_send(), grammar=self._schema, **dialogue.changes)
+            events = self._conversation.generate(
+                dialogue.to_send(), grammar=self._schema, **dialogue.changes
+            )
             with make_view(console=self._console, context=client.shared.max_context) as view:
                 async with contextlib.aclosing(events):
                     async for event in events:
@@ -180,7 +206,11 @@ class ChatLoop:
         self._dialogue.answered(done.text)
         with self._reader.above():
             if changed:
-                self._console.print("the verifier is back, and corrects the last answer:", style="yellow")
+                self._console.print(
+                    "the verifier is back, and corrects the last answer:", style="yellow"
+                )
                 self._console.print(Text(safe_text(done.text)))
             else:
-                self._console.print("the verifier is back: the last answer is the target's own", style="dim")
+                self._console.print(
+                    "the verifier is back: the last answer is the target's own", style="dim"
+                )

@@ -37,17 +37,28 @@ def add(command: argparse.ArgumentParser) -> None:
         "restore it, reconcile, and compare with plain API streaming."
     )
     command.add_argument(
-        "--link", choices=sorted(PROFILES), default="4g", help="the emulated link (default: %(default)s)"
+        "--link",
+        choices=sorted(PROFILES),
+        default="4g",
+        help="the emulated link (default: %(default)s)",
     )
-    command.add_argument("--target", default="", metavar="ID_OR_DIR", help="another target (default: embedded pair)")
+    command.add_argument(
+        "--target", default="", metavar="ID_OR_DIR", help="another target (default: embedded pair)"
+    )
     command.add_argument("--drafter", default="", metavar="DIR", help="its drafter")
     options.add_connection(command)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo; exit code 1 when a text differs from the target's."""
-    settings = options.settings_from(arguments, max_new_tokens=80, settle_seconds=20.0, reconnect_seconds=0.5)
-    serve = [f"--{name}={getattr(arguments, name)}" for name in ("target", "drafter") if getattr(arguments, name)]
+    settings = options.settings_from(
+        arguments, max_new_tokens=80, settle_seconds=20.0, reconnect_seconds=0.5
+    )
+    serve = [
+        f"--{name}={getattr(arguments, name)}"
+        for name in ("target", "drafter")
+        if getattr(arguments, name)
+    ]
     return asyncio.run(_story(settings, serve, arguments.link, Console(highlight=False)))
 
 
@@ -58,12 +69,17 @@ async def _story(settings: ClientSettings, serve: list[str], profile: str, conso
         address = await stack.enter_async_context(local_verifier(*serve))
         parts = urlsplit(address)
         condition = PROFILES[profile].at(0)
-        link = await stack.enter_async_context(LinkProxy(parts.hostname or "", parts.port or 0, PROFILES[profile]))
+        link = await stack.enter_async_context(
+            LinkProxy(parts.hostname or "", parts.port or 0, PROFILES[profile])
+        )
         near = dataclasses.replace(settings, verifier=address)
         far = dataclasses.replace(settings, verifier=link.url)
         encoder = EdgeClient(settings, device=device)
         prompts = [encoder.encode(text) for text in (*_PROMPTS, _CUT_PROMPT)]
-        console.print(f"An emulated {profile} link lies before it: {condition.rtt_ms:.0f} ms RTT.\n", style="dim")
+        console.print(
+            f"An emulated {profile} link lies before it: {condition.rtt_ms:.0f} ms RTT.\n",
+            style="dim",
+        )
 
         drafted: list[TimedAnswer] = []
         async with EdgeClient(dataclasses.replace(far, draft="device"), device=device) as client:
@@ -90,7 +106,11 @@ async def _story(settings: ClientSettings, serve: list[str], profile: str, conso
 
 
 async def _show(
-    console: Console, client: EdgeClient, text: str, ids: list[int], cut: Callable[[Event], str] = lambda _: ""
+    console: Console,
+    client: EdgeClient,
+    text: str,
+    ids: list[int],
+    cut: Callable[[Event], str] = lambda _: "",
 ) -> TimedAnswer:
     console.print(f"> {text}", style="bold")
     with make_view(console=console) as view:
@@ -106,11 +126,17 @@ async def _show(
 
 
 def _cutter(link: LinkProxy) -> Callable[[Event], str]:
-    """Cuts the link in the middle of an answer, and restores it after some offline tokens; says so when it does."""
+    """Cuts the link in the middle of an answer, and restores it after some offline tokens; says so
+    when it does."""
     told = Counter[str]()
     steps = [
         ("verified", _CUT_AFTER, link.go_down, "[the link is cut: the device goes on alone]"),
-        ("provisional", _RESTORE_AFTER, link.restore, "[the link is back: what was written offline is checked]"),
+        (
+            "provisional",
+            _RESTORE_AFTER,
+            link.restore,
+            "[the link is back: what was written offline is checked]",
+        ),
     ]
 
     def take(event: Event) -> str:

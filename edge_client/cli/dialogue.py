@@ -26,7 +26,16 @@ COMMANDS = {
     "/quit": "end (also Ctrl-D)",
 }
 SETTABLE = (
-    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_new_tokens", "stop"),
+    *(
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "seed",
+        "max_new_tokens",
+        "stop",
+    ),
     *("draft", "on_reconnect", "max_offline_tokens", "settle_seconds"),
 )
 _LARGEST_FILE = 2**24
@@ -73,8 +82,8 @@ class Dialogue:
     """Files that this chat has saved or loaded, which `/save` may replace."""
 
     def take(self, line: str) -> NextStep | None:
-        """The next step for a line of the user; None: nothing. Commands and mistyped commands are not sent to the
-        model."""
+        """The next step for a line of the user; None: nothing. Commands and mistyped commands are
+        not sent to the model."""
         if not line.strip():
             return None
         if not line.startswith("/"):
@@ -85,7 +94,10 @@ class Dialogue:
         if name not in COMMANDS:
             close = difflib.get_close_matches(name, COMMANDS, n=1)
             hint = f"did you mean {close[0]}?" if close else "/help lists the commands"
-            raise UsageError(f"there is no {safe_line(name, 40)}", hint=f"{hint}; to say it, put a space before it")
+            raise UsageError(
+                f"there is no {safe_line(name, 40)}",
+                hint=f"{hint}; to say it, put a space before it",
+            )
         step: NextStep = getattr(self, f"_{name[1:]}")(rest.strip())
         return step
 
@@ -136,10 +148,14 @@ class Dialogue:
     def _set(self, rest: str) -> NextStep:
         name, _, text = rest.partition(" ")
         if not rest:
-            shown = {name: self.changes.get(name, getattr(self.settings, name)) for name in SETTABLE}
+            shown = {
+                name: self.changes.get(name, getattr(self.settings, name)) for name in SETTABLE
+            }
             return "\n".join(f"{name:20} {_written(value)}" for name, value in shown.items())
         if name not in SETTABLE:
-            raise UsageError(f"{safe_line(name, 40)} cannot be set here", hint=f"known: {', '.join(SETTABLE)}")
+            raise UsageError(
+                f"{safe_line(name, 40)} cannot be set here", hint=f"known: {', '.join(SETTABLE)}"
+            )
         if not text and name != "stop":
             now = self.changes.get(name, getattr(self.settings, name))
             raise UsageError(f"{name} needs a value", hint=f"it is {now}")
@@ -160,7 +176,9 @@ class Dialogue:
     def _save(self, name: str) -> NextStep:
         path = _path(name)
         if path.exists() and path not in self._files:
-            raise UsageError(f"{path} exists already, and is not of this chat", hint="give another name")
+            raise UsageError(
+                f"{path} exists already, and is not of this chat", hint="give another name"
+            )
         said = msgspec.convert([*self._opening(), *self.messages], list[_Said])
         content = msgspec.json.format(msgspec.json.encode(_File(said)), indent=1)
         try:
@@ -179,12 +197,18 @@ class Dialogue:
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise UsageError(f"{path} is no conversation: {safe_line(str(error))}", hint="/save writes one") from None
+            raise UsageError(
+                f"{path} is no conversation: {safe_line(str(error))}", hint="/save writes one"
+            ) from None
         self._files.add(path)
         messages = [{"role": one.role, "content": one.content} for one in said]
-        self.system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
+        self.system = (
+            messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
+        )
         self.messages = messages
-        return "\n\n".join(f"{m['role']}: {m['content']}" for m in messages) or "an empty conversation"
+        return (
+            "\n\n".join(f"{m['role']}: {m['content']}" for m in messages) or "an empty conversation"
+        )
 
     def _quit(self, _: str) -> NextStep:
         return Quit()

@@ -1,4 +1,5 @@
-"""`edge-client doctor`: checks of bundle, drafter, link and verifier, each with what to do about a problem."""
+"""`edge-client doctor`: checks of bundle, drafter, link and verifier, each with what to do about a
+problem."""
 
 from __future__ import annotations
 
@@ -88,7 +89,9 @@ async def examine(settings: ClientSettings) -> AsyncIterator[Check]:
     except MoaError as error:
         yield Check("bundle", "failed", str(error), error.hint)
         return
-    yield Check("bundle", "ok", f"{bundle.folder}: {size / 1e6:.1f} MB, contents as its manifest says")
+    yield Check(
+        "bundle", "ok", f"{bundle.folder}: {size / 1e6:.1f} MB, contents as its manifest says"
+    )
     yield Check("runtime", "ok", f"ONNX Runtime {onnxruntime.__version__}")
     started = time.perf_counter()
     try:
@@ -101,7 +104,12 @@ async def examine(settings: ClientSettings) -> AsyncIterator[Check]:
     first = time.perf_counter() - started
     times = f"loaded in {1000 * loaded:.0f} ms, first drafts after {1000 * first:.0f} ms"
     finding = f"variant {device.variant} {times}, {resident_bytes() / 1e6:.0f} MB resident"
-    yield Check("drafter", "ok" if first < _START_SECONDS else "warning", finding, "a smaller variant or a faster disk")
+    yield Check(
+        "drafter",
+        "ok" if first < _START_SECONDS else "warning",
+        finding,
+        "a smaller variant or a faster disk",
+    )
     yield _golden(bundle, device, device.new_drafter().graph)
     yield _speed(bundle, device, settings)
     if settings.verifier:
@@ -113,9 +121,11 @@ async def examine(settings: ClientSettings) -> AsyncIterator[Check]:
 
 
 def try_out(drafter: OnnxDrafter) -> None:
-    """Guess without records, draft a tree with records, continue along it, and add records of drafted tokens: a graph
-    may compute the right results and still not fit the client's caches and records."""
-    sampling, shape = SamplingSettings(), TreeShape(breadth=2, depth=3, nodes=5)
+    """Guess without records, draft a tree with records, continue along it, and add records of
+    drafted tokens: a graph may compute the right results and still not fit the client's caches and
+    records."""
+    sampling = SamplingSettings()
+    shape = TreeShape(breadth=2, depth=3, nodes=5)
     ids = list(_IDS)
     run_steps(drafter.guess(ids, sampling))
     for known in (len(ids) - 1, len(ids) + 1):
@@ -132,17 +142,23 @@ def _golden(bundle: Bundle, device: Device, graph: StepGraph) -> Check:
     try:
         cases = [case for case in bundle.golden() if device.variant in case.expected]
         if not cases:
-            return Check("arithmetic", "warning", "the bundle has no expected results for this variant")
+            return Check(
+                "arithmetic", "warning", "the bundle has no expected results for this variant"
+            )
         worst = 0.0
         for case in cases:
             logp, tokens = graph.session.run(["top_logp", "top_tokens"], case.inputs)
             worst = max(worst, case.difference(device.variant, logp, tokens))
     except Exception as error:  # onnxruntime raises many types without a common base
         problem = f"its expected results cannot be computed: {safe_line(str(error))}"
-        return Check("arithmetic", "failed", problem, "build the bundle again, or take it from elsewhere")
+        return Check(
+            "arithmetic", "failed", problem, "build the bundle again, or take it from elsewhere"
+        )
     if worst > _GOLDEN_TOLERANCE or not np.isfinite(worst):
         advice = "text stays exact online, but drafts will miss: try --variant cpu-fp32, and report the processor"
-        return Check("arithmetic", "failed", f"results differ from those of the build by {worst:.3g}", advice)
+        return Check(
+            "arithmetic", "failed", f"results differ from those of the build by {worst:.3g}", advice
+        )
     return Check("arithmetic", "ok", f"{len(cases)} expected results reproduced within {worst:.2g}")
 
 
@@ -151,7 +167,9 @@ def _speed(bundle: Bundle, device: Device, settings: ClientSettings) -> Check:
     in_use = settings.threads or default_threads()
     for threads in sorted({1, in_use}):
         drafter = Device.load(bundle.folder, variant=device.variant, threads=threads).new_drafter()
-        ids, shape, sampling = list(range(8, 24)), TreeShape.chain(4), SamplingSettings()
+        ids = list(range(8, 24))
+        shape = TreeShape.chain(4)
+        sampling = SamplingSettings()
         samples = []
         for extra in range(8):
             began = time.perf_counter()
@@ -159,7 +177,8 @@ def _speed(bundle: Bundle, device: Device, settings: ClientSettings) -> Check:
             samples.append((time.perf_counter() - began) / steps)
         times[threads] = sorted(samples)[len(samples) // 2]
     text = ", ".join(
-        f"{1000 * seconds:.2f} ms with {threads} thread{'s' * (threads > 1)}" for threads, seconds in times.items()
+        f"{1000 * seconds:.2f} ms with {threads} thread{'s' * (threads > 1)}"
+        for threads, seconds in times.items()
     )
     best = min(times, key=lambda threads: times[threads])
     if best != in_use and times[best] < 0.9 * times[in_use]:
@@ -172,7 +191,9 @@ async def _verifier(settings: ClientSettings, device: Device) -> AsyncIterator[C
         try:
             client = await stack.enter_async_context(EdgeClient(settings, device=device))
             await client.wait_online()
-        except MoaError as error:  # an unusable --tls-ca, a local verifier that did not start, no answer
+        except (
+            MoaError
+        ) as error:  # an unusable --tls-ca, a local verifier that did not start, no answer
             yield Check("verifier", "failed", str(error), error.hint)
             return
         assert client.link is not None
@@ -197,4 +218,9 @@ async def _verifier(settings: ClientSettings, device: Device) -> AsyncIterator[C
         if parts.scheme == "wss":
             yield Check("TLS", "ok", f"{ssl.OPENSSL_VERSION}, certificate checked")
         elif not is_loopback(parts.hostname or ""):
-            yield Check("TLS", "warning", "not encrypted: token and text can be read on the way", "use wss://")
+            yield Check(
+                "TLS",
+                "warning",
+                "not encrypted: token and text can be read on the way",
+                "use wss://",
+            )

@@ -27,12 +27,27 @@ def add(command: argparse.ArgumentParser) -> None:
     options.add_prompt(command)
     command.add_argument("--system", metavar="TEXT", help="system message for the assistant")
     how = command.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true", help="print one JSON object with ids, statuses, events and figures")
-    how.add_argument("--jsonl", action="store_true", help="print every event as a JSON object on a line, as it happens")
-    how.add_argument("-q", "--quiet", action="store_true", help="only the text: no status line, figures or notices")
+    how.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object with ids, statuses, events and figures",
+    )
+    how.add_argument(
+        "--jsonl",
+        action="store_true",
+        help="print every event as a JSON object on a line, as it happens",
+    )
+    how.add_argument(
+        "-q",
+        "--quiet",
+        action="store_true",
+        help="only the text: no status line, figures or notices",
+    )
     add_flags(command, ClientSettings, {"logprobs": "N"})
     command.add_argument(
-        "--require-verified", action="store_true", help="exit code 1 unless the target has verified every token"
+        "--require-verified",
+        action="store_true",
+        help="exit code 1 unless the target has verified every token",
     )
     options.add_connection(command)
     options.add_generation(command)
@@ -40,14 +55,19 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Answer one prompt; exit code 1 when the verifier refused it, or when it must be verified and is not."""
+    """Answer one prompt; exit code 1 when the verifier refused it, or when it must be verified and
+    is not."""
     if arguments.logprobs is not None and not (arguments.json or arguments.jsonl):
         raise UsageError("--logprobs has no place in plain text", hint="add --json or --jsonl")
     schema = options.read_schema(arguments.json_schema)
     prompt = options.read_prompt(arguments.prompt, arguments.file)
     seed = options.draw_seed()
     settings = options.settings_from(arguments, seed=seed)
-    asked: dict[str, Any] = {"prompt": _messages(arguments, prompt), "raw": arguments.raw, "grammar": schema}
+    asked: dict[str, Any] = {
+        "prompt": _messages(arguments, prompt),
+        "raw": arguments.raw,
+        "grammar": schema,
+    }
     answer = asyncio.run(_answer(settings, arguments.json_schema, asked, _view(arguments)))
     if arguments.json:
         options.print_json(answer.report() | {"seed": settings.seed})
@@ -78,10 +98,15 @@ def _view(arguments: argparse.Namespace) -> View:
     return make_view(quiet=arguments.json)
 
 
-async def _answer(settings: ClientSettings, schema_file: Path | None, asked: dict[str, Any], view: View) -> JsonAnswer:
-    answer, task = JsonAnswer(), asyncio.current_task()
+async def _answer(
+    settings: ClientSettings, schema_file: Path | None, asked: dict[str, Any], view: View
+) -> JsonAnswer:
+    answer = JsonAnswer()
+    task = asyncio.current_task()
     if task is not None:
-        with contextlib.suppress(NotImplementedError):  # not on every system: there it ends the program
+        with contextlib.suppress(
+            NotImplementedError
+        ):  # not on every system: there it ends the program
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, answer.stop, task)
     try:
         async with EdgeClient(settings) as client:
@@ -126,7 +151,12 @@ class JsonAnswer(AnswerSoFar):
 
     def cancelled(self) -> Done:
         """The end of an answer that was stopped."""
-        return Done(reason="cancelled", verified=set(self.statuses) == {"verified"}, text=self.text_of(), stats={})
+        return Done(
+            reason="cancelled",
+            verified=set(self.statuses) == {"verified"},
+            text=self.text_of(),
+            stats={},
+        )
 
     def take(self, event: Event) -> None:
         """Take in the next event."""

@@ -37,9 +37,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     facts = manifest.target.facts
     say(f"bundle    {bundle.folder}")
-    say(f"target    {manifest.target.source}: {facts.family}, {facts.layers} layers, hidden {facts.hidden_size}")
-    say(f"drafter   {manifest.drafter.kind} from {manifest.drafter.source}, weights {manifest.drafter.weights_id[:12]}")
-    say(f"tokenizer {manifest.tokenizer.hash[:12]}, {manifest.vocabulary.draft} of {manifest.vocabulary.target} tokens")
+    say(
+        f"target    {manifest.target.source}: {facts.family}, {facts.layers} layers, hidden {facts.hidden_size}"
+    )
+    say(
+        f"drafter   {manifest.drafter.kind} from {manifest.drafter.source}, weights {manifest.drafter.weights_id[:12]}"
+    )
+    say(
+        f"tokenizer {manifest.tokenizer.hash[:12]}, {manifest.vocabulary.draft} of {manifest.vocabulary.target} tokens"
+    )
     if manifest.records is not None:
         say(f"records   {manifest.records.numbers} numbers a token")
     table = Table("variant", "precision", "MB", "runtime", "runs here", "agreement")
@@ -53,8 +59,14 @@ def run(arguments: argparse.Namespace) -> int:
         table.add_row(*map(safe_line, cells))
     console.print(table)
     if manifest.calibration is not None:
-        for name, curve in (("after cut", manifest.calibration.offline), ("cold", manifest.calibration.cold)):
+        for name, curve in (
+            ("after cut", manifest.calibration.offline),
+            ("cold", manifest.calibration.cold),
+        ):
             if curve is not None:
                 pairs = zip(curve.lengths, curve.agreement, strict=True)
-                say(f"{name:9} " + ", ".join(f"{share:.2f} up to {length}" for length, share in pairs))
+                say(
+                    f"{name:9} "
+                    + ", ".join(f"{share:.2f} up to {length}" for length, share in pairs)
+                )
     return 0

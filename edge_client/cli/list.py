@@ -25,8 +25,13 @@ def add(command: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """List them."""
     in_use = options.settings_from(arguments).bundle
-    found: list[tuple[str, Bundle | BundleError]] = [(EMBEDDED, Bundle.open(embedded_bundle())), *installed()]
-    rows = [{"name": name, "in_use": locate(name) == in_use, **_about(bundle)} for name, bundle in found]
+    found: list[tuple[str, Bundle | BundleError]] = [
+        (EMBEDDED, Bundle.open(embedded_bundle())),
+        *installed(),
+    ]
+    rows = [
+        {"name": name, "in_use": locate(name) == in_use, **_about(bundle)} for name, bundle in found
+    ]
     if arguments.json:
         options.print_json(rows)
         return 0
@@ -43,4 +48,8 @@ def _about(bundle: Bundle | BundleError) -> dict[str, str | float]:
         return {"target": bundle.line(), "megabytes": 0.0, "variants": ""}
     manifest = bundle.manifest
     size = sum(entry.size for entry in manifest.files.values()) / 1e6
-    return {"target": manifest.target.source, "megabytes": size, "variants": ", ".join(sorted(manifest.variants))}
+    return {
+        "target": manifest.target.source,
+        "megabytes": size,
+        "variants": ", ".join(sorted(manifest.variants)),
+    }

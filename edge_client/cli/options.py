@@ -26,7 +26,13 @@ if TYPE_CHECKING:
     from edge_client.device import Device
 
 _CONNECTION = {
-    **{"verifier": "ADDRESS", "bundle": "NAME_OR_DIR", "variant": "NAME", "token": "TOKEN", "tls_ca": "FILE"},
+    **{
+        "verifier": "ADDRESS",
+        "bundle": "NAME_OR_DIR",
+        "variant": "NAME",
+        "token": "TOKEN",
+        "tls_ca": "FILE",
+    },
     "threads": "N",
 }
 _SAMPLING = {
@@ -64,14 +70,19 @@ def add_generation(command: argparse.ArgumentParser) -> None:
     behaviour = command.add_argument_group("behaviour")
     add_flags(behaviour, ClientSettings, _BEHAVIOUR)
     behaviour.add_argument(
-        "--guess-ahead", action=argparse.BooleanOptionalAction, help="send guesses ahead of the verifier's answers"
+        "--guess-ahead",
+        action=argparse.BooleanOptionalAction,
+        help="send guesses ahead of the verifier's answers",
     )
 
 
 def settings_from(options: argparse.Namespace, **defaults: Any) -> ClientSettings:
-    """Settings of the parsed flags, the environment and the config file; `defaults` of a command come last."""
+    """Settings of the parsed flags, the environment and the config file; `defaults` of a command
+    come last."""
     settings = ClientSettings.load(
-        given_fields(options, ClientSettings), file=getattr(options, "config", None), defaults=defaults
+        given_fields(options, ClientSettings),
+        file=getattr(options, "config", None),
+        defaults=defaults,
     )
     return dataclasses.replace(settings, bundle=locate(settings.bundle))
 
@@ -107,7 +118,9 @@ def tell_seed(settings: ClientSettings, drawn: int) -> None:
 def add_structure(command: argparse.ArgumentParser) -> None:
     """What the answer must match."""
     group = command.add_argument_group("structure")
-    group.add_argument("--json-schema", type=Path, metavar="FILE", help="answer in JSON that fits this schema")
+    group.add_argument(
+        "--json-schema", type=Path, metavar="FILE", help="answer in JSON that fits this schema"
+    )
 
 
 def read_schema(path: Path | None) -> Grammar | None:
@@ -136,7 +149,9 @@ def check_schema(schema: Grammar | None, path: Path | None, device: Device) -> N
 def add_prompt(command: argparse.ArgumentParser) -> None:
     """Where the prompt comes from."""
     command.add_argument(
-        "prompt", nargs="*", help="the prompt; text from standard input (piped, or with -) is appended, or used instead"
+        "prompt",
+        nargs="*",
+        help="the prompt; text from standard input (piped, or with -) is appended, or used instead",
     )
     command.add_argument(
         "-f",
@@ -147,14 +162,17 @@ def add_prompt(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="add this text file; may be repeated",
     )
-    command.add_argument("--raw", action="store_true", help="no chat template: continue the text as it is")
+    command.add_argument(
+        "--raw", action="store_true", help="no chat template: continue the text as it is"
+    )
 
 
 def read_prompt(words: Sequence[str], files: Sequence[Path] = ()) -> str:
     """The prompt: the words of the command line, then files, then what is piped in."""
     parts = [" ".join(word for word in words if word != "-")]
     parts += [read_file(file) for file in files]
-    asked, readable = "-" in words, sys.stdin is not None
+    asked = "-" in words
+    readable = sys.stdin is not None
     if readable and (asked or _is_piped() or not (words or files or sys.stdin.isatty())):
         parts.append(_decoded(sys.stdin.buffer.read(_LONGEST_PROMPT + 1), "standard input"))
     prompt = "\n\n".join(part for part in parts if part)
@@ -183,7 +201,9 @@ def read_file(path: Path) -> str:
 
 def _decoded(content: bytes, where: str) -> str:
     if len(content) > _LONGEST_PROMPT:
-        raise UsageError(f"{where} is too long for a prompt", hint=f"at most {_LONGEST_PROMPT >> 20} MB")
+        raise UsageError(
+            f"{where} is too long for a prompt", hint=f"at most {_LONGEST_PROMPT >> 20} MB"
+        )
     try:
         return content.decode("utf-8").rstrip("\n")
     except UnicodeDecodeError:

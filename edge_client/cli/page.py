@@ -17,12 +17,21 @@ def add(command: argparse.ArgumentParser) -> None:
         "can serve it. It gets three packages with npm."
     )
     command.add_argument("out", type=Path, help="the folder; one of an earlier call is replaced")
-    command.add_argument("--bundle", default="", metavar="NAME_OR_DIR", help="default: the embedded one")
-    command.add_argument("--variant", default="", metavar="NAME", help="default: web, or else cpu-int8")
     command.add_argument(
-        "--verifier", default="", metavar="ADDRESS", help="wss://HOST; without one the page only writes alone"
+        "--bundle", default="", metavar="NAME_OR_DIR", help="default: the embedded one"
     )
-    command.add_argument("--packages", type=Path, metavar="DIR", help="the packages' archives, without npm")
+    command.add_argument(
+        "--variant", default="", metavar="NAME", help="default: web, or else cpu-int8"
+    )
+    command.add_argument(
+        "--verifier",
+        default="",
+        metavar="ADDRESS",
+        help="wss://HOST; without one the page only writes alone",
+    )
+    command.add_argument(
+        "--packages", type=Path, metavar="DIR", help="the packages' archives, without npm"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -21,8 +21,21 @@ from moa.process.memory import leave_out_what_is_loaded
 
 _KEY = "MOA_API_KEY"
 _FLAGS = {
-    **{"host": "ADDRESS", "port": "N", "api_keys": "KEY", "mode": "MODE", "patience": "S", "most_answers": "N"},
-    **{"keep_seconds": "S", "allowed_hosts": "NAME", "origins": "URL", "app": "DIR", "model_name": "NAME"},
+    **{
+        "host": "ADDRESS",
+        "port": "N",
+        "api_keys": "KEY",
+        "mode": "MODE",
+        "patience": "S",
+        "most_answers": "N",
+    },
+    **{
+        "keep_seconds": "S",
+        "allowed_hosts": "NAME",
+        "origins": "URL",
+        "app": "DIR",
+        "model_name": "NAME",
+    },
 }
 
 
@@ -53,14 +66,22 @@ def run(arguments: argparse.Namespace) -> int:
 async def _serve(settings: ClientSettings, serve: ServeSettings, endpoint: ModuleType) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        with contextlib.suppress(NotImplementedError):  # not on every system; there Ctrl-C ends the program
+        with contextlib.suppress(
+            NotImplementedError
+        ):  # not on every system; there Ctrl-C ends the program
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with Port(serve.host, serve.port) as port:
         async with EdgeClient(settings) as client:
-            model = serve.model_name or endpoint.model_name(client.device.bundle.manifest.target.source)
+            model = serve.model_name or endpoint.model_name(
+                client.device.bundle.manifest.target.source
+            )
             async with endpoint.endpoint(client, serve, model, port) as address:
                 leave_out_what_is_loaded()
-                print(f"chat page and API at {address} (model {model}); Ctrl-C ends", file=sys.stderr, flush=True)
+                print(
+                    f"chat page and API at {address} (model {model}); Ctrl-C ends",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 look = asyncio.create_task(tell_of_the_verifier(client))
                 await stop.wait()
                 look.cancel()
@@ -75,4 +96,8 @@ async def tell_of_the_verifier(client: EdgeClient) -> None:
         missing = "no verifier"
     except MoaError as error:
         missing = f"no verifier now: {error.line()}"
-    print(f"{missing}\nall text is this device's own, and none of it is verified", file=sys.stderr, flush=True)
+    print(
+        f"{missing}\nall text is this device's own, and none of it is verified",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -19,9 +19,15 @@ from moa.safe_text import safe_line
 
 def add(command: argparse.ArgumentParser) -> None:
     """The subcommand's flags."""
-    command.description = "Remember what to use where no flag says otherwise, in the settings file. Alone: show it."
-    command.add_argument("--bundle", metavar="NAME_OR_DIR", help="a pulled bundle, a folder, or `embedded`")
-    command.add_argument("--verifier", metavar="ADDRESS", help="ws://, wss:// or `local`; empty for none")
+    command.description = (
+        "Remember what to use where no flag says otherwise, in the settings file. Alone: show it."
+    )
+    command.add_argument(
+        "--bundle", metavar="NAME_OR_DIR", help="a pulled bundle, a folder, or `embedded`"
+    )
+    command.add_argument(
+        "--verifier", metavar="ADDRESS", help="ws://, wss:// or `local`; empty for none"
+    )
     options.add_config(command)
 
 
@@ -33,7 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
         folder = locate(arguments.bundle)
         if folder:
             Bundle.open(folder)
-        name = arguments.bundle if Path(folder).name == arguments.bundle else str(Path(folder).absolute())
+        name = (
+            arguments.bundle
+            if Path(folder).name == arguments.bundle
+            else str(Path(folder).absolute())
+        )
         changes["bundle"] = None if arguments.bundle in ("", EMBEDDED) else name
     if arguments.verifier is not None:
         ClientSettings(verifier=arguments.verifier)  # an invalid address is refused
@@ -53,7 +63,11 @@ def remember(path: Path, changes: Mapping[str, str | None]) -> None:
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     for name, value in changes.items():
         line = "" if value is None else f"{name} = {json.dumps(value, ensure_ascii=False)}\n"
-        kept = [old for old in text.splitlines(keepends=True) if not re.match(rf"[ \t]*{name}[ \t]*=", old)]
+        kept = [
+            old
+            for old in text.splitlines(keepends=True)
+            if not re.match(rf"[ \t]*{name}[ \t]*=", old)
+        ]
         text = "".join(kept)
         if line:
             text += ("" if not text or text.endswith("\n") else "\n") + line
@@ -62,6 +76,8 @@ def remember(path: Path, changes: Mapping[str, str | None]) -> None:
 
     def check(written: Path) -> None:
         if read_config_file(written) != wanted:  # a value over several lines is not supported
-            raise ConfigError(f"{path} cannot be changed from here", hint=f"set {', '.join(changes)} in an editor")
+            raise ConfigError(
+                f"{path} cannot be changed from here", hint=f"set {', '.join(changes)} in an editor"
+            )
 
     write_whole(path, text.encode(), check)

@@ -1,1 +1,2 @@
-"""The connection to the verifier: when to connect, classes of failure, flow control, and a verifier on this machine."""
+"""The connection to the verifier: when to connect, classes of failure, flow control, and a verifier
+on this machine."""

@@ -26,9 +26,11 @@ from moa.wire.messages import Error
 _LEAST_PAUSE = 1.0
 """Seconds between two attempts, however often the user asks for one."""
 _SETTLED_SECONDS = 5.0
-"""A connection that lasted this long, or brought tokens, has worked; another one counts as a failed attempt."""
+"""A connection that lasted this long, or brought tokens, has worked; another one counts as a failed
+attempt."""
 _FINAL = frozenset({"unauthorized", Code.VERSION, Code.TOKENIZER, Code.TARGET})
-"""Wrong credentials, a wrong pair, a wrong version: the same attempt fails until somebody changes something."""
+"""Wrong credentials, a wrong pair, a wrong version: the same attempt fails until somebody changes
+something."""
 _HINTS: dict[str, str] = {
     Code.TOKENIZER: "use the bundle that was made for this target",
     Code.TARGET: "use the bundle that was made for this target, or the address of its verifier",
@@ -63,7 +65,8 @@ class Dialling:
 
     def welcomed(self, now: float) -> None:
         """The verifier has sent its welcome."""
-        self._up_since, self.last_error = now, None
+        self._up_since = now
+        self.last_error = None
 
     def won(self) -> None:
         """Tokens arrived: however soon the connection ends, the next one may begin at once."""
@@ -76,60 +79,84 @@ class Dialling:
             if self._won or now - self._up_since >= _SETTLED_SECONDS:
                 self.retry.progressed()
         self._won = False
-        self._up_since, self.last_error, self._ended_at = None, error, now
+        self._up_since = None
+        self.last_error = error
+        self._ended_at = now
         self.failures += 1
         if isinstance(error, RemoteError) and error.code in _FINAL:
             self.refused = error
-        self.retry.failed(now, asked_wait=max(self.asked_wait, getattr(error, "retry_after", None) or 0.0))
+        self.retry.failed(
+            now, asked_wait=max(self.asked_wait, getattr(error, "retry_after", None) or 0.0)
+        )
         self.asked_wait = 0.0
 
     def new_turn(self) -> None:
-        """A new turn, or a user who asks for a connection: the cause of the last failure may be gone."""
+        """A new turn, or a user who asks for a connection: the cause of the last failure may be
+        gone."""
         self.refused = None
         self.retry.not_before = min(self.retry.not_before, self._ended_at + _LEAST_PAUSE)
 
 
-def explain(error: BaseException, url: str, *, tls: bool, token: bool = False, worked: bool = False) -> MoaError:
-    """The error of a connection, as one line with a hint: what may be wrong at an address that never `worked`. `tls`
-    and `token`: whether they were used."""
+def explain(
+    error: BaseException, url: str, *, tls: bool, token: bool = False, worked: bool = False
+) -> MoaError:
+    """The error of a connection, as one line with a hint: what may be wrong at an address that
+    never `worked`. `tls` and `token`: whether they were used."""
     match error:
         case MoaError():
             return error
         case InvalidStatus() if error.response.status_code in (401, 403):
             status = error.response.status_code
             if token:
-                why, hint = "the verifier refused the token", "give the one it knows with --token"
+                why = "the verifier refused the token"
+                hint = "give the one it knows with --token"
             else:
-                why, hint = f"{url} wants a token", "pass --token; and is it a verifier's address?"
+                why = f"{url} wants a token"
+                hint = "pass --token; and is it a verifier's address?"
             return RemoteError("unauthorized", f"{why} (HTTP {status})", hint=hint)
         case InvalidStatus():
             status = error.response.status_code
             if process_exception(error) is None or status == 429:
                 return LinkError(f"the verifier is not available now (HTTP {status})")
-            return LinkError(f"{url} answers HTTP {status}: it is not a verifier", hint="check host, port and path")
+            return LinkError(
+                f"{url} answers HTTP {status}: it is not a verifier",
+                hint="check host, port and path",
+            )
         case InvalidURI():
-            return UsageError(f"{url!r} is not a verifier address: {error}", hint="like ws://host:8765")
+            return UsageError(
+                f"{url!r} is not a verifier address: {error}", hint="like ws://host:8765"
+            )
         case InvalidProxy():
-            return LinkError(f"invalid proxy in the environment: {error}", hint="check http_proxy, https_proxy")
+            return LinkError(
+                f"invalid proxy in the environment: {error}", hint="check http_proxy, https_proxy"
+            )
         case ssl.SSLCertVerificationError():
             return LinkError(
                 f"the verifier's certificate is not trusted: {error.verify_message}",
                 hint="renew it, or pass --tls-ca with the authority that signed it",
             )
         case ssl.SSLError():
-            return LinkError(f"TLS with {url} failed: {error.reason or error}", hint="check wss:// and the port")
+            return LinkError(
+                f"TLS with {url} failed: {error.reason or error}", hint="check wss:// and the port"
+            )
         case NegotiationError() | InvalidHandshake():
             if worked:
                 return LinkError(f"{url} does not answer now")
             hint = "" if tls else "is it a TLS port? then wss://"
-            return LinkError(f"{url} does not answer as a verifier: {safe_line(str(error))}", hint=hint)
+            return LinkError(
+                f"{url} does not answer as a verifier: {safe_line(str(error))}", hint=hint
+            )
         case TimeoutError() | asyncio.TimeoutError():
             return LinkError(f"cannot reach {url}: no answer in time")
         case ConnectionClosed() | OSError() | EOFError():
-            serving = "is `cloud-verifier serve` running there" + (", with --tls-cert?" if tls else "?")
+            serving = "is `cloud-verifier serve` running there" + (
+                ", with --tls-cert?" if tls else "?"
+            )
             if not tls and urlsplit(url).port is None:
                 serving = "that is port 80; a verifier has 8765 if not told otherwise"
-            return LinkError(f"cannot reach {url}: {safe_line(str(error)) or type(error).__name__}", hint=serving)
+            return LinkError(
+                f"cannot reach {url}: {safe_line(str(error)) or type(error).__name__}", hint=serving
+            )
         case _:
             return LinkError(f"cannot reach {url}: {type(error).__name__}: {safe_line(str(error))}")
 

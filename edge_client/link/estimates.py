@@ -21,7 +21,8 @@ class RoundTrip:
         """A measurement."""
         seconds = max(0.0, seconds)
         if self.samples == 0:
-            self.smoothed, self.variation = seconds, seconds / 2
+            self.smoothed = seconds
+            self.variation = seconds / 2
         else:
             self.variation += (abs(seconds - self.smoothed) - self.variation) / 4
             self.smoothed += (seconds - self.smoothed) / 8
@@ -58,7 +59,8 @@ class Pace:
     def add(self, tokens: int, seconds: float) -> None:
         """Tokens arrived within `seconds`."""
         kept = math.exp(-seconds / _PACE_SECONDS)
-        self.tokens, self.seconds = self.tokens * kept + tokens, self.seconds * kept + seconds
+        self.tokens = self.tokens * kept + tokens
+        self.seconds = self.seconds * kept + seconds
 
     @property
     def rate(self) -> float:
@@ -78,13 +80,16 @@ class Streak:
     def add(self, right: int, wrong: bool) -> None:
         """`right` guesses were right, and then one was wrong, or there was none."""
         kept = 0.98 ** (right + wrong)
-        self.right, self.wrong = self.right * kept + right, self.wrong * kept + wrong
+        self.right = self.right * kept + right
+        self.wrong = self.wrong * kept + wrong
         self.judged += right + wrong
 
     def begin(self, weight: float) -> None:
         """Another text: earlier guesses count as a prior, with a weight of so many guesses at most."""
         kept = min(1.0, weight / max(1e-9, self.right + self.wrong))
-        self.right, self.wrong, self.judged = self.right * kept, self.wrong * kept, 0
+        self.right = self.right * kept
+        self.wrong = self.wrong * kept
+        self.judged = 0
 
     @property
     def length(self) -> float:

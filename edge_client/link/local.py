@@ -30,8 +30,13 @@ main()
 
 @contextlib.asynccontextmanager
 async def local_verifier(*arguments: str) -> AsyncIterator[str]:
-    """Run `cloud-verifier serve` with these flags as a child process while the body runs; yields its address."""
-    missing = [name for name in ("cloud_verifier", "torch", "transformers") if importlib.util.find_spec(name) is None]
+    """Run `cloud-verifier serve` with these flags as a child process while the body runs; yields
+    its address."""
+    missing = [
+        name
+        for name in ("cloud_verifier", "torch", "transformers")
+        if importlib.util.find_spec(name) is None
+    ]
     if missing:
         raise UsageError(
             f"a local verifier needs {missing[0]}, which is not installed",
@@ -44,7 +49,8 @@ async def local_verifier(*arguments: str) -> AsyncIterator[str]:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
-            start_new_session=True,  # Ctrl-C is for the client: it may stop an answer, not the verifier
+            # Ctrl-C is for the client: it may stop an answer, not the verifier
+            start_new_session=True,
         )
         try:
             yield await _address(process, errors)

@@ -11,7 +11,8 @@ from moa.wire.messages import ServerMessage
 
 _MAX_WAITING = 16_384
 _MAX_WAITING_BYTES = 16 * 1024 * 1024
-"""Most bytes that may wait for a conversation with a slow reader; a normal verifier does not send more."""
+"""Most bytes that may wait for a conversation with a slow reader; a normal verifier does not send
+more."""
 
 
 @dataclass(eq=False)
@@ -28,7 +29,9 @@ class Mailbox:
         """Add a message of `size` bytes."""
         self.waiting_bytes += size
         if len(self.messages) >= _MAX_WAITING or self.waiting_bytes > _MAX_WAITING_BYTES:
-            raise ProtocolError(f"the verifier sent {self.waiting_bytes} bytes that were not requested")
+            raise ProtocolError(
+                f"the verifier sent {self.waiting_bytes} bytes that were not requested"
+            )
         self.messages.append((arrived, message))
         self.news.set()
 
@@ -43,7 +46,11 @@ class Mailbox:
         """Wait for news, or until the time is over."""
         if self.messages:
             return
-        timer = asyncio.get_running_loop().call_later(seconds, self.news.set) if seconds is not None else None
+        timer = (
+            asyncio.get_running_loop().call_later(seconds, self.news.set)
+            if seconds is not None
+            else None
+        )
         try:
             await self.news.wait()
         finally:

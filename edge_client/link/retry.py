@@ -12,10 +12,11 @@ LONGEST_WAIT = 300.0
 
 @dataclass(slots=True)
 class Retry:
-    """Counts attempts in a row without progress. The pause doubles from `first` to `longest` seconds.
+    """Counts attempts in a row without progress. The pause doubles from `first` to `longest`
+    seconds.
 
-    Each pause is random between half and all of that: a thousand devices that lost the same cell must not return at the
-    same instant.
+    Each pause is random between half and all of that: a thousand devices that lost the same cell
+    must not return at the same instant.
     """
 
     first: float
@@ -34,4 +35,5 @@ class Retry:
 
     def progressed(self) -> None:
         """Progress: the next failure counts as the first again."""
-        self.attempts, self.not_before = 0, 0.0
+        self.attempts = 0
+        self.not_before = 0.0

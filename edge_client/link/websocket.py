@@ -1,4 +1,5 @@
-"""The websocket to the verifier: dialled in the background, shared by all conversations; a shell around `Dialling`.
+"""The websocket to the verifier: dialled in the background, shared by all conversations; a shell
+around `Dialling`.
 
 Each message goes to the mailbox of the conversation whose session it names.
 """
@@ -27,7 +28,15 @@ from edge_client.link.mailbox import Mailbox
 from edge_client.link.record_flow import RecordFlow
 from moa.api.access import is_loopback
 from moa.errors import LinkError, ProtocolError, UsageError
-from moa.wire import PROTOCOL_VERSIONS, SUBPROTOCOL, Code, Refusal, client_frame, decode_server, encode
+from moa.wire import (
+    PROTOCOL_VERSIONS,
+    SUBPROTOCOL,
+    Code,
+    Refusal,
+    client_frame,
+    decode_server,
+    encode,
+)
 from moa.wire.messages import (
     Activations,
     Append,
@@ -76,7 +85,8 @@ class VerifierLink:
     connections: int = 0
     """Number of the current connection; counts those that were welcomed."""
     key: str = field(default_factory=lambda: secrets.token_hex(8))
-    """Identifies this client to load balancers, so that it reaches the verifier with its sessions again."""
+    """Identifies this client to load balancers, so that it reaches the verifier with its sessions
+    again."""
     sent_bytes: int = 0
     received_bytes: int = 0
     _mailboxes: dict[bytes, Mailbox] = field(default_factory=dict)
@@ -84,7 +94,8 @@ class VerifierLink:
     _to_close: deque[bytes] = field(default_factory=deque)
     """Sessions to close on the next connection."""
     _opening: dict[bytes, None] = field(default_factory=dict)
-    """Sessions whose opening, or next turn, was sent on this connection and is not answered; the oldest first."""
+    """Sessions whose opening, or next turn, was sent on this connection and is not answered; the
+    oldest first."""
     _asking: dict[bytes, None] = field(default_factory=dict)
     """Sessions whose round was sent on this connection, and nothing has come since."""
     _connection: ClientConnection | None = None
@@ -135,10 +146,11 @@ class VerifierLink:
     async def send(self, message: ClientMessage, box: Mailbox | None = None) -> None:
         """Send now, or lose the connection: unanswered messages are sent again after a reconnect.
 
-        From now on what comes for its session goes to this mailbox. A message that no verifier would read is not sent:
-        its session is refused, and the link goes on for the others.
+        From now on what comes for its session goes to this mailbox. A message that no verifier
+        would read is not sent: its session is refused, and the link goes on for the others.
         """
-        connection, session = self._connection, getattr(message, "session", b"")
+        connection = self._connection
+        session = getattr(message, "session", b"")
         if box is not None and session:
             box.sessions.add(session)
             self._mailboxes[session] = box
@@ -197,7 +209,9 @@ class VerifierLink:
                         await box.wait(None)
             except TimeoutError:
                 why = self.dialling.last_error
-                raise why or LinkError(f"no welcome from {self.endpoint.url} within {seconds:.0f} s") from None
+                raise why or LinkError(
+                    f"no welcome from {self.endpoint.url} within {seconds:.0f} s"
+                ) from None
 
     # ---- in the background
 
@@ -218,10 +232,18 @@ class VerifierLink:
             except Exception as error:  # after any error the device continues and connects again
                 if not self._wanted:
                     return
-                tls, worked = self.endpoint.tls is not None, self.connections > 0
-                why = explain(error, self.endpoint.url, tls=tls, token=bool(self.endpoint.token), worked=worked)
+                tls = self.endpoint.tls is not None
+                worked = self.connections > 0
+                why = explain(
+                    error,
+                    self.endpoint.url,
+                    tls=tls,
+                    token=bool(self.endpoint.token),
+                    worked=worked,
+                )
                 self.dialling.ended(why, perf_counter())
-            self.up, self._connection = False, None
+            self.up = False
+            self._connection = None
             self._tell_all()
 
     async def _one_connection(self) -> None:
@@ -248,7 +270,9 @@ class VerifierLink:
     async def _converse(self, connection: ClientConnection) -> None:
         if connection.subprotocol != SUBPROTOCOL:
             url = self.endpoint.url
-            raise ProtocolError(f"{url} does not speak {SUBPROTOCOL}: it is not a verifier of this version")
+            raise ProtocolError(
+                f"{url} does not speak {SUBPROTOCOL}: it is not a verifier of this version"
+            )
         if self.dialling.cut:  # while connecting
             raise LinkError("disconnected on purpose")
         self._connection = connection
@@ -261,11 +285,19 @@ class VerifierLink:
         if isinstance(message, Error):
             raise refusal(message)
         if not isinstance(message, Welcome):
-            raise ProtocolError(f"the verifier began with {type(message).__name__} instead of a welcome")
+            raise ProtocolError(
+                f"the verifier began with {type(message).__name__} instead of a welcome"
+            )
         if message.version not in PROTOCOL_VERSIONS:
-            raise ProtocolError(f"the verifier chose protocol version {message.version}", hint="update the older end")
+            raise ProtocolError(
+                f"the verifier chose protocol version {message.version}",
+                hint="update the older end",
+            )
         limits = message.limits
-        if min(limits.max_prompt_tokens, limits.max_context_tokens) < 2 or limits.max_chain_tokens < 1:
+        if (
+            min(limits.max_prompt_tokens, limits.max_context_tokens) < 2
+            or limits.max_chain_tokens < 1
+        ):
             raise ProtocolError("the verifier's limits leave no room for a prompt and an answer")
         now = perf_counter()
         self.rtt.add(now - said)
@@ -273,7 +305,8 @@ class VerifierLink:
         self._opening.clear()
         self._asking.clear()
         self.dialling.welcomed(now)
-        self.welcome, self.up = message, True
+        self.welcome = message
+        self.up = True
         self.connections += 1
         while self._to_close:
             await self.send(Close(self._to_close.popleft()))
@@ -302,7 +335,11 @@ class VerifierLink:
         else:
             self._opening.pop(session, None)
             self._asking.pop(session, None)
-        if isinstance(message, Verdict) or getattr(message, "tokens", None) or getattr(message, "tail", None):
+        if (
+            isinstance(message, Verdict)
+            or getattr(message, "tokens", None)
+            or getattr(message, "tail", None)
+        ):
             self.dialling.won()
         if (box := self._mailboxes.get(session)) is not None:
             box.put(arrived, message, size)
@@ -310,15 +347,21 @@ class VerifierLink:
             self._throw_away(message)
 
     def _addressed(self, message: Error) -> Error:
-        """The error with the session of the message that the verifier could not read, which it cannot name. If that may
-        have been one of several, all are resumed on another connection: nobody can know which lost its message."""
+        """The error with the session of the message that the verifier could not read, which it
+        cannot name. If that may have been one of several, all are resumed on another connection:
+        nobody can know which lost its message."""
         unread = list(self._opening) or list(self._asking)
-        if message.code != Code.BAD_MESSAGE or not unread or (len(unread) > 1 and not self._opening):
+        if (
+            message.code != Code.BAD_MESSAGE
+            or not unread
+            or (len(unread) > 1 and not self._opening)
+        ):
             raise refusal(message)
         return replace(message, session=unread[0])
 
     def _throw_away(self, message: ServerMessage) -> None:
-        """No conversation waits for it. Records are acknowledged all the same, or the verifier would stop sending."""
+        """No conversation waits for it. Records are acknowledged all the same, or the verifier
+        would stop sending."""
         if isinstance(message, Activations):
             self.flow.taken(len(message.payload))
 

@@ -16,8 +16,8 @@ class Interrupted(Exception):
 
 
 class CtrlC:
-    """Ctrl-C in a conversation stops what is being done. One handler from the first thing to the last: with one for
-    each, Ctrl-C would end the program between them."""
+    """Ctrl-C in a conversation stops what is being done. One handler from the first thing to the
+    last: with one for each, Ctrl-C would end the program between them."""
 
     def __init__(self) -> None:
         self._pressed = False
@@ -34,8 +34,8 @@ class CtrlC:
                 asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
 
     async def stoppable(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """The result of `work`; `Interrupted`, and the work cancelled, if Ctrl-C comes before its end, or came after
-        the end of what was done before it."""
+        """The result of `work`; `Interrupted`, and the work cancelled, if Ctrl-C comes before its
+        end, or came after the end of what was done before it."""
         task = asyncio.create_task(work)
         self._task = task
         if self._pressed:
@@ -52,7 +52,9 @@ class CtrlC:
             self._hear()  # prompt_toolkit takes its own handler away, and does not put ours back
 
     def _hear(self) -> None:
-        with contextlib.suppress(NotImplementedError):  # not on every system: there Ctrl-C ends the program
+        with contextlib.suppress(
+            NotImplementedError
+        ):  # not on every system: there Ctrl-C ends the program
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._press)
 
     def _press(self) -> None:

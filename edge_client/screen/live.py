@@ -1,4 +1,5 @@
-"""Answers on a terminal: verified text plain, provisional text dim, corrections where they happen; status below."""
+"""Answers on a terminal: verified text plain, provisional text dim, corrections where they happen;
+status below."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class LiveView(View):
 
     def __init__(self, console: Console, context: int = 0) -> None:
         """`context`: how many tokens it holds, if the reader is to know how full it is."""
-        self._console, self._context = console, context
+        self._console = console
+        self._context = context
         self._live = Region(console)
         self._answer = AnswerSoFar()
         self._printed = 0
@@ -42,7 +44,9 @@ class LiveView(View):
             case Link():
                 if event.state in _TROUBLE and event.detail and event.detail != self._link.detail:
                     # It stays on the screen: the text below it was written by the device.
-                    self._live.console.print(Text(safe_line(f"{event.state}: {event.detail}"), style="yellow"))
+                    self._live.console.print(
+                        Text(safe_line(f"{event.state}: {event.detail}"), style="yellow")
+                    )
                 self._link = event
             case Retract():
                 self._withdrawn += event.stop - event.start
@@ -69,7 +73,11 @@ class LiveView(View):
         final = self._answer.text_of(0, self._answer.final)[self._printed :]
         provisional = self._answer.text_of(self._answer.final)
         style = "" if self._answer.done is None or self._answer.done.verified else _PROVISIONAL
-        return Text(safe_text(final)) + Text(safe_text(provisional), _PROVISIONAL) + Text(safe_text(self._rest), style)
+        return (
+            Text(safe_text(final))
+            + Text(safe_text(provisional), _PROVISIONAL)
+            + Text(safe_text(self._rest), style)
+        )
 
     def _status(self) -> Text:
         style = _LINK_STYLES.get(self._link.state, "")
@@ -104,7 +112,9 @@ def summary(done: Done, final: int) -> str:
     """One line about a turn, of which so many tokens were verified or kept."""
     stats = done.stats
     calls = "1 call" if stats["calls"] == 1 else f"{stats['calls']} calls"
-    first, last = stats["first_token_seconds"], stats["last_token_seconds"]  # a wait for the link at the end is no part
+    # a wait for the link at the end is no part
+    first = stats["first_token_seconds"]
+    last = stats["last_token_seconds"]
     parts = [f"{stats['tokens']} tokens", f"{stats['tokens'] / max(1e-3, last):.0f}/s", calls]
     if first >= _LONG_SECONDS:
         parts.insert(2, f"first after {first:.1f} s")
@@ -115,18 +125,22 @@ def summary(done: Done, final: int) -> str:
         parts += [f"RTT {stats['rtt_ms']:.0f} ms", f"{kilobytes:.1f} kB"]
     if stats["retracted"]:
         parts.append(f"{stats['retracted']} corrected")
-    parts.append("verified" if done.verified else "not all verified" if final else "nothing verified")
+    parts.append(
+        "verified" if done.verified else "not all verified" if final else "nothing verified"
+    )
     if done.reason not in ("eos", "stop"):
         parts.append(ENDS.get(done.reason, f"ended by {done.reason}"))
     return " · ".join(parts)
 
 
 class Region(Live):
-    """rich's own, but the rows to erase are counted with the current window width: a terminal that is made narrower
-    wraps its lines, which then take more rows than when they were drawn."""
+    """rich's own, but the rows to erase are counted with the current window width: a terminal that
+    is made narrower wraps its lines, which then take more rows than when they were drawn."""
 
     def __init__(self, console: Console) -> None:
-        super().__init__(console=console, refresh_per_second=12, transient=True, vertical_overflow="visible")
+        super().__init__(
+            console=console, refresh_per_second=12, transient=True, vertical_overflow="visible"
+        )
         self._live_render = _Drawn(console)
 
 
@@ -138,14 +152,22 @@ class _Drawn(LiveRender):
         super().__init__("", vertical_overflow="visible")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        segments = [part for part in super().__rich_console__(console, options) if isinstance(part, Segment)]
-        self._widths = [Segment.get_line_length(line) for line in Segment.split_lines(segments)] or [0]
+        segments = [
+            part for part in super().__rich_console__(console, options) if isinstance(part, Segment)
+        ]
+        self._widths = [
+            Segment.get_line_length(line) for line in Segment.split_lines(segments)
+        ] or [0]
         yield from segments
 
     @property
     def _shape(self) -> tuple[int, int] | None:
         width = max(1, self._console.width)
-        return (width, sum(max(1, -(-cells // width)) for cells in self._widths)) if self._widths else None
+        return (
+            (width, sum(max(1, -(-cells // width)) for cells in self._widths))
+            if self._widths
+            else None
+        )
 
     @_shape.setter
     def _shape(self, shape: tuple[int, int] | None) -> None:

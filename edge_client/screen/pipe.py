@@ -1,4 +1,5 @@
-"""Views of an answer in a pipe, or without output, and what they share with that on a terminal (`live.py`).
+"""Views of an answer in a pipe, or without output, and what they share with that on a terminal
+(`live.py`).
 
 A pipe cannot be corrected, so verified text is written at once and the provisional rest at the end.
 """
@@ -54,7 +55,9 @@ class PipeView(View):
             case Link(state=state, detail=detail) if state in ("offline", "refused"):
                 self._tell(f"{state}: {detail}" if detail else state)
             case Done():
-                self._write(len(self._answer.texts), event.text[len(self._answer.text_of()) :] + "\n")
+                self._write(
+                    len(self._answer.texts), event.text[len(self._answer.text_of()) :] + "\n"
+                )
                 if not event.verified and self._answer.texts:
                     how_much = "not all" if self._answer.final else "nothing"
                     self._tell(f"{how_much} of this was verified by the target")
@@ -70,14 +73,17 @@ class PipeView(View):
             return
         try:
             text = self._answer.text_of(self._written, stop) + more
-            # A file gets the text as it is; for a terminal, even a dumb one, control characters are escaped.
+            # A file gets the text as it is; for a terminal, even a dumb one, control characters are
+            # escaped.
             sys.stdout.write(safe_text(text) if sys.stdout.isatty() else text)
             sys.stdout.flush()
             self._midline = not text.endswith("\n") if text else self._midline
         except BrokenPipeError:
             raise  # the reader has closed the pipe: stop
         except OSError as error:
-            self._broken = error  # a full disk: the answer continues, and is printed on standard error
+            self._broken = (
+                error  # a full disk: the answer continues, and is printed on standard error
+            )
             self._midline = False
         self._written = max(self._written, stop)
         self._tell()
@@ -99,9 +105,13 @@ def rescue(text: str, trouble: OSError) -> NoReturn:
     sys.stderr.write(f"{safe_text(text)}\n")
     # Closing standard output would only report the same error again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    raise MoaError(f"the answer could not be written: {trouble.strerror}", hint="it is above, on standard error")
+    raise MoaError(
+        f"the answer could not be written: {trouble.strerror}",
+        hint="it is above, on standard error",
+    )
 
 
 def refused(why: str) -> MoaError:
-    """The error at the end of a command whose answer the verifier refused: a script shall not take it for verified."""
+    """The error at the end of a command whose answer the verifier refused: a script shall not take
+    it for verified."""
     return MoaError(f"the verifier refuses: {why}", hint="this device alone: --offline")

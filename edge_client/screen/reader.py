@@ -1,4 +1,5 @@
-"""Reads the user's messages: with history, editing and completion if prompt_toolkit is installed, else plainly."""
+"""Reads the user's messages: with history, editing and completion if prompt_toolkit is installed,
+else plainly."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ class EditingReader:
         from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
         class Words(Completer):
-            def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+            def get_completions(
+                self, document: Document, complete_event: CompleteEvent
+            ) -> Iterable[Completion]:
                 text = document.text_before_cursor
                 last = text.rpartition(" ")[2]
                 return (Completion(word, start_position=-len(last)) for word in completions(text))
@@ -75,7 +78,12 @@ class EditingReader:
             kept = InMemoryHistory()
         self._begun = False
         self._session: Any = PromptSession(
-            "> ", history=kept, completer=Words(), complete_while_typing=False, key_bindings=keys, **how
+            "> ",
+            history=kept,
+            completer=Words(),
+            complete_while_typing=False,
+            key_bindings=keys,
+            **how,
         )
 
     async def read(self) -> str | None:
@@ -129,7 +137,8 @@ class PlainReader:
         return "\n".join(lines).removesuffix(_BLOCK).strip("\n")
 
     def begun(self) -> bool:
-        """Whether the line that is still being read has text; without the library for line editing it is not known."""
+        """Whether the line that is still being read has text; without the library for line editing
+        it is not known."""
         return self._waiting is not None and bool(self._typed())
 
     def above(self) -> contextlib.AbstractContextManager[Any]:

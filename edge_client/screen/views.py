@@ -1,5 +1,5 @@
-"""Chooses the view for an output: a terminal, a pipe, or none. Imports rich only where it is used: it takes as long to
-load as the drafter."""
+"""Chooses the view for an output: a terminal, a pipe, or none. Imports rich only where it is used:
+it takes as long to load as the drafter."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _ENDLESS = 500
 
 
 def make_console() -> Console:
-    """Standard output, without markup in printed text. In a pipe a line stays a line, however long, so that `grep`
-    finds it."""
+    """Standard output, without markup in printed text. In a pipe a line stays a line, however long,
+    so that `grep` finds it."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, emoji=False)
@@ -27,14 +27,21 @@ def make_console() -> Console:
 
 
 def make_view(*, quiet: bool = False, console: Console | None = None, context: int = 0) -> View:
-    """The view for this output; on a terminal it says how much of the `context` is used, if that is given."""
+    """The view for this output; on a terminal it says how much of the `context` is used, if that is
+    given."""
     if quiet:
         return View()
-    if console is None and not (sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")):
+    if console is None and not (
+        sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+    ):
         return PipeView()
     from rich.console import Console
 
     from edge_client.screen.live import LiveView
 
     console = console or Console(highlight=False)
-    return LiveView(console, context) if console.is_terminal and not console.is_dumb_terminal else PipeView()
+    return (
+        LiveView(console, context)
+        if console.is_terminal and not console.is_dumb_terminal
+        else PipeView()
+    )

@@ -1,1 +1,2 @@
-"""The device as an endpoint: OpenAI-compatible routes and a chat page over one `EdgeClient`. No torch."""
+"""The device as an endpoint: OpenAI-compatible routes and a chat page over one `EdgeClient`. No
+torch."""

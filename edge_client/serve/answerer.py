@@ -1,4 +1,5 @@
-"""Answers for the endpoint: an `EdgeClient`'s events, with token positions converted to text positions."""
+"""Answers for the endpoint: an `EdgeClient`'s events, with token positions converted to text
+positions."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ _ASKED = (
 )
 """Settings that a request has by the same name."""
 _FIRST_SECONDS = 20.0
-"""Least wait for a first token beyond the usual, where the device cannot write; clients give up after 30 to 60."""
+"""Least wait for a first token beyond the usual, where the device cannot write; clients give up
+after 30 to 60."""
 
 
 class EdgeAnswerer:
@@ -74,22 +76,42 @@ class EdgeAnswerer:
             longest=self._longest(ask),
         )
 
-    async def answer(self, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
+    async def answer(
+        self, ask: AnswerRequest, encoded: Encoded
+    ) -> AsyncGenerator[AnswerEvent, None]:
         """The events of one answer, in a new conversation."""
         welcome = self._client.shared.welcome
         if ask.logprobs is not None and welcome is not None and "logprobs" not in welcome.features:
-            raise bad("this verifier tells no log-probabilities", "logprobs", "unsupported_parameter")
-        if encoded.grammar is not None and welcome is not None and "grammar" not in welcome.features:
-            raise bad("this verifier cannot follow a grammar", "response_format", "unsupported_parameter")
+            raise bad(
+                "this verifier tells no log-probabilities", "logprobs", "unsupported_parameter"
+            )
+        if (
+            encoded.grammar is not None
+            and welcome is not None
+            and "grammar" not in welcome.features
+        ):
+            raise bad(
+                "this verifier cannot follow a grammar", "response_format", "unsupported_parameter"
+            )
         codec = self._client.device.codec
         changes = changes_of(ask, self._longest(ask))
-        turn = self._client.generate(ids=encoded.ids, prediction=encoded.prediction, grammar=encoded.grammar, **changes)
+        turn = self._client.generate(
+            ids=encoded.ids, prediction=encoded.prediction, grammar=encoded.grammar, **changes
+        )
         marked = _marked(turn, Marks(codec, codec.eos_ids))
         usual = self._client.shared.controller.answer_seconds(len(encoded.ids))
-        events = within_patience(marked, ask.mode, ask.patience, usual + max(ask.patience, _FIRST_SECONDS))
-        async with contextlib.aclosing(turn), contextlib.aclosing(marked), contextlib.aclosing(events):
+        events = within_patience(
+            marked, ask.mode, ask.patience, usual + max(ask.patience, _FIRST_SECONDS)
+        )
+        async with (
+            contextlib.aclosing(turn),
+            contextlib.aclosing(marked),
+            contextlib.aclosing(events),
+        ):
             async for event in events:
-                yield replace(event, thinking=encoded.thinking) if isinstance(event, Began) else event
+                yield (
+                    replace(event, thinking=encoded.thinking) if isinstance(event, Began) else event
+                )
 
     def _longest(self, ask: AnswerRequest) -> int:
         """Tokens of the answer at most: what the verifier allows, or what verifiers usually do."""
@@ -101,7 +123,8 @@ class EdgeAnswerer:
         """The model's limits, and figures of the link."""
         link = self._client.link
         about = {
-            "demo": not self._client.settings.bundle,  # the embedded model: the page says what it can do
+            # The embedded model: the page says what it can do
+            "demo": not self._client.settings.bundle,
             "context": self._client.shared.max_context,
             "max_tokens": self._client.settings.max_new_tokens,
         }
@@ -109,7 +132,9 @@ class EdgeAnswerer:
             return {"link": "none", **about}
         dialling = link.dialling
         why = (
-            "disconnected on purpose" if dialling.cut else str(dialling.refused or dialling.last_error or "connecting")
+            "disconnected on purpose"
+            if dialling.cut
+            else str(dialling.refused or dialling.last_error or "connecting")
         )
         return {
             "link": {"up": "online", "down": "offline", "refused": "refused"}[link.state],
@@ -140,17 +165,21 @@ def changes_of(ask: AnswerRequest, longest: int) -> TurnChanges:
     return cast(TurnChanges, {name: value for name, value in given.items() if value is not None})
 
 
-async def _marked(turn: AsyncGenerator[Event, None], marks: Marks) -> AsyncGenerator[AnswerEvent, None]:
+async def _marked(
+    turn: AsyncGenerator[Event, None], marks: Marks
+) -> AsyncGenerator[AnswerEvent, None]:
     async for event in turn:
         if (told := marks.take(event)) is not None:
             yield told
 
 
 class Marks:
-    """Where each token of the answer ends in its text, and what the target's likeliest tokens read there."""
+    """Where each token of the answer ends in its text, and what the target's likeliest tokens read
+    there."""
 
     def __init__(self, codec: Decoder, eos_ids: Collection[int]) -> None:
-        self._codec, self._eos_ids = codec, eos_ids
+        self._codec = codec
+        self._eos_ids = eos_ids
         self._start = 0
         self._ends: list[int] = []
         self._ids: list[int] = []
@@ -159,12 +188,17 @@ class Marks:
         """The event with positions in characters."""
         match event:
             case Prompt(ids=ids):
-                self._start, self._ids = len(ids), ids[-1:]
+                self._start = len(ids)
+                self._ids = ids[-1:]
                 return Began()
             case Token(text=text, status=status, logprobs=told):
                 self._ends.append(self._end(len(self._ends)) + len(text))
                 self._ids.append(event.id)
-                return Piece(text, status == "verified", self._scored(event.position, (told,) if told else ()))
+                return Piece(
+                    text,
+                    status == "verified",
+                    self._scored(event.position, (told,) if told else ()),
+                )
             case Confirm(start=start, stop=stop, logprobs=told):
                 return Verified(self._end(stop - self._start), self._scored(start, told))
             case Adopt(stop=stop):
@@ -181,10 +215,12 @@ class Marks:
         return None
 
     def _scored(self, start: int, told: Iterable[TokenLogprobs]) -> tuple[Scored, ...]:
-        """The log-probabilities of the tokens from position `start` on, those that end the answer left out."""
+        """The log-probabilities of the tokens from position `start` on, those that end the answer
+        left out."""
         entries = []
         for place, one in enumerate(told, start - self._start):
-            before, token = self._ids[place : place + 1], self._ids[place + 1]
+            before = self._ids[place : place + 1]
+            token = self._ids[place + 1]
             if token not in self._eos_ids:
                 entries.append(scored(one, token, partial(text_after, self._codec, before)))
         return tuple(entries)

@@ -25,16 +25,21 @@ from moa.process.listening import Port
 
 
 @contextlib.asynccontextmanager
-async def endpoint(client: EdgeClient, settings: ServeSettings, model: str, port: Port) -> AsyncIterator[str]:
+async def endpoint(
+    client: EdgeClient, settings: ServeSettings, model: str, port: Port
+) -> AsyncIterator[str]:
     """Serve an open client on `port` while the body runs; yields the address."""
     answerer = EdgeAnswerer(client, model)
     access = Access(
-        ApiKeys(settings.api_keys), host=settings.host, hosts=settings.allowed_hosts, origins=settings.origins
+        ApiKeys(settings.api_keys),
+        host=settings.host,
+        hosts=settings.allowed_hosts,
+        origins=settings.origins,
     )
     limits = ApiLimits(max_running=settings.most_answers, keep_seconds=settings.keep_seconds)
     api = Api(answerer, access, limits, Defaults(mode=settings.mode, patience=settings.patience))
-    # The template's process takes 0.5 s to start, and a busy machine seconds: before the first question, not within it.
-    # A template that refuses this is told to whoever asks.
+    # The template's process takes 0.5 s to start, and a busy machine seconds: before the first
+    # question, not within it. A template that refuses this is told to whoever asks.
     with contextlib.suppress(MoaError):
         if client.device.codec.can_chat:
             await asyncio.to_thread(client.encode, "hello")

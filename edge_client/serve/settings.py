@@ -22,10 +22,11 @@ class ServeSettings:
     api_keys: tuple[str, ...] = ()
     """API key of a client; better in MOA_API_KEY."""
     mode: Mode = "keep"
-    """Text that the device writes without the verifier: keep sends it, marked; hold holds it back; provisional sends it
-    and corrects it later, for clients that can."""
+    """Text that the device writes without the verifier: keep sends it, marked; hold holds it back;
+    provisional sends it and corrects it later, for clients that can."""
     patience: float | None = None
-    """Seconds that a complete answer waits for a lost link; default: 1 in mode keep, 5 provisional, 20 hold."""
+    """Seconds that a complete answer waits for a lost link; default: 1 in mode keep, 5 provisional,
+    20 hold."""
     most_answers: int = 64
     """Answers at once."""
     keep_seconds: float = 900.0
@@ -46,7 +47,8 @@ class ServeSettings:
             raise ConfigError(f"mode must be one of {', '.join(modes)}, not {self.mode!r}")
         if not self.api_keys and not is_loopback(self.host):
             raise ConfigError(
-                f"refusing to listen on {self.host} without an api key", hint="give --api-key, or listen on 127.0.0.1"
+                f"refusing to listen on {self.host} without an api key",
+                hint="give --api-key, or listen on 127.0.0.1",
             )
         if any(not key.strip() or not key.isascii() for key in self.api_keys):
             raise ConfigError("an api key is empty or not ASCII")

@@ -1,4 +1,5 @@
-"""A chat as ids that only grow: earlier text is not rendered and tokenized again, so both ends keep its KV cache."""
+"""A chat as ids that only grow: earlier text is not rendered and tokenized again, so both ends keep
+its KV cache."""
 
 from __future__ import annotations
 
@@ -27,13 +28,18 @@ class ChatLog:
         """How many of the oldest messages are no longer sent because the context is full."""
 
     def ask(self, messages: Messages, room: int | None = None) -> tuple[list[int], int]:
-        """The ids up to the start of the assistant's next answer, and how many messages were newly left out so that
-        there are at most `room`."""
+        """The ids up to the start of the assistant's next answer, and how many messages were newly
+        left out so that there are at most `room`."""
         self.messages = [dict(message) for message in messages]
-        before, no_limit = self._left_out, sys.maxsize
-        (ids, text), self._left_out = fitting(self.messages, no_limit if room is None else room, self._prompt_of)
-        self._ids, self._text = ids, text
-        self._start, self._question = len(ids), True
+        before = self._left_out
+        no_limit = sys.maxsize
+        (ids, text), self._left_out = fitting(
+            self.messages, no_limit if room is None else room, self._prompt_of
+        )
+        self._ids = ids
+        self._text = text
+        self._start = len(ids)
+        self._question = True
         return list(ids), max(0, self._left_out - before)
 
     def _prompt_of(self, messages: Messages) -> tuple[list[int], str]:
@@ -43,9 +49,11 @@ class ChatLog:
         return self._codec.plain(text), text
 
     def answered(self, ids: Sequence[int], text: str) -> None:
-        """Add the assistant's answer as shown, or as corrected later; `ids` are all ids of the chat."""
+        """Add the assistant's answer as shown, or as corrected later; `ids` are all ids of the
+        chat."""
         if self._question:
-            self._prompt, self._question = self._text, False
+            self._prompt = self._text
+            self._question = False
             self.messages.append({})
         self.messages[-1] = {"role": "assistant", "content": text}
         self._text = self._prompt + self._codec.decode(ids[self._start :], skip_special=False)
@@ -53,10 +61,15 @@ class ChatLog:
 
 
 def prompt_ids(
-    codec: TextCodec, prompt: str | Messages, *, raw: bool = False, chat: ChatLog | None = None, room: int | None = None
+    codec: TextCodec,
+    prompt: str | Messages,
+    *,
+    raw: bool = False,
+    chat: ChatLog | None = None,
+    room: int | None = None,
 ) -> tuple[list[int], int]:
-    """The ids of a prompt, and how many messages were left out for the `room`: a text is the user's next message in
-    `chat`, unless `raw`; a list is the whole chat."""
+    """The ids of a prompt, and how many messages were left out for the `room`: a text is the user's
+    next message in `chat`, unless `raw`; a list is the whole chat."""
     chat = chat or ChatLog(codec)
     if not isinstance(prompt, str):
         return chat.ask(prompt, room)

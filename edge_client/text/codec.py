@@ -15,22 +15,30 @@ if TYPE_CHECKING:
     from edge_client.text.template import ChatTemplate
 
 _LONGEST_TOKEN = 4096
-"""Most characters that one token can add to a text; real vocabularies have tokens of a few hundred spaces."""
+"""Most characters that one token can add to a text; real vocabularies have tokens of a few hundred
+spaces."""
 
 
 class TextCodec:
     """The tokenizer and chat template of a bundle. They are untrusted, so their output is bounded."""
 
     def __init__(
-        self, tokenizer_file: Path, template_file: Path | None = None, *, bos_id: int | None = None,
-        eos_ids: Sequence[int] = (), special_tokens: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
-        """`special_tokens` are the names that a template may use; by default those of `bos_id` and the first of
-        `eos_ids`."""
+        self,
+        tokenizer_file: Path,
+        template_file: Path | None = None,
+        *,
+        bos_id: int | None = None,
+        eos_ids: Sequence[int] = (),
+        special_tokens: Mapping[str, str] | None = None,
+    ) -> None:
+        """`special_tokens` are the names that a template may use; by default those of `bos_id` and
+        the first of `eos_ids`."""
         self.tokenizer = read_tokenizer(tokenizer_file)
         self.eos_ids = frozenset(eos_ids)
         ids = {"bos_token": bos_id, "eos_token": next(iter(eos_ids), None)}
-        named = {name: self.tokenizer.id_to_token(i) or "" for name, i in ids.items() if i is not None}
+        named = {
+            name: self.tokenizer.id_to_token(i) or "" for name, i in ids.items() if i is not None
+        }
         self._special = dict(special_tokens or named)
         self._template_file = template_file
 
@@ -70,8 +78,11 @@ class TextCodec:
         """The chat template's source; empty if there is none."""
         return self._template.source if self._template is not None else ""
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None = None) -> str:
-        """A conversation as one text, up to the start of the assistant's answer; `template` are variables for it."""
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None = None
+    ) -> str:
+        """A conversation as one text, up to the start of the assistant's answer; `template` are
+        variables for it."""
         if self._template is None:
             raise UsageError("this bundle has no chat template", hint="use `generate --raw`")
         return self._template.render(messages, self._special, template or {})
@@ -85,7 +96,9 @@ class TextCodec:
         with tokenizer_errors("decode"):
             text = str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special))
         if len(text) > _LONGEST_TOKEN * max(1, len(ids)):
-            raise BundleError(f"the bundle's tokenizer makes {len(text)} characters of {len(ids)} tokens")
+            raise BundleError(
+                f"the bundle's tokenizer makes {len(text)} characters of {len(ids)} tokens"
+            )
         return text
 
     def _encode(self, text: str, *, special: bool) -> list[int]:

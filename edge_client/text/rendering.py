@@ -1,9 +1,10 @@
-"""The process that renders chat templates (`template.py` runs it): jinja2 as transformers sets it up, and limits.
+"""The process that renders chat templates (`template.py` runs it): jinja2 as transformers sets it
+up, and limits.
 
-Its output must equal that of `apply_chat_template`, so the environment is exactly that of transformers 4.57: sandbox,
-block trimming, loop controls, the `generation` tag, `raise_exception`, `strftime_now`, and a `tojson` that does not
-escape HTML. Lines of JSON on standard input and output. Imports nothing of this project, so that it starts in a tenth
-of a second.
+Its output must equal that of `apply_chat_template`, so the environment is exactly that of
+transformers 4.57: sandbox, block trimming, loop controls, the `generation` tag, `raise_exception`,
+`strftime_now`, and a `tojson` that does not escape HTML. Lines of JSON on standard input and
+output. Imports nothing of this project, so that it starts in a tenth of a second.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ try:
 except ImportError:  # Windows: there only the client's timeout limits a template
     resource = None  # type: ignore[assignment]
 
-_MEMORY, _SECONDS = 512 * 2**20, 20
+_MEMORY = 512 * 2**20
+_SECONDS = 20
 
 
 class GenerationTag(jinja2.ext.Extension):
@@ -56,9 +58,15 @@ def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 
 
 def _tojson(
-    x: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    x: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
 ) -> str:
-    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -68,8 +76,13 @@ def _raise_exception(message: str) -> NoReturn:
 def _answer(template: jinja2.Template, task: dict[str, Any], longest: int) -> dict[str, str]:
     pieces: list[str] = []
     length = 0
-    # Special tokens have the tokenizer's names; `documents` are None, and so are `tools` unless there are some.
-    ours = {"tools": task["variables"].get("tools"), "documents": None, "add_generation_prompt": True} | task["special"]
+    # Special tokens have the tokenizer's names; `documents` are None, and so are `tools` unless
+    # there are some.
+    ours = {
+        "tools": task["variables"].get("tools"),
+        "documents": None,
+        "add_generation_prompt": True,
+    } | task["special"]
     names = task["variables"] | ours | {"messages": task["messages"]}
     try:
         for piece in template.generate(names):
@@ -90,11 +103,14 @@ def _limit_memory() -> None:
 
 
 def _limit_time() -> None:
-    """Normally the client ends this process; the limit is for an endless template whose client has died."""
+    """Normally the client ends this process; the limit is for an endless template whose client has
+    died."""
     if resource is not None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-        resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + _SECONDS, hard))
+        resource.setrlimit(
+            resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + _SECONDS, hard)
+        )
 
 
 def serve(lines: BinaryIO, out: BinaryIO, longest: int) -> None:

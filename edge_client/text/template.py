@@ -1,8 +1,8 @@
 """Chat templates, rendered in a separate process: a template is an untrusted program.
 
-The sandbox keeps it from accessing Python, but not from running forever or building a text of many gigabytes, and a
-thread cannot be stopped. So the rendering process (`rendering.py`) has a memory limit and is killed after a timeout. It
-is started for the first chat and kept for the next.
+The sandbox keeps it from accessing Python, but not from running forever or building a text of many
+gigabytes, and a thread cannot be stopped. So the rendering process (`rendering.py`) has a memory
+limit and is killed after a timeout. It is started for the first chat and kept for the next.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from moa.errors import BundleError, MoaError, UsageError
 from moa.safe_text import safe_line
 
 _PROGRAM = Path(__file__).with_name("rendering.py")
-_START_SECONDS, _RENDER_SECONDS = 60.0, 10.0
+_START_SECONDS = 60.0
+_RENDER_SECONDS = 10.0
 _LARGEST_TEMPLATE, _LARGEST_TEXT = 2**20, 2**24
 """Bytes."""
 
@@ -56,10 +57,14 @@ class ChatTemplate:
         special: Mapping[str, str],
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """The text up to the start of the assistant's answer; `special` are names of special tokens and their text,
-        `variables` what else the template may use."""
+        """The text up to the start of the assistant's answer; `special` are names of special tokens
+        and their text, `variables` what else the template may use."""
         try:
-            content = {"messages": list(messages), "special": dict(special), "variables": dict(variables)}
+            content = {
+                "messages": list(messages),
+                "special": dict(special),
+                "variables": dict(variables),
+            }
             task = msgspec.json.encode(content)
         except (UnicodeEncodeError, TypeError, ValueError) as error:
             raise UsageError(f"a message is not text: {safe_line(str(error))}") from None
@@ -72,7 +77,9 @@ class ChatTemplate:
         if answer.kind == "broken":
             raise BundleError(f"{self._file} is not a chat template: {safe_line(answer.text)}")
         if answer.kind == "refused":
-            raise UsageError(f"the chat template refuses this conversation: {safe_line(answer.text)}")
+            raise UsageError(
+                f"the chat template refuses this conversation: {safe_line(answer.text)}"
+            )
         return answer.text
 
     def _ask(self, task: bytes) -> bytes:
@@ -80,20 +87,32 @@ class ChatTemplate:
         line = _exchange(process, task + b"\n", _RENDER_SECONDS)
         if not line.endswith(b"\n"):
             self._end()
-            raise self._spoilt(f"takes over {_RENDER_SECONDS:.0f} s, too much memory, or writes too much")
+            raise self._spoilt(
+                f"takes over {_RENDER_SECONDS:.0f} s, too much memory, or writes too much"
+            )
         return line
 
     def _start(self) -> subprocess.Popen[bytes]:
         # An empty environment: a template must not read the token.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("MOA_EDGE_")}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("MOA_EDGE_")
+        }
         pipe = subprocess.PIPE
         command = [sys.executable, "-P", str(_PROGRAM), str(_LARGEST_TEXT)]
         # In its own process session, so that a Ctrl-C that stops an answer does not kill it.
         process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment, start_new_session=True
+            command,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
         )
         self._finalizer = weakref.finalize(self, _end, process)
-        if _exchange(process, msgspec.json.encode(self.source) + b"\n", _START_SECONDS) != b"ready\n":
+        if (
+            _exchange(process, msgspec.json.encode(self.source) + b"\n", _START_SECONDS)
+            != b"ready\n"
+        ):
             self._end()
             raise MoaError("the process that renders chat templates did not start")
         return process
@@ -103,7 +122,9 @@ class ChatTemplate:
         self._finalizer()
 
     def _spoilt(self, how: str) -> BundleError:
-        return BundleError(f"the chat template {self._file} {how}", hint="use another bundle, or `generate --raw`")
+        return BundleError(
+            f"the chat template {self._file} {how}", hint="use another bundle, or `generate --raw`"
+        )
 
 
 def _exchange(process: subprocess.Popen[Any], line: bytes, seconds: float) -> bytes:

@@ -1,4 +1,5 @@
-"""Reads a tokenizer's file. It is untrusted, and the library has no sandbox, so it is checked before it is loaded."""
+"""Reads a tokenizer's file. It is untrusted, and the library has no sandbox, so it is checked
+before it is loaded."""
 
 from __future__ import annotations
 
@@ -17,10 +18,12 @@ from moa.safe_text import safe_line
 
 _LARGEST_FILE = 2**26
 _LARGEST_GROWTH = 64
-"""Times as much text as goes in that the steps may make together; more could turn a prompt into gigabytes."""
+"""Times as much text as goes in that the steps may make together; more could turn a prompt into
+gigabytes."""
 _MOST_STEPS = 64
 _GROWTH = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "ByteLevel": 2, "Metaspace": 2}
-"""Of steps that write no text of their own: the longest expansion of a character, or what another run of it doubles."""
+"""Of steps that write no text of their own: the longest expansion of a character, or what another
+run of it doubles."""
 
 
 class _Parts(msgspec.Struct):
@@ -49,7 +52,9 @@ def read_tokenizer(file: Path) -> Tokenizer:
             if len(growths) > _MOST_STEPS:
                 raise BundleError(f"it has more than {_MOST_STEPS} steps")
             if (growth := math.prod(growths)) > _LARGEST_GROWTH:
-                raise BundleError(f"it makes {growth:.0f} times as much text, at most {_LARGEST_GROWTH}")
+                raise BundleError(
+                    f"it makes {growth:.0f} times as much text, at most {_LARGEST_GROWTH}"
+                )
         with tokenizer_errors("read"):
             return Tokenizer.from_buffer(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -59,7 +64,8 @@ def read_tokenizer(file: Path) -> Tokenizer:
 
 
 def _growths(part: Any) -> Iterator[float]:
-    """Of each step of a normalizer, pre-tokenizer or decoder: how many times as much text it may make."""
+    """Of each step of a normalizer, pre-tokenizer or decoder: how many times as much text it may
+    make."""
     if isinstance(part, list):
         for step in part:
             yield from _growths(step)
@@ -74,12 +80,20 @@ def _growth(step: dict[str, Any]) -> float:
     """Of one step alone."""
     kind = step.get("type")
     own = max(
-        (len(text) for key in ("content", "prepend", "replacement") if isinstance(text := step.get(key), str)),
+        (
+            len(text)
+            for key in ("content", "prepend", "replacement")
+            if isinstance(text := step.get(key), str)
+        ),
         default=0,
     )
     if kind == "Precompiled":  # base64 of a trie's size, the trie, and texts that end with zeros
         charsmap = base64.b64decode(step.get("precompiled_charsmap") or "")
-        texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].decode("utf-8", "replace").split("\0")
+        texts = (
+            charsmap[4 + int.from_bytes(charsmap[:4], "little") :]
+            .decode("utf-8", "replace")
+            .split("\0")
+        )
         return max(1, *map(len, texts))
     if kind == "Prepend":
         return 1 + own
@@ -100,5 +114,7 @@ def tokenizer_errors(what: str) -> Iterator[None]:
         raise
     except BaseException as error:
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise BundleError(f"the tokenizer cannot {what} this: {safe_line(str(error))}") from None
+            raise BundleError(
+                f"the tokenizer cannot {what} this: {safe_line(str(error))}"
+            ) from None
         raise

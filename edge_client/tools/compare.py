@@ -34,7 +34,10 @@ class TimedAnswer:
 
 
 async def ask(
-    client: EdgeClient | Conversation, ids: Sequence[int], see: See | None = None, **changes: Unpack[TurnChanges]
+    client: EdgeClient | Conversation,
+    ids: Sequence[int],
+    see: See | None = None,
+    **changes: Unpack[TurnChanges],
 ) -> TimedAnswer:
     """Run one turn to its end; `see` gets every event."""
     told = AnswerSoFar()
@@ -61,13 +64,23 @@ def rates(answers: Sequence[TimedAnswer]) -> dict[str, float]:
     """Figures over several answers."""
     total: dict[str, float] = {}
     for answer in answers:
-        for name in ("tokens", "seconds", "calls", "rounds", "accepted", "sent_bytes", "received_bytes"):
+        for name in (
+            "tokens",
+            "seconds",
+            "calls",
+            "rounds",
+            "accepted",
+            "sent_bytes",
+            "received_bytes",
+        ):
             total[name] = total.get(name, 0) + answer.stats.get(name, 0)
     return {
         "tokens": total["tokens"],
         "tokens_per_second": total["tokens"] / max(1e-9, total["seconds"]),
         "calls_per_100": 100 * total["calls"] / max(1, total["tokens"]),
-        "tokens_per_round": (total["accepted"] + total["rounds"]) / total["rounds"] if total["rounds"] else 0.0,
+        "tokens_per_round": (total["accepted"] + total["rounds"]) / total["rounds"]
+        if total["rounds"]
+        else 0.0,
         "kilobytes": (total["sent_bytes"] + total["received_bytes"]) / 1000,
         "first_token_ms": 1000 * median(answer.stats["first_token_seconds"] for answer in answers),
     }

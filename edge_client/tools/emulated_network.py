@@ -1,7 +1,9 @@
-"""A TCP proxy on loopback that behaves like a worse link: delay, jitter, rate, loss-like stalls, outages and cuts.
+"""A TCP proxy on loopback that behaves like a worse link: delay, jitter, rate, loss-like stalls,
+outages and cuts.
 
-TCP turns loss into a delay, so that is emulated: with the profile's probability, a packet and all after it are delayed
-by two round trips (a tail-loss probe). A new connection costs a round trip before its first byte.
+TCP turns loss into a delay, so that is emulated: with the profile's probability, a packet and all
+after it are delayed by two round trips (a tail-loss probe). A new connection costs a round trip
+before its first byte.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ _READ = 16 * 1024
 _LOOK_SECONDS = 0.02
 """How often to look whether an outage has ended."""
 _QUEUE = 64 * 1024
-"""Bytes that may queue in the link in one direction; more blocks the sender, like a full router buffer."""
+"""Bytes that may queue in the link in one direction; more blocks the sender, like a full router
+buffer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A link's properties at one time. Rates are megabits a second (0 is unlimited), loss is a share of packets."""
+    """A link's properties at one time. Rates are megabits a second (0 is unlimited), loss is a
+    share of packets."""
 
     rtt_ms: float = 0.0
     down_mbps: float = 0.0
@@ -65,14 +69,18 @@ PROFILES = {
     "bursty": Profile(((8.0, Condition(40, 30, 15)), (2.0, Condition(250, 5, 2)))),
     "outage": Profile(((10.0, _4G), (5.0, replace(_4G, out=True)))),
 }
-"""This project's own choices, made from published measurements of such links; not figures of the paper."""
+"""This project's own choices, made from published measurements of such links; not figures of the
+paper."""
 
 
 class LinkProxy:
     """`async with LinkProxy(host, port, profile) as link:` then connect to `link.port`."""
 
-    def __init__(self, host: str, port: int, profile: Profile | None = None, *, seed: int = 0) -> None:
-        self.host, self.target_port = host, port
+    def __init__(
+        self, host: str, port: int, profile: Profile | None = None, *, seed: int = 0
+    ) -> None:
+        self.host = host
+        self.target_port = port
         self.profile = profile or PROFILES["loopback"]
         self.passed: dict[Direction, int] = {"up": 0, "down": 0}
         """Bytes delivered so far."""
@@ -133,14 +141,16 @@ class LinkProxy:
         self._silent = True
 
     def restore(self) -> None:
-        """End `go_down` and `go_silent`. Swallowed bytes stay lost, so connections that were silenced are reset."""
+        """End `go_down` and `go_silent`. Swallowed bytes stay lost, so connections that were
+        silenced are reset."""
         if self._silent:
             self.cut()
         self._refusing = self._silent = False
 
     def use(self, profile: Profile) -> None:
         """Change the link's profile, from now on."""
-        self.profile, self._started = profile, asyncio.get_running_loop().time()
+        self.profile = profile
+        self._started = asyncio.get_running_loop().time()
 
     # ---- forwarding
 
@@ -169,7 +179,9 @@ class LinkProxy:
             for end in ends:
                 end.transport.abort()
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction) -> None:
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction
+    ) -> None:
         """Read, delay every chunk, deliver in order."""
         loop = asyncio.get_running_loop()
         line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
@@ -182,7 +194,9 @@ class LinkProxy:
             with contextlib.suppress(OSError):  # a reset is an end, too
                 while data := await reader.read(_READ):
                     condition = self._condition()
-                    rate = (condition.up_mbps if direction == "up" else condition.down_mbps) * 125_000
+                    rate = (
+                        condition.up_mbps if direction == "up" else condition.down_mbps
+                    ) * 125_000
                     free_at = max(free_at, loop.time()) + (len(data) / rate if rate else 0.0)
                     due = max(due, free_at + self._delay(condition, len(data)))
                     line.put_nowait((due, data))
@@ -218,7 +232,9 @@ class LinkProxy:
         while self._condition().out:
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _deliver(self, writer: asyncio.StreamWriter, data: bytes, direction: Direction) -> None:
+    async def _deliver(
+        self, writer: asyncio.StreamWriter, data: bytes, direction: Direction
+    ) -> None:
         if self._silent:
             return
         left = self._cuts[direction] - self.passed[direction]

@@ -1,7 +1,9 @@
-"""Writes the web app: a folder of static files, with the chat page, a bundle, and what runs it in a browser.
+"""Writes the web app: a folder of static files, with the chat page, a bundle, and what runs it in a
+browser.
 
-The chat page's files are copied, and those of `edge_client/web` over them. What others wrote comes from npm, by hash.
-Large files are packed, whatever the host compresses, and named by their contents.
+The chat page's files are copied, and those of `edge_client/web` over them. What others wrote comes
+from npm, by hash. Large files are packed, whatever the host compresses, and named by their
+contents.
 """
 
 from __future__ import annotations
@@ -38,14 +40,16 @@ _HEAD = 'const VERSION = "moa-app-'
 """How the service worker of an app begins."""
 _WASM_MEMORY = 4 << 30
 _PHONE_MEMORY = 1 << 30
-"""What a page gets of a phone's 3 GB, about: so much it takes where a browser does not say how much memory there is."""
+"""What a page gets of a phone's 3 GB, about: so much it takes where a browser does not say how much
+memory there is."""
 _UNSERVED = ("sw.js", "LICENSE")
 """Ends of names that the service worker does not keep."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """A package of npm: `integrity` is the SHA-512 of its archive, `files` what we take of it and the names here."""
+    """A package of npm: `integrity` is the SHA-512 of its archive, `files` what we take of it and
+    the names here."""
 
     name: str
     version: str
@@ -100,18 +104,27 @@ def build_web_app(settings: WebAppSettings, say: Callable[[str], None] = lambda 
     """Write the app; returns the bytes of a first visit."""
     connect = _origin(settings.verifier)
     bundle = Bundle.open(settings.bundle)
-    name = settings.variant or next((name for name in _SUITED if name in bundle.manifest.variants), "")
+    name = settings.variant or next(
+        (name for name in _SUITED if name in bundle.manifest.variants), ""
+    )
     variant = _usable(bundle, name)
     if (memory := memory_needed(variant)) > _PHONE_MEMORY:
         say(f"loading it takes {memory / 2**30:.1f} GB of a browser's memory: phones refuse it")
     bundle.verify([name or bundle.manifest.default_variant])
     out = settings.out.absolute()
     if out.exists() and not _replaceable(out):
-        raise UsageError(f"{out} is not an empty folder", hint="name a new folder, or one that this command wrote")
+        raise UsageError(
+            f"{out} is not an empty folder",
+            hint="name a new folder, or one that this command wrote",
+        )
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as work:
         folder = Path(work) / out.name
-        for package, part in (("edge_client.serve", "page"), ("moa.api", "assets"), ("edge_client", "web")):
+        for package, part in (
+            ("edge_client.serve", "page"),
+            ("moa.api", "assets"),
+            ("edge_client", "web"),
+        ):
             _copy(importlib.resources.files(package) / part, folder)
         runtime = _vendor(settings.packages, folder / "vendor", say)
         config = _config(settings, bundle, variant, folder, runtime)
@@ -126,11 +139,14 @@ def build_web_app(settings: WebAppSettings, say: Callable[[str], None] = lambda 
 
 
 def _replaceable(out: Path) -> bool:
-    """Whether nothing of anybody else is lost: `out` is empty, or an app of ours, by the head of its service worker."""
+    """Whether nothing of anybody else is lost: `out` is empty, or an app of ours, by the head of
+    its service worker."""
     if not out.is_dir():
         return False
     script = out / "sw.js"
-    return not any(out.iterdir()) or (script.is_file() and script.read_bytes().startswith(_HEAD.encode()))
+    return not any(out.iterdir()) or (
+        script.is_file() and script.read_bytes().startswith(_HEAD.encode())
+    )
 
 
 def _usable(bundle: Bundle, name: str) -> Variant:
@@ -154,7 +170,9 @@ def _origin(verifier: str) -> list[str]:
         return []
     address = urlsplit(verifier)
     if address.scheme not in ("ws", "wss") or not address.hostname or set(verifier) & set("; ,'\""):
-        raise UsageError(f"{verifier!r} is no address of a verifier", hint="wss://HOST or wss://HOST:PORT")
+        raise UsageError(
+            f"{verifier!r} is no address of a verifier", hint="wss://HOST or wss://HOST:PORT"
+        )
     return [f"{address.scheme}://{address.netloc.rpartition('@')[2]}"]
 
 
@@ -174,10 +192,14 @@ def _vendor(packages: Path | None, folder: Path, say: Callable[[str], None]) -> 
         for package in PACKAGES:
             archive = (packages or _fetch(package, Path(fetched), say)) / package.archive
             if not archive.is_file():
-                raise UsageError(f"no {package.archive} in {archive.parent}", hint=f"npm pack {package.name}")
+                raise UsageError(
+                    f"no {package.archive} in {archive.parent}", hint=f"npm pack {package.name}"
+                )
             digest = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
             if digest != package.integrity:
-                raise UsageError(f"{archive} is not {package.name} {package.version}: its hash differs")
+                raise UsageError(
+                    f"{archive} is not {package.name} {package.version}: its hash differs"
+                )
             with tarfile.open(archive) as content:
                 for inside, name in package.files.items():
                     file = content.extractfile(f"package/{inside}")
@@ -190,22 +212,33 @@ def _fetch(package: Package, folder: Path, say: Callable[[str], None]) -> Path:
     say(f"getting {package.name} {package.version} by npm")
     npm = shutil.which("npm")
     if npm is None:
-        raise UsageError("npm is not installed", hint=f"put {package.archive} into a folder, and name it: --packages")
+        raise UsageError(
+            "npm is not installed",
+            hint=f"put {package.archive} into a folder, and name it: --packages",
+        )
     command = [npm, "pack", f"{package.name}@{package.version}", "--pack-destination", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines()
-        raise MoaError(f"npm could not get {package.name}: {lines[-1] if lines else done.returncode}")
+        raise MoaError(
+            f"npm could not get {package.name}: {lines[-1] if lines else done.returncode}"
+        )
     return folder
 
 
-def _config(settings: WebAppSettings, bundle: Bundle, variant: Variant, folder: Path, runtime: Path) -> dict[str, Any]:
+def _config(
+    settings: WebAppSettings, bundle: Bundle, variant: Variant, folder: Path, runtime: Path
+) -> dict[str, Any]:
     """What the page reads first: of the manifest what it needs, and its files with their hashes."""
     manifest, codec = bundle.manifest, bundle.manifest.tokenizer
     if codec.file is None:
         raise BundleError(f"{bundle.folder} has no tokenizer", hint="build it again with one")
     rest = [name for name in variant.files if name != variant.model]
-    files = {"runtime": runtime, "model": bundle.path(variant.model), "tokenizer": bundle.path(codec.file)}
+    files = {
+        "runtime": runtime,
+        "model": bundle.path(variant.model),
+        "tokenizer": bundle.path(codec.file),
+    }
     if rest:
         files["data"] = bundle.path(rest[0])
     if codec.chat_template:
@@ -223,7 +256,11 @@ def _config(settings: WebAppSettings, bundle: Bundle, variant: Variant, folder: 
         "small": _PHONE_MEMORY,
         "eos": codec.eos_ids,
         "special": codec.special_tokens,
-        "identities": {"tokenizer": codec.hash, "target": "", "drafter": manifest.drafter.weights_id},
+        "identities": {
+            "tokenizer": codec.hash,
+            "target": "",
+            "drafter": manifest.drafter.weights_id,
+        },
         "calibration": msgspec.to_builtins(manifest.calibration),
         "graph": {
             "cache": [_heads(heads) for heads in manifest.cache],
@@ -239,7 +276,8 @@ def _config(settings: WebAppSettings, bundle: Bundle, variant: Variant, folder: 
 
 
 def memory_needed(variant: Variant) -> int:
-    """Bytes that a page takes while it loads the drafter, about: measured with 2 MB and with 0.5 GB of weights."""
+    """Bytes that a page takes while it loads the drafter, about: measured with 2 MB and with 0.5 GB
+    of weights."""
     return (200 << 20) + 7 * variant.size // 2
 
 
@@ -266,7 +304,9 @@ def _pack(path: Path, folder: Path) -> dict[str, Any]:
     name = f"packed/{digest[:16]}"
     (folder / "packed").mkdir(exist_ok=True)
     content = path.read_bytes()
-    (folder / name).write_bytes(packed(content) if path.name == RUNTIME else gzip.compress(content, 9, mtime=0))
+    (folder / name).write_bytes(
+        packed(content) if path.name == RUNTIME else gzip.compress(content, 9, mtime=0)
+    )
     return {"name": name, "sha256": digest, "size": path.stat().st_size}
 
 
@@ -283,7 +323,8 @@ def _secure(folder: Path, connect: list[str]) -> None:
 def _service_worker(folder: Path, rules: str) -> int:
     """Tell the service worker its files; returns their bytes, compressed."""
     files: dict[str, str] = {}
-    hashes, size = hashlib.sha256(rules.encode()), 0
+    hashes = hashlib.sha256(rules.encode())
+    size = 0
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
         if name.endswith(_UNSERVED):
@@ -294,7 +335,10 @@ def _service_worker(folder: Path, rules: str) -> int:
         kind = TYPES.get(name.rpartition(".")[2], "application/octet-stream")
         files["./" if name == "index.html" else name] = kind
     script = folder / "sw.js"
-    known = "".join(f"const {name} = {json.dumps(value)};\n" for name, value in (("FILES", files), ("POLICY", rules)))
+    known = "".join(
+        f"const {name} = {json.dumps(value)};\n"
+        for name, value in (("FILES", files), ("POLICY", rules))
+    )
     head = f'{_HEAD}{hashes.hexdigest()[:16]}";\n{known}'
     script.write_text(head + script.read_text(encoding="utf-8"), encoding="utf-8")
     return size

@@ -19,8 +19,8 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Draft a tree after `ids`. Like all work of the drafter it takes a few milliseconds at a time, after which the
-    machine is asked again, and the result goes to `TurnMachine.ran`."""
+    """Draft a tree after `ids`. Like all work of the drafter it takes a few milliseconds at a time,
+    after which the machine is asked again, and the result goes to `TurnMachine.ran`."""
 
     ids: Sequence[int]
     shape: TreeShape
@@ -30,8 +30,8 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Grow:
-    """Grow the tree of guesses after `ids` by a step of the drafter over its `breadth` likeliest nodes; guesses of
-    log-probability `least` and more are kept."""
+    """Grow the tree of guesses after `ids` by a step of the drafter over its `breadth` likeliest
+    nodes; guesses of log-probability `least` and more are kept."""
 
     ids: Sequence[int]
     breadth: int
@@ -47,7 +47,8 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait for news, at most until `until`, which lies in the future (`Moment`); None: without a limit."""
+    """Wait for news, at most until `until`, which lies in the future (`Moment`); None: without a
+    limit."""
 
     until: float | None
 

@@ -1,11 +1,13 @@
 """A turn as a stream, with guesses sent ahead of the answers. Pure.
 
-The drafter grows a tree below the log's end while the device waits anyway. What is new of it, likely, and can still be
-there in time goes up as `Foresee`. If the server drafts too, it has advanced by the tokens of a round trip by then:
-only guesses beyond those are useful. If it does not, it waits for ours, and the first draft after a miss is sent when
-it is as deep as a round's. With `chooses` the device changes between the two as it learns how often it is right.
+The drafter grows a tree below the log's end while the device waits anyway. What is new of it,
+likely, and can still be there in time goes up as `Foresee`. If the server drafts too, it has
+advanced by the tokens of a round trip by then: only guesses beyond those are useful. If it does
+not, it waits for ours, and the first draft after a miss is sent when it is as deep as a round's.
+With `chooses` the device changes between the two as it learns how often it is right.
 
-`_sent` mirrors the guesses at the verifier. A verifier without progress may have lost them: then all are sent again.
+`_sent` mirrors the guesses at the verifier. A verifier without progress may have lost them: then
+all are sent again.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from moa.wire import Advanced
 from moa.wire.messages import Foresee, Stream, Welcome
 
 _LEAST_WAITING, _LEAST_BESIDE = 0.01, 0.1
-"""Least probability of a guess that is grown further: where the verifier waits for guesses; where it drafts too."""
+"""Least probability of a guess that is grown further: where the verifier waits for guesses; where
+it drafts too."""
 _SEND = 0.25
 """Share of that probability from which on a guess is sent."""
 _MOST = 256
@@ -33,7 +36,8 @@ _MOST = 256
 _FEW, _MANY = 6, 16
 """New nodes that are worth a message, while the verifier still has others; and where it has many."""
 _AGAIN_SECONDS = 0.5
-"""Wait beyond twice the usual time for an answer, after which guesses count as lost. Doubled every time."""
+"""Wait beyond twice the usual time for an answer, after which guesses count as lost. Doubled every
+time."""
 _MOST_AGAIN = 4
 
 
@@ -83,19 +87,28 @@ class Ahead:
         self._agreed = {"foresee", "stream"} <= set(welcome.features)
 
     def lost(self) -> None:
-        """A new connection or session: the verifier may have no guesses any more, or still wait for them."""
+        """A new connection or session: the verifier may have no guesses any more, or still wait for
+        them."""
         self._sent.clear()
-        self._round, self._waits_there, self._tree, self._asked_at = None, None, None, None
+        self._round = None
+        self._waits_there = None
+        self._tree = None
+        self._asked_at = None
 
     def begin(self, plan: Plan) -> Stream:
         """The stream to ask for."""
-        self._shape, self._answered_at, self._server_drafts = plan.shape, None, plan.who_drafts == "server"
+        self._shape = plan.shape
+        self._answered_at = None
+        self._server_drafts = plan.who_drafts == "server"
         self._waits_there = plan.who_drafts == "device"
-        return self.transcript.session.stream(speculate=self._server_drafts, waits=self._waits_there)
+        return self.transcript.session.stream(
+            speculate=self._server_drafts, waits=self._waits_there
+        )
 
     def grew(self, action: Grow, tree: GuessTreeGrower) -> None:
         """The drafter has grown the tree."""
-        self._tree, self._length = tree, len(action.ids)
+        self._tree = tree
+        self._length = len(action.ids)
 
     # ---- what answers teach
 
@@ -108,7 +121,9 @@ class Ahead:
             self.controller.usefulness.forward(bool(event.foreseen))
         self._judge(event.tokens)
         if self._asked_at is not None:
-            self.controller.rtt.add(now - self._asked_at - (event.queue_ms + event.forward_ms) / 1000)
+            self.controller.rtt.add(
+                now - self._asked_at - (event.queue_ms + event.forward_ms) / 1000
+            )
             self._asked_at = None
         self._again = 0
         self._sent.follow(self.transcript.session.log)
@@ -130,18 +145,24 @@ class Ahead:
             self.stats.accepted += tokens - 1
             self.stats.drafted += event.foreseen
         if tokens:
-            self.stats.by["device" if event.foreseen else "server" if event.drafted else "none"] += tokens
+            self.stats.by[
+                "device" if event.foreseen else "server" if event.drafted else "none"
+            ] += tokens
 
     def _judge(self, tokens: Sequence[int]) -> None:
         """How many guesses in a row were right."""
         run: tuple[int, bool] | None = None
-        if self._tree is not None and self._length == len(self.transcript.session.log) - len(tokens):
+        if self._tree is not None and self._length == len(self.transcript.session.log) - len(
+            tokens
+        ):
             run = self._tree.won(tokens)
             self.controller.guessed(*run)
         if self._round is not None:
             outcome = self._sent.judge(tokens)
             self.stats.outcomes[outcome] += 1
-            if self._waits and self._waits_there:  # a verifier that waits stands still where guesses end
+            if (
+                self._waits and self._waits_there
+            ):  # a verifier that waits stands still where guesses end
                 ended = outcome in ("missed", "beyond")
                 run = len(tokens) - ended, ended
         if run is not None:
@@ -151,17 +172,25 @@ class Ahead:
 
     def next(self, moment: Moment) -> Foresee | Grow | None:
         """The most useful action for the running stream, if any."""
-        session, stream, now = self.transcript.session, self.transcript.session.streaming, moment.now
+        session, stream, now = (
+            self.transcript.session,
+            self.transcript.session.streaming,
+            moment.now,
+        )
         if not self.on or stream is None:
             return None
         if self._round != (session.id, stream.round):
             there = self._waits_there
             self.lost()
-            self._round, self._waits, self._waits_there = (session.id, stream.round), stream.waits, there
+            self._round = (session.id, stream.round)
+            self._waits = stream.waits
+            self._waits_there = there
             self._expect(now)
         if self.chooses:
             self._choose(now)
-            if self._waits_there != self._waits and (self._waits_there is not False or len(self._sent)):
+            if self._waits_there != self._waits and (
+                self._waits_there is not False or len(self._sent)
+            ):
                 return self._send(DraftTree([session.log[-1]], [-1], [0.0]), (), now)
         if not self._waits and self.controller.usefulness.rests:
             return None
@@ -171,12 +200,15 @@ class Ahead:
             self._expect(now)
             moment.reached(self._again_at)
         self._sent.follow(session.log)
-        if provisional := self.transcript.provisional:  # it is what the device would guess, and it must be checked
+        if (
+            provisional := self.transcript.provisional
+        ):  # it is what the device would guess, and it must be checked
             tokens = [session.log[-1], *provisional[: self.controller.max_nodes]]
             chain = DraftTree(tokens, list(range(-1, len(tokens) - 1)), [0.0] * len(tokens))
             return self._send(chain, self._sent.missing(chain), now)
         least = _LEAST_WAITING if self._waits else _LEAST_BESIDE
-        grow, tree = Grow(session.log, GUESSED, math.log(_SEND * least)), self._tree
+        grow = Grow(session.log, GUESSED, math.log(_SEND * least))
+        tree = self._tree
         if tree is None or self._length != len(session.log) or tree.root != session.log[-1]:
             return grow
         done = len(tree.tree) >= _MOST or tree.likeliest_open < math.log(least)
@@ -189,16 +221,24 @@ class Ahead:
         """Whether the verifier is to wait for guesses from now on."""
         waits = self.controller.waits(self.transcript.remaining, now=self._waits)
         if waits != self._waits:
-            self._waits, self._server_drafts = waits, not waits
+            self._waits = waits
+            self._server_drafts = not waits
             self._changed_at = now + self.controller.rtt.smoothed
 
     def _fresh(self, tree: GuessTreeGrower, least: float, *, done: bool) -> list[int]:
         """The guesses to send: new, likely, and there in time."""
-        missing, scores = self._sent.missing(tree.tree), tree.tree.scores
+        missing = self._sent.missing(tree.tree)
+        scores = tree.tree.scores
         # A server that drafts advances until they arrive.
         lead = 0.0 if self._waits else self.controller.rate * self.controller.rtt.smoothed
-        fresh = [node for node in missing if tree.depths[node] > lead and scores[node] >= math.log(_SEND * least)]
-        if done and not fresh and self._waits and not len(self._sent):  # the verifier stands still: any guess will do
+        fresh = [
+            node
+            for node in missing
+            if tree.depths[node] > lead and scores[node] >= math.log(_SEND * least)
+        ]
+        if (
+            done and not fresh and self._waits and not len(self._sent)
+        ):  # the verifier stands still: any guess will do
             fresh = sorted(missing, key=scores.__getitem__)[-1:]
         return fresh
 
@@ -211,7 +251,8 @@ class Ahead:
 
     def _send(self, tree: DraftTree, fresh: Sequence[int], now: float) -> Foresee | None:
         """The likeliest of these nodes, with the paths to them, as many as fit into a message."""
-        most, kept = self.controller.max_nodes, {0}
+        most = self.controller.max_nodes
+        kept = {0}
         for node in sorted(fresh, key=tree.scores.__getitem__, reverse=True):
             path = [node]
             while tree.parents[path[-1]] not in kept:
@@ -221,7 +262,8 @@ class Ahead:
         waits = self._waits if self._waits != self._waits_there else None
         if len(kept) < 2 and waits is None:
             return None
-        session, order = self.transcript.session, sorted(kept)
+        session = self.transcript.session
+        order = sorted(kept)
         index = {node: i for i, node in enumerate(order)}
         part = DraftTree(
             [tree.tokens[node] for node in order],
@@ -231,11 +273,15 @@ class Ahead:
         message = session.foresee(part.tokens, part.parents, neg_log_probs_of(part), waits)
         self._waits_there = self._waits
         if self._waits and not len(self._sent) and now >= self._changed_at:
-            self._asked_at = None  # of guesses that were sent again it is unknown which message is answered
+            self._asked_at = (
+                None  # of guesses that were sent again it is unknown which message is answered
+            )
             if not self._again:
                 self._asked_at = now
                 self.deadlines.asked(now)
-        self._sent.add(session.log, message.base, message.tokens, message.parents, message.neg_log_probs)
+        self._sent.add(
+            session.log, message.base, message.tokens, message.parents, message.neg_log_probs
+        )
         self.stats.guess_messages += 1
         self._expect(now)
         return message

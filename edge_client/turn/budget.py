@@ -27,7 +27,8 @@ class Spending:
         if not rate:
             return 0.0
         if self._bytes is None or self._bytes.rate != rate:
-            self._bytes, self._counted = TokenBucket(rate, rate * _BURST_SECONDS, now), self.passed
+            self._bytes = TokenBucket(rate, rate * _BURST_SECONDS, now)
+            self._counted = self.passed
         level = self._bytes.level(now)
         self._bytes.spend(self.passed - self._counted)
         level -= self.passed - self._counted

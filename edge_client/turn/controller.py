@@ -55,7 +55,8 @@ _EVIDENCE = 16
 _EARLIER = 8.0
 """Guesses that all earlier turns count as, at most."""
 _UNUSED, _FIRST_REST, _LONGEST_REST = 16, 32, 512
-"""Forwards without a guess in time before the device stops guessing, and for how many: at first, and at last."""
+"""Forwards without a guess in time before the device stops guessing, and for how many: at first,
+and at last."""
 _TRIES = 5
 """Forwards at the beginning of a turn over which it guesses in any case."""
 _SERVER_MARGIN = 1.05
@@ -70,7 +71,11 @@ def _streak(rate: float) -> Streak:
 def _shapes(can_tree: bool, max_nodes: int, max_chain: int) -> tuple[TreeShape, ...]:
     """The tree shapes that a verifier with these limits accepts."""
     chains = [TreeShape.chain(depth) for depth in _CHAINS if depth <= max_chain]
-    trees = [TreeShape(b, d, min(n, max_nodes)) for b, d, n in _TREES] if can_tree and max_nodes > 0 else []
+    trees = (
+        [TreeShape(b, d, min(n, max_nodes)) for b, d, n in _TREES]
+        if can_tree and max_nodes > 0
+        else []
+    )
     return (*chains, *trees)
 
 
@@ -87,8 +92,8 @@ class Plan:
 
 @dataclass(slots=True)
 class Usefulness:
-    """Whether a server that drafts too uses the guesses. After 16 forwards without one the device rests for 32, then
-    for 64, up to 512."""
+    """Whether a server that drafts too uses the guesses. After 16 forwards without one the device
+    rests for 32, then for 64, up to 512."""
 
     _pause: int = _FIRST_REST
     _unused: int = 0
@@ -110,7 +115,8 @@ class Usefulness:
         self._tries = max(0, self._tries - 1)
         self._unused += 1
         if used:
-            self._pause, self._unused = _FIRST_REST, 0
+            self._pause = _FIRST_REST
+            self._unused = 0
         elif self._unused >= _UNUSED:
             self._unused, self._pause = -self._pause, min(2 * self._pause, _LONGEST_REST)
 
@@ -140,14 +146,17 @@ class Controller:
     usefulness: Usefulness = field(default_factory=Usefulness)
     """Of guesses for streams that the server drafts."""
     acceptance: dict[bool, LevelRates] = field(
-        default_factory=lambda: {tree: LevelRates([prior] * DEPTHS, _KEEP) for tree, prior in _PRIOR_ACCEPTANCE.items()}
+        default_factory=lambda: {
+            tree: LevelRates([prior] * DEPTHS, _KEEP) for tree, prior in _PRIOR_ACCEPTANCE.items()
+        }
     )
     """Of chains, and of trees."""
 
     # ---- what was measured
 
     def calibrate(self, chain: Sequence[float], tree: Sequence[float]) -> None:
-        """Start from acceptance by level as it was measured when the bundle was made, deeper ones like the deepest."""
+        """Start from acceptance by level as it was measured when the bundle was made, deeper ones
+        like the deepest."""
         if tree:
             self.streak = _streak(sum(tree) / len(tree))
         for branching, rates in ((False, chain), (True, tree)):
@@ -156,21 +165,26 @@ class Controller:
                 self.acceptance[branching] = LevelRates(prior, _KEEP)
 
     def begin(self) -> None:
-        """A turn begins, maybe with text of another kind: acceptance in code says little about prose."""
+        """A turn begins, maybe with text of another kind: acceptance in code says little about
+        prose."""
         self.streak.begin(_EARLIER)
         self.usefulness.begin()
 
     def agreed(self, welcome: Welcome) -> None:
         """What this verifier can do, and its limits."""
-        self.can_stream, self.can_tree = "stream" in welcome.features, "tree" in welcome.features
+        self.can_stream = "stream" in welcome.features
+        self.can_tree = "tree" in welcome.features
         limits = welcome.limits
         self.max_nodes, self.max_chain = (
-            min(most, MOST_IN_A_DRAFT) - 1 for most in (limits.max_tree_nodes, limits.max_chain_tokens)
+            min(most, MOST_IN_A_DRAFT) - 1
+            for most in (limits.max_tree_nodes, limits.max_chain_tokens)
         )
 
     def verified(self, tree: DraftTree, accepted: int, server_seconds: float) -> None:
         """A round came back with `accepted` drafted tokens."""
-        depths, branching = [0], False  # plain lists: this is on the critical path, and small arrays are slower
+        # plain lists: this is on the critical path, and small arrays are slower
+        depths = [0]
+        branching = False
         for node, parent in enumerate(tree.parents[1:], start=1):
             depths.append(depths[parent] + 1)
             branching |= parent != node - 1
@@ -180,11 +194,15 @@ class Controller:
         self.forward.observe(len(tree), server_seconds)
 
     def guessed(self, won: int, wrong: bool) -> None:
-        """Of new tokens, `won` were in the tree of guesses; `wrong`: the tree had other guesses for the next one."""
+        """Of new tokens, `won` were in the tree of guesses; `wrong`: the tree had other guesses for
+        the next one."""
         self.acceptance[True].add(won, won + wrong)
 
-    def streamed(self, tokens: int, seconds: float, *, drafts: WhoDrafts, server_seconds: float = 0.0) -> None:
-        """Tokens of a stream arrived within `seconds`; the server ran the target for `server_seconds` of that."""
+    def streamed(
+        self, tokens: int, seconds: float, *, drafts: WhoDrafts, server_seconds: float = 0.0
+    ) -> None:
+        """Tokens of a stream arrived within `seconds`; the server ran the target for
+        `server_seconds` of that."""
         if drafts == "server":
             self.pace.add(tokens, seconds)
         if server_seconds > 0:
@@ -193,22 +211,30 @@ class Controller:
     # ---- what to do
 
     def answer_seconds(self, unread: int = 0) -> float:
-        """Seconds within which an answer is expected, if the verifier must read so many tokens of the prompt first."""
+        """Seconds within which an answer is expected, if the verifier must read so many tokens of
+        the prompt first."""
         forward = self.forward.seconds(1) if self.forward else 0.0
         return self.rtt.usual(forward) + unread * self.prefill.value
 
-    def plan(self, remaining: int, who: WhoDrafts = "auto", *, blind: bool = False, guesses: bool = False) -> Plan:
+    def plan(
+        self, remaining: int, who: WhoDrafts = "auto", *, blind: bool = False, guesses: bool = False
+    ) -> Plan:
         """The next round, if at most `remaining` tokens are left.
 
-        A stream for which the device sends `guesses` begins with the server's drafts; then it `waits` or not.
-        `blind` (made without the prompt's records) limits the depth of a draft; it does not change who drafts.
+        A stream for which the device sends `guesses` begins with the server's drafts; then it
+        `waits` or not. `blind` (made without the prompt's records) limits the depth of a draft; it
+        does not change who drafts.
         """
         device = self._best_device(remaining)
         if who == "auto":
             who = "server" if guesses or self._stream_pays(device, remaining) else "device"
         if who == "single" or (who != "device" and self.can_stream):
             return Plan(who, device.shape)
-        return self._best_device(min(remaining, _BLIND_TOKENS)) if blind and device.who_drafts == "device" else device
+        return (
+            self._best_device(min(remaining, _BLIND_TOKENS))
+            if blind and device.who_drafts == "device"
+            else device
+        )
 
     def _stream_pays(self, device: Plan, remaining: int) -> bool:
         """Whether a stream that the server drafts is better than rounds of the device."""
@@ -217,7 +243,8 @@ class Controller:
         return stream > _SERVER_MARGIN * device.tokens_per_second
 
     def waits(self, remaining: int, *, now: bool) -> bool:
-        """Whether the verifier of a running stream should wait for the device's guesses; `now`: it does so already."""
+        """Whether the verifier of a running stream should wait for the device's guesses; `now`: it
+        does so already."""
         if self.streak.judged < _EVIDENCE:
             return now
         if now:
@@ -238,15 +265,22 @@ class Controller:
         most = max(1, remaining)
         expected = {branching: rates.totals() for branching, rates in self.acceptance.items()}
         shapes = _shapes(self.can_tree, self.max_nodes, self.max_chain)
-        best = Plan("device", _CHAIN) if shapes else Plan("single", _CHAIN, 1 / max(_SHORTEST, round_trip))
+        best = (
+            Plan("device", _CHAIN)
+            if shapes
+            else Plan("single", _CHAIN, 1 / max(_SHORTEST, round_trip))
+        )
         for shape in shapes:
             tokens = min(1 + expected[shape.breadth > 1][shape.depth - 1], most)
             drafting = self._drafting(shape)
             speed = tokens / (round_trip + self.forward.seconds(shape.nodes + 1) + drafting)
             if speed > best.tokens_per_second:
                 best = Plan("device", shape, speed, drafting)
-        # One more level wins the probability of the best path, and costs the tokens of one step's time.
-        least = math.log(max(_LEAST_PROBABILITY, self.step.seconds(best.shape.breadth) * best.tokens_per_second))
+        # One more level wins the probability of the best path, and costs the tokens of one step's
+        # time.
+        least = math.log(
+            max(_LEAST_PROBABILITY, self.step.seconds(best.shape.breadth) * best.tokens_per_second)
+        )
         return replace(best, shape=replace(best.shape, min_score=min(0.0, least)))
 
     def _drafting(self, shape: TreeShape) -> float:
@@ -259,4 +293,6 @@ class Controller:
         if measured := self.pace.rate:
             return measured
         tokens = 1 + self.acceptance[False].totals()[3]
-        return tokens / (1.3 * self.forward.seconds(5))  # on the server, drafting is a small part of a round
+        return tokens / (
+            1.3 * self.forward.seconds(5)
+        )  # on the server, drafting is a small part of a round

@@ -11,8 +11,8 @@ from edge_client.turn.controller import Controller
 class Moment:
     """One look at the clock, and the next instant at which something is due.
 
-    Each deadline is asked for with `reached`: it has passed and is acted on, or the wait ends there at the latest. So
-    every wait lies in the future by construction.
+    Each deadline is asked for with `reached`: it has passed and is acted on, or the wait ends there
+    at the latest. So every wait lies in the future by construction.
     """
 
     now: float
@@ -45,15 +45,15 @@ class Patience:
 class Deadlines:
     """The times from which the deadlines of one turn are computed.
 
-    They count from what a person sees: the last verified token, and the moment from which nothing more could be
-    written. Refusals, new sessions, new connections and silence do not restart them.
+    They count from what a person sees: the last verified token, and the moment from which nothing
+    more could be written. Refusals, new sessions, new connections and silence do not restart them.
     """
 
     patience: Patience
     controller: Controller
     waiting_since: float
-    """Since when the user has waited for a token: the start or the last verified token, or the first request after it,
-    because drafting takes time too."""
+    """Since when the user has waited for a token: the start or the last verified token, or the
+    first request after it, because drafting takes time too."""
     unread: int = 0
     """Tokens of the prompt that the verifier has not run yet."""
     asked_at: float = 0.0
@@ -72,23 +72,29 @@ class Deadlines:
 
     @property
     def usual(self) -> float:
-        """Seconds within which the answer to a request made now is expected, the rest of the prompt included."""
+        """Seconds within which the answer to a request made now is expected, the rest of the prompt
+        included."""
         return self.controller.answer_seconds(self.unread)
 
     def asked(self, now: float) -> None:
         """A round was sent."""
-        self.asked_at, self._usual = now, self.usual
+        self.asked_at = now
+        self._usual = self.usual
         if not self._asked:
-            self.waiting_since, self._asked = now, True
+            self.waiting_since = now
+            self._asked = True
 
     def written(self, now: float) -> None:
         """The device wrote a provisional token."""
-        self._written_at, self._asked = now, True
+        self._written_at = now
+        self._asked = True
 
     def progressed(self, now: float, server_seconds: float = 0.0) -> None:
         """Verified tokens arrived, for which the server worked so long."""
-        self.waiting_since, self._usual = max(now, self._read_at), self.usual + server_seconds
-        self._blocked_since, self._asked = None, False
+        self.waiting_since = max(now, self._read_at)
+        self._usual = self.usual + server_seconds
+        self._blocked_since = None
+        self._asked = False
 
     def read(self, since: float, now: float) -> None:
         """The user read events since then: that is no waiting."""
@@ -99,7 +105,8 @@ class Deadlines:
 
     def restart(self, now: float) -> None:
         """The user waits once more."""
-        self.waiting_since, self._blocked_since = now, None
+        self.waiting_since = now
+        self._blocked_since = None
 
     def connected(self) -> None:
         """The connection is up."""
@@ -121,7 +128,8 @@ class Deadlines:
         return max(self.asked_at, self.waiting_since) + max(self.patience.answer, 4 * self._usual)
 
     def end_at(self, now: float, *, empty: bool) -> float:
-        """When a turn that cannot write must end; `empty`: it has no text, and the answer is only slow."""
+        """When a turn that cannot write must end; `empty`: it has no text, and the answer is only
+        slow."""
         if self._blocked_since is None:
             self._blocked_since = now
         patience = self.patience.answer if empty else self.patience.settle

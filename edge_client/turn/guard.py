@@ -1,9 +1,10 @@
 """Limits of offline text, as calibrated for this drafter when its bundle was made.
 
-After a lost link the drafter has the target's records of the text before; offline from the start it has none, and its
-limits are lower. If not even its first tokens are likely to be right, nothing is shown. Calibration covers the usual
-prompts. On others, such as an app's request for a title, a drafter without an answer repeats itself up to the limit of
-tokens, so the device also stops where the latest tokens are only a few different ones.
+After a lost link the drafter has the target's records of the text before; offline from the start it
+has none, and its limits are lower. If not even its first tokens are likely to be right, nothing is
+shown. Calibration covers the usual prompts. On others, such as an app's request for a title, a
+drafter without an answer repeats itself up to the limit of tokens, so the device also stops where
+the latest tokens are only a few different ones.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _WARN_AGREEMENT, _STOP_AGREEMENT = 0.6, 0.3
 _FIRST_TOKENS = 4
 """If agreement is too low within so many tokens, the answer is not shown."""
 _REPEATED_WITHIN, _REPEATED_TOKENS = 64, 10
-"""Text repeats itself if so many tokens are so few different ones. A list of two-digit numbers has 15."""
+"""Text repeats itself if so many tokens are so few different ones. A list of two-digit numbers has
+15."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,16 @@ class OfflineGuard:
     _warned: bool = False
 
     @classmethod
-    def of(cls, calibration: Calibration | None, stop_at: int, informed: Callable[[], bool]) -> Self:
+    def of(
+        cls, calibration: Calibration | None, stop_at: int, informed: Callable[[], bool]
+    ) -> Self:
         """The calibrated limits; `stop_at` >= 0 overrides where it stops."""
         if calibration is None:
             return cls(OfflineLimits(stop_at=max(0, stop_at)), may_repeat=stop_at >= 0)
         cold = OfflineLimits.of(calibration.cold, stop_at) if calibration.cold is not None else None
-        return cls(OfflineLimits.of(calibration.offline, stop_at), cold, informed, may_repeat=stop_at >= 0)
+        return cls(
+            OfflineLimits.of(calibration.offline, stop_at), cold, informed, may_repeat=stop_at >= 0
+        )
 
     def warning(self, offline: int) -> str:
         """The warning when the unverified text has this many tokens; once for each time offline."""
@@ -75,7 +81,10 @@ class OfflineGuard:
         """Whether this unverified text must not grow."""
         if self._now.worthless or 0 < self._now.stop_at <= len(offline):
             return True
-        repeats = len(offline) >= _REPEATED_WITHIN and len(set(offline[-_REPEATED_WITHIN:])) <= _REPEATED_TOKENS
+        repeats = (
+            len(offline) >= _REPEATED_WITHIN
+            and len(set(offline[-_REPEATED_WITHIN:])) <= _REPEATED_TOKENS
+        )
         return repeats and not self.may_repeat
 
     def reset(self) -> None:

@@ -1,4 +1,5 @@
-"""One turn as a pure machine: messages and time go in, actions come out. No I/O, no clock of its own, no await.
+"""One turn as a pure machine: messages and time go in, actions come out. No I/O, no clock of its
+own, no await.
 
     machine.link_up(welcome, connection, now)        machine.link_down(since, why, now)
     machine.receive(message, now)
@@ -12,10 +13,11 @@
         End(reason)       the turn is over
     machine.drain()       what the user is told, at any time
 
-The answer comes by rounds (`rounds.py`) or as a stream with guesses (`ahead.py`). Deadlines are in `deadlines.py`, the
-link and classes of refusal in `reachability.py`, the session on it in `session_state.py`, pauses between attempts in
-`link/retry.py`. The user sees the same whatever the cause of a failure: after a wait of more than `offline_after` the
-device writes offline, and that text is checked as soon as the verifier can be asked.
+The answer comes by rounds (`rounds.py`) or as a stream with guesses (`ahead.py`). Deadlines are in
+`deadlines.py`, the link and classes of refusal in `reachability.py`, the session on it in
+`session_state.py`, pauses between attempts in `link/retry.py`. The user sees the same whatever the
+cause of a failure: after a wait of more than `offline_after` the device writes offline, and that
+text is checked as soon as the verifier can be asked.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ class TurnMachine:
     stats: Stats
     reach: Reachability
     left: list[bytes]
-    """Sessions of earlier turns to close, once this turn's own is open: it shares what the verifier has cached."""
+    """Sessions of earlier turns to close, once this turn's own is open: it shares what the verifier
+    has cached."""
     who_drafts: WhoDrafts = "auto"
     guesses: InitVar[bool] = False
     """Whether guesses may go ahead of the answers."""
@@ -80,7 +83,8 @@ class TurnMachine:
     _outbox: list[ClientMessage] = field(default_factory=list)
     _no_drafter: bool = False
     _unguessed: Stream | None = None
-    """The stream under way when the drafter failed: it may wait for guesses, and the next one does not."""
+    """The stream under way when the drafter failed: it may wait for guesses, and the next one does
+    not."""
     _state: LinkState | None = None
     _events: list[Event] = field(default_factory=list)
 
@@ -88,7 +92,12 @@ class TurnMachine:
         self.rounds = Rounds(self.transcript, self.controller, self.records, self.stats, prediction)
         wanted = guesses and self.who_drafts in ("auto", "device") and prediction is None
         self.ahead = Ahead(
-            self.transcript, self.controller, self.deadlines, self.stats, wanted, chooses=self.who_drafts == "auto"
+            self.transcript,
+            self.controller,
+            self.deadlines,
+            self.stats,
+            wanted,
+            chooses=self.who_drafts == "auto",
         )
         self.controller.begin()
 
@@ -101,7 +110,8 @@ class TurnMachine:
 
     def link_up(self, welcome: Welcome, connection: int, now: float) -> None:
         """A connection is up: open or resume the session on it."""
-        self.reach.link, self._vocab_size = "up", welcome.vocab_size
+        self.reach.link = "up"
+        self._vocab_size = welcome.vocab_size
         self.controller.agreed(welcome)
         self.ahead.agreed(welcome)
         self.rounds.record_service = welcome.records is not None
@@ -116,7 +126,8 @@ class TurnMachine:
         if self.reach.lost(why.line() if why else "", refused=refused):
             self._give_up("the connection is lost again and again")
         self.left += self.unsent_closes()
-        self._outbox.clear()  # before its resume, another connection would refuse the session's messages
+        # Before its resume, another connection would refuse the session's messages
+        self._outbox.clear()
         self.deadlines.lost(since)
         self.session_state.lost()
         self.ahead.lost()
@@ -175,7 +186,9 @@ class TurnMachine:
         """The turn goes on without a drafter: the verifier drafts, and nothing is written offline."""
         self._events.append(Notice(message=f"{why}: the verifier drafts the rest of this answer"))
         self.who_drafts = "server" if self.controller.can_stream else "single"
-        self._no_drafter, self.ahead.wanted, self._plan = True, False, None
+        self._no_drafter = True
+        self.ahead.wanted = False
+        self._plan = None
         self._unguessed = self.session.streaming
         if self._usable:
             self._cancel_unguessed()
@@ -204,7 +217,8 @@ class TurnMachine:
         if not self._outbox and action is None:
             action = End(self._reason()) if self.transcript.over else self._while_waiting(moment)
         if self._outbox:
-            messages, self._outbox = tuple(self._outbox), []
+            messages = tuple(self._outbox)
+            self._outbox = []
             return Send(messages)
         return action or Wait(moment.next)
 
@@ -221,11 +235,14 @@ class TurnMachine:
 
     def _next_plan(self) -> Plan:
         blind = not self.transcript.length and self.records.misses(self.transcript.rules.start)
-        return self.controller.plan(self.transcript.remaining, self.who_drafts, blind=blind, guesses=self.ahead.on)
+        return self.controller.plan(
+            self.transcript.remaining, self.who_drafts, blind=blind, guesses=self.ahead.on
+        )
 
     def drain(self) -> list[Event]:
         """The events for the user since the last call."""
-        events, self._events = self._events + self.transcript.drain(), []
+        events = self._events + self.transcript.drain()
+        self._events = []
         return events
 
     def events_read(self, since: float, now: float) -> None:
@@ -273,7 +290,8 @@ class TurnMachine:
 
     def _cancel_unguessed(self) -> None:
         """End the stream that may wait for guesses, on each connection until it has ended."""
-        stream, before = self.session.streaming, self._unguessed
+        stream = self.session.streaming
+        before = self._unguessed
         if stream and before and (stream.session, stream.round) == (before.session, before.round):
             self._outbox.append(Cancel(stream.session, stream.round))
 
@@ -334,7 +352,8 @@ class TurnMachine:
                 self.session.receive(error)
                 self._pause(now, error.retry_after_ms / 1000)
             case Failure.UNKNOWN if error.round and self.session.opening:
-                pass  # it answers a round that was sent after an opening: the opening's own answer counts
+                # It answers a round that was sent after an opening: the opening's own answer counts
+                pass
             case Failure.UNKNOWN:
                 self.session.receive(error)
                 self._reopen(now)
@@ -365,7 +384,9 @@ class TurnMachine:
     def _broken(self, error: MoaError, now: float) -> None:
         """The logs differ, or the verifier broke a rule: continue from our log, which is complete."""
         if not self.reach.setbacks:
-            self._events.append(Notice(message=f"a new session is opened: {safe_line(error.line())}"))
+            self._events.append(
+                Notice(message=f"a new session is opened: {safe_line(error.line())}")
+            )
         self.transcript.begin_anew()
         self._try_again(now)
         self._absorb(now)
@@ -387,7 +408,8 @@ class TurnMachine:
         self.ahead.lost()
         self._plan = None
         self.records.truncate(max((stop for _, stop in self.session.held), default=0))
-        before, self.session_state = self.session_state, SessionState(self.session)
+        before = self.session_state
+        self.session_state = SessionState(self.session)
         if self.reach.link != "up":
             return False
         if self._usable:
@@ -416,7 +438,9 @@ class TurnMachine:
         else:
             unreachable = self.reach.link == "down" or self.session_state.again_at is not None
             empty = not self.transcript.length and not unreachable
-            over = self.reach.hopeless or moment.reached(self.deadlines.end_at(moment.now, empty=empty))
+            over = self.reach.hopeless or moment.reached(
+                self.deadlines.end_at(moment.now, empty=empty)
+            )
             if over or unreachable:
                 self._say(*self.reach.news())
             if over:
@@ -453,7 +477,9 @@ class TurnMachine:
             self._give_up(str(error))
         except Exception as error:  # tokens are exact whatever happens to records
             self.records.buffer = None
-            self._events.append(Notice(message=DeviceError.of("the store of activation records", error).line()))
+            self._events.append(
+                Notice(message=DeviceError.of("the store of activation records", error).line())
+            )
 
     def _say(self, state: LinkState, detail: str = "") -> None:
         if state != self._state:

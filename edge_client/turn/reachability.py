@@ -1,4 +1,5 @@
-"""Whether the verifier can be asked in a turn: the state of the link, failures in a row, what a refusal means. Pure."""
+"""Whether the verifier can be asked in a turn: the state of the link, failures in a row, what a
+refusal means. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from moa.wire import Code
 from moa.wire.messages import Error
 
 _SETBACKS = 8
-"""Attempts to repair a session without a verified token in between; then the device continues offline in this turn."""
+"""Attempts to repair a session without a verified token in between; then the device continues
+offline in this turn."""
 _LOSSES = 32
 """The same for connections: a bad link loses many."""
 
@@ -44,10 +46,12 @@ class Reachability:
         return not self.linked or self.link == "refused" or bool(self.given_up)
 
     def lost(self, why: str, *, refused: bool) -> bool:
-        """The connection is down; `refused`: no attempt before the next turn. Returns whether it was lost too often."""
+        """The connection is down; `refused`: no attempt before the next turn. Returns whether it
+        was lost too often."""
         self._losses += self.link == "up"
         too_often = self.link == "up" and self._losses >= _LOSSES
-        self.link, self._why_down = "refused" if refused else "down", safe_line(why)
+        self.link = "refused" if refused else "down"
+        self._why_down = safe_line(why)
         return too_often
 
     def setback(self) -> bool:
@@ -62,7 +66,9 @@ class Reachability:
 
     def try_again(self) -> None:
         """Forget the failures: the turn waits once more."""
-        self.given_up, self.setbacks, self._losses = "", 0, 0
+        self.given_up = ""
+        self.setbacks = 0
+        self._losses = 0
 
     def news(self) -> tuple[LinkState, str]:
         """The state of the link while the device writes offline."""

@@ -1,7 +1,7 @@
 """The activation records of one conversation: store rows, and choose their precision.
 
-The verifier chooses which rows to send, newest first; the connection controls the rate (`RecordFlow`).
-Tokens are exact whatever happens to records.
+The verifier chooses which rows to send, newest first; the connection controls the rate
+(`RecordFlow`). Tokens are exact whatever happens to records.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from moa.wire.messages import Activations, RecordDtype, Sync
 Precision = Literal["auto", "int8", "int4", "fp16", "off"]
 
 _TOO_SLOW, _FAST_ENOUGH = 1.5, 4.0
-"""Bandwidth as a multiple of the rate of int8 records for new tokens: below the first, ask for int4; above the second,
-for int8."""
+"""Bandwidth as a multiple of the rate of int8 records for new tokens: below the first, ask for
+int4; above the second, for int8."""
 _SAMPLES = 8
 """Bandwidth samples needed before the precision is changed, and before it is changed back."""
 _MOST_EARLY = 64
@@ -59,30 +59,44 @@ class Records:
 
     def misses(self, rows: int) -> bool:
         """Whether records of the first `rows` tokens are wanted, and not all of them are here."""
-        return self.buffer is not None and self.dtype != "off" and self.buffer.held.newest_missing(rows, 1) is not None
+        return (
+            self.buffer is not None
+            and self.dtype != "off"
+            and self.buffer.held.newest_missing(rows, 1) is not None
+        )
 
     def store(self, session: ClientSession, longest: int) -> None:
-        """Store what has arrived, up to an error; records of another session are of an abandoned one.
+        """Store what has arrived, up to an error; records of another session are of an abandoned
+        one.
 
-        A verdict that was lost with its connection is told again only when it is asked for, and its records may come
-        first: those wait for their tokens, up to `longest`, the longest log that this turn can have.
+        A verdict that was lost with its connection is told again only when it is asked for, and its
+        records may come first: those wait for their tokens, up to `longest`, the longest log that
+        this turn can have.
         """
         for message in self.arrived:
             self.flow.taken(len(message.payload))
-        waiting, self.arrived, self._early = self._early + self.arrived, [], []
+        waiting = self._early + self.arrived
+        self.arrived = []
+        self._early = []
         for message in waiting:
             if message.session != session.id:
                 continue
-            if len(session.log) < message.start + message.rows <= longest and len(self._early) < _MOST_EARLY:
+            if (
+                len(session.log) < message.start + message.rows <= longest
+                and len(self._early) < _MOST_EARLY
+            ):
                 self._early.append(message)
             else:
                 self.keep(message, len(session.log))
                 session.receive(message)
 
     def keep(self, message: Activations, length: int) -> None:
-        """Put the rows into the buffer; the log has `length` tokens, and a record belongs to one of them."""
+        """Put the rows into the buffer; the log has `length` tokens, and a record belongs to one of
+        them."""
         if message.start + message.rows > length:
-            raise ProtocolError(f"records of tokens {message.start}..{message.start + message.rows} of {length}")
+            raise ProtocolError(
+                f"records of tokens {message.start}..{message.start + message.rows} of {length}"
+            )
         self.rows += message.rows
         if self.buffer is None or message.dtype == "off":
             return
@@ -92,7 +106,8 @@ class Records:
                 f"records of {message.heads} x {message.head_dim}, the drafter's are {heads.count} x {heads.width}"
             )
         self.buffer.put(
-            message.start, *records.decode(message.payload, message.dtype, message.rows, heads.count, heads.width)
+            message.start,
+            *records.decode(message.payload, message.dtype, message.rows, heads.count, heads.width),
         )
 
     def truncate(self, length: int) -> None:
@@ -113,6 +128,7 @@ class Records:
         lowered = room < (_FAST_ENOUGH if self._lowered else _TOO_SLOW) * needed
         if lowered == self._lowered:
             return None
-        self._lowered, self._judged_at = lowered, samples
+        self._lowered = lowered
+        self._judged_at = samples
         session.records = self.dtype
         return Sync(session.id, self.dtype, session.record_rate)

@@ -16,7 +16,8 @@ from moa.wire import Advanced
 from moa.wire.messages import Verify
 
 _QUICK = 0.005
-"""If a draft takes at most this many seconds, the next request is sent before the last verdict's tokens are shown."""
+"""If a draft takes at most this many seconds, the next request is sent before the last verdict's
+tokens are shown."""
 
 
 @dataclass
@@ -37,16 +38,20 @@ class Rounds:
 
     def check(self) -> Verify | None:
         """The round that needs no drafter: offline text, or the predicted text."""
-        session, most = self.transcript.session, self.controller.max_chain
+        session = self.transcript.session
+        most = self.controller.max_chain
         if self.transcript.provisional:
             return session.verify(self.transcript.bulk(most + 1))
         if self.prediction is None:
             return None
-        predicted = self.prediction.after(self.transcript.output, min(most, self.transcript.remaining))
+        predicted = self.prediction.after(
+            self.transcript.output, min(most, self.transcript.remaining)
+        )
         return session.verify([session.log[-1], *predicted]) if predicted else None
 
     def next(self, plan: Plan, moment: Moment) -> Verify | Draft | None:
-        """The round to ask for, or the draft to make for it; None while the prompt's records are awaited."""
+        """The round to ask for, or the draft to make for it; None while the prompt's records are
+        awaited."""
         log = self.transcript.session.log
         if plan.who_drafts == "single":
             return self.drafted(DraftTree([log[-1]], [-1], [0.0]))
@@ -62,12 +67,16 @@ class Rounds:
 
     def answered(self, event: Advanced, waited: float, *, prompt: bool) -> None:
         """A verdict came after so many seconds; `prompt`: the prompt had to be read first."""
-        accepted, server = len(event.path) - 1, (event.queue_ms + event.forward_ms) / 1000
+        accepted = len(event.path) - 1
+        server = (event.queue_ms + event.forward_ms) / 1000
         self.stats.rounds += 1
         self.stats.accepted += accepted
         if self._draft is not None:
-            # The first verdict of a turn also waited for the prompt, so its wait does not predict the next.
-            self.controller.verified(self._draft, accepted, event.forward_ms / 1000 if prompt else server)
+            # The first verdict of a turn also waited for the prompt, so its wait does not predict
+            # the next.
+            self.controller.verified(
+                self._draft, accepted, event.forward_ms / 1000 if prompt else server
+            )
             self.controller.rtt.add(waited - server)
         else:
             if not self.controller.forward:
@@ -86,8 +95,8 @@ class Rounds:
         return self.record_service and self.records.misses(self.transcript.rules.start)
 
     def _waits_for_records(self, moment: Moment) -> bool:
-        """The prompt's records follow its first verdict, and without them only half as many tokens are accepted: wait
-        for them, at most half a round."""
+        """The prompt's records follow its first verdict, and without them only half as many tokens
+        are accepted: wait for them, at most half a round."""
         if not self.transcript.length or not self.lacks_records:
             return False
         if self._records_until is None:

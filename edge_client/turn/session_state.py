@@ -1,4 +1,5 @@
-"""The session of a turn, on one connection at a time: opened, resumed, or waiting for a retry. Pure."""
+"""The session of a turn, on one connection at a time: opened, resumed, or waiting for a retry.
+Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ class SessionState:
     connection: int = 0
     """The number of the connection that the session was last brought up on; 0 for none."""
     established: bool = False
-    """Whether rounds may be sent: the session is open on this connection, or its opening is on the way before them."""
+    """Whether rounds may be sent: the session is open on this connection, or its opening is on the
+    way before them."""
     again_at: float | None = None
     """When a refused request is to be sent again."""
 
@@ -28,9 +30,12 @@ class SessionState:
         return self.established and self.again_at is None
 
     def bring_up(self, connection: int) -> Sequence[ClientMessage]:
-        """What to send first on a connection: an opening, the next turn of a session that is open here, or a resume."""
+        """What to send first on a connection: an opening, the next turn of a session that is open
+        here, or a resume."""
         session = self.session
-        before, self.connection, self.again_at = self.connection, connection, None
+        before = self.connection
+        self.connection = connection
+        self.again_at = None
         self.established = not session.settled or connection == before
         if not self.established:
             return session.recover()
@@ -38,11 +43,13 @@ class SessionState:
 
     def lost(self) -> None:
         """The connection is gone."""
-        self.established, self.again_at = False, None
+        self.established = False
+        self.again_at = None
 
     def repeat(self, at: float) -> None:
         """Nothing is sent before `at`; then unanswered requests are sent again."""
-        self.established, self.again_at = True, at
+        self.established = True
+        self.again_at = at
 
     def due(self, moment: Moment) -> Sequence[ClientMessage]:
         """The requests to send again now."""

@@ -19,8 +19,12 @@ from moa.wire.messages import ClientMessage
 class TurnShell:
     """Runs one turn; `events()` yields its events. Without a link the device is offline."""
 
-    def __init__(self, machine: TurnMachine, worker: DrafterWorker, link: VerifierLink | None) -> None:
-        self.machine, self.worker, self.link = machine, worker, link
+    def __init__(
+        self, machine: TurnMachine, worker: DrafterWorker, link: VerifierLink | None
+    ) -> None:
+        self.machine = machine
+        self.worker = worker
+        self.link = link
         self._bytes_before = (link.sent_bytes, link.received_bytes) if link else (0, 0)
         self._seen: tuple[str, int, int] | None = None
         self.reason: Reason = "link"
@@ -68,24 +72,38 @@ class TurnShell:
         report = self.machine.stats.report(perf_counter())
         if (link := self.link) is not None:
             sent, received = self._bytes_before
-            report |= {"sent_bytes": link.sent_bytes - sent, "received_bytes": link.received_bytes - received}
-            report |= {"record_rows": self.machine.records.rows, "rtt_ms": round(1000 * link.rtt.smoothed, 2)}
+            report |= {
+                "sent_bytes": link.sent_bytes - sent,
+                "received_bytes": link.received_bytes - received,
+            }
+            report |= {
+                "record_rows": self.machine.records.rows,
+                "rtt_ms": round(1000 * link.rtt.smoothed, 2),
+            }
         return report
 
     def _update(self, box: Mailbox) -> None:
         """Update the machine: the state of the link, then new messages."""
-        machine, link = self.machine, self.link
+        machine = self.machine
+        link = self.link
         if link is None:
             return
         for arrived, message in box.take():
             machine.receive(message, arrived)
         seen = link.state, link.connections, link.dialling.failures
         if seen != self._seen:
-            before, self._seen = self._seen, seen
-            lost = before is not None and before[0] == "up" and (link.state != "up" or link.connections != before[1])
+            before = self._seen
+            self._seen = seen
+            lost = (
+                before is not None
+                and before[0] == "up"
+                and (link.state != "up" or link.connections != before[1])
+            )
             if lost or link.state != "up":
                 dialling = link.dialling
-                machine.link_down(dialling.down_since, dialling.last_error, refused=link.state == "refused")
+                machine.link_down(
+                    dialling.down_since, dialling.last_error, refused=link.state == "refused"
+                )
             if link.state == "up" and link.welcome is not None:
                 machine.link_up(link.welcome, link.connections, perf_counter())
         machine.spending.passed = link.sent_bytes + link.received_bytes

@@ -75,7 +75,9 @@ class Stats:
             "first_token_seconds": round(max(0.0, self.first_token - self.started), 4),
             "last_token_seconds": round(max(0.0, self.last_token - self.started), 4),
             "tokens_per_second": round(self.tokens / seconds, 2),
-            "tokens_per_round": round((self.accepted + self.rounds) / self.rounds, 3) if self.rounds else None,
+            "tokens_per_round": round((self.accepted + self.rounds) / self.rounds, 3)
+            if self.rounds
+            else None,
             **{name: getattr(self, name) for name in _COUNTS},
             "outcomes": dict(self.outcomes),
             "streamed_by": dict(self.by),

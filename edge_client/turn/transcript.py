@@ -1,8 +1,8 @@
 """The text of one turn: the verified log, the provisional text after it, and their reconciliation.
 
-The log of `ClientSession` holds verified tokens only. Offline text follows it as `provisional`. Every verified token
-passes `absorb`: it confirms the first provisional token, or contradicts it. This is the only place of reconciliation,
-so no token is lost or shown twice.
+The log of `ClientSession` holds verified tokens only. Offline text follows it as `provisional`.
+Every verified token passes `absorb`: it confirms the first provisional token, or contradicts it.
+This is the only place of reconciliation, so no token is lost or shown twice.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Transcript:
     """The session that was abandoned because `keep` adopted other text."""
     _events: list[Event] = field(default_factory=list)
     _untold: list[tuple[int, int, Status]] = field(default_factory=list)
-    """Position, id and status of tokens without an event yet: they are decoded when events are read, or text is cut."""
+    """Position, id and status of tokens without an event yet: they are decoded when events are
+    read, or text is cut."""
     _known: int = field(init=False)
     """How much of the session's log has been absorbed."""
 
@@ -86,7 +87,8 @@ class Transcript:
     def drain(self) -> list[Event]:
         """Events since the last call."""
         self._write()
-        events, self._events = self._events, []
+        events = self._events
+        self._events = []
         return events
 
     # ---- what happens
@@ -108,7 +110,9 @@ class Transcript:
                 self._confirmed(position)
             else:
                 self._emit(position, token, "verified")
-        if self.session.finish and self.provisional:  # the target ended the turn here, and the device continued
+        if (
+            self.session.finish and self.provisional
+        ):  # the target ended the turn here, and the device continued
             if self.on_reconnect == "keep":
                 self._adopt()
             else:
@@ -135,7 +139,9 @@ class Transcript:
         for position, token, status in self._untold:
             logprobs = self.session.token_logprobs.get(position) if status == "verified" else None
             text = self.stream.add(token)
-            self._events.append(Token(position=position, id=token, text=text, status=status, logprobs=logprobs))
+            self._events.append(
+                Token(position=position, id=token, text=text, status=status, logprobs=logprobs)
+            )
         self._untold.clear()
 
     def _emit(self, position: int, token: int, status: Status) -> None:
@@ -147,9 +153,15 @@ class Transcript:
         last = self._events[-1] if self._events else None
         told = self.session.token_logprobs.get(position)
         logprobs = (told,) if told is not None else ()
-        if isinstance(last, Confirm) and last.stop == position and bool(last.logprobs) == bool(logprobs):
+        if (
+            isinstance(last, Confirm)
+            and last.stop == position
+            and bool(last.logprobs) == bool(logprobs)
+        ):
             start = last.start
-            self._events[-1] = Confirm(start=start, stop=position + 1, logprobs=last.logprobs + logprobs)
+            self._events[-1] = Confirm(
+                start=start, stop=position + 1, logprobs=last.logprobs + logprobs
+            )
         else:
             self._events.append(Confirm(start=position, stop=position + 1, logprobs=logprobs))
 

@@ -1,7 +1,8 @@
 """Runs the drafter for a turn, in small pieces, so that it does not block the event loop.
 
-A step that is expected to take longer than a few milliseconds runs in the device's own thread, where ONNX Runtime lets
-other threads run; a shorter one runs inline, because a thread switch would take as long as the step.
+A step that is expected to take longer than a few milliseconds runs in the device's own thread,
+where ONNX Runtime lets other threads run; a shorter one runs inline, because a thread switch would
+take as long as the step.
 """
 
 from __future__ import annotations
@@ -36,9 +37,14 @@ _PIECE = 16
 
 
 def time_steps(drafter: OnnxDrafter, controller: Controller) -> None:
-    """Measure the drafter's steps, over one token and over a few, before the first draft is planned."""
-    for books in (Controller(), controller):  # the first run allocates memory and is slow: it does not count
-        steps, done = drafter.draft([0], _TRIED, SamplingSettings()), False
+    """Measure the drafter's steps, over one token and over a few, before the first draft is
+    planned."""
+    for books in (
+        Controller(),
+        controller,
+    ):  # the first run allocates memory and is slow: it does not count
+        steps = drafter.draft([0], _TRIED, SamplingSettings())
+        done = False
         while not done:
             start = perf_counter()
             done = next(steps, _DONE) is _DONE
@@ -72,32 +78,43 @@ class DrafterWorker:
     """When the event loop must have had a turn, although every result is ready at once."""
 
     async def run(self, action: Draft | Grow | Write) -> Any:
-        """Work for a few milliseconds; returns the tree, the tree of guesses or the token, once it is ready, else None.
+        """Work for a few milliseconds; returns the tree, the tree of guesses or the token, once it
+        is ready, else None.
 
         Whatever the drafter raises is a `DeviceError`.
         """
         try:
             if not self._is_about(action):
                 if self._pending is not None and not await self._landed():
-                    return None  # a step of earlier work, which must end before the caches are used again
+                    # A step of earlier work, which must end before the caches are used again
+                    return None
                 self._pending = None
-                self._action, self._steps, self._length = action, self._begin(action), len(action.ids)
+                self._action, self._steps, self._length = (
+                    action,
+                    self._begin(action),
+                    len(action.ids),
+                )
                 self._new = len(action.ids) - self._seen
             done, result = await self._work()
             if done:
                 _check(action, result)
             return result
         except Exception as error:
-            self.failed, self._steps, self._action = True, None, None
+            self.failed = True
+            self._steps = None
+            self._action = None
             self._give_up_step()
             if isinstance(error, DeviceError):
                 raise
             raise DeviceError(f"the drafter failed: {type(error).__name__}: {error}") from error
 
     async def finish(self) -> None:
-        """The turn is over: wait for the step in the thread, because the caches must not change under the next turn."""
+        """The turn is over: wait for the step in the thread, because the caches must not change
+        under the next turn."""
         if self._pending is not None:
-            await asyncio.wait([self._pending], timeout=max(0.0, self._since + STUCK - perf_counter()))
+            await asyncio.wait(
+                [self._pending], timeout=max(0.0, self._since + STUCK - perf_counter())
+            )
             self.failed |= not self._pending.done() or self._pending.exception() is not None
             self._give_up_step()
 
@@ -114,7 +131,11 @@ class DrafterWorker:
     def _is_about(self, action: Draft | Grow | Write) -> bool:
         """Whether this is the current work; a log grows in place and is then different work."""
         current = self._action
-        if self._steps is None or type(current) is not type(action) or self._length != len(action.ids):
+        if (
+            self._steps is None
+            or type(current) is not type(action)
+            or self._length != len(action.ids)
+        ):
             return False
         assert current is not None
         return current.ids is action.ids or current.ids == action.ids
@@ -123,20 +144,31 @@ class DrafterWorker:
         """Run steps until there is a result or the time is over."""
         until = perf_counter() + BLOCKING
         while True:
-            expected = self.controller.piece if self._new > _PIECE else self.controller.step.seconds(GUESSED)
+            expected = (
+                self.controller.piece
+                if self._new > _PIECE
+                else self.controller.step.seconds(GUESSED)
+            )
             if expected > BLOCKING or self._pending is not None:
                 if self._pending is None:
                     self._since = perf_counter()
-                    self._pending = asyncio.get_running_loop().run_in_executor(self.thread, self._step)
+                    self._pending = asyncio.get_running_loop().run_in_executor(
+                        self.thread, self._step
+                    )
                 if not await self._landed():
                     return False, None
-                step, self._pending = self._pending, None
+                step = self._pending
+                self._pending = None
                 done, result = step.result()
             else:
                 done, result = self._step()
             if done:
-                self._seen, self._steps, self._action = self._length, None, None
-                if perf_counter() > self._yield_at:  # short results in a row must not keep signals and messages waiting
+                self._seen = self._length
+                self._steps = None
+                self._action = None
+                if (
+                    perf_counter() > self._yield_at
+                ):  # short results in a row must not keep signals and messages waiting
                     await asyncio.sleep(0)
                     self._yield_at = perf_counter() + BLOCKING
                 return True, result
@@ -147,12 +179,15 @@ class DrafterWorker:
     def _step(self) -> tuple[bool, Any]:
         assert self._steps is not None
         start = perf_counter()
-        done, result = False, None
+        done = False
+        result = None
         try:
             next(self._steps)
         except StopIteration as end:
-            done, result = True, end.value
-        seconds, tokens = perf_counter() - start, self.drafter.run_tokens
+            done = True
+            result = end.value
+        seconds = perf_counter() - start
+        tokens = self.drafter.run_tokens
         if tokens > _PIECE:
             self.controller.piece = seconds
         else:
@@ -167,7 +202,8 @@ class DrafterWorker:
         self._pending = None
 
     async def _landed(self) -> bool:
-        """Whether the step in the thread is done; waits for it for a moment only, so that messages are looked at."""
+        """Whether the step in the thread is done; waits for it for a moment only, so that messages
+        are looked at."""
         assert self._pending is not None
         await asyncio.wait([self._pending], timeout=_SLICE)
         if not self._pending.done() and perf_counter() - self._since > STUCK:
@@ -182,10 +218,19 @@ def _check(action: Draft | Grow | Write, result: Any) -> None:
             raise DeviceError(f"the drafter failed: {result} is no token")
         return
     tree: DraftTree = result if isinstance(action, Draft) else result.tree
-    tokens, parents = tree.tokens, tree.parents
-    sound = tokens[0] == action.ids[-1] and len(tokens) == len(parents) == len(tree.scores) and parents[0] == -1
+    tokens = tree.tokens
+    parents = tree.parents
+    sound = (
+        tokens[0] == action.ids[-1]
+        and len(tokens) == len(parents) == len(tree.scores)
+        and parents[0] == -1
+    )
     sound = sound and all(0 <= parent < node for node, parent in enumerate(parents) if node)
-    if not (sound and all(0 <= token < _IDS for token in tokens) and all(map(math.isfinite, tree.scores))):
+    if not (
+        sound
+        and all(0 <= token < _IDS for token in tokens)
+        and all(map(math.isfinite, tree.scores))
+    ):
         raise DeviceError("the drafter failed: its tree does not follow the text")
     if isinstance(action, Grow) and len(tree) < 2:
         raise DeviceError("the drafter failed: it has no guess")

@@ -1,1 +1,2 @@
-"""The OpenAI-compatible API over any `Answerer`: requests, response shapes, streams, access. No torch."""
+"""The OpenAI-compatible API over any `Answerer`: requests, response shapes, streams, access. No
+torch."""

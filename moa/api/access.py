@@ -1,8 +1,9 @@
 """Who may use the endpoint: API keys, and checks against requests from other websites. No I/O.
 
-A page of another website can make a browser send requests here. It cannot fake two headers: `Origin`, and `Host`, which
-names the website when its DNS name was re-bound to this address. So a foreign `Origin` is refused, and a `Host` must be
-an address, `localhost`, or a name that was allowed.
+A page of another website can make a browser send requests here. It cannot fake two headers:
+`Origin`, and `Host`, which names the website when its DNS name was re-bound to this address. So a
+foreign `Origin` is refused, and a `Host` must be an address, `localhost`, or a name that was
+allowed.
 """
 
 from __future__ import annotations
@@ -41,7 +42,12 @@ class Access:
     """The checks that every request passes before it costs anything."""
 
     def __init__(
-        self, principals: Principals, *, host: str = "127.0.0.1", hosts: Sequence[str] = (), origins: Sequence[str] = ()
+        self,
+        principals: Principals,
+        *,
+        host: str = "127.0.0.1",
+        hosts: Sequence[str] = (),
+        origins: Sequence[str] = (),
     ) -> None:
         self._principals = principals
         self._hosts = {"localhost", host.lower(), *(name.lower() for name in hosts)}
@@ -53,21 +59,31 @@ class Access:
         name = _split(f"//{host}").hostname if _plain(host) else None
         if name is None or not (name in self._hosts or is_address(name)):
             raise ApiError(
-                403, f"the name {host[:100]!r} is not served here: allow it with --allowed-host", code="host_refused"
+                403,
+                f"the name {host[:100]!r} is not served here: allow it with --allowed-host",
+                code="host_refused",
             )
         origin = headers.get("origin", "").lower()
         if origin in self._origins:
             return
-        if origin and (_split(origin).scheme not in ("http", "https") or _split(origin).netloc != host.lower()):
+        if origin and (
+            _split(origin).scheme not in ("http", "https") or _split(origin).netloc != host.lower()
+        ):
             raise ApiError(403, "another website may not use this endpoint", code="origin_refused")
-        if not origin and headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
+        if (
+            not origin
+            and headers.get("sec-fetch-site") == "cross-site"
+            and headers.get("sec-fetch-mode") != "navigate"
+        ):
             raise ApiError(403, "another website may not use this endpoint", code="origin_refused")
 
     def principal(self, authorization: Sequence[str]) -> str:
         """The caller's name, from the Authorization headers."""
         name = self._principals(authorization)
         if name is None:
-            raise ApiError(401, "a valid api key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+            raise ApiError(
+                401, "a valid api key is needed: Authorization: Bearer KEY", code="invalid_api_key"
+            )
         return name
 
 

@@ -1,6 +1,8 @@
-"""The protocol between the routes and an answerer: the request for one answer, and the events that come back.
+"""The protocol between the routes and an answerer: the request for one answer, and the events that
+come back.
 
-Positions in the text count characters (Unicode code points) of the answer, so that a client needs no tokenizer.
+Positions in the text count characters (Unicode code points) of the answer, so that a client needs
+no tokenizer.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ from moa.api.tools import ToolFormat, Tools
 from moa.grammar.spec import Grammar
 
 Mode = Literal["hold", "provisional", "keep"]
-"""What happens to text that the target has not verified. hold: it is not sent. provisional: it is sent, marked, and may
-be retracted. keep: it is sent, and stays whatever the target says later."""
+"""What happens to text that the target has not verified. hold: it is not sent. provisional: it is
+sent, marked, and may be retracted. keep: it is sent, and stays whatever the target says later."""
 Reason = Literal["eos", "stop", "length", "context", "cancelled", "guard", "link"]
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """The prompt: one of `messages`, `text` and `ids`. All choices of a request share it, and it is encoded once."""
+    """The prompt: one of `messages`, `text` and `ids`. All choices of a request share it, and it is
+    encoded once."""
 
     messages: Sequence[Mapping[str, Any]] | None = None
     text: str | None = None
@@ -67,7 +70,8 @@ class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     mode: Mode = "keep"
     logprobs: int | None = None
-    """How many of the likeliest tokens to return with each token's own log-probability; None: none at all."""
+    """How many of the likeliest tokens to return with each token's own log-probability; None: none
+    at all."""
     patience: float = 1.0
     """Seconds to wait at the end for a lost link, so that the text can be verified."""
     principal: str = ""
@@ -138,7 +142,8 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer is complete. `text` is the whole answer; if not `verified`, part of it was never verified."""
+    """The answer is complete. `text` is the whole answer; if not `verified`, part of it was never
+    verified."""
 
     reason: Reason
     verified: bool
@@ -153,10 +158,12 @@ class Answerer(Protocol):
     """One end's answers, and what the endpoint tells of it. Errors are `MoaError`s."""
 
     async def encode(self, ask: AnswerRequest) -> Encoded:
-        """The question in tokens, encoded in a thread; a `UsageError` if it does not fit the context."""
+        """The question in tokens, encoded in a thread; a `UsageError` if it does not fit the
+        context."""
 
     def answer(self, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
-        """`Began` first, `Ended` last. Many may run at once; closing a generator stops its work at once."""
+        """`Began` first, `Ended` last. Many may run at once; closing a generator stops its work at
+        once."""
 
     @property
     def model(self) -> str:

@@ -74,7 +74,10 @@ class Api:
     def __post_init__(self) -> None:
         self._counted = Counted(self.answerer, self.metrics, self.limits.max_running)
         self._kept = Recordings(
-            time.monotonic, self.limits.keep_seconds, self.limits.alone_seconds, self.limits.keep_bytes
+            time.monotonic,
+            self.limits.keep_seconds,
+            self.limits.alone_seconds,
+            self.limits.keep_bytes,
         )
         self._fairness = Fairness(self.others)
         self.metrics.kept_bytes.set_function(lambda: self._kept.size)
@@ -93,11 +96,23 @@ class Api:
             Route("/metrics", keyed(self._metrics)),
             Route("/v1/models", keyed(self._models)),
             Route("/v1/models/{model:path}", keyed(self._model)),
-            Route("/v1/chat/completions", keyed(partial(self._answer, parse_chat, Shape)), methods=["POST"]),
-            Route("/v1/completions", keyed(partial(self._answer, parse_completion, Shape)), methods=["POST"]),
+            Route(
+                "/v1/chat/completions",
+                keyed(partial(self._answer, parse_chat, Shape)),
+                methods=["POST"],
+            ),
+            Route(
+                "/v1/completions",
+                keyed(partial(self._answer, parse_completion, Shape)),
+                methods=["POST"],
+            ),
             Route("/v1/streams/{id}", keyed(self._follow)),
             Route("/v1/streams/{id}", keyed(self._stop), methods=["DELETE"]),
-            Route("/v1/responses", keyed(partial(self._answer, parse_response, ResponseShape)), methods=["POST"]),
+            Route(
+                "/v1/responses",
+                keyed(partial(self._answer, parse_response, ResponseShape)),
+                methods=["POST"],
+            ),
             Route("/moa/status", keyed(self._status)),
         ]
         return Guard(Router(routes), self.access, self.metrics, self._fairness, origins)
@@ -139,9 +154,12 @@ class Api:
     # ---- answers
 
     async def _answer(
-        self, parse: Callable[[bytes, Defaults, str], AnyCall],
-        shape_of: Callable[[str, AnyCall, ToolFormat | None], Shape | ResponseShape], request: Request, principal: str,
-    ) -> Response:  # fmt: skip
+        self,
+        parse: Callable[[bytes, Defaults, str], AnyCall],
+        shape_of: Callable[[str, AnyCall, ToolFormat | None], Shape | ResponseShape],
+        request: Request,
+        principal: str,
+    ) -> Response:
         call = parse(await self._body(request, principal), self.defaults, principal)
         self._known(call.model)
         may_call = call.asks[0].question.may_call
@@ -155,11 +173,15 @@ class Api:
         # Log-probabilities of thousands of tokens take a second to write.
         body = await asyncio.to_thread(lambda: msgspec.json.encode(shape.snapshot()))
         verified = all(ended.verified for ended in shape.ends.values())
-        return Json(body, headers={"X-Moa-Link": self._link, "X-Moa-Verified": str(verified).lower()})
+        return Json(
+            body, headers={"X-Moa-Link": self._link, "X-Moa-Verified": str(verified).lower()}
+        )
 
     # ---- streams
 
-    def _stream(self, events: AsyncGenerator[Any, None], call: ParsedRequest, shape: Shape | ResponseShape) -> Response:
+    def _stream(
+        self, events: AsyncGenerator[Any, None], call: ParsedRequest, shape: Shape | ResponseShape
+    ) -> Response:
         headers = {"X-Request-Id": shape.id, "X-Moa-Link": self._link}
         if not call.resumable:
             return EventStream(frames(events), headers)
@@ -172,7 +194,9 @@ class Api:
     async def _follow(self, request: Request, principal: str) -> Response:
         id = request.path_params["id"]
         recording = self._kept.get(id, principal)
-        after = position(request.headers.get("last-event-id") or request.query_params.get("after", "0"), id)
+        after = position(
+            request.headers.get("last-event-id") or request.query_params.get("after", "0"), id
+        )
         return EventStream(recording.listen(after), {"X-Request-Id": id})
 
     async def _stop(self, request: Request, principal: str) -> Response:
@@ -195,7 +219,9 @@ class Api:
     async def _body(self, request: Request, principal: str) -> bytes:
         """The body of a request; a principal may have only so many bytes of them on their way."""
         if self._reading[principal] >= self.limits.max_bodies:
-            raise ApiError(429, "too many requests are being received", code="busy", retry_after=1.0)
+            raise ApiError(
+                429, "too many requests are being received", code="busy", retry_after=1.0
+            )
         with one_more(self._reading, principal):
             body = await read_body(request, self.limits.max_body_bytes)
         self._large = self._large or len(body) > _LARGE_BODY
@@ -227,8 +253,8 @@ class Api:
 
 
 async def _opened(request: Request, events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    """The same events, after waiting for the first: so an invalid request gets an error status, not a broken stream.
-    A client that leaves meanwhile ends them."""
+    """The same events, after waiting for the first: so an invalid request gets an error status, not
+    a broken stream. A client that leaves meanwhile ends them."""
     first = await while_connected(request.receive, _first(events))
 
     async def all_of_them() -> AsyncGenerator[Any, None]:

@@ -138,7 +138,9 @@ def parse_chat(body: bytes, defaults: Defaults, principal: str) -> CompletionCal
         raise unsupported("modalities")
     if request.top_logprobs and not request.logprobs:
         raise bad("top_logprobs needs logprobs: true", "top_logprobs")
-    messages = [_message(message, f"messages[{number}]") for number, message in enumerate(request.messages)]
+    messages = [
+        _message(message, f"messages[{number}]") for number, message in enumerate(request.messages)
+    ]
     tools = chosen(request.tool_choice, request.tools, request.parallel_tool_calls)
     return _call(
         request,
@@ -163,7 +165,9 @@ def parse_completion(body: bytes, defaults: Defaults, principal: str) -> Complet
     asked = [{"text": one} if isinstance(one, str) else {"ids": tuple(one)} for one in prompts]
     most = request.max_tokens or 16  # OpenAI's default for this route
     how = {"max_tokens": most, "logprobs": request.logprobs, "principal": principal}
-    return _call(request, [question_of(request, **one) for one in asked], defaults, chat=False, **how)
+    return _call(
+        request, [question_of(request, **one) for one in asked], defaults, chat=False, **how
+    )
 
 
 def _message(message: ChatMessage, where: str) -> dict[str, Any]:
@@ -173,7 +177,9 @@ def _message(message: ChatMessage, where: str) -> dict[str, Any]:
     }
     if message.tool_calls:
         told["tool_calls"] = msgspec.to_builtins(message.tool_calls)
-    return told | {name: given for name in ("tool_call_id", "name") if (given := getattr(message, name))}
+    return told | {
+        name: given for name in ("tool_call_id", "name") if (given := getattr(message, name))
+    }
 
 
 def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -218,6 +224,8 @@ def _prompts(prompt: str | list[Any]) -> list[str | list[int]]:
 
 
 def _refuse_unsupported(request: Common) -> None:
-    refuse(request, "presence_penalty", "frequency_penalty", "logit_bias", "audio", "echo", "suffix")
+    refuse(
+        request, "presence_penalty", "frequency_penalty", "logit_bias", "audio", "echo", "suffix"
+    )
     if (getattr(request, "best_of", None) or 1) > (request.n or 1):
         raise unsupported("best_of")

@@ -1,7 +1,9 @@
-"""The HTTP server: its connections are bounded in number, and in time until a request is there and between requests.
+"""The HTTP server: its connections are bounded in number, and in time until a request is there and
+between requests.
 
-Anybody can connect and send nothing, or a byte now and then, or never read. So a connection has a limit of time for a
-whole head, for a whole body and for the next request, and is counted as half-open meanwhile (`HalfOpen`).
+Anybody can connect and send nothing, or a byte now and then, or never read. So a connection has a
+limit of time for a whole head, for a whole body and for the next request, and is counted as
+half-open meanwhile (`HalfOpen`).
 """
 
 from __future__ import annotations
@@ -183,9 +185,11 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(app: Guard, port: Port, *, tls: ssl.SSLContext | None = None, ports: int = 1) -> AsyncIterator[str]:
-    """Serve on `port` while the body runs; yields the address. The process has so many `ports`, which share its file
-    descriptors."""
+async def serving(
+    app: Guard, port: Port, *, tls: ssl.SSLContext | None = None, ports: int = 1
+) -> AsyncIterator[str]:
+    """Serve on `port` while the body runs; yields the address. The process has so many `ports`,
+    which share its file descriptors."""
     connections = Connections(app.fairness, ports)
     config = uvicorn.Config(
         app,

@@ -1,4 +1,5 @@
-"""A question in tokens, within bounds: what cannot fit is refused or cut before it is tokenized, and threads do it."""
+"""A question in tokens, within bounds: what cannot fit is refused or cut before it is tokenized,
+and threads do it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from moa.grammar.spec import Grammar
 from moa.wire.limits import Limits
 
 _CHARACTERS_A_TOKEN = 64
-"""A prompt with more characters for each token of the context is refused unread. Texts have 2 to 6 a token."""
+"""A prompt with more characters for each token of the context is refused unread. Texts have 2 to 6
+a token."""
 _PREDICTED_CHARACTERS_A_TOKEN = 16
 
 
@@ -31,7 +33,8 @@ class Tokenizing(Protocol):
         """The chat template's source; empty if there is none."""
 
     def chat(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any]) -> str:
-        """The text of a conversation, up to the start of the answer; `template` are variables for the template."""
+        """The text of a conversation, up to the start of the answer; `template` are variables for
+        the template."""
 
     def encode(self, text: str) -> Sequence[int]:
         """Ids of a text, with the tokenizer's start token."""
@@ -40,16 +43,26 @@ class Tokenizing(Protocol):
         """Ids of a piece from the middle of a text."""
 
 
-async def encoded(tokenizer: Tokenizing, ask: AnswerRequest, *, context: int, vocabulary: int, longest: int) -> Encoded:
-    """The question in tokens. `context` tokens fit, answer included; an answer has at most `longest`."""
-    question, thinking, left_out = ask.question, False, 0
+async def encoded(
+    tokenizer: Tokenizing, ask: AnswerRequest, *, context: int, vocabulary: int, longest: int
+) -> Encoded:
+    """The question in tokens. `context` tokens fit, answer included; an answer has at most
+    `longest`."""
+    question = ask.question
+    thinking = False
+    left_out = 0
     _check_grammar(ask, ask.grammar)
     if question.ids is None:
         room = prompt_room(context, longest) if question.may_trim else sys.maxsize
         question, unread = await asyncio.to_thread(_readable, question, context)
         (ids, thinking), left_out = await asyncio.to_thread(_prompt, tokenizer, question, room)
-        if question.tools is not None and question.tools.choice == "auto" and len(ids) > context - context // 8:
-            # Apps such as Open WebUI offer dozens of tools with every message: a short context is for the messages.
+        if (
+            question.tools is not None
+            and question.tools.choice == "auto"
+            and len(ids) > context - context // 8
+        ):
+            # Apps such as Open WebUI offer dozens of tools with every message: a short context is
+            # for the messages.
             question = replace(question, tools=None)
             (ids, thinking), left_out = await asyncio.to_thread(_prompt, tokenizer, question, room)
         left_out += unread
@@ -58,7 +71,9 @@ async def encoded(tokenizer: Tokenizing, ask: AnswerRequest, *, context: int, vo
     _check_ids(ids, context, vocabulary)
     grammar, free = ask.grammar, ask.grammar is None
     if question.tools is not None:
-        _check_grammar(ask, grammar := ToolFormat.of(tokenizer.template).grammar(question.tools, grammar))
+        _check_grammar(
+            ask, grammar := ToolFormat.of(tokenizer.template).grammar(question.tools, grammar)
+        )
         free = free and question.tools.choice in ("auto", "none")
     thinking = thinking and free  # else there is no room for it
     if not question.prediction:
@@ -71,19 +86,25 @@ async def encoded(tokenizer: Tokenizing, ask: AnswerRequest, *, context: int, vo
 
 
 def answer_limit(ask: AnswerRequest, default: int, most: int = Limits.max_new_tokens) -> int:
-    """Tokens of the answer at most. Clients ask for more than a verifier writes in one turn: they get what it does."""
+    """Tokens of the answer at most. Clients ask for more than a verifier writes in one turn: they
+    get what it does."""
     return min(ask.max_tokens or default, most)
 
 
-def _prompt(tokenizer: Tokenizing, question: Question, room: int) -> tuple[tuple[Sequence[int], bool], int]:
-    """The prompt's ids, and whether it ends within thinking; and how many of its messages were left out."""
+def _prompt(
+    tokenizer: Tokenizing, question: Question, room: int
+) -> tuple[tuple[Sequence[int], bool], int]:
+    """The prompt's ids, and whether it ends within thinking; and how many of its messages were left
+    out."""
     if question.messages is None:
         return (tokenizer.encode(question.text or ""), False), 0
-    form, tools = ToolFormat.of(tokenizer.template), question.tools or Tools(())
+    form = ToolFormat.of(tokenizer.template)
+    tools = question.tools or Tools(())
     offered = [listed(tool) for tool in tools.tools if tools.choice != "none" and form.knows_tools]
 
     def encode(sent: Sequence[Mapping[str, Any]]) -> tuple[Sequence[int], bool]:
-        messages, begun = form.messages(sent, tools), ""
+        messages = form.messages(sent, tools)
+        begun = ""
         if messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):
             # As llama.cpp's server and vLLM can: the model goes on with the last message.
             messages, begun = messages[:-1], messages[-1]["content"]
@@ -94,9 +115,10 @@ def _prompt(tokenizer: Tokenizing, question: Question, room: int) -> tuple[tuple
 
 
 def _readable(question: Question, context: int) -> tuple[Question, int]:
-    """The question without the tools and messages that are certain not to fit, and how many messages those are; refused
-    if no shorter."""
-    most, left_out = context * _CHARACTERS_A_TOKEN, 0
+    """The question without the tools and messages that are certain not to fit, and how many
+    messages those are; refused if no shorter."""
+    most = context * _CHARACTERS_A_TOKEN
+    left_out = 0
     if (tools := question.tools) is not None and tools.choice != "none":
         if (size := len(msgspec.json.encode(tools.tools))) > most and tools.choice != "auto":
             raise _too_long(f"the tools have {size} characters", context)
@@ -104,7 +126,9 @@ def _readable(question: Question, context: int) -> tuple[Question, int]:
     text = question.text or ""
     if question.messages is not None:
         room = most if question.may_trim else sys.maxsize
-        (text, sent), left_out = fitting(question.messages, room, lambda sent: ("".join(map(str, sent)), sent))
+        (text, sent), left_out = fitting(
+            question.messages, room, lambda sent: ("".join(map(str, sent)), sent)
+        )
         question = replace(question, messages=sent)
     if len(text) > most:
         raise _too_long(f"the prompt has {len(text)} characters", context)
@@ -125,7 +149,10 @@ def _check_grammar(ask: AnswerRequest, grammar: Grammar | None) -> None:
     if grammar is not None:
         grammar.check()
         if ask.ignore_eos:
-            raise bad("a grammar says where the text ends: it cannot be used with ignore_eos", "ignore_eos")
+            raise bad(
+                "a grammar says where the text ends: it cannot be used with ignore_eos",
+                "ignore_eos",
+            )
 
 
 def _too_long(what: str, context: int) -> ApiError:

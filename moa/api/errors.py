@@ -19,18 +19,32 @@ _TYPES = {
 
 
 class ApiError(MoaError):
-    """A refusal with its HTTP status. `param` names the field that is wrong, `code` is for programs."""
+    """A refusal with its HTTP status. `param` names the field that is wrong, `code` is for
+    programs."""
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after: float = 0.0
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float = 0.0,
     ) -> None:
         super().__init__(message)
-        self.status, self.param, self.code, self.retry_after = status, param, code, retry_after
+        self.status = status
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
 
     def body(self) -> dict[str, Any]:
         """The JSON of the response."""
-        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        kind = _TYPES.get(
+            self.status, "invalid_request_error" if self.status < 500 else "server_error"
+        )
+        return {
+            "error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        }
 
     def headers(self) -> dict[str, str]:
         """Headers that the status requires."""
@@ -51,12 +65,16 @@ def from_error(error: MoaError) -> ApiError:
         case ApiError():
             return error
         case RemoteError(code="limit"):
-            prompt = "stop" not in error.hint and "new_tokens" not in error.hint  # the hint names the limit
+            prompt = (
+                "stop" not in error.hint and "new_tokens" not in error.hint
+            )  # the hint names the limit
             return bad(error.line(), code="context_length_exceeded" if prompt else None)
         case RemoteError(code="grammar") | GrammarError():
             return bad(error.line(), "response_format", "invalid_grammar")
         case RemoteError() if error.retryable:
-            return ApiError(429, error.line(), code=error.code, retry_after=max(1.0, error.retry_after or 0.0))
+            return ApiError(
+                429, error.line(), code=error.code, retry_after=max(1.0, error.retry_after or 0.0)
+            )
         case RemoteError() | LinkError() | ProtocolError():
             return ApiError(503, error.line(), code="verifier_unavailable", retry_after=1.0)
         case CapacityError():

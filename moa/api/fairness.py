@@ -1,7 +1,7 @@
-"""Who keeps the event loop busy waits. The processor time that the requests of a key take on it is measured and charged
-to the key, a refusal more than it took, and a key that has used more than its share waits before its next request. A
-refusal of somebody without a key is charged to the address, and comes later the more of them there were: neither delays
-anybody else."""
+"""Who keeps the event loop busy waits. The processor time that the requests of a key take on it is
+measured and charged to the key, a refusal more than it took, and a key that has used more than its
+share waits before its next request. A refusal of somebody without a key is charged to the address,
+and comes later the more of them there were: neither delays anybody else."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from moa.token_bucket import TokenBucket
 
 Result = TypeVar("Result")
 _SHARE, _BURST_SECONDS = 0.4, 1.0
-"""Of the event loop's time, for one key: on average, and at once. Answers that run are never slowed down."""
+"""Of the event loop's time, for one key: on average, and at once. Answers that run are never slowed
+down."""
 _BESIDE_OTHERS = 4.0
-"""Times what a request took, where somebody else is served meanwhile: then a key has a tenth of the event loop."""
+"""Times what a request took, where somebody else is served meanwhile: then a key has a tenth of the
+event loop."""
 _REFUSAL_SECONDS = 0.02
 """What a refusal costs a key: 50 at once and 20 a second."""
 _LONGEST_WAIT = 5.0
@@ -38,7 +40,8 @@ class Accounts:
     """A token bucket for each name. Pure; full ones are forgotten when there are many."""
 
     def __init__(self, rate: float, burst: float) -> None:
-        self._rate, self._burst = rate, burst
+        self._rate = rate
+        self._burst = burst
         self._buckets: dict[str, TokenBucket] = {}
 
     def __len__(self) -> int:
@@ -48,7 +51,11 @@ class Accounts:
         """The bucket of this name."""
         if name not in self._buckets:
             if len(self._buckets) >= _MOST_ACCOUNTS:
-                used = {one: bucket for one, bucket in self._buckets.items() if bucket.level(now) < self._burst}
+                used = {
+                    one: bucket
+                    for one, bucket in self._buckets.items()
+                    if bucket.level(now) < self._burst
+                }
                 self._buckets = dict(list(used.items())[-_MOST_ACCOUNTS // 2 :])
             self._buckets[name] = TokenBucket(self._rate, self._burst, now)
         return self._buckets[name]
@@ -66,8 +73,8 @@ class Fairness:
 
     @contextlib.asynccontextmanager
     async def turn(self, principal: str) -> AsyncIterator[None]:
-        """Wait for the key's share of the event loop, and charge it for what this task does from then on. Without keys
-        nobody shares the endpoint."""
+        """Wait for the key's share of the event loop, and charge it for what this task does from
+        then on. Without keys nobody shares the endpoint."""
         if principal == ANONYMOUS:
             yield
             return
@@ -75,7 +82,12 @@ class Fairness:
         if (wait := bucket.wait(0, time.monotonic())) > 0:
             await asyncio.sleep(min(wait, _LONGEST_WAIT))
         if wait > _LONGEST_WAIT:
-            raise ApiError(429, "this key keeps the server busy: send less at once", code="busy", retry_after=wait)
+            raise ApiError(
+                429,
+                "this key keeps the server busy: send less at once",
+                code="busy",
+                retry_after=wait,
+            )
         weight = _BESIDE_OTHERS if self._others(principal) else 1.0
         _CHARGED.set(lambda seconds: bucket.spend(weight * seconds))
         try:
@@ -85,7 +97,8 @@ class Fairness:
             raise
 
     async def hold(self, address: str) -> bool:
-        """Wait before a refusal is sent; False if it is not worth sending: the address has too many that wait."""
+        """Wait before a refusal is sent; False if it is not worth sending: the address has too many
+        that wait."""
         bucket = self._addresses.of(address, time.monotonic())
         bucket.spend(1)
         if (wait := bucket.wait(0, time.monotonic())) <= 0:
@@ -110,13 +123,16 @@ def one_more(counts: Counter[str], name: str) -> Iterator[None]:
 
 
 async def charged(work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of the work; the processor time that it takes on the event loop is charged to the key of this task."""
+    """The result of the work; the processor time that it takes on the event loop is charged to the
+    key of this task."""
     charge = _CHARGED.get(None)
     return await work if charge is None else await _charged(work, charge)
 
 
 @types.coroutine
-def _charged(work: Coroutine[Any, Any, Result], charge: Callable[[float], None]) -> Generator[Any, Any, Result]:
+def _charged(
+    work: Coroutine[Any, Any, Result], charge: Callable[[float], None]
+) -> Generator[Any, Any, Result]:
     step: Callable[[Any], Any] = work.send
     given: Any = None
     while True:
@@ -131,4 +147,5 @@ def _charged(work: Coroutine[Any, Any, Result], charge: Callable[[float], None])
             given = yield awaited
             step = work.send
         except BaseException as error:  # a cancellation, for the work to see
-            step, given = work.throw, error
+            step = work.throw
+            given = error

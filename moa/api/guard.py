@@ -1,4 +1,5 @@
-"""ASGI middleware before every route: access checks, error format, security headers, an access log without text."""
+"""ASGI middleware before every route: access checks, error format, security headers, an access log
+without text."""
 
 from __future__ import annotations
 
@@ -35,7 +36,12 @@ class Guard:
     """An ASGI application around another."""
 
     def __init__(
-        self, app: ASGIApp, access: Access, metrics: ApiMetrics, fairness: Fairness, origins: Sequence[str] = ()
+        self,
+        app: ASGIApp,
+        access: Access,
+        metrics: ApiMetrics,
+        fairness: Fairness,
+        origins: Sequence[str] = (),
     ) -> None:
         self._app: ASGIApp = app
         if origins:  # without CORS headers no other website can read an answer
@@ -46,7 +52,9 @@ class Guard:
                 allow_headers=["Authorization", "Content-Type", "Last-Event-ID"],
                 expose_headers=["X-Request-Id", "Retry-After"],
             )
-        self._access, self._metrics, self.fairness = access, metrics, fairness
+        self._access = access
+        self._metrics = metrics
+        self.fairness = fairness
         self._defects = TokenBucket(_DEFECTS_PER_SECOND, 10.0, time.monotonic())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,7 +62,8 @@ class Guard:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})
             return
-        began, status = time.monotonic(), 0
+        began = time.monotonic()
+        status = 0
 
         async def told(message: Message) -> None:
             nonlocal status
@@ -75,8 +84,12 @@ class Guard:
                 raise
             shaped = self._shaped(error, scope["path"])
             stranger = shaped.status in (401, 403, 404, 405)
-            if stranger and not await self.fairness.hold(scope["client"][0] if scope.get("client") else ""):
-                scope.get("state", {}).get("abort", lambda: None)()  # another server closes it after the response
+            if stranger and not await self.fairness.hold(
+                scope["client"][0] if scope.get("client") else ""
+            ):
+                scope.get("state", {}).get(
+                    "abort", lambda: None
+                )()  # another server closes it after the response
             await Json(shaped.body(), shaped.status, headers=shaped.headers())(scope, receive, told)
         finally:
             route = getattr(scope.get("route"), "path", "other")
@@ -90,7 +103,8 @@ class Guard:
             )
 
     def _shaped(self, error: Exception, path: str) -> ApiError:
-        """Convert any error to an `ApiError`. One that is a defect of ours is logged, but not for every request."""
+        """Convert any error to an `ApiError`. One that is a defect of ours is logged, but not for
+        every request."""
         match error:
             case HTTPException(status_code=404):
                 return ApiError(404, f"there is nothing at {path[:200]}")

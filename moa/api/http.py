@@ -1,4 +1,5 @@
-"""HTTP helpers for the routes: bounded bodies, work that is cancelled when its client disconnects, streams."""
+"""HTTP helpers for the routes: bounded bodies, work that is cancelled when its client disconnects,
+streams."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ async def read_body(request: Request, most: int) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, "send JSON, with Content-Type: application/json")
-    parts, size = [], 0
+    parts = []
+    size = 0
     async for part in request.stream():
         size += len(part)
         if size > most:
@@ -40,7 +42,8 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of the work; `ClientDisconnect`, and the work cancelled, if the client disconnects first."""
+    """The result of the work; `ClientDisconnect`, and the work cancelled, if the client disconnects
+    first."""
     task = asyncio.ensure_future(charged(work))
     watch = asyncio.ensure_future(_hang_up(receive))
     try:
@@ -70,16 +73,27 @@ class Json(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the pieces; other tasks run in between."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
         for start in range(0, max(1, len(self.body)), _PIECE):
             more = start + _PIECE < len(self.body)
-            await send({"type": "http.response.body", "body": self.body[start : start + _PIECE], "more_body": more})
+            await send(
+                {
+                    "type": "http.response.body",
+                    "body": self.body[start : start + _PIECE],
+                    "more_body": more,
+                }
+            )
             await asyncio.sleep(0)
 
 
 def event_frame(event: Any, id: str = "") -> bytes:
-    """One server-sent event: JSON, named by its `type` if it has one, or a text that is sent as it is."""
-    text = event.encode() if isinstance(event, str) else msgspec.json.encode(event)  # neither contains line breaks
+    """One server-sent event: JSON, named by its `type` if it has one, or a text that is sent as it
+    is."""
+    text = (
+        event.encode() if isinstance(event, str) else msgspec.json.encode(event)
+    )  # neither contains line breaks
     name = "" if isinstance(event, str) else event.get("type", "")
     head = (f"id: {id}\n" if id else "") + (f"event: {name}\n" if name else "")
     return head.encode() + b"data: " + text + b"\n\n"
@@ -94,11 +108,14 @@ async def frames(events: AsyncGenerator[Any, None]) -> AsyncGenerator[bytes, Non
 
 
 class EventStream(Response):
-    """Send frames of server-sent events until they end or the client disconnects; then close their generator."""
+    """Send frames of server-sent events until they end or the client disconnects; then close their
+    generator."""
 
     def __init__(self, frames: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
         self._frames = frames
-        super().__init__(None, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers})
+        super().__init__(
+            None, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers}
+        )
         del self.headers["content-length"]
         self.headers["content-type"] = "text/event-stream"
 

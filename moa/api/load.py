@@ -1,4 +1,5 @@
-"""The load of an endpoint: so many answers at once at most, with a fair share for each key, counted as they run."""
+"""The load of an endpoint: so many answers at once at most, with a fair share for each key, counted
+as they run."""
 
 from __future__ import annotations
 
@@ -17,10 +18,13 @@ from moa.api.metrics import ApiMetrics
 
 
 class Counted:
-    """Wraps an answerer; at most `most` answers at once, and a fair share of them for each principal."""
+    """Wraps an answerer; at most `most` answers at once, and a fair share of them for each
+    principal."""
 
     def __init__(self, inner: Answerer, metrics: ApiMetrics, most: int) -> None:
-        self._inner, self._metrics, self._most = inner, metrics, most
+        self._inner = inner
+        self._metrics = metrics
+        self._most = most
         self._running: Counter[str] = Counter()
         self._encoding: Counter[str] = Counter()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -34,8 +38,8 @@ class Counted:
         return self._running.total()
 
     def status(self) -> dict[str, Any]:
-        """The inner answerer's figures, the load, and totals over all answers: tokens as they come, the rest when an
-        answer ends."""
+        """The inner answerer's figures, the load, and totals over all answers: tokens as they come,
+        the rest when an answer ends."""
         load = {"running": self.running, "most_running": self._most}
         totals = {name: self._totals[name] for name in ("tokens", "drafted", "accepted", "calls")}
         return {**self._inner.status(), **load, **totals}
@@ -49,14 +53,18 @@ class Counted:
             async with turn:
                 return await self._inner.encode(ask)
 
-    async def answer(self, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
+    async def answer(
+        self, ask: AnswerRequest, encoded: Encoded
+    ) -> AsyncGenerator[AnswerEvent, None]:
         """The inner answerer's events."""
         others = len(self._running.keys() - {ask.principal})
         if self.running >= self._most or (
             others and self._running[ask.principal] >= max(1, self._most // (others + 1))
         ):
             raise self._busy()
-        began, first, length = time.monotonic(), True, 0
+        began = time.monotonic()
+        first = True
+        length = 0
         events = self._inner.answer(ask, encoded)
         with one_more(self._running, ask.principal):
             async with contextlib.aclosing(events):
@@ -74,8 +82,12 @@ class Counted:
                         case Ended(counts=counts):
                             self._metrics.tokens.labels("prompt").inc(counts.prompt_tokens)
                             self._metrics.tokens.labels("answer").inc(counts.tokens)
-                            self._totals.update(drafted=counts.drafted, accepted=counts.accepted, calls=counts.calls)
+                            self._totals.update(
+                                drafted=counts.drafted, accepted=counts.accepted, calls=counts.calls
+                            )
                     yield event
 
     def _busy(self) -> ApiError:
-        return ApiError(429, f"{self.running} answers are running: try again soon", code="busy", retry_after=1.0)
+        return ApiError(
+            429, f"{self.running} answers are running: try again soon", code="busy", retry_after=1.0
+        )

@@ -1,4 +1,5 @@
-"""Log-probabilities as each route of the API writes them. Every entry is of a token that the target has verified."""
+"""Log-probabilities as each route of the API writes them. Every entry is of a token that the target
+has verified."""
 
 from __future__ import annotations
 
@@ -40,11 +41,13 @@ def completion(entries: Sequence[Scored], offset: int = 0) -> dict[str, Any]:
 
 
 def parts(entries: Sequence[Scored]) -> list[msgspec.Raw]:
-    """A list of tokens, as chats and responses have it; as JSON, because responses repeat it several times."""
+    """A list of tokens, as chats and responses have it; as JSON, because responses repeat it
+    several times."""
     return [
         msgspec.Raw(
             msgspec.json.encode(
-                _part(entry.token, entry.logprob) | {"top_logprobs": [_part(*other) for other in entry.top]}
+                _part(entry.token, entry.logprob)
+                | {"top_logprobs": [_part(*other) for other in entry.top]}
             )
         )
         for entry in entries
@@ -53,4 +56,8 @@ def parts(entries: Sequence[Scored]) -> list[msgspec.Raw]:
 
 def _part(token: str, logprob: float) -> dict[str, Any]:
     # Half of a character has no text of its own, and so no bytes that we could tell.
-    return {"token": token, "logprob": logprob, "bytes": None if "\ufffd" in token else list(token.encode())}
+    return {
+        "token": token,
+        "logprob": logprob,
+        "bytes": None if "\ufffd" in token else list(token.encode()),
+    }

@@ -13,15 +13,22 @@ class ApiMetrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
-        self.requests = self._counter("requests", "Requests, by route and status", "route", "status")
+        self.requests = self._counter(
+            "requests", "Requests, by route and status", "route", "status"
+        )
         self.running = self._gauge("running_answers", "Answers that are being written")
         self.first_text = Histogram(
-            "moa_api_first_text_seconds", "From a request to its first text", registry=self.registry, buckets=_SECONDS
+            "moa_api_first_text_seconds",
+            "From a request to its first text",
+            registry=self.registry,
+            buckets=_SECONDS,
         )
         self.tokens = self._counter("tokens", "Tokens of prompts and answers", "kind")
         self.hang_ups = self._counter("hang_ups", "Clients that left before their answer was there")
         self.withdrawn = self._counter("withdrawn_characters", "Characters that were withdrawn")
-        self.kept_bytes = self._gauge("kept_stream_bytes", "Bytes kept so that streams can be taken up again")
+        self.kept_bytes = self._gauge(
+            "kept_stream_bytes", "Bytes kept so that streams can be taken up again"
+        )
 
     def page(self) -> bytes:
         """The text of /metrics."""

@@ -1,5 +1,5 @@
-"""Static pages of the endpoints: those of the package, and a web app that `edge-client page` wrote. The content
-security policy allows nothing else, and for an app what it names itself."""
+"""Static pages of the endpoints: those of the package, and a web app that `edge-client page` wrote.
+The content security policy allows nothing else, and for an app what it names itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _APP_POLICY = re.compile(r'^const POLICY = (".*");$', re.MULTILINE)
 
 def page(package: str, folder: str, at: str) -> Iterator[Route]:
     """Routes for the files of a folder in a package; `index.html` is served at `at` itself."""
-    for entry in sorted(resources.files(package).joinpath(folder).iterdir(), key=lambda entry: entry.name):
+    for entry in sorted(
+        resources.files(package).joinpath(folder).iterdir(), key=lambda entry: entry.name
+    ):
         name, _, ending = entry.name.rpartition(".")
         if ending in TYPES:
             yield from _routes(at, entry.name, _File(entry.read_bytes(), TYPES[ending]), name)
@@ -34,7 +36,8 @@ def web_app(folder: Path | None) -> list[Route]:
     """Routes below `/app/` for a folder of `edge-client page`; none without one."""
     if folder is None:
         return []
-    policy, routes = app_policy(folder), list[Route]()
+    policy = app_policy(folder)
+    routes = list[Route]()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
         file = _File(path.read_bytes(), TYPES.get(name.rpartition(".")[2], ""), policy)
@@ -60,13 +63,16 @@ def app_policy(folder: Path) -> str:
     script = folder / "sw.js"
     found = _APP_POLICY.search(script.read_text(encoding="utf-8")) if script.is_file() else None
     if found is None:
-        raise UsageError(f"{folder} is no web app", hint="write one: edge-client page NEW_FOLDER --verifier URL")
+        raise UsageError(
+            f"{folder} is no web app", hint="write one: edge-client page NEW_FOLDER --verifier URL"
+        )
     return str(json.loads(found[1]))
 
 
 class _File:
     def __init__(self, content: bytes, kind: str, policy: str = POLICY) -> None:
-        self._content, self._packed = content, gzip.compress(content, mtime=0) if kind else b""
+        self._content = content
+        self._packed = gzip.compress(content, mtime=0) if kind else b""
         tag = hashlib.sha256(content).hexdigest()[:16]
         self._headers = {
             "Content-Type": kind or "application/octet-stream",

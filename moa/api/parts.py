@@ -1,5 +1,5 @@
-"""The parts of a text: thinking, answer, calls. Thinking is what is in `<think>` at its beginning, or up to `</think>`
-where the prompt has opened it, as some templates do."""
+"""The parts of a text: thinking, answer, calls. Thinking is what is in `<think>` at its beginning,
+or up to `</think>` where the prompt has opened it, as some templates do."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from moa.api.present import Show
 from moa.api.tools import ToolFormat, WrittenCall
 from moa.text_stream import common_prefix
 
-_OPEN, _CLOSE = "<think>", "</think>"
+_OPEN = "<think>"
+_CLOSE = "</think>"
 
 
 def split(text: str, *, thinking: bool = False, last: bool = True) -> tuple[str, str]:
-    """The reasoning and the answer. Of a text that still grows (not `last`), what may be the beginning of a tag is left
-    out, so that both only grow with it."""
+    """The reasoning and the answer. Of a text that still grows (not `last`), what may be the
+    beginning of a tag is left out, so that both only grow with it."""
     if not thinking:
         begun = text.lstrip()
         if not begun.startswith(_OPEN):
@@ -40,18 +41,25 @@ def _tail(text: str) -> int:
 class Separator:
     """One choice's text at its client, as reasoning, answer and calls."""
 
-    def __init__(self, *, separate: bool = True, thinking: bool = False, form: ToolFormat | None = None) -> None:
-        """Without `separate` all of the text is the answer; `thinking`: the prompt has opened it; `form`: how the model
-        writes calls, which are taken out of the answer."""
-        self._separate, self._thinking, self._form = separate, thinking, form
+    def __init__(
+        self, *, separate: bool = True, thinking: bool = False, form: ToolFormat | None = None
+    ) -> None:
+        """Without `separate` all of the text is the answer; `thinking`: the prompt has opened it;
+        `form`: how the model writes calls, which are taken out of the answer."""
+        self._separate = separate
+        self._thinking = thinking
+        self._form = form
         self.calls: list[WrittenCall] = []
         """The complete calls of the latest text."""
-        self._text, self._verified = "", 0
+        self._text = ""
+        self._verified = 0
         self.reasoning = self.answer = ""
         """What the client has of each."""
 
     def _split(self, text: str, *, last: bool) -> tuple[str, str]:
-        reasoning, answer = split(text, thinking=self._thinking, last=last) if self._separate else ("", text)
+        reasoning, answer = (
+            split(text, thinking=self._thinking, last=last) if self._separate else ("", text)
+        )
         if self._form is not None:
             answer, self.calls, rest = self._form.split(answer, last=last)
             answer += rest if last else ""
@@ -60,11 +68,15 @@ class Separator:
     def take(self, show: Show | None, *, last: bool = False) -> tuple[Show, Show]:
         """The changes of reasoning and answer; the `last` one brings what was held back."""
         if show is not None:
-            self._text, self._verified = self._text[: show.cut] + show.text, show.verified
-        sure = self._split(self._text[: self._verified], last=last and self._verified == len(self._text))
+            self._text = self._text[: show.cut] + show.text
+            self._verified = show.verified
+        sure = self._split(
+            self._text[: self._verified], last=last and self._verified == len(self._text)
+        )
         reasoning, answer = self._split(self._text, last=last)
         changes = _change(self.reasoning, reasoning, sure[0]), _change(self.answer, answer, sure[1])
-        self.reasoning, self.answer = reasoning, answer
+        self.reasoning = reasoning
+        self.answer = answer
         return changes
 
 

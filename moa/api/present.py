@@ -10,11 +10,13 @@ from moa.api.answer import AnswerEvent, Cut, Ended, Mode, Piece, Reason, Scored,
 from moa.api.errors import ApiError
 
 _LOST: tuple[Reason, ...] = ("guard", "link")
-"""Reasons that end an answer only because the verifier was missing, even if all of its text is verified."""
+"""Reasons that end an answer only because the verifier was missing, even if all of its text is
+verified."""
 
 
 class Show(NamedTuple):
-    """A change of the client's text: keep its first `cut` characters (None: all), then append `text`."""
+    """A change of the client's text: keep its first `cut` characters (None: all), then append
+    `text`."""
 
     text: str
     verified: int
@@ -61,24 +63,29 @@ class Presenter:
             case _:
                 return None
         end = self._verified if self._mode == "hold" else len(self._text)
-        text, self._shown = self._text[self._shown : end], max(self._shown, end)
+        text = self._text[self._shown : end]
+        self._shown = max(self._shown, end)
         verified = min(self._verified, self._shown)
         untold = self._scored if isinstance(event, Ended) else ()
         if not text and cut is None and verified == self._told and not untold:
             return None
-        self._told, logprobs, self._scored = verified, self._scored, ()
+        self._told = verified
+        logprobs = self._scored
+        self._scored = ()
         return Show(text, verified, cut, logprobs)
 
 
 async def within_patience(
     events: AsyncGenerator[AnswerEvent, None], mode: Mode, seconds: float, first: float
 ) -> AsyncGenerator[AnswerEvent, None]:
-    """The same events; an error when there is no token within `first` seconds: the verifier is silent, and the device
-    cannot write. In mode hold also when unverified text has waited for `seconds` without any of it being verified: the
-    client sees none of it, and a device may write for minutes before its text is complete."""
+    """The same events; an error when there is no token within `first` seconds: the verifier is
+    silent, and the device cannot write. In mode hold also when unverified text has waited for
+    `seconds` without any of it being verified: the client sees none of it, and a device may write
+    for minutes before its text is complete."""
     clock = asyncio.get_running_loop().time
     until: float | None = clock() + first
-    begun, length = False, 0
+    begun = False
+    length = 0
     while True:
         try:
             async with asyncio.timeout_at(until) as limit:
@@ -100,7 +107,8 @@ async def within_patience(
             case Verified():
                 until = clock() + seconds if mode == "hold" and event.characters < length else None
             case Cut():
-                length, until = event.characters, None
+                length = event.characters
+                until = None
         shown = clock()
         yield event
         if until is not None:

@@ -1,7 +1,8 @@
-"""Answers that the device has finished alone are checked when the verifier is back, and their kept streams corrected.
+"""Answers that the device has finished alone are checked when the verifier is back, and their kept
+streams corrected.
 
-The target's text is a function of prompt, settings and seed. So an answer is asked for once more, with what was written
-as the prediction, and its stream gets the difference.
+The target's text is a function of prompt, settings and seed. So an answer is asked for once more,
+with what was written as the prediction, and its stream gets the difference.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Recheck:
     def over(self) -> bool:
         """Whether the answer is complete, and there is nothing more to check."""
         ended = self.shape.ends.get(0)
-        return self.recording.closed and (ended is None or ended.verified or self.failures >= _MOST_FAILURES)
+        return self.recording.closed and (
+            ended is None or ended.verified or self.failures >= _MOST_FAILURES
+        )
 
     async def correct(self, answerer: Counted) -> None:
         """Append what the verifier says of the answer; nothing if it is gone again."""
@@ -51,7 +54,10 @@ class Recheck:
             told = await self._correction(answerer)
         except Exception as error:
             self.failures += 1
-            log.warning("an answer could not be checked", exc_info=None if isinstance(error, MoaError) else error)
+            log.warning(
+                "an answer could not be checked",
+                exc_info=None if isinstance(error, MoaError) else error,
+            )
             return
         if told:
             self.recording.reopen()
@@ -63,7 +69,9 @@ class Recheck:
         written = self.shape.ends[0].text
         question = replace(self.ask.question, prediction=written)
         ended = None
-        async with contextlib.aclosing(side_by_side(answerer, [replace(self.ask, question=question)])) as events:
+        async with contextlib.aclosing(
+            side_by_side(answerer, [replace(self.ask, question=question)])
+        ) as events:
             async for _, event in events:
                 ended = event if isinstance(event, Ended) else ended
         if ended is None or not ended.verified:
@@ -77,7 +85,8 @@ class Rechecks:
     """Those of one endpoint."""
 
     def __init__(self, answerer: Counted, kept: Recordings) -> None:
-        self._answerer, self._kept = answerer, kept
+        self._answerer = answerer
+        self._kept = kept
         self._waiting: list[Recheck] = []
 
     def add(self, recording: Recording, ask: AnswerRequest, shape: Shape | ResponseShape) -> None:

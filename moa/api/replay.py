@@ -1,4 +1,5 @@
-"""Resumable streams: their frames are kept as they were sent, for a limited time and within a memory limit."""
+"""Resumable streams: their frames are kept as they were sent, for a limited time and within a
+memory limit."""
 
 from __future__ import annotations
 
@@ -126,7 +127,11 @@ class Recordings:
         self.sweep()
         stream = self._streams.get(id)
         if stream is None or stream.principal != principal:
-            raise ApiError(404, f"no stream {id[:80]!r}: it never was, or is no longer kept", code="stream_not_found")
+            raise ApiError(
+                404,
+                f"no stream {id[:80]!r}: it never was, or is no longer kept",
+                code="stream_not_found",
+            )
         return stream
 
     def drop(self, stream: Recording) -> None:
@@ -136,8 +141,8 @@ class Recordings:
             stream.close()  # wake the readers
 
     def sweep(self) -> None:
-        """Remove expired streams; then, while there are too many bytes, the oldest of the principal with the most:
-        nobody pushes out another's."""
+        """Remove expired streams; then, while there are too many bytes, the oldest of the principal
+        with the most: nobody pushes out another's."""
         now = self.clock()
         for stream in self:
             if not stream.listeners:
@@ -150,7 +155,8 @@ class Recordings:
         while sizes.total() > self.most_bytes:
             largest, _ = sizes.most_common(1)[0]
             oldest = min(
-                (stream for stream in self if stream.principal == largest), key=lambda s: (not s.closed, s.touched)
+                (stream for stream in self if stream.principal == largest),
+                key=lambda s: (not s.closed, s.touched),
             )
             sizes[largest] -= oldest.size
             self.drop(oldest)

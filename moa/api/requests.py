@@ -1,6 +1,7 @@
 """What requests of all routes have in common, from JSON to requests for the answerer.
 
-An unsupported parameter that would change the answer is refused by name. Unknown ones are ignored: clients send many.
+An unsupported parameter that would change the answer is refused by name. Unknown ones are ignored:
+clients send many.
 """
 
 from __future__ import annotations
@@ -30,8 +31,16 @@ class TextPart(msgspec.Struct):
 
 
 Content = str | list[TextPart] | None
-Variable = bool | None | Annotated[int, Meta(ge=-(2**31), le=2**31)] | float | Annotated[str, Meta(max_length=256)]
-TemplateVariables = Annotated[dict[Annotated[str, Meta(max_length=64)], Variable], Meta(max_length=16)]
+Variable = (
+    bool
+    | None
+    | Annotated[int, Meta(ge=-(2**31), le=2**31)]
+    | float
+    | Annotated[str, Meta(max_length=256)]
+)
+TemplateVariables = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Variable], Meta(max_length=16)
+]
 ToolChoice = str | dict[str, Any] | None
 
 
@@ -68,8 +77,24 @@ class TextRequest(msgspec.Struct, kw_only=True):
 
 _NO_VARIABLES = frozenset(
     (
-        *("self", "conversation", "messages", "tools", "tool_choice", "documents", "chat_template", "tokenize"),
-        *("add_generation_prompt", "continue_final_message", "padding", "truncation", "max_length", "tokenizer_kwargs"),
+        *(
+            "self",
+            "conversation",
+            "messages",
+            "tools",
+            "tool_choice",
+            "documents",
+            "chat_template",
+            "tokenize",
+        ),
+        *(
+            "add_generation_prompt",
+            "continue_final_message",
+            "padding",
+            "truncation",
+            "max_length",
+            "tokenizer_kwargs",
+        ),
         *("return_tensors", "return_dict", "return_assistant_tokens_mask"),
     )
 )
@@ -77,8 +102,8 @@ _NO_VARIABLES = frozenset(
 _AS_ASKED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "ignore_eos")
 """What is asked of an answerer as the request says it."""
 _PATIENCE: dict[Mode, float] = {"hold": 20.0, "provisional": 5.0, "keep": 1.0}
-"""Seconds to wait for a lost link when the text is complete, in hold since text waits to be verified; clients and
-proxies give up after 30 to 60."""
+"""Seconds to wait for a lost link when the text is complete, in hold since text waits to be
+verified; clients and proxies give up after 30 to 60."""
 
 
 class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,14 +142,21 @@ def content_text(content: Content, where: str) -> str:
         return content or ""
     for part in content:
         if part.type not in ("text", "input_text", "output_text") or part.text is None:
-            raise bad(f"{where}: only text parts are supported, not {part.type!r}", where, "unsupported_content")
+            raise bad(
+                f"{where}: only text parts are supported, not {part.type!r}",
+                where,
+                "unsupported_content",
+            )
     return "".join(part.text or "" for part in content)
 
 
 def chat_role(role: str, where: str) -> str:
     """A role that chat templates know; `developer` is the newer name of `system`."""
     if role not in ("system", "developer", "user", "assistant"):
-        raise bad(f"{where}: the role is system, developer, user, assistant or tool, not {role!r}", f"{where}.role")
+        raise bad(
+            f"{where}: the role is system, developer, user, assistant or tool, not {role!r}",
+            f"{where}.role",
+        )
     return "system" if role == "developer" else role
 
 
@@ -161,27 +193,35 @@ def refuse(request: msgspec.Struct, *names: str) -> None:
 
 
 def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
-    """What the request tells the chat template. Names with a meaning of their own are refused: a template in a request
-    would be a program."""
+    """What the request tells the chat template. Names with a meaning of their own are refused: a
+    template in a request would be a program."""
     for name in given or {}:
         if not name.isidentifier() or name in _NO_VARIABLES or name.endswith("_token"):
-            raise bad(f"chat_template_kwargs: {name!r} cannot be set here", f"chat_template_kwargs.{name}")
+            raise bad(
+                f"chat_template_kwargs: {name!r} cannot be set here", f"chat_template_kwargs.{name}"
+            )
     return given or {}
 
 
 def question_of(request: TextRequest, **more: Any) -> Question:
     """The question, with what all routes say of it alike."""
-    predicted = content_text(request.prediction.content, "prediction.content") if request.prediction else ""
-    return Question(prediction=predicted, template=template_variables(request.chat_template_kwargs), **more)
+    predicted = (
+        content_text(request.prediction.content, "prediction.content") if request.prediction else ""
+    )
+    return Question(
+        prediction=predicted, template=template_variables(request.chat_template_kwargs), **more
+    )
 
 
 def answer_request(
     request: TextRequest, question: Question, defaults: Defaults, *, choice: int = 0, **more: Any
 ) -> AnswerRequest:
-    """The request for one answer; `more` are the fields whose names or meaning differ between the routes. The seed is
-    the request's, plus the choice's number, or a random one; the sampler's seeds are not negative. A temperature that
-    is too small to divide by is greedy."""
-    asked = {name: given for name in _AS_ASKED if (given := getattr(request, name, None)) is not None}
+    """The request for one answer; `more` are the fields whose names or meaning differ between the
+    routes. The seed is the request's, plus the choice's number, or a random one; the sampler's
+    seeds are not negative. A temperature that is too small to divide by is greedy."""
+    asked = {
+        name: given for name in _AS_ASKED if (given := getattr(request, name, None)) is not None
+    }
     ours = request.moa or Extension()
     mode = ours.mode or defaults.mode
     patience = defaults.patience if ours.patience is None else ours.patience

@@ -102,14 +102,18 @@ def parse_response(body: bytes, defaults: Defaults, principal: str) -> ResponseC
     for name, instead in _NOT_KEPT.items():
         if getattr(request, name):
             raise bad(f"{name}: no response is kept here: {instead}", name, "unsupported_parameter")
-    instructions = ({"role": "system", "content": request.instructions},) if request.instructions else ()
+    instructions = (
+        ({"role": "system", "content": request.instructions},) if request.instructions else ()
+    )
     offered = request.tools or ()
     grammar = answer_format((request.text or {}).get("format"), "text.format")
     question = question_of(
         request,
         messages=(*instructions, *_messages(request.input)),
         may_trim=request.truncation != "disabled",
-        tools=chosen(request.tool_choice, [Tool(one) for one in offered], request.parallel_tool_calls),
+        tools=chosen(
+            request.tool_choice, [Tool(one) for one in offered], request.parallel_tool_calls
+        ),
     )
     ask = answer_request(
         request,
@@ -144,7 +148,9 @@ def _messages(given: str | Sequence[Item]) -> Iterator[dict[str, Any]]:
         return
     for number, item in enumerate(given):
         where = f"input[{number}]"
-        if item.type == "reasoning":  # of an earlier answer that the client returns: templates leave it out
+        if (
+            item.type == "reasoning"
+        ):  # of an earlier answer that the client returns: templates leave it out
             continue
         if item.type == "function_call" and item.call_id and item.name:
             called = {"name": item.name, "arguments": item.arguments}
@@ -157,9 +163,14 @@ def _messages(given: str | Sequence[Item]) -> Iterator[dict[str, Any]]:
             continue
         if item.type != "message" or item.role is None:
             raise bad(
-                f"{where}: only messages and calls are supported, not {item.type!r}", where, "unsupported_content"
+                f"{where}: only messages and calls are supported, not {item.type!r}",
+                where,
+                "unsupported_content",
             )
-        yield {"role": chat_role(item.role, where), "content": content_text(item.content, f"{where}.content")}
+        yield {
+            "role": chat_role(item.role, where),
+            "content": content_text(item.content, f"{where}.content"),
+        }
 
 
 OutputKind = Literal["reasoning", "message"]
@@ -180,7 +191,8 @@ class OutputItem:
     def take(self, part: Show, scored: Sequence[Scored]) -> list[msgspec.Raw]:
         """A change of its text; returns the log-probabilities as they are sent."""
         told = logprobs.parts(scored)
-        self.text, self.closed = self.text[: part.cut] + part.text, False
+        self.text = self.text[: part.cut] + part.text
+        self.closed = False
         self.logprobs += told
         return told
 
@@ -195,7 +207,13 @@ class OutputItem:
             status = "completed"
         status = "incomplete" if status == "failed" else status
         more: dict[str, Any] = {"role": "assistant"} if self.kind == "message" else {"summary": []}
-        return {"type": self.kind, "id": self.id, "status": status, **more, "content": [self.part()]}
+        return {
+            "type": self.kind,
+            "id": self.id,
+            "status": status,
+            **more,
+            "content": [self.part()],
+        }
 
 
 class ResponseShape:
@@ -210,7 +228,8 @@ class ResponseShape:
         self._parts = Separator()
         self._items: list[OutputItem | dict[str, Any]] = []
         """A call is complete when it comes, and so an object already."""
-        self._model, self._created = model, int(time.time())
+        self._model = model
+        self._created = int(time.time())
         self._fields = call.fields
         self._status = "in_progress"
         self._completed: int | None = None
@@ -231,8 +250,12 @@ class ResponseShape:
             "status": self._status,
             "incomplete_details": self._why,
             "model": self._model,
-            "output": [item if isinstance(item, dict) else item.snapshot(self._status) for item in self._items],
-            "error": self.error and {"code": self.error.code or "server_error", "message": str(self.error)},
+            "output": [
+                item if isinstance(item, dict) else item.snapshot(self._status)
+                for item in self._items
+            ],
+            "error": self.error
+            and {"code": self.error.code or "server_error", "message": str(self.error)},
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "reasoning": None,
@@ -261,7 +284,13 @@ class ResponseShape:
             yield from self._change("reasoning", reasoning)
         scored = show.logprobs if show is not None else ()
         nothing = last and not self._parts.calls
-        if answer.text or answer.cut is not None or scored or nothing or (self.marked and show is not None):
+        if (
+            answer.text
+            or answer.cut is not None
+            or scored
+            or nothing
+            or (self.marked and show is not None)
+        ):
             yield from self._change("message", answer, scored)
         if last or not self.marked:  # else the text of a call may still be withdrawn
             for call in self._parts.calls[sum(isinstance(item, dict) for item in self._items) :]:
@@ -269,29 +298,45 @@ class ResponseShape:
 
     def _call(self, call: WrittenCall) -> Iterator[dict[str, Any]]:
         yield from self._close_items()
-        id, place = f"fc_{secrets.token_hex(16)}", {"output_index": len(self._items)}
-        told = {"call_id": f"call_{secrets.token_hex(12)}", "name": call.name, "arguments": call.arguments}
+        id = f"fc_{secrets.token_hex(16)}"
+        place = {"output_index": len(self._items)}
+        told = {
+            "call_id": f"call_{secrets.token_hex(12)}",
+            "name": call.name,
+            "arguments": call.arguments,
+        }
         item = {"type": "function_call", "id": id, "status": "completed", **told}
         self._items.append(item)
         begun = item | {"arguments": "", "status": "in_progress"}
         yield self._event("response.output_item.added", item=begun, **place)
-        yield self._event("response.function_call_arguments.delta", item_id=id, delta=call.arguments, **place)
+        yield self._event(
+            "response.function_call_arguments.delta", item_id=id, delta=call.arguments, **place
+        )
         done = {"item_id": id, "name": call.name, "arguments": call.arguments}
         yield self._event("response.function_call_arguments.done", **done, **place)
         yield self._event("response.output_item.done", item=item, **place)
 
-    def _change(self, kind: OutputKind, part: Show, scored: Sequence[Scored] = ()) -> Iterator[dict[str, Any]]:
-        item = next((item for item in self._items if isinstance(item, OutputItem) and item.kind == kind), None)
+    def _change(
+        self, kind: OutputKind, part: Show, scored: Sequence[Scored] = ()
+    ) -> Iterator[dict[str, Any]]:
+        item = next(
+            (item for item in self._items if isinstance(item, OutputItem) and item.kind == kind),
+            None,
+        )
         if item is None:
             yield from self._close_items()
             item = OutputItem(kind)
             self._items.append(item)
             empty = item.snapshot(self._status) | {"content": []}
-            yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=empty)
+            yield self._event(
+                "response.output_item.added", output_index=len(self._items) - 1, item=empty
+            )
             yield self._part_event(item, "response.content_part.added", part=item.part())
         told = item.take(part, scored)
         if self.marked and (part.cut is not None or not part.text):
-            yield self._part_event(item, f"moa:{item.content}.revised", cut=part.cut, verified=part.verified)
+            yield self._part_event(
+                item, f"moa:{item.content}.revised", cut=part.cut, verified=part.verified
+            )
         if part.text or scored:
             more: dict[str, Any] = {"logprobs": told} if kind == "message" else {}
             more |= {"moa": {"verified": part.verified}} if self.marked else {}
@@ -305,7 +350,9 @@ class ResponseShape:
             more: dict[str, Any] = {"logprobs": item.logprobs} if item.kind == "message" else {}
             yield self._part_event(item, f"response.{item.content}.done", text=item.text, **more)
             yield self._part_event(item, "response.content_part.done", part=item.part())
-            yield self._event("response.output_item.done", output_index=index, item=item.snapshot(self._status))
+            yield self._event(
+                "response.output_item.done", output_index=index, item=item.snapshot(self._status)
+            )
 
     def news(self, event: LinkNews | Note) -> dict[str, Any]:
         """Other events of the answer, for clients that know our events."""
@@ -320,13 +367,16 @@ class ResponseShape:
         self._status = "incomplete" if cut_short else "completed"
         self._completed = None if cut_short else int(time.time())
         limit = ended.reason in ("length", "context")
-        self._why = {"reason": "max_output_tokens" if limit else ended.reason} if cut_short else None
+        self._why = (
+            {"reason": "max_output_tokens" if limit else ended.reason} if cut_short else None
+        )
         yield from self._close_items()
         yield self._event(f"response.{self._status}", response=self.snapshot())
 
     def fail(self, error: ApiError) -> dict[str, Any]:
         """Events after an error."""
-        self._status, self.error = "failed", error
+        self._status = "failed"
+        self.error = error
         return self._event("response.failed", response=self.snapshot())
 
     # ---- parts
@@ -347,5 +397,10 @@ def _usage(counts: Counts) -> dict[str, Any]:
         "output_tokens": counts.tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": counts.prompt_tokens + counts.tokens,
-        "moa": {"drafted": counts.drafted, "accepted": counts.accepted, "calls": counts.calls, **counts.more},
+        "moa": {
+            "drafted": counts.drafted,
+            "accepted": counts.accepted,
+            "calls": counts.calls,
+            **counts.more,
+        },
     }

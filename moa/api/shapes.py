@@ -25,7 +25,8 @@ class Shape:
 
     def __init__(self, model: str, call: CompletionCall, form: ToolFormat | None = None) -> None:
         """`form`: how the model writes calls, if it may."""
-        self._call, self._form = call, form
+        self._call = call
+        self._form = form
         self.marked = call.asks[0].mode == "provisional"
         """For clients that know our field, and so can take text back."""
         self._called: Counter[int] = Counter()
@@ -47,7 +48,9 @@ class Shape:
         choices = [
             self._choice(
                 index,
-                {"message": self._message(index)} if self._call.chat else {"text": self._parts[index].answer},
+                {"message": self._message(index)}
+                if self._call.chat
+                else {"text": self._parts[index].answer},
                 ended.reason,
                 {"reason": ended.reason, "verified": ended.verified},
                 None if self._call.asks[index].logprobs is None else self._scored[index],
@@ -61,13 +64,17 @@ class Shape:
 
     def begin(self, index: int, event: Began) -> list[Any]:
         """A choice begins: the chunk that opens it in a chat."""
-        self._parts[index] = Separator(separate=self._call.separate, thinking=event.thinking, form=self._form)
+        self._parts[index] = Separator(
+            separate=self._call.separate, thinking=event.thinking, form=self._form
+        )
         opening = {"delta": {"role": "assistant", "content": ""}}
         return [self._chunk([self._choice(index, opening)])] if self._call.chat else []
 
-    def piece(self, index: int, show: Show | None, *, alone: bool = False, last: bool = False) -> Iterator[Any]:
-        """The chunk for a change, if there is one. `alone`: the device's own text; the `last` change brings what was
-        held back, and calls in texts that may be cut."""
+    def piece(
+        self, index: int, show: Show | None, *, alone: bool = False, last: bool = False
+    ) -> Iterator[Any]:
+        """The chunk for a change, if there is one. `alone`: the device's own text; the `last`
+        change brings what was held back, and calls in texts that may be cut."""
         reasoning, answer = self._parts[index].take(show, last=last)
         scored = show.logprobs if show is not None else ()
         if not self._call.stream:
@@ -110,15 +117,27 @@ class Shape:
     # ---- parts
 
     def _chunk(self, choices: list[Any]) -> dict[str, Any]:
-        return self._envelope("chat.completion.chunk" if self._call.chat else "text_completion", choices)
+        return self._envelope(
+            "chat.completion.chunk" if self._call.chat else "text_completion", choices
+        )
 
     def _envelope(self, kind: str, choices: list[Any]) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self._created, "model": self._model, "choices": choices}
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+        }
 
     def _choice(
-        self, index: int, body: dict[str, Any], reason: Reason | None = None, moa: dict[str, Any] | None = None,
+        self,
+        index: int,
+        body: dict[str, Any],
+        reason: Reason | None = None,
+        moa: dict[str, Any] | None = None,
         scored: Sequence[Scored] | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         finish = _FINISH.get(reason, "length") if reason else None
         if finish == "stop" and self._called[index]:
             finish = "tool_calls"
@@ -137,7 +156,8 @@ class Shape:
 
     def _calls(self, index: int) -> list[dict[str, Any]]:
         """The complete calls of a choice that have not been sent."""
-        calls, first = self._parts[index].calls, self._called[index]
+        calls = self._parts[index].calls
+        first = self._called[index]
         self._called[index] = max(first, len(calls))
         return [
             {
@@ -158,11 +178,13 @@ class Shape:
 
 
 def _usage(ends: Iterable[Ended]) -> dict[str, Any]:
-    """Tokens of all choices together. Figures of speculation are in `moa`; those of the prediction are where OpenAI has
-    them."""
+    """Tokens of all choices together. Figures of speculation are in `moa`; those of the prediction
+    are where OpenAI has them."""
     every = [ended.counts for ended in ends]
-    prompt, tokens = sum(c.prompt_tokens for c in every), sum(c.tokens for c in every)
-    predicted, taken = sum(c.predicted for c in every), sum(c.predicted_accepted for c in every)
+    prompt = sum(c.prompt_tokens for c in every)
+    tokens = sum(c.tokens for c in every)
+    predicted = sum(c.predicted for c in every)
+    taken = sum(c.predicted_accepted for c in every)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": tokens,

@@ -1,4 +1,5 @@
-"""How the files of our pages are served: types, and the content security policy. Used without a server, too."""
+"""How the files of our pages are served: types, and the content security policy. Used without a
+server, too."""
 
 from __future__ import annotations
 
@@ -15,11 +16,13 @@ TYPES = {
 """By the end of a file's name."""
 
 
-def content_security(connect: Iterable[str] = (), *, wasm: bool = False, header: bool = True) -> str:
+def content_security(
+    connect: Iterable[str] = (), *, wasm: bool = False, header: bool = True
+) -> str:
     """Nothing from other hosts, no inline scripts or styles, and no strings as HTML.
 
-    `connect` are other addresses to connect to; `wasm` allows WebAssembly. Without `header` it is for a page's
-    `<meta>`, where browsers ignore who may frame the page, and say so.
+    `connect` are other addresses to connect to; `wasm` allows WebAssembly. Without `header` it is
+    for a page's `<meta>`, where browsers ignore who may frame the page, and say so.
     """
     more = {"script": ["'wasm-unsafe-eval'"] if wasm else [], "connect": connect}
     kinds = ("script", "style", "img", "connect", "manifest", "worker")

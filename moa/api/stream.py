@@ -34,11 +34,14 @@ _WAITING = 64
 async def side_by_side(
     answerer: Counted, asks: Sequence[AnswerRequest]
 ) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
-    """Events of all answers as they come, each with the number of its answer. Closing the generator ends them all."""
+    """Events of all answers as they come, each with the number of its answer. Closing the generator
+    ends them all."""
     questions = {id(ask.question): ask for ask in asks}  # choices share theirs
     encoded = {key: await answerer.encode(ask) for key, ask in questions.items()}
     if len(asks) == 1:
-        async with contextlib.aclosing(_answer(answerer, asks[0], encoded[id(asks[0].question)])) as events:
+        async with contextlib.aclosing(
+            _answer(answerer, asks[0], encoded[id(asks[0].question)])
+        ) as events:
             async for event in events:
                 yield 0, event
         return
@@ -46,7 +49,9 @@ async def side_by_side(
 
     async def feed(index: int, ask: AnswerRequest) -> None:
         try:
-            async with contextlib.aclosing(_answer(answerer, ask, encoded[id(ask.question)])) as events:
+            async with contextlib.aclosing(
+                _answer(answerer, ask, encoded[id(ask.question)])
+            ) as events:
                 async for event in events:
                     await queue.put((index, event))
             await queue.put((index, None))
@@ -70,7 +75,9 @@ async def side_by_side(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _answer(answerer: Counted, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
+async def _answer(
+    answerer: Counted, ask: AnswerRequest, encoded: Encoded
+) -> AsyncGenerator[AnswerEvent, None]:
     """The answerer's events, and the news that messages were left out of the prompt."""
     left_out = encoded.left_out
     async with contextlib.aclosing(answerer.answer(ask, encoded)) as events:
@@ -105,7 +112,9 @@ async def streamed(
         yield shape.fail(from_error(error))
 
 
-def _shaped(index: int, event: AnswerEvent, show: Show | None, shape: Shape | ResponseShape) -> Iterator[Any]:
+def _shaped(
+    index: int, event: AnswerEvent, show: Show | None, shape: Shape | ResponseShape
+) -> Iterator[Any]:
     """What the client is sent for an event of a choice; `show` is the change of its text."""
     ended = isinstance(event, Ended)
     if isinstance(event, Began):

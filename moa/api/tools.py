@@ -1,4 +1,5 @@
-"""Tool calls: how each family writes them, the grammar that makes a model write them so, and their parts. Pure."""
+"""Tool calls: how each family writes them, the grammar that makes a model write them so, and their
+parts. Pure."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class WrittenCall(NamedTuple):
 
 
 class ToolFormat(NamedTuple):
-    """How a family writes calls: `{"name": ..., KEY: {...}}`, with text around each, and around and between all."""
+    """How a family writes calls: `{"name": ..., KEY: {...}}`, with text around each, and around and
+    between all."""
 
     key: str = "parameters"
     before: str = ""
@@ -60,7 +62,8 @@ class ToolFormat(NamedTuple):
 
     @classmethod
     def of(cls, template: str) -> ToolFormat:
-        """The format of a chat template: that of Qwen and Hermes, of Mistral, or of Llama and Gemma."""
+        """The format of a chat template: that of Qwen and Hermes, of Mistral, or of Llama and
+        Gemma."""
         known = "tools" in template
         if "<tool_call>" in template:
             return cls("arguments", "<tool_call>\n", "\n</tool_call>", "\n", knows_tools=known)
@@ -75,12 +78,19 @@ class ToolFormat(NamedTuple):
         if not tools.tools or tools.choice == "none":
             return answer
         if answer is not None and answer.kind != "json_schema":
-            raise bad("tools go with a response_format of json_schema or json_object", "tools", "unsupported_parameter")
+            raise bad(
+                "tools go with a response_format of json_schema or json_object",
+                "tools",
+                "unsupported_parameter",
+            )
         offered = [tool.function for tool in tools.tools]
         if tools.choice not in ("auto", "required"):
             offered = [function for function in offered if function.name == tools.choice]
             if not offered:
-                raise bad(f"tool_choice: there is no function {tools.choice!r} among the tools", "tool_choice")
+                raise bad(
+                    f"tool_choice: there is no function {tools.choice!r} among the tools",
+                    "tool_choice",
+                )
         wrapped = f"{json.dumps(self.before)} one {json.dumps(self.after)}"
         more = f"({json.dumps(self.between)} {wrapped})*" if tools.parallel else ""
         calls = f"{json.dumps(self.opens)} {wrapped} {more} {json.dumps(self.closes)}"
@@ -88,15 +98,21 @@ class ToolFormat(NamedTuple):
         for number, function in enumerate(offered):
             # In the pieces in which JSON is read, for an answer may begin in the same way.
             pieces = ("{", '"name"', ": ", json.dumps(function.name), ", ", f'"{self.key}"', ": ")
-            rules.append(f'call{number}: {" ".join(map(json.dumps, pieces))} arguments{number} "}}"')
-            rules.append(f"arguments{number}: {_json(function.parameters, lenient=not function.strict)}")
+            rules.append(
+                f'call{number}: {" ".join(map(json.dumps, pieces))} arguments{number} "}}"'
+            )
+            rules.append(
+                f"arguments{number}: {_json(function.parameters, lenient=not function.strict)}"
+            )
         if tools.choice != "auto":
             start = f"start: {calls}"
         elif answer is not None:
             start = f"start: free | {calls}\nfree: {_json(json.loads(answer.text), lenient=False)}"
         elif first := self.before.strip():
             # A text may come before the first call, and holds no beginning of one.
-            rest = f"{json.dumps(self.before.removeprefix(first))} one {json.dumps(self.after)} {more}"
+            rest = (
+                f"{json.dumps(self.before.removeprefix(first))} one {json.dumps(self.after)} {more}"
+            )
             start = f"start: FREE | pre {rest}\npre[lazy]: /{_ANYTHING}{first}/\n"
             start += f"FREE: /{_ANYTHING}/ & ~/{_ANYTHING}{first}{_ANYTHING}/"
         else:
@@ -106,8 +122,8 @@ class ToolFormat(NamedTuple):
     # ---- what it is asked
 
     def messages(self, messages: Sequence[Mapping[str, Any]], tools: Tools) -> list[dict[str, Any]]:
-        """The conversation for the chat template. One that knows no tools gets them, the calls and the results as
-        text."""
+        """The conversation for the chat template. One that knows no tools gets them, the calls and
+        the results as text."""
         if self.knows_tools:
             return [_parsed(message) for message in messages]
         told: list[dict[str, Any]] = []
@@ -123,24 +139,34 @@ class ToolFormat(NamedTuple):
         return told
 
     def _written(self, function: Mapping[str, Any]) -> str:
-        name, arguments = json.dumps(function["name"]), function["arguments"]
+        name = json.dumps(function["name"])
+        arguments = function["arguments"]
         return f'{self.before}{{"name": {name}, "{self.key}": {arguments}}}{self.after}'
 
     def _introduction(self, tools: Tools) -> str:
-        functions = "\n".join(json.dumps(listed(tool)["function"], ensure_ascii=False) for tool in tools.tools)
+        functions = "\n".join(
+            json.dumps(listed(tool)["function"], ensure_ascii=False) for tool in tools.tools
+        )
         form = f'{self.before}{{"name": function name, "{self.key}": dictionary of argument name and its value}}'
         return f"You have access to functions. To call one, answer only {form}{self.after}\n{functions}"
 
     # ---- what it has written
 
     def split(self, text: str, *, last: bool = True) -> tuple[str, list[WrittenCall], str]:
-        """The text before the first call, the complete calls, and what is left of an incomplete one."""
+        """The text before the first call, the complete calls, and what is left of an incomplete
+        one."""
         first = self.before.strip()
         at = text.find(first) if first else 0 if text.startswith(self.opens or "{") else -1
         if at < 0:
-            held = 0 if last else next((n for n in range(len(first) - 1, 0, -1) if text.endswith(first[:n])), 0)
+            held = (
+                0
+                if last
+                else next((n for n in range(len(first) - 1, 0, -1) if text.endswith(first[:n])), 0)
+            )
             return text[: len(text) - held], [], text[len(text) - held :] if held else ""
-        calls, rest, decoder = list[WrittenCall](), text[at:], json.JSONDecoder()
+        calls = list[WrittenCall]()
+        rest = text[at:]
+        decoder = json.JSONDecoder()
         while (begin := rest.find("{")) >= 0:
             try:
                 call, end = decoder.raw_decode(rest, begin)
@@ -158,10 +184,15 @@ def chosen(choice: Any, tools: Sequence[Tool] | None, parallel: bool | None) -> 
     match choice:
         case None | "auto" | "none" | "required":
             name = choice or "auto"
-        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+        case {"type": "function", "function": {"name": str(name)}} | {
+            "type": "function",
+            "name": str(name),
+        }:
             pass
         case _:
-            raise bad("tool_choice: it is none, auto, required, or a function by its name", "tool_choice")
+            raise bad(
+                "tool_choice: it is none, auto, required, or a function by its name", "tool_choice"
+            )
     if not tools:
         if name not in ("auto", "none"):
             raise bad("tool_choice demands a call, and there are no tools", "tool_choice")
@@ -185,7 +216,10 @@ def listed(tool: Tool) -> dict[str, Any]:
 def _parsed(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message whose calls have their arguments as objects, as templates expect them."""
     calls = [
-        {**call, "function": {**call["function"], "arguments": _object(call["function"]["arguments"])}}
+        {
+            **call,
+            "function": {**call["function"], "arguments": _object(call["function"]["arguments"])},
+        }
         for call in message.get("tool_calls", ())
     ]
     return {**message, "tool_calls": calls} if calls else dict(message)
@@ -200,4 +234,6 @@ def _object(arguments: str) -> Any:
 
 def _json(schema: dict[str, Any] | None, *, lenient: bool) -> str:
     schema = {"type": "object"} if schema is None else schema
-    return "%json " + json.dumps({**schema, "x-guidance": {**JSON_STYLE, "lenient": lenient}}, ensure_ascii=False)
+    return "%json " + json.dumps(
+        {**schema, "x-guidance": {**JSON_STYLE, "lenient": lenient}}, ensure_ascii=False
+    )

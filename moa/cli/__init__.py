@@ -1,1 +1,2 @@
-"""Command lines: parsers, flags from settings classes, the `moa-edge` command, console scripts. No torch"""
+"""Command lines: parsers, flags from settings classes, the `moa-edge` command, console scripts. No
+torch"""

@@ -1,12 +1,13 @@
-"""Where the installed commands begin: with as few imports as possible, for Ctrl-C would show a traceback of them."""
+"""Where the installed commands begin: with as few imports as possible, for Ctrl-C would show a
+traceback of them."""
 
 import signal
 from functools import partial
 
 
 def _run(module: str, main: str) -> object:
-    """Import a command and run it. Before and after its own body, which says what it does of Ctrl-C, this just ends the
-    process; unless whoever started it wants Ctrl-C to be ignored."""
+    """Import a command and run it. Before and after its own body, which says what it does of
+    Ctrl-C, this just ends the process; unless whoever started it wants Ctrl-C to be ignored."""
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if ours:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -23,7 +24,9 @@ def _run(module: str, main: str) -> object:
 
 
 moa_edge = partial(_run, "moa.cli.moa_edge", "main")
-moa_train = partial(_run, "moa.cli.moa_edge", "train")  # its own module cannot be imported where torch is missing
+moa_train = partial(
+    _run, "moa.cli.moa_edge", "train"
+)  # its own module cannot be imported where torch is missing
 moa_export = partial(_run, "export.cli", "main")
 cloud_verifier = partial(_run, "cloud_verifier.cli", "main")
 edge_client = partial(_run, "edge_client.cli", "main")

@@ -1,6 +1,8 @@
-"""`moa-edge`: one command that lists the programs, starts them, and completes them in a shell. No torch.
+"""`moa-edge`: one command that lists the programs, starts them, and completes them in a shell. No
+torch.
 
-The programs are in packages that import this one, so they are named by strings and imported when one is started.
+The programs are in packages that import this one, so they are named by strings and imported when
+one is started.
 """
 
 from __future__ import annotations
@@ -39,10 +41,33 @@ class Program:
 
 
 PROGRAMS = (
-    Program("edge-client", "edge_client.cli:parser", "edge_client.cli:main", "the device: generate, chat, demo, serve"),
-    Program("cloud-verifier", "cloud_verifier.cli:parser", "cloud_verifier.cli:main", "the server", "verifier"),
-    Program("moa-train", "moa.training.options:parser", "moa.training.cli:main", "train a drafter", "train"),
-    Program("moa-export", "export.cli:parser", "export.cli:main", "make a bundle of it for the device", "export"),
+    Program(
+        "edge-client",
+        "edge_client.cli:parser",
+        "edge_client.cli:main",
+        "the device: generate, chat, demo, serve",
+    ),
+    Program(
+        "cloud-verifier",
+        "cloud_verifier.cli:parser",
+        "cloud_verifier.cli:main",
+        "the server",
+        "verifier",
+    ),
+    Program(
+        "moa-train",
+        "moa.training.options:parser",
+        "moa.training.cli:main",
+        "train a drafter",
+        "train",
+    ),
+    Program(
+        "moa-export",
+        "export.cli:parser",
+        "export.cli:main",
+        "make a bundle of it for the device",
+        "export",
+    ),
 )
 
 
@@ -59,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parser(installed: Collection[str] = ()) -> argparse.ArgumentParser:
-    """The command line of `moa-edge` itself; it says how to install the extras that are not among the `installed`."""
+    """The command line of `moa-edge` itself; it says how to install the extras that are not among
+    the `installed`."""
     top = CommandParser(
         prog="moa-edge",
         description="A large language model that keeps answering when the network does not.",
@@ -71,7 +97,9 @@ def parser(installed: Collection[str] = ()) -> argparse.ArgumentParser:
     for program in PROGRAMS:
         missing = program.extra and program.extra not in installed
         needs = f" ({how_to_install(program.extra)})" if missing else ""
-        commands.add_parser(program.short, help=f"{program.name}: {program.says}{needs}", add_help=False)
+        commands.add_parser(
+            program.short, help=f"{program.name}: {program.says}{needs}", add_help=False
+        )
     complete = commands.add_parser(
         "completion",
         help="what makes a shell complete all of these",

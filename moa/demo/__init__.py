@@ -1,4 +1,5 @@
-"""The embedded pair: a small target and its MoA drafter, so that nothing needs to be downloaded. No torch here.
+"""The embedded pair: a small target and its MoA drafter, so that nothing needs to be downloaded. No
+torch here.
 
 `python -m moa.demo` prints where they are; `demo/` in the repository is how they were made.
 """
@@ -23,4 +24,6 @@ class DemoPaths:
 def paths() -> DemoPaths:
     """Where this installation keeps the embedded pair."""
     home = Path(__file__).parent
-    return DemoPaths(home / "target", home / "drafter", home / "target", home / "bundle", home / "prompts.json")
+    return DemoPaths(
+        home / "target", home / "drafter", home / "target", home / "bundle", home / "prompts.json"
+    )

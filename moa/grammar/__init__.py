@@ -1,1 +1,2 @@
-"""Constrained decoding: which tokens a JSON schema, a regular expression or a grammar allows next. No torch here."""
+"""Constrained decoding: which tokens a JSON schema, a regular expression or a grammar allows next.
+No torch here."""

@@ -1,12 +1,13 @@
-"""The mask of a grammar: which tokens may follow a text. A function of the text alone, computed by llguidance.
+"""The mask of a grammar: which tokens may follow a text. A function of the text alone, computed by
+llguidance.
 
     grammars = GrammarCompiler(read_tokenizer_json, size=4096, eos_ids=(0,))
     matcher = grammars.compile(grammar).matcher(start=len(prompt))
     matcher.after(log).allowed()            # bits: what may follow the log
     matcher.after(log).allowed([5, 17])     # ... the log and a draft of these tokens
 
-Whatever a matcher has seen before, the answer is the same: it keeps the part of its state that the text shares with
-what it saw last. So nothing of it is sent, resumed or rolled back elsewhere.
+Whatever a matcher has seen before, the answer is the same: it keeps the part of its state that the
+text shares with what it saw last. So nothing of it is sent, resumed or rolled back elsewhere.
 """
 
 from __future__ import annotations
@@ -45,9 +46,11 @@ _LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 MATCHER_BYTES = 2**18
-"""What following a text is counted with: schemas of others take 70 kB, hostile ones up to 3 MB within 30 tokens."""
+"""What following a text is counted with: schemas of others take 70 kB, hostile ones up to 3 MB
+within 30 tokens."""
 _STEP_SECONDS, _TOKEN_SECONDS = 0.05, 0.0005
-"""Processor time of one look at a text, and for each new token of it: what the limits do not bound, this ends."""
+"""Processor time of one look at a text, and for each new token of it: what the limits do not bound,
+this ends."""
 _DEAR_SECONDS = 0.002
 _PIECE = 64
 """Tokens of a text between two looks at the time."""
@@ -62,8 +65,11 @@ class GrammarCompiler:
     """Compiles grammars over a tokenizer's tokens; usable from any thread."""
 
     def __init__(self, read: Callable[[], str], *, size: int, eos_ids: Sequence[int]) -> None:
-        """`read` returns the content of `tokenizer.json`, which takes a while to prepare: at the first grammar."""
-        self._read, self._size, self._eos_ids = read, size, list(eos_ids)
+        """`read` returns the content of `tokenizer.json`, which takes a while to prepare: at the
+        first grammar."""
+        self._read = read
+        self._size = size
+        self._eos_ids = list(eos_ids)
         self._tokens: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, CompiledGrammar | str] = OrderedDict()
         """Or why it is refused."""
@@ -71,8 +77,8 @@ class GrammarCompiler:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
     async def matcher(self, grammar: Grammar, start: int, log: Sequence[int] = ()) -> Matcher:
-        """What follows a text whose answer begins at `start`, behind what the log has of it; made beside the event
-        loop."""
+        """What follows a text whose answer begins at `start`, behind what the log has of it; made
+        beside the event loop."""
 
         def made() -> Matcher:
             matcher = self.compile(grammar).matcher(start)
@@ -83,7 +89,8 @@ class GrammarCompiler:
         return await asyncio.get_running_loop().run_in_executor(self._thread, made)
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Compile a grammar, or take one that was compiled before; a `GrammarError` says what is wrong with it."""
+        """Compile a grammar, or take one that was compiled before; a `GrammarError` says what is
+        wrong with it."""
         grammar.check()
         with self._lock:
             if (found := self._compiled.get(grammar)) is None:
@@ -117,7 +124,9 @@ def _compiled(tokens: LLTokenizer, grammar: Grammar) -> LLMatcher:
         raise GrammarError(f"{grammar.kind}{place}: {found}")
     matcher = found
     if not any(matcher.compute_bitmask()) or matcher.is_error():
-        raise GrammarError(f"{grammar.kind}: it allows no text at all {_line(matcher.get_error())}".strip())
+        raise GrammarError(
+            f"{grammar.kind}: it allows no text at all {_line(matcher.get_error())}".strip()
+        )
     return matcher
 
 
@@ -140,25 +149,36 @@ def _tried(tokens: LLTokenizer, grammar: Grammar) -> LLMatcher | str:
 def _place(tokens: LLTokenizer, grammar: Grammar, error: str) -> str:
     """Where in a schema the error is: the smallest part of it that alone has the same error."""
     try:
-        part, place, tries = json.loads(grammar.text), "#", _TRIES
+        part = json.loads(grammar.text)
+        place = "#"
+        tries = _TRIES
     except (ValueError, RecursionError):
         return ""
     within = _parts(part)
     while (found := next(within, None)) is not None and (tries := tries - 1) > 0:
         if _tried(tokens, Grammar.of_schema(found[1])) == error:
-            place, within = f"{place}/{found[0]}", _parts(found[1])
+            place = f"{place}/{found[0]}"
+            within = _parts(found[1])
     return f" at {place}"
 
 
 def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """The schemas directly within a schema."""
     for key, inner in schema.items() if isinstance(schema, dict) else ():
-        if key in ("items", "additionalProperties", "not", "if", "then", "else") and isinstance(inner, dict):
+        if key in ("items", "additionalProperties", "not", "if", "then", "else") and isinstance(
+            inner, dict
+        ):
             yield key, inner
-        elif key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(inner, dict):
-            yield from ((f"{key}/{name}", one) for name, one in inner.items() if isinstance(one, dict))
+        elif key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(
+            inner, dict
+        ):
+            yield from (
+                (f"{key}/{name}", one) for name, one in inner.items() if isinstance(one, dict)
+            )
         elif key in ("anyOf", "oneOf", "allOf", "prefixItems") and isinstance(inner, list):
-            yield from ((f"{key}/{at}", one) for at, one in enumerate(inner) if isinstance(one, dict))
+            yield from (
+                (f"{key}/{at}", one) for at, one in enumerate(inner) if isinstance(one, dict)
+            )
 
 
 def _line(error: str) -> str:
@@ -180,7 +200,8 @@ class Matcher:
     """Follows one text. Not for two threads at once."""
 
     def __init__(self, compiled: CompiledGrammar, start: int) -> None:
-        self._matcher, self._eos_ids = compiled.root.deep_copy(), compiled.eos_ids
+        self._matcher = compiled.root.deep_copy()
+        self._eos_ids = compiled.eos_ids
         self.start = start
         self._at: list[int] = []
         """The tokens that it has consumed."""
@@ -193,7 +214,8 @@ class Matcher:
 
     def _follow(self, output: list[int]) -> bool:
         """Be behind these tokens; False if the grammar forbids them, or ended before them."""
-        began, same = time.thread_time(), common_prefix(self._at, output)
+        began = time.thread_time()
+        same = common_prefix(self._at, output)
         if same < len(self._at) and not self._matcher.rollback(len(self._at) - same):
             self._matcher.reset()
             same = 0
@@ -226,9 +248,13 @@ class Matcher:
 
     def _raise_error(self, began: float, tokens: int = 0) -> None:
         if (took := time.thread_time() - began) > _STEP_SECONDS + _TOKEN_SECONDS * tokens:
-            raise GrammarError(f"the grammar needs too much work here: {1000 * took:.0f} ms for a token")
+            raise GrammarError(
+                f"the grammar needs too much work here: {1000 * took:.0f} ms for a token"
+            )
         if self._matcher.is_error():
-            error, self._at, self.dear = _line(self._matcher.get_error()), [], True
+            error = _line(self._matcher.get_error())
+            self._at = []
+            self.dear = True
             self._matcher.reset()
             raise GrammarError(f"the grammar needs too much work here: {error}")
 
@@ -246,16 +272,16 @@ class TextMask(NamedTuple):
         return self.matcher._bits()
 
     def forced(self) -> list[int]:
-        """The tokens that must follow, in the tokenizer's own division of their text. Other divisions may be allowed:
-        so it is a draft, and a good one."""
+        """The tokens that must follow, in the tokenizer's own division of their text. Other
+        divisions may be allowed: so it is a draft, and a good one."""
         with suppress(GrammarError):
             if self.matcher._follow(self.output):
                 return self.matcher._forced()
         return []
 
     def guesses(self, path: Sequence[int] = ()) -> Bits | None:
-        """What a draft may go on with: what is forced, else what is allowed; None behind the grammar's end, and where
-        it is given up."""
+        """What a draft may go on with: what is forced, else what is allowed; None behind the
+        grammar's end, and where it is given up."""
         with suppress(GrammarError):
             if self.matcher._follow([*self.output, *path]):
                 bits = self.matcher._bits()
@@ -267,12 +293,19 @@ class TextMask(NamedTuple):
         return None
 
     def judge(
-        self, tokens: Sequence[int], parents: Sequence[int], *, root: Bits | None = None, until: float = math.inf
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        *,
+        root: Bits | None = None,
+        until: float = math.inf,
     ) -> tuple[list[int], list[Bits | None]]:
-        """The masks after each node of a draft, and its tokens with -1 in place of those that nothing may be accepted
-        of: forbidden ones, and those whose turn did not come by `until` (of `time.perf_counter`). A shorter draft
-        changes no text. `root`: the first mask, where it is known."""
-        kept, paths = [tokens[0]], [list[int]()]
+        """The masks after each node of a draft, and its tokens with -1 in place of those that
+        nothing may be accepted of: forbidden ones, and those whose turn did not come by `until` (of
+        `time.perf_counter`). A shorter draft changes no text. `root`: the first mask, where it is
+        known."""
+        kept = [tokens[0]]
+        paths = [list[int]()]
         found: list[Bits | None] = [self.allowed() if root is None else root]
         for token, parent in zip(tokens[1:], list(parents)[1:], strict=True):
             above = found[parent]
@@ -284,9 +317,11 @@ class TextMask(NamedTuple):
         return kept, found
 
 
-def forced_draft(grammar: TextMask | None, pending: int, *, least: int, most: int) -> DraftTree | None:
-    """A chain of what must follow, which costs no drafter, of `most` tokens; None where that is less than a drafter may
-    win."""
+def forced_draft(
+    grammar: TextMask | None, pending: int, *, least: int, most: int
+) -> DraftTree | None:
+    """A chain of what must follow, which costs no drafter, of `most` tokens; None where that is
+    less than a drafter may win."""
     forced = grammar.forced()[:most] if grammar is not None else []
     if len(forced) < max(1, min(least, most)):
         return None

@@ -16,8 +16,8 @@ MAX_DEPTH = 64
 """Brackets in brackets: compilers recurse."""
 Kind = Literal["json_schema", "regex", "lark"]
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON as most programs write it: free white space would let a weak model write nothing else, and leaves less that is
-known in advance."""
+"""JSON as most programs write it: free white space would let a weak model write nothing else, and
+leaves less that is known in advance."""
 
 
 class GrammarError(UsageError):
@@ -45,4 +45,6 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
             depth += (character in "([{") - (character in ")]}")
             deepest = max(deepest, depth)
         if deepest > MAX_DEPTH:
-            raise GrammarError(f"a grammar with {deepest} brackets in one another, at most {MAX_DEPTH}")
+            raise GrammarError(
+                f"a grammar with {deepest} brackets in one another, at most {MAX_DEPTH}"
+            )

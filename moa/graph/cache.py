@@ -1,7 +1,8 @@
-"""The drafter's KV cache and records: arrays that grow by doubling and are passed whole to ONNX Runtime.
+"""The drafter's KV cache and records: arrays that grow by doubling and are passed whole to ONNX
+Runtime.
 
-Whole arrays are contiguous, so no call copies them; unused rows are masked. Rolling back only lowers the length;
-nothing is cleared.
+Whole arrays are contiguous, so no call copies them; unused rows are masked. Rolling back only
+lowers the length; nothing is cleared.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ _FIRST = 256
 
 
 class KVBuffer:
-    """`LayerRows` that grow: `arrays` are all of the same `size`, and another list of them once they have grown."""
+    """`LayerRows` that grow: `arrays` are all of the same `size`, and another list of them once
+    they have grown."""
 
     def __init__(self, layers: Sequence[Heads]) -> None:
         self.size = _FIRST
-        self._layers, self._rows = layers, LayerRows(layers, _FIRST)
+        self._layers = layers
+        self._rows = LayerRows(layers, _FIRST)
 
     @property
     def arrays(self) -> list[NDArray[np.float32]]:
@@ -36,7 +39,8 @@ class KVBuffer:
         """Grow to at least this many rows."""
         if rows <= self.size:
             return
-        before, size = self._rows, self.size
+        before = self._rows
+        size = self.size
         while self.size < rows:
             self.size *= 2
         self._rows = LayerRows(self._layers, self.size)
@@ -62,19 +66,24 @@ class KVBuffer:
         if list(sources) == list(range(to, to + len(sources))):
             return
         for stack in self._rows.stacks:
-            stack[:, :, to : to + len(sources)] = stack[:, :, sources]  # fancy indexing copies before writing
+            stack[:, :, to : to + len(sources)] = stack[
+                :, :, sources
+            ]  # fancy indexing copies before writing
 
 
 class RecordBuffer:
-    """Activation records by position, with the ranges held. Missing ones are masked, so any subset works.
+    """Activation records by position, with the ranges held. Missing ones are masked, so any subset
+    works.
 
-    Records may include rows of layers with a cache, which replace the drafter's own for the same tokens (`lend`): the
-    target's in borrowed layers (TLI), and all of a drafter of states.
+    Records may include rows of layers with a cache, which replace the drafter's own for the same
+    tokens (`lend`): the target's in borrowed layers (TLI), and all of a drafter of states.
     """
 
     def __init__(self, heads: Heads, borrowed: Sequence[Heads] = ()) -> None:
-        """`heads` are cross-attention's, none where there is none; `borrowed` those of each such layer."""
-        self.heads, self.borrowed = heads, tuple(borrowed)
+        """`heads` are cross-attention's, none where there is none; `borrowed` those of each such
+        layer."""
+        self.heads = heads
+        self.borrowed = tuple(borrowed)
         self._layout = RecordLayout(tuple((of.count, of.width) for of in (heads, *borrowed)))
         self.wire = Heads(self._layout.count, self._layout.width)
         """Heads of a record on the wire."""
@@ -88,7 +97,8 @@ class RecordBuffer:
 
     def put(self, start: int, keys: NDArray[Any], values: NDArray[Any]) -> None:
         """Store records `[rows, heads, width]`, as on the wire, of positions from `start` on."""
-        stop, before = start + len(keys), self._rows.size
+        stop = start + len(keys)
+        before = self._rows.size
         parts = zip(self._layout.split(keys), self._layout.split(values), strict=True)
         own, *theirs = ([rows.transpose(1, 0, 2)[None] for rows in pair] for pair in parts)
         self._rows.put(start, own)
@@ -109,13 +119,17 @@ class RecordBuffer:
             self._due.append((start, stop))
 
     def lend(self, rows: Sequence[NDArray[np.float32]], length: int) -> None:
-        """Replace the drafter's rows by the target's, in the last layers of a cache with `length` committed rows."""
+        """Replace the drafter's rows by the target's, in the last layers of a cache with `length`
+        committed rows."""
         waiting: list[tuple[int, int]] = []
         for start, stop in self._due:
             for first, last in self.held:
-                first, last = max(first, start), min(last, stop, length)
+                first = max(first, start)
+                last = min(last, stop, length)
                 if first < last:
-                    for mine, theirs in zip(rows[-2 * len(self.borrowed) :], self._theirs.arrays, strict=True):
+                    for mine, theirs in zip(
+                        rows[-2 * len(self.borrowed) :], self._theirs.arrays, strict=True
+                    ):
                         mine[:, :, first:last] = theirs[:, :, first:last]
             if stop > length:
                 waiting.append((max(start, length), stop))
@@ -132,4 +146,8 @@ class RecordBuffer:
 
     def _named(self) -> dict[str, NDArray[np.float32]]:
         keys, values = self._rows.arrays
-        return {"record_k": keys, "record_v": values, "record_mask": self._mask} if self.heads.count else {}
+        return (
+            {"record_k": keys, "record_v": values, "record_mask": self._mask}
+            if self.heads.count
+            else {}
+        )

@@ -1,7 +1,9 @@
-"""Refuses ONNX graphs with loops or branches: a drafter's step needs none, and a loop could run for ever.
+"""Refuses ONNX graphs with loops or branches: a drafter's step needs none, and a loop could run for
+ever.
 
-Every operator with a graph inside (Loop, If, Scan, SequenceMap) has it as an attribute, so the file is walked for such
-attributes: as protobuf, for the device has no onnx package. Weights are skipped, not read.
+Every operator with a graph inside (Loop, If, Scan, SequenceMap) has it as an attribute, so the file
+is walked for such attributes: as protobuf, for the device has no onnx package. Weights are skipped,
+not read.
 """
 
 from __future__ import annotations
@@ -12,16 +14,27 @@ from pathlib import Path
 
 from moa.errors import BundleError
 
-_MODEL_GRAPH, _MODEL_FUNCTION, _GRAPH_NODE, _FUNCTION_NODE, _NODE_ATTRIBUTE, _INNER_GRAPHS = 7, 25, 1, 7, 5, (6, 11)
+_MODEL_GRAPH = 7
+_MODEL_FUNCTION = 25
+_GRAPH_NODE = 1
+_FUNCTION_NODE = 7
+_NODE_ATTRIBUTE = 5
+_INNER_GRAPHS = (6, 11)
 _MOST_FIELDS = 1_000_000
 _ORT = b"ORTM"
-_ORT_LOOPS = tuple(len(name).to_bytes(4, "little") + name + b"\0" for name in (b"Loop", b"Scan", b"If", b"SequenceMap"))
+_ORT_LOOPS = tuple(
+    len(name).to_bytes(4, "little") + name + b"\0"
+    for name in (b"Loop", b"Scan", b"If", b"SequenceMap")
+)
 
 
 def refuse_control_flow(model: Path) -> None:
     """Raise if the graph of a `.onnx` or `.ort` file has one inside, or cannot be read."""
     try:
-        with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with (
+            model.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
             if content[4:8] == _ORT:  # a flatbuffer: a string is its length, its bytes, and a zero
                 found = any(content.find(name) >= 0 for name in _ORT_LOOPS)
             else:
@@ -29,21 +42,27 @@ def refuse_control_flow(model: Path) -> None:
     except (OSError, ValueError) as error:
         raise BundleError(f"{model} is not an ONNX graph: {error}") from None
     if found:
-        raise BundleError(f"{model} has loops or branches: a drafter's graph has none", hint="do not use this bundle")
+        raise BundleError(
+            f"{model} has loops or branches: a drafter's graph has none",
+            hint="do not use this bundle",
+        )
 
 
 class _Walk:
     """Fields of protobuf messages, as (number, start, stop) of those that hold bytes."""
 
     def __init__(self, content: mmap.mmap) -> None:
-        self._content, self._left = content, _MOST_FIELDS
+        self._content = content
+        self._left = _MOST_FIELDS
 
     def finds_inner_graph(self) -> bool:
         for number, *model in self._fields(0, len(self._content)):
             nodes = {_MODEL_GRAPH: _GRAPH_NODE, _MODEL_FUNCTION: _FUNCTION_NODE}.get(number)
             for kind, *node in self._fields(*model) if nodes else ():
                 for part, *attribute in self._fields(*node) if kind == nodes else ():
-                    if part == _NODE_ATTRIBUTE and any(f[0] in _INNER_GRAPHS for f in self._fields(*attribute)):
+                    if part == _NODE_ATTRIBUTE and any(
+                        f[0] in _INNER_GRAPHS for f in self._fields(*attribute)
+                    ):
                         return True
         return False
 
@@ -53,7 +72,8 @@ class _Walk:
             if self._left < 0:
                 raise ValueError(f"more than {_MOST_FIELDS} fields")
             key, at = self._number(at, stop)
-            start, kind = at, key & 7
+            start = at
+            kind = key & 7
             if kind == 0:
                 _, at = self._number(at, stop)
             elif kind in (1, 5):
@@ -74,7 +94,8 @@ class _Walk:
             if at >= stop:
                 break
             byte = self._content[at]
-            at, value = at + 1, value | (byte & 127) << shift
+            at = at + 1
+            value = value | (byte & 127) << shift
             if byte < 128:
                 return value & (2**64 - 1), at
         raise ValueError("a number without an end")

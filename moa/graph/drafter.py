@@ -1,8 +1,8 @@
 """The drafter as a graph: a KV cache that follows the given ids, and trees drafted after them.
 
-The caller always passes all ids so far, and the cached part is found by comparison. Rolling back after a verdict and
-keeping accepted nodes follow from one rule: keep the longest common prefix, first of the committed rows, then along the
-nodes of the latest tree.
+The caller always passes all ids so far, and the cached part is found by comparison. Rolling back
+after a verdict and keeping accepted nodes follow from one rule: keep the longest common prefix,
+first of the committed rows, then along the nodes of the latest tree.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from moa.speculation.guess_tree import GuessTreeGrower
 from moa.tree import FORBIDDEN, MASKED, DraftTree, TreeGrower, TreeShape, additive
 
 Steps = Generator[None, None, DraftTree]
-"""Yields between two runs of the graph, so that the caller can do other work or stop; returns the tree."""
+"""Yields between two runs of the graph, so that the caller can do other work or stop; returns the
+tree."""
 _NO_RECORDS: dict[str, Float] = {}
 _CHUNK = 128
 """Prompt tokens fed in one run: bounds the time between two yields."""
@@ -45,11 +46,17 @@ class OnnxDrafter:
     """Drafts over the exported step graph."""
 
     def __init__(
-        self, graph: StepGraph, *, draft_tokens: NDArray[np.int64] | None = None, vocab_size: int, borrowed: int = 0
+        self,
+        graph: StepGraph,
+        *,
+        draft_tokens: NDArray[np.int64] | None = None,
+        vocab_size: int,
+        borrowed: int = 0,
     ) -> None:
-        """`draft_tokens` are the target ids of a reduced draft vocabulary; records carry rows of the last `borrowed`
-        layers with a cache."""
-        self.graph, theirs = graph, graph.cache[graph.layers - borrowed :]
+        """`draft_tokens` are the target ids of a reduced draft vocabulary; records carry rows of
+        the last `borrowed` layers with a cache."""
+        self.graph = graph
+        theirs = graph.cache[graph.layers - borrowed :]
         heads = graph.records or (Heads(0, theirs[0].width) if borrowed else None)
         self.records = RecordBuffer(heads, theirs) if heads else None
         self.ids: list[int] = []
@@ -57,7 +64,8 @@ class OnnxDrafter:
         self._borrows = borrowed > 0
         self._rows = KVBuffer(graph.cache)
         self._nodes: dict[tuple[int, int], int] = {}
-        """(parent's row, token) -> row, for rows after the committed ones; -1 is the last committed row."""
+        """(parent's row, token) -> row, for rows after the committed ones; -1 is the last committed
+        row."""
         self._vocab_size = vocab_size
         self._noise_ids = vocab_size if draft_tokens is None else draft_tokens
         self.run_tokens = 1
@@ -65,7 +73,8 @@ class OnnxDrafter:
         self.run_seconds, self.runs = 0.0, 0
         """Time spent so far in ONNX Runtime, and how often it was called."""
         self._growth: GuessTreeGrower | None = None
-        """The tree that `grow` extends, whose root follows the committed rows; and the rows of its nodes."""
+        """The tree that `grow` extends, whose root follows the committed rows; and the rows of its
+        nodes."""
         self._grown_rows: dict[int, int] = {}
         self._drafts = 0
         """Version of the committed rows, for which a call's mask is made."""
@@ -75,12 +84,18 @@ class OnnxDrafter:
         """By tokens at a time, and whether they are a text or a tree's level."""
 
     def draft(
-        self, ids: Sequence[int], shape: TreeShape, sampling: SamplingSettings, grammar: TextMask | None = None
+        self,
+        ids: Sequence[int],
+        shape: TreeShape,
+        sampling: SamplingSettings,
+        grammar: TextMask | None = None,
     ) -> Steps:
-        """A tree of guesses after `ids`, whose last is the tree's root; under a grammar, of what may follow."""
+        """A tree of guesses after `ids`, whose last is the tree's root; under a grammar, of what
+        may follow."""
         call = yield from self._follow(ids, sampling, grammar)
         grower = TreeGrower(ids[-1], shape)
-        first, base = len(self.ids), len(ids) - 1
+        first = len(self.ids)
+        base = len(ids) - 1
         sees = additive(np.eye(1 + shape.breadth * (shape.depth - 1), dtype=np.bool_))
         """Mask between fed nodes, in the order of their rows: each sees its ancestors and itself."""
         place = {0: 0}
@@ -90,7 +105,8 @@ class OnnxDrafter:
             if not (nodes := grower.frontier):
                 return grower.tree()
             yield
-            tokens, fed = grower.frontier_tokens, len(grower.fed)
+            tokens = grower.frontier_tokens
+            fed = len(grower.fed)
             stop = fed + len(nodes)
             above = [place[grower.parents[node]] for node in nodes]
             for at, (node, token, parent) in enumerate(zip(nodes, tokens, above, strict=True), fed):
@@ -101,16 +117,24 @@ class OnnxDrafter:
             call.feature_rows[:] = [first + parent for parent in above]
             sees[fed:stop, :fed] = sees[above, :fed]
             call.mask[0, 0, :, first : first + fed] = sees[fed:stop, :fed]
-            masks = [grammar.guesses(grower.path(node)) for node in nodes] if grammar is not None else []
+            masks = (
+                [grammar.guesses(grower.path(node)) for node in nodes]
+                if grammar is not None
+                else []
+            )
             self._run(call, first + fed, sampling, masks)
 
     def grow(
-        self, ids: Sequence[int], breadth: int, least: float, sampling: SamplingSettings,
+        self,
+        ids: Sequence[int],
+        breadth: int,
+        least: float,
+        sampling: SamplingSettings,
         grammar: TextMask | None = None,
-    ) -> Generator[None, None, GuessTreeGrower]:  # fmt: skip
-        """Add to the tree of guesses after `ids`: run its `breadth` likeliest open nodes, and keep of what may follow
-        each the best, and others that are likelier than `least` in all. The tree is kept, and what is below the new end
-        of `ids` stays."""
+    ) -> Generator[None, None, GuessTreeGrower]:
+        """Add to the tree of guesses after `ids`: run its `breadth` likeliest open nodes, and keep
+        of what may follow each the best, and others that are likelier than `least` in all. The tree
+        is kept, and what is below the new end of `ids` stays."""
         growth = self._grown_after(ids)
         if growth is None:
             call = yield from self._follow(ids, sampling, grammar)
@@ -122,7 +146,8 @@ class OnnxDrafter:
         if not (nodes := growth.best(breadth)):
             return growth
         parents = growth.tree.parents
-        first, committed = max(rows.values(), default=len(self.ids) - 1) + 1, len(self.ids)
+        first = max(rows.values(), default=len(self.ids) - 1) + 1
+        committed = len(self.ids)
         call = self._call([growth.tree.tokens[node] for node in nodes], first)
         call.mask[..., committed:] = MASKED  # the call may have been used for other nodes
         for at, node in enumerate(nodes):
@@ -131,13 +156,17 @@ class OnnxDrafter:
             call.mask[0, 0, at, at - len(nodes)] = 0
             while (node := parents[node]) >= 0:
                 call.mask[0, 0, at, rows[node]] = 0
-        masks = [grammar.guesses(growth.path(node)) for node in nodes] if grammar is not None else []
+        masks = (
+            [grammar.guesses(growth.path(node)) for node in nodes] if grammar is not None else []
+        )
         self._run(call, first, sampling, masks)
         for at, node in enumerate(nodes):
             rows[node] = first + at
             above = rows[parents[node]] if node else -1
             self._nodes[above, growth.tree.tokens[node]] = first + at
-        growth = self._growth = growth.copy()  # the event loop may read the earlier one: this can be a thread's step
+        growth = self._growth = (
+            growth.copy()
+        )  # the event loop may read the earlier one: this can be a thread's step
         self._expand(growth, nodes, call, breadth, least)
         return growth
 
@@ -146,7 +175,9 @@ class OnnxDrafter:
         if self._keep(ids) < len(ids):
             yield from self._follow(ids, SamplingSettings())
 
-    def _expand(self, growth: GuessTreeGrower, nodes: Sequence[int], call: Call, breadth: int, least: float) -> None:
+    def _expand(
+        self, growth: GuessTreeGrower, nodes: Sequence[int], call: Call, breadth: int, least: float
+    ) -> None:
         """Add the guesses of a call after these nodes to the tree, as many as are likely enough."""
         tokens = call.top_tokens[0, :, :breadth].tolist()
         logp = call.top_logp[0, :, :breadth].tolist()
@@ -158,9 +189,17 @@ class OnnxDrafter:
         growth.expand(nodes, tokens, scores)
 
     def _grown_after(self, ids: Sequence[int]) -> GuessTreeGrower | None:
-        """The earlier tree, if `ids` end in it: nodes on the path are committed, others are dropped."""
-        growth, rows, before = self._growth, self._grown_rows, len(self.ids)
-        if growth is None or len(ids) <= before or self.ids != ids[:before] or growth.root != ids[before]:
+        """The earlier tree, if `ids` end in it: nodes on the path are committed, others are
+        dropped."""
+        growth = self._growth
+        rows = self._grown_rows
+        before = len(self.ids)
+        if (
+            growth is None
+            or len(ids) <= before
+            or self.ids != ids[:before]
+            or growth.root != ids[before]
+        ):
             return None
         path = growth.find(ids[before + 1 :])
         if path is None or any(node not in rows for node in [0, *path][:-1]):
@@ -180,7 +219,9 @@ class OnnxDrafter:
         at = {node: row for row, node in enumerate(kept, len(self.ids))}
         self._grown_rows = rows = {new: at[old] for new, old in enumerate(were) if old in at}
         tree = growth.tree
-        self._nodes = {(rows.get(tree.parents[n], -1), tree.tokens[n]): row for n, row in rows.items()}
+        self._nodes = {
+            (rows.get(tree.parents[n], -1), tree.tokens[n]): row for n, row in rows.items()
+        }
         return growth
 
     def guess(
@@ -196,7 +237,8 @@ class OnnxDrafter:
     def _follow(
         self, ids: Sequence[int], sampling: SamplingSettings, grammar: TextMask | None = None
     ) -> Generator[None, None, Call]:
-        """Run the ids that are not cached, piece by piece; returns the call whose guesses follow the last.
+        """Run the ids that are not cached, piece by piece; returns the call whose guesses follow
+        the last.
 
         All but the last are committed: the last is the root of the draft.
         """
@@ -207,7 +249,9 @@ class OnnxDrafter:
             self._drafts += 1
             stop = min(known + _CHUNK, len(ids))
             if self._borrows and known < stop - 1:
-                stop = min(stop, len(ids) - 1)  # the root attends to the target's rows of the others
+                stop = min(
+                    stop, len(ids) - 1
+                )  # the root attends to the target's rows of the others
             piece = list(ids[known:stop])
             call = self._call(piece, known, text=True)
             call.positions[0] = np.arange(known, stop)
@@ -215,7 +259,9 @@ class OnnxDrafter:
             call.feature_rows[:] = -1
             call.feature_rows[0] = known - 1
             self._run(call, known, sampling, masks)
-            if self.graph.features and len(piece) > 1:  # again, with what each token has made for the next one
+            if (
+                self.graph.features and len(piece) > 1
+            ):  # again, with what each token has made for the next one
                 call.feature_rows[1:] = np.arange(known, stop - 1)
                 self._run(call, known, sampling, masks)
             self._made(known, known + len(piece))
@@ -230,16 +276,22 @@ class OnnxDrafter:
         return call
 
     def _keep(self, ids: Sequence[int]) -> int:
-        """Cut the committed rows to the common prefix with `ids`, and append the tree's rows that continue it."""
+        """Cut the committed rows to the common prefix with `ids`, and append the tree's rows that
+        continue it."""
         ids = list(ids)
         same = len(self.ids)
         if self.ids != ids[:same]:
             pairs = enumerate(zip(self.ids, ids, strict=False))
-            same = next((i for i, (mine, theirs) in pairs if mine != theirs), min(len(self.ids), len(ids)))
+            same = next(
+                (i for i, (mine, theirs) in pairs if mine != theirs), min(len(self.ids), len(ids))
+            )
             self._nodes.clear()
         path: list[int] = []
         row = -1
-        while same + len(path) < len(ids) and (row := self._nodes.get((row, ids[same + len(path)]), -2)) >= 0:
+        while (
+            same + len(path) < len(ids)
+            and (row := self._nodes.get((row, ids[same + len(path)]), -2)) >= 0
+        ):
             path.append(row)
         self._growth = None  # its rows are overwritten
         self._rows.gather(path, same)
@@ -253,14 +305,16 @@ class OnnxDrafter:
             self.records.made(start, stop)
 
     def _call(self, tokens: Sequence[int], at: int, *, text: bool = False) -> Call:
-        """A call whose rows start at `at`; its mask shows only the committed rows. Of a `text`, guesses are wanted
-        after its last token, else after each."""
+        """A call whose rows start at `at`; its mask shows only the committed rows. Of a `text`,
+        guesses are wanted after its last token, else after each."""
         self._rows.reserve(at + len(tokens))
         records = self.records.feeds() if self.records is not None else _NO_RECORDS
         key = len(tokens), text and len(tokens) > 1
         call = self._calls.get(key)
         if call is None or call.cache is not self._rows.arrays or call.records is not records:
-            call = Call(self.graph, len(tokens), cache=self._rows.arrays, records=records, text=text)
+            call = Call(
+                self.graph, len(tokens), cache=self._rows.arrays, records=records, text=text
+            )
             if len(tokens) <= _KEPT:
                 self._calls[key] = call
         call.ids[0] = tokens
@@ -270,8 +324,11 @@ class OnnxDrafter:
             call.mask[..., : len(self.ids)] = 0
         return call
 
-    def _run(self, call: Call, at: int, sampling: SamplingSettings, masks: Sequence[Bits | None] = ()) -> None:
-        """Run a call, and store its rows; `masks` are of the tokens that may follow each of its queries."""
+    def _run(
+        self, call: Call, at: int, sampling: SamplingSettings, masks: Sequence[Bits | None] = ()
+    ) -> None:
+        """Run a call, and store its rows; `masks` are of the tokens that may follow each of its
+        queries."""
         self.run_tokens = call.ids.shape[1]
         self.runs += 1
         if sampling.greedy:
@@ -294,7 +351,9 @@ class OnnxDrafter:
         positions = call.positions[0, -call.top_logp.shape[1] :].tolist()
         if min(positions) == max(positions):
             return self._noise_at(seed, positions[-1] + 1)
-        return np.concatenate([self._noise_at(seed, position + 1) for position in positions], axis=1)
+        return np.concatenate(
+            [self._noise_at(seed, position + 1) for position in positions], axis=1
+        )
 
     def _masked(self, masks: Sequence[Bits | None]) -> Float:
         """What is added to logits to forbid tokens."""

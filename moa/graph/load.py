@@ -53,4 +53,6 @@ class LoadedGraph:
 
 def dynamic_variants(bundle: Bundle) -> list[str]:
     """Variants that run here, on a CPU."""
-    return sorted(name for name, variant in bundle.manifest.variants.items() if variant.form == "dynamic")
+    return sorted(
+        name for name, variant in bundle.manifest.variants.items() if variant.form == "dynamic"
+    )

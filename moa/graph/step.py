@@ -21,13 +21,13 @@ from moa.tree import MASKED, additive
 Array = NDArray[Any]
 Float = NDArray[np.float32]
 _ROOM = 2**30
-"""Bytes of memory for a step beside the weights. A graph from a stranger could want any amount: an operator such as
-`Expand` or `Tile` needs a few bytes to ask for terabytes."""
+"""Bytes of memory for a step beside the weights. A graph from a stranger could want any amount: an
+operator such as `Expand` or `Tile` needs a few bytes to ask for terabytes."""
 _WEIGHTS = 8
 """Bytes of memory for each byte of the bundle: 4-bit weights may be unpacked to float32."""
 _arenas: list[int] = []
-"""The limit of the arena that all graphs of this process share: ONNX Runtime has one for a process, and its first graph
-decides."""
+"""The limit of the arena that all graphs of this process share: ONNX Runtime has one for a process,
+and its first graph decides."""
 _WANTED = ("ids", "positions", "queries", "mask", "scale", "noise")
 
 
@@ -40,12 +40,14 @@ class Heads:
 
 
 def default_threads() -> int:
-    """A draft step is short and limited by memory bandwidth, so it cannot use more than a few physical cores."""
+    """A draft step is short and limited by memory bandwidth, so it cannot use more than a few
+    physical cores."""
     return max(1, min(4, (os.cpu_count() or 2) // 2))
 
 
 def open_session(model: Path, *, threads: int = 1, bounded: bool = False) -> Any:
-    """A graph on the CPU, without loops or branches; `bounded` by the memory that all graphs of this process share."""
+    """A graph on the CPU, without loops or branches; `bounded` by the memory that all graphs of
+    this process share."""
     refuse_control_flow(model)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -60,7 +62,8 @@ def open_session(model: Path, *, threads: int = 1, bounded: bool = False) -> Any
         return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises many types without a common base
         raise BundleError(
-            f"ONNX Runtime {onnxruntime.__version__} cannot load {model}: {error}", hint="run `edge-client doctor`"
+            f"ONNX Runtime {onnxruntime.__version__} cannot load {model}: {error}",
+            hint="run `edge-client doctor`",
         ) from None
 
 
@@ -81,56 +84,86 @@ class StepGraph:
         """Whether each token reads a feature, from a row of the last layer of the cache."""
         top = self.session.get_outputs()[0].shape[-1]
         if not isinstance(top, int):
-            raise BundleError(f"{model} is not a drafter step graph: the number of guesses is not fixed")
+            raise BundleError(
+                f"{model} is not a drafter step graph: the number of guesses is not fixed"
+            )
         self.top = top
         """Guesses after each token."""
-        self.cache_inputs = [f"past_{part}_{layer}" for layer in range(self.layers) for part in "kv"]
-        self.outputs = ["top_logp", "top_tokens", *(f"new_{p}_{layer}" for layer in range(self.layers) for p in "kv")]
+        self.cache_inputs = [
+            f"past_{part}_{layer}" for layer in range(self.layers) for part in "kv"
+        ]
+        self.outputs = [
+            "top_logp",
+            "top_tokens",
+            *(f"new_{p}_{layer}" for layer in range(self.layers) for p in "kv"),
+        ]
 
 
 class LayerRows:
     """Keys and values of each layer, as `arrays` of `[1, heads, rows, width]`.
 
-    Those of the same shape lie in one array (`stacks`), so that the rows of all layers are copied at once.
+    Those of the same shape lie in one array (`stacks`), so that the rows of all layers are copied
+    at once.
     """
 
     def __init__(self, layers: Sequence[Heads], rows: int) -> None:
         count = Counter(layers)
-        stacks = {of: np.zeros((2 * n, of.count, rows, of.width), np.float32) for of, n in count.items()}
+        stacks = {
+            of: np.zeros((2 * n, of.count, rows, of.width), np.float32) for of, n in count.items()
+        }
         parts = {of: iter(np.split(stack, len(stack))) for of, stack in stacks.items()}
         self.stacks = list(stacks.values())
         self.arrays: list[Float] = [next(parts[of]) for of in layers for _ in "kv"]
 
 
 class Call:
-    """Calls with `tokens` tokens at a time, over fixed arrays: those of a text, or of one level of a tree.
+    """Calls with `tokens` tokens at a time, over fixed arrays: those of a text, or of one level of
+    a tree.
 
-    All arrays are bound once (IOBinding). Before a run the small inputs are filled in place; the next run overwrites
-    the results.
+    All arrays are bound once (IOBinding). Before a run the small inputs are filled in place; the
+    next run overwrites the results.
     """
 
     def __init__(
-        self, graph: StepGraph, tokens: int, *, cache: Sequence[Float], records: Mapping[str, Float], text: bool
+        self,
+        graph: StepGraph,
+        tokens: int,
+        *,
+        cache: Sequence[Float],
+        records: Mapping[str, Float],
+        text: bool,
     ) -> None:
-        """`cache` and `records` are read at every run; guesses are computed after the last token of a text, and after
-        each of a level."""
+        """`cache` and `records` are read at every run; guesses are computed after the last token of
+        a text, and after each of a level."""
         self._graph = graph
-        self.cache, self.records = cache, records
+        self.cache = cache
+        self.records = records
         self.masked_for = -1
         """Set by the caller: the state for which `mask` was made."""
         self.ids = np.zeros((1, tokens), np.int64)
         self.positions = np.zeros((1, tokens), np.int64)
         self.mask = np.full((1, 1, tokens, cache[0].shape[2] + tokens), MASKED, np.float32)
-        """What each token sees: of the cache, as the caller says; of these tokens, those of a text see the ones before
-        them and themselves, those of a tree's level only themselves."""
-        self.mask[0, 0, :, -tokens:] = additive((np.tri if text else np.eye)(tokens, dtype=np.bool_))
+        """What each token sees: of the cache, as the caller says; of these tokens, those of a text
+        see the ones before them and themselves, those of a tree's level only themselves."""
+        self.mask[0, 0, :, -tokens:] = additive(
+            (np.tri if text else np.eye)(tokens, dtype=np.bool_)
+        )
         self.scale = np.ones(1, np.float32)
         self.feature_rows = np.full(tokens, -1, np.int64)
         """Of a drafter of states: where each token's feature lies in the cache, -1 for none."""
         queries = np.arange(tokens - 1 if text else 0, tokens)
         self._binding: Any = graph.session.io_binding()
-        inputs = {"ids": self.ids, "positions": self.positions, "mask": self.mask, "scale": self.scale}
-        inputs |= {"queries": queries, **dict(zip(graph.cache_inputs, cache, strict=True)), **records}
+        inputs = {
+            "ids": self.ids,
+            "positions": self.positions,
+            "mask": self.mask,
+            "scale": self.scale,
+        }
+        inputs |= {
+            "queries": queries,
+            **dict(zip(graph.cache_inputs, cache, strict=True)),
+            **records,
+        }
         if graph.features:
             inputs["feature_rows"] = self.feature_rows
         for name, array in inputs.items():
@@ -149,8 +182,10 @@ class Call:
         self._noise: Float | None = None
 
     def run(self, noise: Float) -> float:
-        """Run the tokens; `noise` is added to the logits, `[1, 1, 1]` of zeros for none. Returns the seconds."""
-        graph, start = self._graph, perf_counter()
+        """Run the tokens; `noise` is added to the logits, `[1, 1, 1]` of zeros for none. Returns
+        the seconds."""
+        graph = self._graph
+        start = perf_counter()
         if noise is not self._noise:
             self._binding.bind_cpu_input("noise", noise)
             self._noise = noise
@@ -171,14 +206,22 @@ def _bound_memory(model: Path) -> None:
         size = sum(file.stat().st_size for file in model.parent.iterdir() if file.is_file())
         limit = _ROOM + _WEIGHTS * size
         memory = onnxruntime.OrtMemoryInfo(
-            "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+            "Cpu",
+            onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR,
+            0,
+            onnxruntime.OrtMemType.DEFAULT,
         )
-        onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg({"max_mem": limit}))
+        onnxruntime.create_and_register_allocator(
+            memory, onnxruntime.OrtArenaCfg({"max_mem": limit})
+        )
         _arenas.append(limit)
 
 
 def _heads(shape: Sequence[int | str]) -> Heads:
-    count, width = shape[1], shape[3]
+    count = shape[1]
+    width = shape[3]
     if not isinstance(count, int) or not isinstance(width, int):
-        raise BundleError(f"a cache of shape {list(shape)} has no fixed heads: the bundle is damaged")
+        raise BundleError(
+            f"a cache of shape {list(shape)} has no fixed heads: the bundle is damaged"
+        )
     return Heads(count, width)

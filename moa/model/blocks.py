@@ -1,4 +1,5 @@
-"""The Llama-style block that LSA, SA and CA are made of: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+"""The Llama-style block that LSA, SA and CA are made of: RMSNorm, rotary positions, grouped-query
+attention, SwiGLU.
 
 Names of modules are the paper's published checkpoint keys.
 """
@@ -18,9 +19,11 @@ def masked(dtype: torch.dtype) -> float:
 
 
 def additive(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """`moa.tree.additive` for a tensor, on its device. `dtype` must be that of the queries: some kernels of
-    accelerators misread another without a word."""
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, masked(dtype))
+    """`moa.tree.additive` for a tensor, on its device. `dtype` must be that of the queries: some
+    kernels of accelerators misread another without a word."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
+        ~visible, masked(dtype)
+    )
 
 
 def rotary(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
@@ -54,7 +57,9 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, kv_heads: int) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, width // heads
+        self.heads = heads
+        self.kv_heads = kv_heads
+        self.head_dim = width // heads
         self.q_proj = nn.Linear(width, heads * self.head_dim, bias=False)
         self.k_proj = nn.Linear(width, kv_heads * self.head_dim, bias=False)
         self.v_proj = nn.Linear(width, kv_heads * self.head_dim, bias=False)
@@ -74,7 +79,9 @@ class Attention(nn.Module):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Attention of `query` over `key` and `value`, projected out: `[B, T, width]`."""
-        out = F.scaled_dot_product_attention(query, key, value, mask, enable_gqa=self.heads != self.kv_heads)
+        out = F.scaled_dot_product_attention(
+            query, key, value, mask, enable_gqa=self.heads != self.kv_heads
+        )
         return self.o_proj(out.transpose(-3, -2).flatten(-2))
 
 
@@ -94,7 +101,9 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """The parts of one decoder layer, under the published names."""
 
-    def __init__(self, width: int, heads: int, kv_heads: int, intermediate: int, eps: float) -> None:
+    def __init__(
+        self, width: int, heads: int, kv_heads: int, intermediate: int, eps: float
+    ) -> None:
         super().__init__()
         self.self_attn = Attention(width, heads, kv_heads)
         self.mlp = MLP(width, intermediate)

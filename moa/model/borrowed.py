@@ -1,5 +1,5 @@
-"""What a drafter takes of a Hugging Face model, frozen: the target's embedding, head and their scales, and its last
-layers (TLI); or a small model as the body."""
+"""What a drafter takes of a Hugging Face model, frozen: the target's embedding, head and their
+scales, and its last layers (TLI); or a small model as the body."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def scaling_of(config: Any) -> tuple[float, float | None]:
 
 
 class _Past:
-    """The minimal cache for a `transformers` attention layer: joins past keys and values with the new ones, and keeps
-    those."""
+    """The minimal cache for a `transformers` attention layer: joins past keys and values with the
+    new ones, and keeps those."""
 
     def __init__(self, past: Rows) -> None:
         self.past = past
@@ -77,15 +77,17 @@ class _Past:
 
     def update(self, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Rows:
         self.new = (key, value)
-        return torch.cat([self.past[0].to(key), key], dim=-2), torch.cat([self.past[1].to(value), value], dim=-2)
+        return torch.cat([self.past[0].to(key), key], dim=-2), torch.cat(
+            [self.past[1].to(value), value], dim=-2
+        )
 
 
 class BorrowedLayers(nn.Module):
     """The last `count` decoder layers of a model, its rotary embedding and its final norm.
 
-    With TLI, a layer's past contains the target's own keys and values for verified tokens, and the drafter's for
-    drafted ones. Sliding windows are not applied: a drafter may look further than its target does, and drafts are
-    short.
+    With TLI, a layer's past contains the target's own keys and values for verified tokens, and the
+    drafter's for drafted ones. Sliding windows are not applied: a drafter may look further than its
+    target does, and drafts are short.
     """
 
     def __init__(self, backbone: nn.Module, count: int) -> None:
@@ -100,7 +102,9 @@ class BorrowedLayers(nn.Module):
     def __len__(self) -> int:
         return len(self.layers)
 
-    def forward(self, x: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows]) -> tuple[Tensor, list[Rows]]:
+    def forward(
+        self, x: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows]
+    ) -> tuple[Tensor, list[Rows]]:
         """States after the final norm, and each layer's new rows."""
         rows = []
         for index, before in enumerate(past):
@@ -108,16 +112,21 @@ class BorrowedLayers(nn.Module):
             rows.append(new)
         return self.norm(x), rows
 
-    def layer(self, index: int, x: Tensor, positions: Tensor, mask: Tensor, past: Rows) -> tuple[Tensor, Rows]:
+    def layer(
+        self, index: int, x: Tensor, positions: Tensor, mask: Tensor, past: Rows
+    ) -> tuple[Tensor, Rows]:
         """States after one layer, and its new rows."""
         cache = _Past(past)
         embeddings = self._rotary(x, positions, self._kinds[index])
-        out = self.layers[index](x, attention_mask=mask, position_ids=positions, past_key_values=cache, **embeddings)
+        out = self.layers[index](
+            x, attention_mask=mask, position_ids=positions, past_key_values=cache, **embeddings
+        )
         return out[0] if isinstance(out, tuple) else out, cache.new
 
 
 class Sibling(nn.Module):
-    """A small causal language model as a drafter's body: its layers and final norm, its embedding and head."""
+    """A small causal language model as a drafter's body: its layers and final norm, its embedding
+    and head."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -128,7 +137,10 @@ class Sibling(nn.Module):
         head = cast(nn.Linear, model.get_output_embeddings())
         self.head = None if head.weight is self.embedding.weight else head
         self._scaling = scaling_of(model.config)
-        width = getattr(model.config, "head_dim", None) or model.config.hidden_size // model.config.num_attention_heads
+        width = (
+            getattr(model.config, "head_dim", None)
+            or model.config.hidden_size // model.config.num_attention_heads
+        )
         self.heads = int(model.config.num_key_value_heads), int(width)
         """KV heads of a layer, and their width."""
         self.requires_grad_(False)
@@ -141,7 +153,9 @@ class Sibling(nn.Module):
             shape = AutoConfig.for_model(values.pop("model_type"), **values)
             return cls(AutoModelForCausalLM.from_config(shape, attn_implementation=ATTENTION))
         except (KeyError, ValueError, TypeError) as error:
-            raise ConfigError(f"drafter config: the body is no causal language model: {error}") from None
+            raise ConfigError(
+                f"drafter config: the body is no causal language model: {error}"
+            ) from None
 
     @property
     def shared(self) -> SharedWeights:
@@ -151,12 +165,15 @@ class Sibling(nn.Module):
 
 
 def _rotary_of(backbone: nn.Module) -> Callable[[Tensor, Tensor, str | None], dict[str, Any]]:
-    """How this family's layers get their rotary positions: Gemma 3 has two kinds, named differently in transformers 4
-    and 5."""
+    """How this family's layers get their rotary positions: Gemma 3 has two kinds, named differently
+    in transformers 4 and 5."""
     rotary: Any = backbone.rotary_emb
     local: Any = getattr(backbone, "rotary_emb_local", None)
     if local is not None:  # transformers 4
-        return lambda x, at, _: {"position_embeddings_global": rotary(x, at), "position_embeddings_local": local(x, at)}
+        return lambda x, at, _: {
+            "position_embeddings_global": rotary(x, at),
+            "position_embeddings_local": local(x, at),
+        }
     if "layer_type" in inspect.signature(rotary.forward).parameters:  # transformers 5
         return lambda x, at, kind: {"position_embeddings": rotary(x, at, kind)}
     return lambda x, at, _: {"position_embeddings": rotary(x, at)}

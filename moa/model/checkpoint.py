@@ -1,4 +1,5 @@
-"""A drafter on disk: `config.json` and safetensors under the paper's published names. Never a pickle."""
+"""A drafter on disk: `config.json` and safetensors under the paper's published names. Never a
+pickle."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ WEIGHTS = "model.safetensors"
 Filled = TypeVar("Filled", bound=nn.Module)
 
 
-def new_drafter(config: DrafterConfig, target: PreTrainedModel, body: Sibling | None = None) -> Drafter:
+def new_drafter(
+    config: DrafterConfig, target: PreTrainedModel, body: Sibling | None = None
+) -> Drafter:
     """An untrained drafter beside its target; a `body` that is a language model keeps its weights."""
     drafter = _drafter(config, target, body)
     for module in drafter.modules():
@@ -35,10 +38,15 @@ def new_drafter(config: DrafterConfig, target: PreTrainedModel, body: Sibling | 
 
 
 def drafter_around(
-    target: PreTrainedModel, facts: TargetFacts, body: LoadedModel, shape: Mapping[str, Any], *, frozen: bool
+    target: PreTrainedModel,
+    facts: TargetFacts,
+    body: LoadedModel,
+    shape: Mapping[str, Any],
+    *,
+    frozen: bool,
 ) -> Drafter:
-    """A drafter whose body is an existing small language model. Its cross-attention is untrained and adds nothing at
-    first. The body's embedding and head are never trained."""
+    """A drafter whose body is an existing small language model. Its cross-attention is untrained
+    and adds nothing at first. The body's embedding and head are never trained."""
     if body.facts.tokenizer_hash != facts.tokenizer_hash:
         raise UsageError(
             f"the model in {body.folder} has another tokenizer than the target",
@@ -53,22 +61,28 @@ def drafter_around(
 
 
 def load_drafter(
-    folder: Path, target: PreTrainedModel, facts: TargetFacts, dtype: torch.dtype | None = None,
+    folder: Path,
+    target: PreTrainedModel,
+    facts: TargetFacts,
+    dtype: torch.dtype | None = None,
     config: DrafterConfig | None = None,
-) -> Drafter:  # fmt: skip
+) -> Drafter:
     """A trained drafter beside its target: one of ours or the paper's published checkpoint."""
     own = config or DrafterConfig.read(folder, facts)
     drafter = filled(lambda: _drafter(own, target), stored_weights(folder), folder)
     return drafter.to(device=target.device, dtype=dtype or target.dtype).eval()
 
 
-def _drafter(config: DrafterConfig, target: PreTrainedModel, body: Sibling | None = None) -> Drafter:
+def _drafter(
+    config: DrafterConfig, target: PreTrainedModel, body: Sibling | None = None
+) -> Drafter:
     borrowed = BorrowedLayers(backbone_of(target), config.tli) if config.tli else None
     return Drafter(config, SharedWeights.of(target), borrowed, body)
 
 
 def filled(make: Callable[[], Filled], state: dict[str, torch.Tensor], folder: Path) -> Filled:
-    """What `make` builds, with the weights `state` of `folder`; what does not fit is refused before memory is taken."""
+    """What `make` builds, with the weights `state` of `folder`; what does not fit is refused before
+    memory is taken."""
     with torch.device("meta"):
         found = _fitting(make(), state, folder)
     module = make()
@@ -90,10 +104,14 @@ def stored_weights(folder: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def _fitting(module: nn.Module, state: dict[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
+def _fitting(
+    module: nn.Module, state: dict[str, torch.Tensor], folder: Path
+) -> dict[str, torch.Tensor]:
     """`state`, read from `folder`, which must have exactly the module's keys and shapes."""
     wanted = module.state_dict()
-    state = {name: value for name, value in state.items() if not name.endswith("rotary_emb.inv_freq")}
+    state = {
+        name: value for name, value in state.items() if not name.endswith("rotary_emb.inv_freq")
+    }
     if missing := sorted(set(wanted) - set(state)):
         raise ConfigError(f"{folder}: the weights lack {missing[0]} and {len(missing) - 1} more")
     if unknown := sorted(set(state) - set(wanted)):
@@ -115,7 +133,10 @@ def save_drafter(drafter: Any, folder: Path, dtype: torch.dtype | None = None) -
 
 def save_weights(module: nn.Module, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Write a module's own weights, without those it shares with the target."""
-    state = {name: value.detach().to(dtype or value.dtype).contiguous() for name, value in module.state_dict().items()}
+    state = {
+        name: value.detach().to(dtype or value.dtype).contiguous()
+        for name, value in module.state_dict().items()
+    }
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
 
 

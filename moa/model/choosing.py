@@ -20,8 +20,8 @@ from moa.tree import Accepted, accept, walk
 
 
 class Judged(NamedTuple):
-    """A row's draft, its log up to and including node 0, the sampling settings, and under a grammar the mask after each
-    node (`moa.grammar.matcher.TextMask.judge`)."""
+    """A row's draft, its log up to and including node 0, the sampling settings, and under a grammar
+    the mask after each node (`moa.grammar.matcher.TextMask.judge`)."""
 
     tokens: Sequence[int]
     parents: Sequence[int]
@@ -45,14 +45,19 @@ def accept_rows(step: Step, rows: Sequence[Judged]) -> list[Accepted]:
 
 
 def _at_once(step: Step, rows: Sequence[Judged], sampled: Sequence[int]) -> dict[int, Accepted]:
-    """Choose after every node of these rows, on the device, then walk: logits never travel to the host."""
-    nodes, draws = [], []
+    """Choose after every node of these rows, on the device, then walk: logits never travel to the
+    host."""
+    nodes = []
+    draws = []
     for b in sampled:
-        row, paths = rows[b], list[list[int]]()
+        row = rows[b]
+        paths = list[list[int]]()
         for node, parent in enumerate(row.parents):
             paths.append([] if node == 0 else [*paths[parent], row.tokens[node]])
             allowed = row.masks[node] if row.masks is not None else None
-            draws.append(Draw(row.sampling, len(row.log) + len(paths[node]), row.log, paths[node], allowed))
+            draws.append(
+                Draw(row.sampling, len(row.log) + len(paths[node]), row.log, paths[node], allowed)
+            )
             nodes.append((b, node))
     chosen = iter(choose_all(step.logits_of(nodes), draws))
     found = {}
@@ -65,7 +70,8 @@ def _at_once(step: Step, rows: Sequence[Judged], sampled: Sequence[int]) -> dict
 
 
 def _by_level(step: Step, rows: Sequence[Judged], sampled: Sequence[int]) -> dict[int, Accepted]:
-    """Choose on the host, for the nodes that are reached alone: one product of the LM head for each level."""
+    """Choose on the host, for the nodes that are reached alone: one product of the LM head for each
+    level."""
     found: dict[int, Accepted] = {}
     walks: dict[int, tuple[Generator[int, int, Accepted], int]] = {}
     for b in sampled:
@@ -76,7 +82,8 @@ def _by_level(step: Step, rows: Sequence[Judged], sampled: Sequence[int]) -> dic
     while walks:
         logits = step.logits_of([(b, node) for b, (_, node) in walks.items()]).cpu().numpy()
         for (b, (steps, _)), scores in zip(list(walks.items()), logits, strict=True):
-            row, path = rows[b], paths[b]
+            row = rows[b]
+            path = paths[b]
             bits = row.masks[walks[b][1]] if row.masks is not None else None
             allowed = None if bits is None else unpacked(bits, len(scores))
             token = choose(scores, row.sampling, len(row.log) + len(path), seen[b], allowed)
@@ -90,8 +97,11 @@ def _by_level(step: Step, rows: Sequence[Judged], sampled: Sequence[int]) -> dic
     return found
 
 
-def log_probabilities(step: Step, b: int, path: Sequence[int], chosen: Sequence[int], top: int) -> bytes:
-    """What row b's target gave the tokens it chose after the nodes of its path, and `top` likeliest: `moa.logprobs`."""
+def log_probabilities(
+    step: Step, b: int, path: Sequence[int], chosen: Sequence[int], top: int
+) -> bytes:
+    """What row b's target gave the tokens it chose after the nodes of its path, and `top`
+    likeliest: `moa.logprobs`."""
     logprobs = step.logits_of([(b, node) for node in path]).log_softmax(-1)
     own = logprobs.gather(1, torch.tensor(chosen, device=logprobs.device).unsqueeze(1)).squeeze(1)
     best = logprobs.topk(min(top, logprobs.shape[1]), dim=-1)
@@ -99,5 +109,8 @@ def log_probabilities(step: Step, b: int, path: Sequence[int], chosen: Sequence[
 
 
 def _distinct(row: Judged) -> NDArray[np.int64]:
-    """The distinct tokens for the repetition penalty, computed once for a log and not for every node."""
-    return np.unique(np.asarray(row.log if row.sampling.repetition_penalty != 1.0 else (), dtype=np.int64))
+    """The distinct tokens for the repetition penalty, computed once for a log and not for every
+    node."""
+    return np.unique(
+        np.asarray(row.log if row.sampling.repetition_penalty != 1.0 else (), dtype=np.int64)
+    )

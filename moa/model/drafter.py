@@ -29,9 +29,12 @@ class Drafter(nn.Module):
     """The body, CA, LSA and Ekv2E are trained; everything else is the target's."""
 
     def __init__(
-        self, config: DrafterConfig, shared: SharedWeights, borrowed: BorrowedLayers | None = None,
+        self,
+        config: DrafterConfig,
+        shared: SharedWeights,
+        borrowed: BorrowedLayers | None = None,
         body: Sibling | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         if config.tli != (len(borrowed) if borrowed else 0):
             raise ValueError(f"a drafter of TLI={config.tli} needs that many borrowed layers")
@@ -41,7 +44,9 @@ class Drafter(nn.Module):
         # The first layer and CA keep the published names.
         if config.body is None:
             self.self_attention = _block(config, "self_attention")
-            self.more_self_attention = nn.ModuleList(_block(config, "self_attention") for _ in range(config.layers - 1))
+            self.more_self_attention = nn.ModuleList(
+                _block(config, "self_attention") for _ in range(config.layers - 1)
+            )
             if config.final_norm:
                 self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         else:
@@ -49,11 +54,14 @@ class Drafter(nn.Module):
         if config.use_ca:
             self.cross_attention = _block(config, "cross_attention")
             if config.use_lsa:
-                self.layer_self_attention = _block(config, "layer_self_attention", config.kv_hidden_size)
+                self.layer_self_attention = _block(
+                    config, "layer_self_attention", config.kv_hidden_size
+                )
                 self.Ekv2E = nn.Linear(config.kv_hidden_size, config.hidden_size)
             if config.final_state or not config.use_lsa:
                 self.final_state = nn.Linear(config.state_size, config.hidden_size, bias=False)
-        # Kept outside the module tree: not trained, not saved, and shared with the target without a copy.
+        # Kept outside the module tree: not trained, not saved, and shared with the target without a
+        # copy.
         self._borrowed_from_target = (shared, borrowed)
 
     @property
@@ -71,8 +79,9 @@ class Drafter(nn.Module):
     def activations(self, keys: Tensor, values: Tensor, hidden: Tensor) -> Tensor:
         """The activation of each token: `[..., hidden_size]`.
 
-        `keys` and `values` are the target's cache, post-RoPE, `[layers, ..., kv_heads, head_dim]`; `hidden` is its
-        final, normed state. LSA attends over the target's layers; each token is processed independently.
+        `keys` and `values` are the target's cache, post-RoPE, `[layers, ..., kv_heads, head_dim]`;
+        `hidden` is its final, normed state. LSA attends over the target's layers; each token is
+        processed independently.
         """
         parts = []
         if self.config.use_lsa:
@@ -83,35 +92,49 @@ class Drafter(nn.Module):
 
     def _layer_self_attention(self, keys: Tensor, values: Tensor) -> Tensor:
         lsa = self.layer_self_attention
-        layers, lead = keys.shape[0], keys.shape[1:-2]
+        layers = keys.shape[0]
+        lead = keys.shape[1:-2]
         # Head by head: that head's key, then its value.
         x = torch.cat([keys, values], dim=-1).flatten(-2).flatten(1, -2).transpose(0, 1)
         normed = lsa.input_layernorm(x)
-        cos, sin = rotary(torch.arange(layers, device=x.device), lsa.self_attn.head_dim, self.config.rope_theta)
+        cos, sin = rotary(
+            torch.arange(layers, device=x.device), lsa.self_attn.head_dim, self.config.rope_theta
+        )
         query = rotate(lsa.self_attn.query(normed), cos, sin)
         key = rotate(lsa.self_attn.key(normed), cos, sin)
         x = x + lsa.self_attn.attend(query, key, lsa.self_attn.value(normed), None)
         return lsa.feed_forward(x).mean(dim=1).unflatten(0, lead)
 
     def records(self, activations: Tensor, positions: Tensor) -> Rows:
-        """CA's keys (rotated at their absolute positions) and values: `[B, record_heads, T, D]` each."""
+        """CA's keys (rotated at their absolute positions) and values: `[B, record_heads, T, D]`
+        each."""
         angles = rotary(positions, self.config.head_dim, self.config.rope_theta)
         attention = self.cross_attention.self_attn
         normed = self.cross_attention.input_layernorm(activations)
         return rotate(attention.key(normed), *angles), attention.value(normed)
 
     def project(self, keys: Tensor, values: Tensor, hidden: Tensor, positions: Tensor) -> Rows:
-        """Activation records of n tokens, `[n, kv_heads, head_dim]` each, from the target's cache rows."""
-        key, value = self.records(self.activations(keys, values, hidden).unsqueeze(0), positions.unsqueeze(0))
+        """Activation records of n tokens, `[n, kv_heads, head_dim]` each, from the target's cache
+        rows."""
+        key, value = self.records(
+            self.activations(keys, values, hidden).unsqueeze(0), positions.unsqueeze(0)
+        )
         return key[0].transpose(0, 1), value[0].transpose(0, 1)
 
     @torch.inference_mode()
-    def whole_records(self, pieces: Sequence[Committed]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The same of tokens that the target has run, as they travel, `[n, *]` of `layout`: with the target's rows in
-        the borrowed layers."""
-        keys, values = (torch.cat(half, 1) for half in zip(*(piece.kv for piece in pieces), strict=True))
-        hidden, positions = (torch.cat([getattr(p, part) for p in pieces]) for part in ("hidden", "positions"))
-        made, last = self.project(keys, values, hidden, positions), len(keys) - self.config.tli
+    def whole_records(
+        self, pieces: Sequence[Committed]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The same of tokens that the target has run, as they travel, `[n, *]` of `layout`: with
+        the target's rows in the borrowed layers."""
+        keys, values = (
+            torch.cat(half, 1) for half in zip(*(piece.kv for piece in pieces), strict=True)
+        )
+        hidden, positions = (
+            torch.cat([getattr(p, part) for p in pieces]) for part in ("hidden", "positions")
+        )
+        made = self.project(keys, values, hidden, positions)
+        last = len(keys) - self.config.tli
         key, value = (
             self.layout.join([part.float().cpu().numpy() for part in (own, *theirs[last:])])
             for own, theirs in zip(made, (keys, values), strict=True)
@@ -127,37 +150,60 @@ class Drafter(nn.Module):
 
     # ---- on the device ----------------------------------------------------------------------------------------
 
-    def extend(self, ids: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows]) -> list[Rows]:
+    def extend(
+        self, ids: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows]
+    ) -> list[Rows]:
         """The body's keys and values of tokens that need no logits: a prompt, or accepted tokens."""
         last = torch.tensor([ids.shape[1] - 1], device=ids.device)
         return self._run_body(self.embed(ids), positions, mask, past, (), last)[1]
 
     def features(
-        self, ids: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows], *records: Tensor,
-        borrowed_mask: Tensor | None = None, queries: Tensor | None = None,
-    ) -> tuple[Tensor, list[Rows]]:  # fmt: skip
-        """The drafter's guess of the target's final state after each token, and the cache rows that it adds.
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        past: Sequence[Rows],
+        *records: Tensor,
+        borrowed_mask: Tensor | None = None,
+        queries: Tensor | None = None,
+    ) -> tuple[Tensor, list[Rows]]:
+        """The drafter's guess of the target's final state after each token, and the cache rows that
+        it adds.
 
-        `mask` `[B, 1, T, P+T]` and that of `records` (keys, values, mask), `[B, 1, 1 or T, R]`, are additive; without
-        records there is no cross-attention. `past` holds the body's layers, then the borrowed ones. In training a
-        `borrowed_mask` is passed, because the borrowed layers have a past (the target's) and the body has none. With
-        `queries`, only these tokens get a state.
+        `mask` `[B, 1, T, P+T]` and that of `records` (keys, values, mask), `[B, 1, 1 or T, R]`, are
+        additive; without records there is no cross-attention. `past` holds the body's layers, then
+        the borrowed ones. In training a `borrowed_mask` is passed, because the borrowed layers have
+        a past (the target's) and the body has none. With `queries`, only these tokens get a state.
         """
         return self.states(
-            self.embed(ids), positions, mask, past, *records, borrowed_mask=borrowed_mask, queries=queries
+            self.embed(ids),
+            positions,
+            mask,
+            past,
+            *records,
+            borrowed_mask=borrowed_mask,
+            queries=queries,
         )
 
     def states(
-        self, x: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows], *records: Tensor,
-        borrowed_mask: Tensor | None = None, queries: Tensor | None = None,
-    ) -> tuple[Tensor, list[Rows]]:  # fmt: skip
+        self,
+        x: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        past: Sequence[Rows],
+        *records: Tensor,
+        borrowed_mask: Tensor | None = None,
+        queries: Tensor | None = None,
+    ) -> tuple[Tensor, list[Rows]]:
         """`features` after embedded tokens."""
         layers = self.config.layers
         if self.borrowed is None:
             x, rows = self._run_body(x, positions, mask, past, records, queries)
             return self._normed(x), rows
         x, rows = self._run_body(x, positions, mask, past[:layers], records, None)
-        x, more = self.borrowed(x, positions, mask if borrowed_mask is None else borrowed_mask, past[layers:])
+        x, more = self.borrowed(
+            x, positions, mask if borrowed_mask is None else borrowed_mask, past[layers:]
+        )
         return x if queries is None else x.index_select(1, queries), rows + more
 
     def empty_rows(self, ids: Tensor) -> list[Rows]:
@@ -193,7 +239,8 @@ class Drafter(nn.Module):
 
     @torch.no_grad()
     def leave_records_out(self) -> None:
-        """Make cross-attention add nothing until it is trained, so that a pretrained body keeps its quality."""
+        """Make cross-attention add nothing until it is trained, so that a pretrained body keeps its
+        quality."""
         if self.config.use_ca:
             self.cross_attention.self_attn.o_proj.weight.zero_()
             self.cross_attention.mlp.down_proj.weight.zero_()
@@ -204,11 +251,16 @@ class Drafter(nn.Module):
         return self.norm(x) if self.config.final_norm else x
 
     def _run_body(
-        self, x: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows], records: Sequence[Tensor],
+        self,
+        x: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        past: Sequence[Rows],
+        records: Sequence[Tensor],
         queries: Tensor | None,
-    ) -> tuple[Tensor, list[Rows]]:  # fmt: skip
-        """Run the body's layers, and cross-attention behind them; states for the `queries`, keys and values for all
-        tokens."""
+    ) -> tuple[Tensor, list[Rows]]:
+        """Run the body's layers, and cross-attention behind them; states for the `queries`, keys
+        and values for all tokens."""
         angles = rotary(positions, self.config.head_dim, self.config.rope_theta)
         rows: list[Rows] = []
         for index, before in enumerate(past):
@@ -222,7 +274,14 @@ class Drafter(nn.Module):
         return x, rows
 
     def _layer(
-        self, index: int, x: Tensor, positions: Tensor, angles: Rows, mask: Tensor, past: Rows, queries: Tensor | None
+        self,
+        index: int,
+        x: Tensor,
+        positions: Tensor,
+        angles: Rows,
+        mask: Tensor,
+        past: Rows,
+        queries: Tensor | None,
     ) -> tuple[Tensor, Rows]:
         """One layer of the body: new keys and values of all tokens, output for the `queries`."""
         if self.config.body is not None:
@@ -232,15 +291,19 @@ class Drafter(nn.Module):
         attention = block.self_attn
         cos, sin = angles
         normed = block.input_layernorm(x)
-        key, value = rotate(attention.key(normed), cos, sin), attention.value(normed)
+        key = rotate(attention.key(normed), cos, sin)
+        value = attention.value(normed)
         if queries is not None:
             x, normed, cos, sin = (t.index_select(1, queries) for t in (x, normed, cos, sin))
             mask = mask.index_select(2, queries)
-        keys, values = torch.cat([past[0].to(key), key], -2), torch.cat([past[1].to(value), value], -2)
+        keys = torch.cat([past[0].to(key), key], -2)
+        values = torch.cat([past[1].to(value), value], -2)
         seen = attention.attend(rotate(attention.query(normed), cos, sin), keys, values, mask)
         return block.feed_forward(x + seen), (key, value)
 
-    def _cross_attention(self, x: Tensor, angles: Rows, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    def _cross_attention(
+        self, x: Tensor, angles: Rows, key: Tensor, value: Tensor, mask: Tensor
+    ) -> Tensor:
         block = self.cross_attention
         query = rotate(block.self_attn.query(block.input_layernorm(x)), *angles)
         # The exported attention operator does not broadcast masks.

@@ -1,4 +1,5 @@
-"""Drafting in the same process as the target: the interface of such a drafter, and the MoA drafter's implementation."""
+"""Drafting in the same process as the target: the interface of such a drafter, and the MoA
+drafter's implementation."""
 
 from __future__ import annotations
 
@@ -50,26 +51,33 @@ class Drafting(Protocol):
 class LevelDrafting:
     """The part that all kinds of drafters share: growing trees level by level, in one batch.
 
-    A pool holds a sequence's observed tokens and, after them, the nodes of the current draft, which are dropped because
-    the length does not include them. Subclasses run the model.
+    A pool holds a sequence's observed tokens and, after them, the nodes of the current draft, which
+    are dropped because the length does not include them. Subclasses run the model.
     """
 
     pool: SlotPool
 
     def __init__(self, vocab_size: int, device: torch.device, words: Tensor | None = None) -> None:
         """`words`: the target's ids of a smaller vocabulary, where the model's logits are over one."""
-        self.vocab_size, self.device, self.words = vocab_size, device, words
+        self.vocab_size = vocab_size
+        self.device = device
+        self.words = words
 
     @torch.inference_mode()
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """A tree for each request."""
         growers = [TreeGrower(request.pending, request.shape) for request in requests]
         while active := [i for i, grower in enumerate(growers) if grower.frontier]:
-            level = Level([requests[i] for i in active], [growers[i] for i in active], self.pool, self.device)
+            level = Level(
+                [requests[i] for i in active], [growers[i] for i in active], self.pool, self.device
+            )
             scores = self.scores(level, self.logits(level))
-            top = scores.topk(min(max(request.shape.breadth for request in level.requests), scores.shape[-1]))
+            top = scores.topk(
+                min(max(request.shape.breadth for request in level.requests), scores.shape[-1])
+            )
             chosen = top.indices if self.words is None else self.words[top.indices]
-            values, tokens = top.values.cpu().numpy(), chosen.cpu().numpy()
+            values = top.values.cpu().numpy()
+            tokens = chosen.cpu().numpy()
             for row, grower in enumerate(level.growers):
                 size = len(grower.frontier)
                 grower.expand(tokens[row, :size], values[row, :size])
@@ -80,12 +88,17 @@ class LevelDrafting:
         raise NotImplementedError
 
     def scores(self, level: Level, logits: Tensor) -> Tensor:
-        """Log-probabilities of the target's next token. Sampling is the argmax of logits plus noise, and the noise of a
-        position is known in advance: so the drafter adds the same noise to guess the same token."""
+        """Log-probabilities of the target's next token. Sampling is the argmax of logits plus
+        noise, and the noise of a position is known in advance: so the drafter adds the same noise
+        to guess the same token."""
         logits = logits.float()
         if not all(request.sampling.greedy for request in level.requests):
-            scale = [1.0 if r.sampling.greedy else 1.0 / r.sampling.temperature for r in level.requests]
-            logits = logits * torch.tensor(scale, device=logits.device).view(-1, 1, 1) + self._noise(level)
+            scale = [
+                1.0 if r.sampling.greedy else 1.0 / r.sampling.temperature for r in level.requests
+            ]
+            logits = logits * torch.tensor(scale, device=logits.device).view(
+                -1, 1, 1
+            ) + self._noise(level)
         return self._masked(level, logits).log_softmax(-1)
 
     def _masked(self, level: Level, logits: Tensor) -> Tensor:
@@ -95,7 +108,11 @@ class LevelDrafting:
         logits = logits.clone()
         for row, (request, grower) in enumerate(zip(level.requests, level.growers, strict=True)):
             for at, node in enumerate(grower.frontier if request.grammar is not None else ()):
-                bits = request.grammar.guesses(grower.path(node)) if request.grammar is not None else None
+                bits = (
+                    request.grammar.guesses(grower.path(node))
+                    if request.grammar is not None
+                    else None
+                )
                 if bits is not None:
                     allowed = self._by_word(torch.from_numpy(unpacked(bits, self.vocab_size)))
                     logits[row, at] = logits[row, at].where(allowed, MASKED)
@@ -105,7 +122,9 @@ class LevelDrafting:
         noise = np.zeros((len(level.requests), 1, self.vocab_size), dtype=np.float32)
         for row, request in enumerate(level.requests):
             if not request.sampling.greedy:
-                noise[row, 0] = gumbel(request.sampling.seed, level.positions_of(row) + 1, self.vocab_size)
+                noise[row, 0] = gumbel(
+                    request.sampling.seed, level.positions_of(row) + 1, self.vocab_size
+                )
         return self._by_word(torch.from_numpy(noise))
 
     def _by_word(self, of_target: Tensor) -> Tensor:
@@ -122,20 +141,29 @@ class Level:
     """One level of several trees, padded into tensors: the model's input."""
 
     def __init__(
-        self, requests: list[DraftRequest], growers: list[TreeGrower], pool: SlotPool, device: torch.device
+        self,
+        requests: list[DraftRequest],
+        growers: list[TreeGrower],
+        pool: SlotPool,
+        device: torch.device,
     ) -> None:
-        self.requests, self.growers = requests, growers
+        self.requests = requests
+        self.growers = growers
         self.slots = [request.slot for request in requests]
         self.lengths = [pool.lengths[slot] for slot in self.slots]
         self.sizes = [len(grower.frontier) for grower in growers]
-        self.starts = [length + len(grower.fed) for length, grower in zip(self.lengths, growers, strict=True)]
-        width, self.view = max(self.sizes), max(self.starts)
+        self.starts = [
+            length + len(grower.fed) for length, grower in zip(self.lengths, growers, strict=True)
+        ]
+        width = max(self.sizes)
+        self.view = max(self.starts)
         ids = np.zeros((len(requests), width), dtype=np.int64)
         positions = np.zeros_like(ids)
         visible = np.zeros((len(requests), 1, width, self.view + width), dtype=np.bool_)
         visible[:, 0, np.arange(width), self.view + np.arange(width)] = True  # padding sees itself
         for row, (grower, length) in enumerate(zip(growers, self.lengths, strict=True)):
-            size, fed = self.sizes[row], len(grower.fed)
+            size = self.sizes[row]
+            fed = len(grower.fed)
             tree = grower.mask()
             ids[row, :size] = grower.frontier_tokens
             positions[row] = self.positions_of(row)
@@ -151,16 +179,22 @@ class Level:
         return self.lengths[row] + self.growers[row].level
 
     def past(self, pool: SlotPool, view: int = 0) -> list[tuple[Tensor, Tensor]]:
-        """The keys and values of a pool that the level may attend to, per layer: `[B, heads, view, D]`. Of one slot
-        they are not copied."""
-        only, view = len(self.slots) == 1, view or self.view
-        slots = slice(self.slots[0], self.slots[0] + 1) if only else torch.tensor(self.slots, device=self.device)
+        """The keys and values of a pool that the level may attend to, per layer: `[B, heads, view,
+        D]`. Of one slot they are not copied."""
+        only = len(self.slots) == 1
+        view = view or self.view
+        slots = (
+            slice(self.slots[0], self.slots[0] + 1)
+            if only
+            else torch.tensor(self.slots, device=self.device)
+        )
         return list(zip(pool.k[:, slots, :, :view], pool.v[:, slots, :, :view], strict=True))
 
     def keep(self, pool: SlotPool, rows: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Write the level's new keys and values after those of earlier levels."""
         for b, slot in enumerate(self.slots):
-            size, start = self.sizes[b], self.starts[b]
+            size = self.sizes[b]
+            start = self.starts[b]
             pool.begin([slot], [start - pool.lengths[slot] + size])
             for layer, (k, v) in enumerate(rows):
                 pool.k[layer, slot, :, start : start + size] = k[b, :, :size]
@@ -180,9 +214,12 @@ def _mask(visible: np.ndarray, pool: SlotPool) -> Tensor:
 class MoaDrafting(LevelDrafting):
     """The MoA drafter in the same process as its target: every activation is available at once."""
 
-    def __init__(self, drafter: Drafter, *, slots: int = 1, capacity: int = 2048, scratch: int = 256) -> None:
+    def __init__(
+        self, drafter: Drafter, *, slots: int = 1, capacity: int = 2048, scratch: int = 256
+    ) -> None:
         """`scratch` columns are for the nodes of a draft, on top of the sequence's `capacity`."""
-        config, weight = drafter.config, drafter.weight
+        config = drafter.config
+        weight = drafter.weight
         # A body with its own head may have a different vocabulary padding than the target.
         super().__init__(min(config.vocab_size, len(drafter.shared.head)), weight.device)
         self.drafter = drafter
@@ -201,7 +238,9 @@ class MoaDrafting(LevelDrafting):
         self.pool = pool(config.layers, *drafter.cache_heads)
         self.records = pool(1, config.record_heads, config.head_dim) if config.use_ca else None
         target_head_dim = config.kv_hidden_size // (2 * config.target_kv_heads)
-        self.borrowed = pool(config.tli, config.target_kv_heads, target_head_dim) if config.tli else None
+        self.borrowed = (
+            pool(config.tli, config.target_kv_heads, target_head_dim) if config.tli else None
+        )
         self._pools = [p for p in (self.pool, self.records, self.borrowed) if p is not None]
 
     @property
@@ -228,7 +267,9 @@ class MoaDrafting(LevelDrafting):
         """Store the records of these tokens, and the body's keys and values."""
         if self.records is not None:
             key, value = self.drafter.project(*committed.kv, committed.hidden, committed.positions)
-            self.records.append(slot, key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0))
+            self.records.append(
+                slot, key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0)
+            )
         if self.borrowed is not None:
             count = self.drafter.config.tli
             self.borrowed.append(slot, *(half[-count:].transpose(1, 2) for half in committed.kv))
@@ -236,8 +277,10 @@ class MoaDrafting(LevelDrafting):
 
     @torch.inference_mode()
     def read(self, slot: int, tokens: Sequence[int]) -> None:
-        """Compute the body's keys and values of tokens whose records, if any, are in the slot already."""
-        start, count = self.pool.lengths[slot], len(tokens)
+        """Compute the body's keys and values of tokens whose records, if any, are in the slot
+        already."""
+        start = self.pool.lengths[slot]
+        count = len(tokens)
         ids = torch.tensor([list(tokens)], device=self.device)
         positions = torch.arange(start, start + count, device=self.device).unsqueeze(0)
         layers = zip(self.pool.k, self.pool.v, strict=True)
@@ -248,13 +291,17 @@ class MoaDrafting(LevelDrafting):
 
     def logits(self, level: Level) -> Tensor:
         """One step of the drafter over the frontier of every tree."""
-        past, records = level.past(self.pool), list[Tensor]()
+        past = level.past(self.pool)
+        records = list[Tensor]()
         if self.borrowed is not None:
             past += level.past(self.borrowed)
         if self.records is not None:
             known = max(1, *level.lengths)
             visible = np.arange(known) < np.array(level.lengths)[:, None]
-            records = [*level.past(self.records, known)[0], _mask(visible[:, None, None], self.pool)]
+            records = [
+                *level.past(self.records, known)[0],
+                _mask(visible[:, None, None], self.pool),
+            ]
         hidden, rows = self.drafter.features(level.ids, level.positions, level.mask, past, *records)
         layers = self.drafter.config.layers
         level.keep(self.pool, rows[:layers])

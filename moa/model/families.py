@@ -11,21 +11,36 @@ from transformers import PretrainedConfig
 from moa.config import TargetFacts
 from moa.errors import UnsupportedModelError
 
-PER_LAYER_TYPE = ("gemma2", "gemma3_text", "qwen2", "qwen3")  # take a dict of masks, one for each kind of layer
+PER_LAYER_TYPE = (
+    "gemma2",
+    "gemma3_text",
+    "qwen2",
+    "qwen3",
+)  # take a dict of masks, one for each kind of layer
 ONE_MASK = ("llama", "mistral", "mixtral", "qwen3_moe")
 FAMILIES = tuple(sorted(PER_LAYER_TYPE + ONE_MASK))
 
 _RECURRENT = "its linear or recurrent layers keep one running state, which cannot branch into a tree of drafts"
-_CHUNKED = "its chunked attention depends on where a token stands in a chunk, which a tree does not keep"
-_SHARED = "some of its layers share another layer's keys and values, so a slot does not hold all layers"
+_CHUNKED = (
+    "its chunked attention depends on where a token stands in a chunk, which a tree does not keep"
+)
+_SHARED = (
+    "some of its layers share another layer's keys and values, so a slot does not hold all layers"
+)
 _LATENT = "its multi-head latent attention caches a compressed state instead of keys and values"
 _SINKS = "its attention has learned sinks, which tree attention does not compute"
 _MULTIMODAL = "it takes more than text; use the text-only checkpoint"
 _ENCODER = "it is an encoder-decoder, and a target is a decoder alone"
-_ROPE = "its rotary frequencies change with the longest row of a batch, so batched results would differ"
+_ROPE = (
+    "its rotary frequencies change with the longest row of a batch, so batched results would differ"
+)
 _BIDIRECTIONAL = "its attention is bidirectional, and a target generates left to right"
 
-_REASON_BY_LAYER_TYPE = {"chunked_attention": _CHUNKED, "full_attention": None, "sliding_attention": None}
+_REASON_BY_LAYER_TYPE = {
+    "chunked_attention": _CHUNKED,
+    "full_attention": None,
+    "sliding_attention": None,
+}
 _REASON_BY_SETTING = {
     "is_encoder_decoder": _ENCODER,
     "vision_config": _MULTIMODAL,
@@ -54,7 +69,8 @@ _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope", "su")  # su: the name of longrop
 
 @dataclass(frozen=True)
 class MaskPlan:
-    """The sliding windows (None: no window) of a model's kinds of layer, and how it takes its masks."""
+    """The sliding windows (None: no window) of a model's kinds of layer, and how it takes its
+    masks."""
 
     windows: dict[str, int | None]
     per_layer_type: bool
@@ -64,7 +80,10 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
     """Raise `UnsupportedModelError` unless a model of this `config.json` can be a target."""
     family = str(config.get("model_type") or "of no model_type")
     reasons = [reason for setting, reason in _REASON_BY_SETTING.items() if config.get(setting)]
-    reasons += [_REASON_BY_LAYER_TYPE.get(kind, _RECURRENT) or "" for kind in config.get("layer_types") or ()]
+    reasons += [
+        _REASON_BY_LAYER_TYPE.get(kind, _RECURRENT) or ""
+        for kind in config.get("layer_types") or ()
+    ]
     reasons += [_REASON_BY_FAMILY.get(family, "")]
     reasons += [_ROPE for kind in _rope_types(config) if kind in _BATCH_DEPENDENT_ROPE]
     if reason := next(filter(None, reasons), None):
@@ -81,7 +100,9 @@ def mask_plan(config: PretrainedConfig) -> MaskPlan:
     window = getattr(config, "sliding_window", None)
     if config.model_type in PER_LAYER_TYPE:
         kinds = sorted(set(config.layer_types))
-        return MaskPlan({kind: window if kind == "sliding_attention" else None for kind in kinds}, True)
+        return MaskPlan(
+            {kind: window if kind == "sliding_attention" else None for kind in kinds}, True
+        )
     # These models use a sliding window in every layer or in none, and take one mask.
     return MaskPlan({"all": window if config.model_type != "llama" else None}, False)
 
@@ -96,7 +117,8 @@ def facts_of(config: PretrainedConfig, eos: int | list[int] | None) -> TargetFac
         vocab_size=config.vocab_size,
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        head_dim=getattr(config, "head_dim", None)
+        or config.hidden_size // config.num_attention_heads,
         rope_theta=_rope_theta(config),
         rms_norm_eps=config.rms_norm_eps,
         max_positions=config.max_position_embeddings,
@@ -112,7 +134,9 @@ def embedding_scale(config: PretrainedConfig) -> float:
 
 
 def _rope_theta(config: PretrainedConfig) -> float:
-    rope = getattr(config, "rope_parameters", None)  # transformers 5; per layer type where layers differ
+    rope = getattr(
+        config, "rope_parameters", None
+    )  # transformers 5; per layer type where layers differ
     if rope is None:
         return float(config.rope_theta)
     return float(rope.get("full_attention", rope)["rope_theta"])

@@ -1,7 +1,9 @@
-"""Drafting on features, EAGLE's way: the input is token p with the target's state at p - 1, the newest one.
+"""Drafting on features, EAGLE's way: the input is token p with the target's state at p - 1, the
+newest one.
 
-After the last verified token the inputs are the drafter's own predicted features. Row p of its cache belongs to
-token p, so that positions, masks and sampling noise are those of every other drafter.
+After the last verified token the inputs are the drafter's own predicted features. Row p of its
+cache belongs to token p, so that positions, masks and sampling noise are those of every other
+drafter.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ class FeatureModel(nn.Module):
     vocab_size: int
     """The target's vocabulary."""
     shared: SharedWeights
-    """Embedding and head, its own or the target's. No module: they are not trained or saved with it."""
+    """Embedding and head, its own or the target's. No module: they are not trained or saved with
+    it."""
     layer: Block
 
     @property
@@ -49,11 +52,17 @@ class FeatureModel(nn.Module):
 
     def pool(self, slots: int, capacity: int) -> SlotPool:
         """Memory for the keys and values of `slots` sequences."""
-        attention, like = self.layer.self_attn, self.weight
+        attention = self.layer.self_attn
+        like = self.weight
         return SlotPool(
-            layers=1, slots=slots, kv_heads=attention.kv_heads, capacity=capacity, head_dim=attention.head_dim,
-            dtype=like.dtype, device=like.device,
-        )  # fmt: skip
+            layers=1,
+            slots=slots,
+            kv_heads=attention.kv_heads,
+            capacity=capacity,
+            head_dim=attention.head_dim,
+            dtype=like.dtype,
+            device=like.device,
+        )
 
     def read(self, features: Tensor) -> Tensor:
         """The features of the target's states."""
@@ -64,10 +73,13 @@ class FeatureModel(nn.Module):
         return hidden
 
     def rows(self, ids: Tensor, features: Tensor, positions: Tensor) -> Rows:
-        """Cache rows of tokens that need no logits; one layer, so they depend on nothing but their own input."""
+        """Cache rows of tokens that need no logits; one layer, so they depend on nothing but their
+        own input."""
         raise NotImplementedError
 
-    def step(self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows) -> tuple[Tensor, Rows]:
+    def step(
+        self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows
+    ) -> tuple[Tensor, Rows]:
         """The predicted feature at each token, and the cache rows."""
         raise NotImplementedError
 
@@ -79,14 +91,17 @@ class FeatureModel(nn.Module):
 class FeatureDrafting(LevelDrafting):
     """Grows trees with a feature model: the input of a node is its parent's predicted feature."""
 
-    def __init__(self, model: FeatureModel, *, slots: int = 1, capacity: int = 2048, scratch: int = 256) -> None:
+    def __init__(
+        self, model: FeatureModel, *, slots: int = 1, capacity: int = 2048, scratch: int = 256
+    ) -> None:
         super().__init__(model.vocab_size, model.weight.device, model.words)
         self.model = model
         self.pool = model.pool(slots, capacity + scratch)
         self._newest: dict[int, Tensor] = {}
         """By slot: the feature of its last observed token."""
         self._drafted: dict[int, Tensor] = {}
-        """By slot: the predicted features of the nodes fed so far, in the order of `TreeGrower.fed`."""
+        """By slot: the predicted features of the nodes fed so far, in the order of
+        `TreeGrower.fed`."""
 
     def open(self) -> int:
         """Take an empty slot."""
@@ -96,9 +111,12 @@ class FeatureDrafting(LevelDrafting):
 
     @torch.inference_mode()
     def copy(self, source: int, tokens: int) -> int:
-        """A new slot with the first tokens of another. The feature of the last one is not kept: it reads as zeros."""
+        """A new slot with the first tokens of another. The feature of the last one is not kept: it
+        reads as zeros."""
         slot = self.open()
-        self.pool.append(slot, self.pool.k[:, source, :, :tokens], self.pool.v[:, source, :, :tokens])
+        self.pool.append(
+            slot, self.pool.k[:, source, :, :tokens], self.pool.v[:, source, :, :tokens]
+        )
         return slot
 
     def close(self, slot: int) -> None:
@@ -127,7 +145,9 @@ class FeatureDrafting(LevelDrafting):
         features = self._before(level)
         if not self.model.reads_first and level.view:
             level.mask[..., 0] = masked(level.mask.dtype)
-        hidden, rows = self.model.step(level.ids, features, level.positions, level.mask, level.past(self.pool)[0])
+        hidden, rows = self.model.step(
+            level.ids, features, level.positions, level.mask, level.past(self.pool)[0]
+        )
         level.keep(self.pool, [rows])
         for row, (slot, size) in enumerate(zip(level.slots, level.sizes, strict=True)):
             new = self.model.again(hidden[row, :size])
@@ -142,7 +162,9 @@ class FeatureDrafting(LevelDrafting):
                 features[row, 0] = self._newest[slot]
                 continue
             place = {node: column for column, node in enumerate(grower.fed)}
-            parents = torch.tensor([place[grower.parents[node]] for node in grower.frontier], device=self.device)
+            parents = torch.tensor(
+                [place[grower.parents[node]] for node in grower.frontier], device=self.device
+            )
             features[row, : len(parents)] = self._drafted[slot][parents]
         return features
 
@@ -159,7 +181,13 @@ def self_rows(block: Block, normed: Tensor, cos: Tensor, sin: Tensor) -> Rows:
 
 
 def run_layer(
-    block: Block, residual: Tensor, normed: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, past: Rows
+    block: Block,
+    residual: Tensor,
+    normed: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    mask: Tensor,
+    past: Rows,
 ) -> tuple[Tensor, Rows]:
     """One decoder layer over `normed`, on top of `residual`; its new cache rows beside its output."""
     key, value = self_rows(block, normed, cos, sin)

@@ -1,4 +1,5 @@
-"""Plain decoding of several prompts at once, without drafts: for training data, and for texts that exports replay."""
+"""Plain decoding of several prompts at once, without drafts: for training data, and for texts that
+exports replay."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ PREFILL_CHUNK = 512
 
 @dataclass
 class Continued:
-    """A prompt and what follows it; `prompt` is the prompt's length, and `finish` why the text ended."""
+    """A prompt and what follows it; `prompt` is the prompt's length, and `finish` why the text
+    ended."""
 
     ids: list[int]
     prompt: int
@@ -23,12 +25,17 @@ class Continued:
 
 
 def generate(
-    target: Target, prompts: Sequence[Sequence[int]], new_tokens: int, sampling: SamplingSettings | None = None,
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    new_tokens: int,
+    sampling: SamplingSettings | None = None,
     seen: Callable[[int, Committed], None] = lambda _, __: None,
-) -> list[Continued]:  # fmt: skip
-    """Continue every prompt, each in a slot of its own. `seen` gets what the target has run, by the prompt's place."""
+) -> list[Continued]:
+    """Continue every prompt, each in a slot of its own. `seen` gets what the target has run, by the
+    prompt's place."""
     texts = [Continued(list(prompt), len(prompt)) for prompt in prompts]
-    eos, capacity = frozenset(target.facts.eos_ids), target.pool.capacity
+    eos = frozenset(target.facts.eos_ids)
+    capacity = target.pool.capacity
     slots = [target.pool.acquire() for _ in texts]
     try:
         for place, text in enumerate(texts):
@@ -37,11 +44,19 @@ def generate(
                 step = target.forward([Row.chain(slots[place], chunk, judged="none")])
                 seen(place, target.commit(step, 0, range(len(chunk))))
         while active := [place for place, text in enumerate(texts) if not text.finish]:
-            step = target.forward([Row.chain(slots[place], texts[place].ids[-1:]) for place in active])
-            judged = [Judged(texts[at].ids[-1:], [-1], texts[at].ids, sampling or SamplingSettings()) for at in active]
-            for row, (place, accepted) in enumerate(zip(active, accept_rows(step, judged), strict=True)):
+            step = target.forward(
+                [Row.chain(slots[place], texts[place].ids[-1:]) for place in active]
+            )
+            judged = [
+                Judged(texts[at].ids[-1:], [-1], texts[at].ids, sampling or SamplingSettings())
+                for at in active
+            ]
+            for row, (place, accepted) in enumerate(
+                zip(active, accept_rows(step, judged), strict=True)
+            ):
                 seen(place, target.commit(step, row, [0]))
-                text, token = texts[place], accepted.next_token
+                text = texts[place]
+                token = accepted.next_token
                 rules = TurnRules(text.prompt, new_tokens, capacity, eos)
                 _, text.finish = first_finish(rules, text.ids, [token], None)
                 text.ids.append(token)

@@ -1,5 +1,5 @@
-"""Drafting beside a target on a CPU, with the device's own graph: quantized, and one call a step, where torch computes
-the same step in float32 with a hundred."""
+"""Drafting beside a target on a CPU, with the device's own graph: quantized, and one call a step,
+where torch computes the same step in float32 with a hundred."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from moa.tree import DraftTree
 from moa.wire import Ranges
 
 LATE = 8
-"""Records of so many of a sequence's latest tokens may be missing: to make one takes as long as to make eight, and the
-drafter has learnt to do without the latest."""
+"""Records of so many of a sequence's latest tokens may be missing: to make one takes as long as to
+make eight, and the drafter has learnt to do without the latest."""
 
 
 class GraphDrafting:
-    """`Drafting` by an exported graph. It drafts for one sequence after another: on a CPU a batch would gain little."""
+    """`Drafting` by an exported graph. It drafts for one sequence after another: on a CPU a batch
+    would gain little."""
 
     def __init__(self, drafter: Drafter, loaded: LoadedGraph, *, slots: int = 1) -> None:
         """`drafter`, which the graph was made of, makes the records."""
-        self._drafter, self._loaded, self._slots = drafter, loaded, slots
+        self._drafter = drafter
+        self._loaded = loaded
+        self._slots = slots
         self._left: list[OnnxDrafter] = []
         """Of slots that were given back."""
         self._used: dict[int, tuple[OnnxDrafter, list[int]]] = {}
@@ -68,7 +71,8 @@ class GraphDrafting:
         self._left.append(graph)
 
     def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
-        """The target has run `tokens`: store the graph's keys and values, and make records when they are many."""
+        """The target has run `tokens`: store the graph's keys and values, and make records when
+        they are many."""
         due = self._due[slot]
         due.append(committed)
         if self._drafter.config.use_ca and committed.stop - due[0].start > LATE:

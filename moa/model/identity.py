@@ -31,8 +31,8 @@ class StoredTensor:
 def tokenizer_hash(tokenizer_json: str | bytes) -> str:
     """The sha256 of the meaning of a `tokenizer.json`.
 
-    Key order, layout, the two notations for merges, padding and truncation are ignored: two files with the same hash
-    encode text to the same ids.
+    Key order, layout, the two notations for merges, padding and truncation are ignored: two files
+    with the same hash encode text to the same ids.
     """
     content = json.loads(tokenizer_json)
     if not isinstance(content, dict):
@@ -41,17 +41,25 @@ def tokenizer_hash(tokenizer_json: str | bytes) -> str:
         content.pop(volatile, None)
     model = content.get("model")
     if isinstance(model, dict) and (merges := model.get("merges")):
-        model["merges"] = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
+        model["merges"] = [
+            merge.split(" ") if isinstance(merge, str) else merge for merge in merges
+        ]
     return _digest(content).hexdigest()
 
 
 def weights_id(folder: Path, facts: TargetFacts) -> str:
-    """The identity of a folder's weights: dimensions, and each tensor's name, type, shape and some of its bytes.
+    """The identity of a folder's weights: dimensions, and each tensor's name, type, shape and some
+    of its bytes.
 
-    It costs milliseconds, does not change when the same tensors are stored in other files, and does change with
-    further training.
+    It costs milliseconds, does not change when the same tensors are stored in other files, and does
+    change with further training.
     """
-    dimensions = dataclasses.asdict(facts) | {"tokenizer_hash": "", "weights_id": "", "eos_ids": (), "bos_id": None}
+    dimensions = dataclasses.asdict(facts) | {
+        "tokenizer_hash": "",
+        "weights_id": "",
+        "eos_ids": (),
+        "bos_id": None,
+    }
     digest = _digest(dimensions)
     for name, tensor in sorted(stored_tensors(folder).items()):
         digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
@@ -64,7 +72,8 @@ def weights_id(folder: Path, facts: TargetFacts) -> str:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a folder's safetensors files; a damaged or cut file is an error that names it."""
+    """Every tensor of a folder's safetensors files; a damaged or cut file is an error that names
+    it."""
     tensors: dict[str, StoredTensor] = {}
     for path in _weight_files(folder):
         tensors |= _stored_in(path)
@@ -72,18 +81,24 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    whole = folder / "model.safetensors"
+    index = folder / "model.safetensors.index.json"
     if whole.is_file():
         return [whole]
     if not index.is_file():
-        raise UsageError(f"no weights in {folder}: {whole.name} is missing", hint="pickled weights are never loaded")
+        raise UsageError(
+            f"no weights in {folder}: {whole.name} is missing",
+            hint="pickled weights are never loaded",
+        )
     try:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{index} is not an index of weight files") from error
     paths = [folder / Path(name).name for name in names]
     if missing := [path.name for path in paths if not path.is_file()]:
-        raise UsageError(f"{len(missing)} of {len(paths)} weight files are missing in {folder}: {missing[0]}")
+        raise UsageError(
+            f"{len(missing)} of {len(paths)} weight files are missing in {folder}: {missing[0]}"
+        )
     return paths
 
 
@@ -99,7 +114,10 @@ def _stored_in(path: Path) -> dict[str, StoredTensor]:
         data = 8 + length
         tensors = {
             name: StoredTensor(
-                path, entry["dtype"], tuple(entry["shape"]), *(data + at for at in entry["data_offsets"])
+                path,
+                entry["dtype"],
+                tuple(entry["shape"]),
+                *(data + at for at in entry["data_offsets"]),
             )
             for name, entry in header.items()
         }

@@ -1,5 +1,5 @@
-"""The rows of one batched forward, validated and packed, and how they read the KV cache: which are attended together,
-where they are, and their masks."""
+"""The rows of one batched forward, validated and packed, and how they read the KV cache: which are
+attended together, where they are, and their masks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from moa.model.pages import PAGE, IntArray, PagePool
 from moa.tree import Mask, ancestors
 
 _WORTH_ALONE = 2**15
-"""A row that can be read in place is attended alone if its keys have at least this many bytes: below that a copy is
-faster than one more call."""
+"""A row that can be read in place is attended alone if its keys have at least this many bytes:
+below that a copy is faster than one more call."""
 _PADDING = 1.5
 """How much larger a group's padded product may be than the sum of its rows' products."""
 
@@ -28,17 +28,21 @@ _PADDING = 1.5
 class Row:
     """One sequence's part of a forward: a tree of tokens after the slot's committed prefix.
 
-    `parents[i]` is a node of this row before node i, or -1 where the node continues the prefix itself.
+    `parents[i]` is a node of this row before node i, or -1 where the node continues the prefix
+    itself.
     """
 
     slot: int
     tokens: Sequence[int]
     parents: Sequence[int]
     judged: Literal["all", "last", "none"] = "all"
-    """Nodes for which `Step.argmax` computes the next token; a prompt's earlier tokens need no LM head."""
+    """Nodes for which `Step.argmax` computes the next token; a prompt's earlier tokens need no LM
+    head."""
 
     @classmethod
-    def chain(cls, slot: int, tokens: Sequence[int], judged: Literal["all", "last", "none"] = "last") -> Self:
+    def chain(
+        cls, slot: int, tokens: Sequence[int], judged: Literal["all", "last", "none"] = "last"
+    ) -> Self:
         """A plain run of tokens: a chunk of a prompt."""
         return cls(slot, tokens, range(-1, len(tokens) - 1), judged)
 
@@ -77,7 +81,9 @@ class RowBatch:
             raise UsageError(f"slot {wrong}: token ids must be 0..{vocab_size - 1}")
         misplaced = (parents < -1) | (parents >= batch.nodes)
         if misplaced.any():
-            raise UsageError(f"slot {batch.row_of(misplaced)}: a node's parent must come before it, or be -1")
+            raise UsageError(
+                f"slot {batch.row_of(misplaced)}: a node's parent must come before it, or be -1"
+            )
         return batch
 
     @cached_property
@@ -125,19 +131,24 @@ class Group:
     pages: Tensor | None
     """The pages `[rows * view / PAGE]` of rows that are read by a copy."""
     picks: Tensor | None
-    """The batch's token `[rows * width]` for each place of the padded rows; None: all `tokens` in order."""
+    """The batch's token `[rows * width]` for each place of the padded rows; None: all `tokens` in
+    order."""
     real: Tensor | None
     """The places that are not padding; None: all."""
     tokens: Tensor | slice
     """Indices of the group's tokens in the batch."""
     masks: Mapping[str, Tensor | None]
-    """For each kind of layer an additive mask `[rows, 1, repeats * width, view]`; None hides nothing."""
+    """For each kind of layer an additive mask `[rows, 1, repeats * width, view]`; None hides
+    nothing."""
 
     def read(self, memory: Tensor) -> Tensor:
-        """Keys or values `[rows, kv_heads, view, head_dim]` out of a layer's memory `[columns, kv_heads, head_dim]`."""
+        """Keys or values `[rows, kv_heads, view, head_dim]` out of a layer's memory `[columns,
+        kv_heads, head_dim]`."""
         if self.pages is None:
             return memory[self.first : self.first + self.view].unsqueeze(0).transpose(1, 2)
-        found = memory.view(-1, PAGE * memory.shape[1] * memory.shape[2]).index_select(0, self.pages)
+        found = memory.view(-1, PAGE * memory.shape[1] * memory.shape[2]).index_select(
+            0, self.pages
+        )
         return found.view(self.rows, self.view, *memory.shape[1:]).transpose(1, 2)
 
 
@@ -145,26 +156,39 @@ class Layout:
     """Where each token of a batch is written, its position, and its mask."""
 
     def __init__(
-        self, batch: RowBatch, pool: PagePool, *, windows: Mapping[str, int | None], repeats: int,
+        self,
+        batch: RowBatch,
+        pool: PagePool,
+        *,
+        windows: Mapping[str, int | None],
+        repeats: int,
         together: bool = False,
-    ) -> None:  # fmt: skip
-        """For rows for which `pool.begin` has reserved columns. `repeats` query heads share a key head; `together`
-        makes one group of all rows, which the library's models need."""
-        self._batch, self._pool, self._repeats = batch, pool, repeats
+    ) -> None:
+        """For rows for which `pool.begin` has reserved columns. `repeats` query heads share a key
+        head; `together` makes one group of all rows, which the library's models need."""
+        self._batch = batch
+        self._pool = pool
+        self._repeats = repeats
         self._lengths = np.array([pool.lengths[slot] for slot in batch.slots], dtype=np.int64)
         self._trees = _trees(batch)
         depths = np.concatenate([tree.sum(-1) for tree in self._trees]) - 1
         places = np.repeat(self._lengths, batch.sizes)
         self.positions = self._on_device(places + depths)
-        self.columns = self._on_device(pool.columns(np.repeat(batch.slots, batch.sizes), places + batch.nodes))
+        self.columns = self._on_device(
+            pool.columns(np.repeat(batch.slots, batch.sizes), places + batch.nodes)
+        )
         """The column of each token's keys and values."""
-        self._depths, self._windows = depths, windows
+        self._depths = depths
+        self._windows = windows
         rows = list(range(len(batch.slots)))
-        self.groups = [self._group(members) for members in ([rows] if together else self._alike(rows))]
+        self.groups = [
+            self._group(members) for members in ([rows] if together else self._alike(rows))
+        ]
 
     def _alike(self, rows: list[int]) -> list[list[int]]:
         """Group the rows: long ones that need no copy alone, the others with rows of similar size."""
-        pool, sizes = self._pool, self._batch.sizes
+        pool = self._pool
+        sizes = self._batch.sizes
         key_bytes = pool.k.element_size() * pool.k.shape[2] * pool.k.shape[3]
         found: list[list[int]] = []
         rest: list[tuple[int, int, int]] = []
@@ -182,12 +206,15 @@ class Layout:
             area = area + size * view if group else size * view
             if group and width * padded_view * (len(group) + 1) > _PADDING * area + 64 * PAGE:
                 found.append(group)
-                group, area, padded_view = [], size * view, view
+                group = []
+                area = size * view
+                padded_view = view
             group.append(b)
         return [*found, group] if group else found
 
     def _group(self, rows: Sequence[int]) -> Group:
-        batch, pool = self._batch, self._pool
+        batch = self._batch
+        pool = self._pool
         sizes = [batch.sizes[b] for b in rows]
         width = max(sizes)
         needed = int(max(self._lengths[b] + batch.sizes[b] for b in rows))
@@ -218,28 +245,38 @@ class Layout:
         )
 
     def _pages(self, slots: Sequence[int], count: int) -> IntArray:
-        # A shorter row repeats its own last page: masked values must be finite, and those of another slot may be NaN.
+        # A shorter row repeats its own last page: masked values must be finite, and those of
+        # another slot may be NaN.
         last = np.array([self._pool.held[slot] - 1 for slot in slots])
         at = np.minimum(np.arange(count), last[:, None])
         return np.take_along_axis(self._pool.tables[slots], at, 1).ravel()
 
     def _masks(self, rows: Sequence[int], width: int, view: int) -> dict[str, Tensor | None]:
         # A window at least as wide as the rows hides nothing.
-        real = {kind: w if w is not None and w < view else None for kind, w in self._windows.items()}
+        real = {
+            kind: w if w is not None and w < view else None for kind, w in self._windows.items()
+        }
         made = {window: self._mask(rows, width, view, window) for window in set(real.values())}
         return {kind: made[window] for kind, window in real.items()}
 
-    def _mask(self, rows: Sequence[int], width: int, view: int, window: int | None) -> Tensor | None:
+    def _mask(
+        self, rows: Sequence[int], width: int, view: int, window: int | None
+    ) -> Tensor | None:
         if width == 1 and window is None and all(self._lengths[b] + 1 == view for b in rows):
             return None
         dtype = self._pool.k.dtype
-        mask = np.full((len(rows), 1, width, view), np.float32(torch.finfo(dtype).min), dtype=np.float32)
+        mask = np.full(
+            (len(rows), 1, width, view), np.float32(torch.finfo(dtype).min), dtype=np.float32
+        )
         for place, b in enumerate(rows):
-            tree, length, size = self._trees[b], int(self._lengths[b]), self._batch.sizes[b]
+            tree = self._trees[b]
+            length = int(self._lengths[b])
+            size = self._batch.sizes[b]
             mask[place, 0, :, :length] = 0.0
             mask[place, 0, :size, length : length + size][tree] = 0.0
             if window is not None:
-                # Counted along the tree's path, where siblings share a position, and not by columns.
+                # Counted along the tree's path, where siblings share a position, and not by
+                # columns.
                 span = slice(self._batch.starts[b], self._batch.starts[b + 1])
                 node = length + self._depths[span]
                 seen = np.concatenate([np.arange(length), node])

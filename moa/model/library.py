@@ -1,5 +1,5 @@
-"""The library's own model over the paged KV cache: the reference for all families, and the only way for
-Gemma."""
+"""The library's own model over the paged KV cache: the reference for all families, and the only way
+for Gemma."""
 
 from __future__ import annotations
 
@@ -15,20 +15,29 @@ from transformers.masking_utils import eager_mask
 from moa.model.families import MaskPlan
 from moa.model.layout import Layout
 
-# transformers 5 refuses any name with "sdpa" in it for models, such as Gemma 2, whose soft cap its own sdpa drops.
+# transformers 5 refuses any name with "sdpa" in it for models, such as Gemma 2, whose soft cap its
+# own sdpa drops.
 ATTENTION = "moa_tree"
 
 
 def tree_sdpa(
-    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    scaling: float | None = None, softcap: float | None = None, **_: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
-    """Attention of `query` [B,H,T,D] over `key`, `value` [B,Hkv,V,D] under an additive mask [B,1,T or G*T,V].
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention of `query` [B,H,T,D] over `key`, `value` [B,Hkv,V,D] under an additive mask [B,1,T
+    or G*T,V].
 
-    For grouped-query attention with a mask, the library repeats keys and values. Here the query heads of a group are
-    rows of one product with their shared key head, and the mask is repeated, once per forward: batched verification is
-    about three times as fast on a CPU. The mask already includes the sliding window. A soft cap bends the scores before
-    the mask, which the fused kernel cannot do, so capped models take the explicit product.
+    For grouped-query attention with a mask, the library repeats keys and values. Here the query
+    heads of a group are rows of one product with their shared key head, and the mask is repeated,
+    once per forward: batched verification is about three times as fast on a CPU. The mask already
+    includes the sliding window. A soft cap bends the scores before the mask, which the fused kernel
+    cannot do, so capped models take the explicit product.
     """
     batch, heads, length, width = query.shape
     kv_heads = key.shape[1]
@@ -37,23 +46,31 @@ def tree_sdpa(
     if attention_mask is not None and attention_mask.shape[-2] != groups * length:
         attention_mask = attention_mask.repeat(1, 1, groups, 1)
     if softcap is None:
-        out = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
+        out = scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask, scale=scaling
+        )
     else:
-        scores = torch.matmul(query, key.transpose(2, 3)) * (width**-0.5 if scaling is None else scaling)
+        scores = torch.matmul(query, key.transpose(2, 3)) * (
+            width**-0.5 if scaling is None else scaling
+        )
         scores = torch.tanh(scores / softcap) * softcap
         if attention_mask is not None:
             scores = scores + attention_mask
-        out = torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype), value)
+        out = torch.matmul(
+            torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype), value
+        )
     return out.reshape(batch, heads, length, width).transpose(1, 2), None
 
 
-# With the library's eager mask registered too, a model with this attention still runs plain forwards correctly.
+# With the library's eager mask registered too, a model with this attention still runs plain
+# forwards correctly.
 AttentionInterface.register(ATTENTION, tree_sdpa)
 AttentionMaskInterface.register(ATTENTION, eager_mask)
 
 
 class Taps:
-    """Captures the inputs of chosen decoder layers, counted from 0, at every forward of the library's model."""
+    """Captures the inputs of chosen decoder layers, counted from 0, at every forward of the
+    library's model."""
 
     def __init__(self, backbone: nn.Module, layers: Sequence[int]) -> None:
         self.layers = tuple(layers)
@@ -77,17 +94,22 @@ class LibraryDecoder:
     """Runs a batch as the library does, padded to its longest row."""
 
     def __init__(self, model: Any, plan: MaskPlan) -> None:
-        self._backbone, self._plan = model.get_decoder(), plan
+        self._backbone = model.get_decoder()
+        self._plan = plan
         self._taps: Taps | None = None
         self.tapped: Tensor | None = None
-        """The inputs of the tapped layers in the latest forward, side by side: `[tokens, taps * hidden]`."""
+        """The inputs of the tapped layers in the latest forward, side by side: `[tokens, taps *
+        hidden]`."""
 
     def tap(self, layers: Sequence[int]) -> None:
         """Keep the inputs of these layers from now on."""
         self._taps = Taps(self._backbone, layers)
 
-    def __call__(self, ids: Tensor, layout: Layout, memory: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """Final states `[tokens, hidden]`, after the last norm; keys and values go to the layout's columns."""
+    def __call__(
+        self, ids: Tensor, layout: Layout, memory: Sequence[tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        """Final states `[tokens, hidden]`, after the last norm; keys and values go to the layout's
+        columns."""
         (group,) = layout.groups
         shape = group.rows, group.width
         masks = group.masks if self._plan.per_layer_type else group.masks["all"]
@@ -107,13 +129,14 @@ class _PageView(Cache):
 
     def __init__(self, layout: Layout, memory: Sequence[tuple[Tensor, Tensor]]) -> None:
         super().__init__(layers=[])
-        self._layout, self._memory = layout, memory
+        self._layout = layout
+        self._memory = memory
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Store a layer's new keys and values `[B,Hkv,T,D]`; returns all keys and values that the rows may attend
-        to."""
+        """Store a layer's new keys and values `[B,Hkv,T,D]`; returns all keys and values that the
+        rows may attend to."""
         keys, values = self._memory[layer_idx]
         return self._store(keys, key_states), self._store(values, value_states)
 

@@ -1,5 +1,5 @@
-"""From a hub id or a folder to a target model in memory, whole or the few tensors that a drafter shares, or to a
-one-line error."""
+"""From a hub id or a folder to a target model in memory, whole or the few tensors that a drafter
+shares, or to a one-line error."""
 
 from __future__ import annotations
 
@@ -33,10 +33,15 @@ from moa.model.identity import stored_tensors, tokenizer_hash, weights_id
 from moa.model.library import ATTENTION
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-_WANTED = ("*.json", "model*.safetensors", "*.jinja", "tokenizer.model")  # no pickles, no other forms of the same
+_WANTED = (
+    "*.json",
+    "model*.safetensors",
+    "*.jinja",
+    "tokenizer.model",
+)  # no pickles, no other forms of the same
 QUANTIZED = ("int8",)
-"""How weights can be quantized when they are loaded: the decoder's matrices in eight bits, by torchao; embedding, norms
-and head stay as they are."""
+"""How weights can be quantized when they are loaded: the decoder's matrices in eight bits, by
+torchao; embedding, norms and head stay as they are."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +54,14 @@ class LoadedModel:
 
 
 def load_model(
-    source: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, quantize: str = ""
+    source: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    quantize: str = "",
 ) -> LoadedModel:
-    """Load a causal language model of a supported family, in eval mode, without running code from its folder."""
+    """Load a causal language model of a supported family, in eval mode, without running code from
+    its folder."""
     where = checked_device(device)
     folder = locate(source)
     config = read_config(folder)
@@ -75,19 +85,26 @@ def load_model(
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
         raise UsageError(f"cannot load the model in {folder}: {first_line(error)}") from error
     if missing := sorted(report["missing_keys"]):
-        raise UsageError(f"the weights in {folder} lack {len(missing)} tensors, {missing[0]} among them")
+        raise UsageError(
+            f"the weights in {folder} lack {len(missing)} tensors, {missing[0]} among them"
+        )
     model.eval().requires_grad_(False)
     facts = facts_of(model.config, model.generation_config.eos_token_id)
-    facts = dataclasses.replace(facts, tokenizer_hash=_hash_tokenizer(folder), weights_id=weights_id(folder, facts))
+    facts = dataclasses.replace(
+        facts, tokenizer_hash=_hash_tokenizer(folder), weights_id=weights_id(folder, facts)
+    )
     return LoadedModel(model, facts, folder)
 
 
 def prepare(model: PreTrainedModel) -> TargetFacts:
-    """Make a model that is already in memory usable as a target; its facts have no hashes, which need files."""
+    """Make a model that is already in memory usable as a target; its facts have no hashes, which
+    need files."""
     refuse_unsupported(model.config.to_dict())
     model.set_attn_implementation(ATTENTION)
     model.eval()
-    return facts_of(model.config, model.generation_config.eos_token_id if model.generation_config else None)
+    return facts_of(
+        model.config, model.generation_config.eos_token_id if model.generation_config else None
+    )
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -95,16 +112,21 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         raise UsageError(f"no tokenizer in {folder}: tokenizer.json is missing")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise UsageError(f"cannot load the tokenizer in {folder}: {first_line(error)}") from error
     if not tokenizer.is_fast:
-        raise UnsupportedModelError(f"the tokenizer in {folder} has no tokenizer.json form, which the device needs")
+        raise UnsupportedModelError(
+            f"the tokenizer in {folder} has no tokenizer.json form, which the device needs"
+        )
     return tokenizer
 
 
 def locate(source: str | Path, wanted: Sequence[str] = _WANTED) -> Path:
-    """The folder of a model: `source` itself, or the copy of that id in the hub's cache, of `wanted` files."""
+    """The folder of a model: `source` itself, or the copy of that id in the hub's cache, of
+    `wanted` files."""
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
@@ -120,17 +142,24 @@ def locate(source: str | Path, wanted: Sequence[str] = _WANTED) -> Path:
         raise UsageError(f"cannot get model {source}: {first_line(error)}") from error
 
 
-def _quantization(kind: str, folder: Path, config: dict[str, Any], device: torch.device) -> dict[str, Any]:
+def _quantization(
+    kind: str, folder: Path, config: dict[str, Any], device: torch.device
+) -> dict[str, Any]:
     if kind not in QUANTIZED:
         raise ConfigError(f"unknown quantization {kind!r}", hint="the only one made here is int8")
     if "quantization_config" in config:
-        raise UsageError(f"the weights in {folder} are quantized already", hint="leave --quantize out")
+        raise UsageError(
+            f"the weights in {folder} are quantized already", hint="leave --quantize out"
+        )
     if find_spec("torchao") is None:
         raise UsageError("--quantize needs torchao", hint=how_to_install("quantize"))
     from torchao.quantization import Int8WeightOnlyConfig
     from transformers import TorchAoConfig
 
-    return {"quantization_config": TorchAoConfig(Int8WeightOnlyConfig()), "device_map": {"": device}}
+    return {
+        "quantization_config": TorchAoConfig(Int8WeightOnlyConfig()),
+        "device_map": {"": device},
+    }
 
 
 def _hash_tokenizer(folder: Path) -> str:
@@ -150,7 +179,9 @@ def checked_device(device: str | torch.device) -> torch.device:
     """A device that this machine has, or a one-line error."""
     try:
         where = torch.device(device)
-        if where.type == "cuda":  # cuDNN plans anew for every shape, and lengths grow with every round
+        if (
+            where.type == "cuda"
+        ):  # cuDNN plans anew for every shape, and lengths grow with every round
             torch.backends.cuda.enable_cudnn_sdp(False)
         torch.empty(1, device=where)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -164,8 +195,9 @@ def first_line(error: BaseException) -> str:
 
 
 def read_partial_target(source: str | Path, *, borrowed: int = 0) -> LoadedModel:
-    """Read embedding, head, final norm and the last `borrowed` layers of a hub id or folder; the other layers stay on
-    disk. The model is good for `load_drafter` and `SharedWeights.of`, but cannot be run; the facts are of the whole."""
+    """Read embedding, head, final norm and the last `borrowed` layers of a hub id or folder; the
+    other layers stay on disk. The model is good for `load_drafter` and `SharedWeights.of`, but
+    cannot be run; the facts are of the whole."""
     folder = locate(source)
     facts, config = _facts(folder)
     if not 0 <= borrowed <= facts.layers:
@@ -174,8 +206,12 @@ def read_partial_target(source: str | Path, *, borrowed: int = 0) -> LoadedModel
         _shrunken(config, borrowed), attn_implementation=ATTENTION, dtype=torch.float32
     )
     names = {name: _name_in_target(name, facts.layers - borrowed) for name in model.state_dict()}
-    embedding = next(name for name, module in model.named_modules() if module is model.get_input_embeddings())
-    head = next(name for name, module in model.named_modules() if module is model.get_output_embeddings())
+    embedding = next(
+        name for name, module in model.named_modules() if module is model.get_input_embeddings()
+    )
+    head = next(
+        name for name, module in model.named_modules() if module is model.get_output_embeddings()
+    )
     if facts.tie_embeddings:
         names.pop(f"{head}.weight", None)
     found = _read(folder, names.values())
@@ -200,7 +236,8 @@ def _facts(folder: Path) -> tuple[TargetFacts, PretrainedConfig]:
 
 
 def _shrunken(config: PretrainedConfig, layers: int) -> PretrainedConfig:
-    """The config of a model with only the last layers and a vocabulary of one, so that unused parts cost no memory."""
+    """The config of a model with only the last layers and a vocabulary of one, so that unused parts
+    cost no memory."""
     values = config.to_dict() | {"num_hidden_layers": layers, "vocab_size": 1, "pad_token_id": None}
     if kinds := values.get("layer_types"):
         values["layer_types"] = kinds[len(kinds) - layers :]
@@ -220,7 +257,9 @@ def _read(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
     stored = stored_tensors(folder)
     wanted = list(names)
     if missing := sorted(set(wanted) - set(stored)):
-        raise UsageError(f"the weights in {folder} lack {len(missing)} tensors, {missing[0]} among them")
+        raise UsageError(
+            f"the weights in {folder} lack {len(missing)} tensors, {missing[0]} among them"
+        )
     found = {}
     for name in wanted:
         with safe_open(stored[name].path, framework="pt") as file:

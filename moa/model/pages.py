@@ -20,17 +20,28 @@ PAGE = 16
 class PagePool(Slots):
     """Keys and values of every layer, `[layers, columns, kv_heads, head_dim]`, allocated once.
 
-    A sequence (`slot`) takes a page when it needs one. Its first `lengths[slot]` tokens are its committed prefix,
-    which never changes; the tokens behind them are scratch of the last forward. So a rejected draft needs no clean-up,
-    and whole pages of a prefix can be shared: a page is free when the last sequence that holds it is released.
+    A sequence (`slot`) takes a page when it needs one. Its first `lengths[slot]` tokens are its
+    committed prefix, which never changes; the tokens behind them are scratch of the last forward.
+    So a rejected draft needs no clean-up, and whole pages of a prefix can be shared: a page is free
+    when the last sequence that holds it is released.
     """
 
     def __init__(
-        self, *, layers: int, slots: int, kv_heads: int, capacity: int, head_dim: int, tokens: int = 0, spare: int = 0,
-        dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
-    ) -> None:  # fmt: skip
-        """Memory for `slots` sequences of up to `capacity` tokens, and `tokens` in total (0: all slots full). `spare`
-        pages behind the last one belong to no slot: forwards of a fixed size write their padding there."""
+        self,
+        *,
+        layers: int,
+        slots: int,
+        kv_heads: int,
+        capacity: int,
+        head_dim: int,
+        tokens: int = 0,
+        spare: int = 0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Memory for `slots` sequences of up to `capacity` tokens, and `tokens` in total (0: all
+        slots full). `spare` pages behind the last one belong to no slot: forwards of a fixed size
+        write their padding there."""
         if tokens < 0:
             raise UsageError(f"a KV cache cannot hold {tokens} tokens")
         self.per_slot = -(-capacity // PAGE)
@@ -70,31 +81,39 @@ class PagePool(Slots):
     # ---- sequences
 
     def share(self, source: int, tokens: int) -> int:
-        """Take a slot that begins with the first `tokens` of `source`: whole pages are shared, the rest is copied."""
+        """Take a slot that begins with the first `tokens` of `source`: whole pages are shared, the
+        rest is copied."""
         self.check_taken(source)
         if not 0 < tokens <= self.lengths[source]:
-            raise UsageError(f"slot {source} holds {self.lengths[source]} tokens and cannot share {tokens}")
-        slot, whole, rest = self.acquire(), tokens // PAGE, tokens % PAGE
+            raise UsageError(
+                f"slot {source} holds {self.lengths[source]} tokens and cannot share {tokens}"
+            )
+        slot = self.acquire()
+        whole = tokens // PAGE
+        rest = tokens % PAGE
         pages = self.tables[source, :whole]
         self.tables[slot, :whole] = pages
         self._users[pages] += 1
         self.held[slot], self.lengths[slot] = whole, whole * PAGE
-        self.straight[slot] = whole == 0 or bool(pages[-1] - pages[0] == whole - 1 and self.straight[source])
+        self.straight[slot] = whole == 0 or bool(
+            pages[-1] - pages[0] == whole - 1 and self.straight[source]
+        )
         if rest:
             try:
                 self.begin([slot], [rest])
             except FullError:
                 self.release(slot)
                 raise
-            ours, theirs = PAGE * int(self.tables[slot, whole]), PAGE * int(self.tables[source, whole])
+            ours = PAGE * int(self.tables[slot, whole])
+            theirs = PAGE * int(self.tables[source, whole])
             for memory in (self.k, self.v):
                 memory[:, ours : ours + rest] = memory[:, theirs : theirs + rest]
         self.lengths[slot] = tokens
         return slot
 
     def release(self, slot: int) -> None:
-        """Release a slot and its pages. A page that no slot holds any more is zeroed, so that its next user finds no
-        data."""
+        """Release a slot and its pages. A page that no slot holds any more is zeroed, so that its
+        next user finds no data."""
         self.check_taken(slot)
         pages = self.tables[slot, : self.held[slot]]
         self._users[pages] -= 1
@@ -111,7 +130,8 @@ class PagePool(Slots):
     # ---- what a forward does
 
     def begin(self, slots: Sequence[int], sizes: Sequence[int]) -> list[int]:
-        """See that `sizes` more tokens of `slots` have pages to be written to; returns the slots' new versions."""
+        """See that `sizes` more tokens of `slots` have pages to be written to; returns the slots'
+        new versions."""
         self.check_room(slots, sizes)
         wanted = []
         for slot, size in zip(slots, sizes, strict=True):
@@ -140,7 +160,8 @@ class PagePool(Slots):
         self.versions[slot] += 1
 
     def read(self, slot: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """K, V `[layers,n,Hkv,D]` of a slot's tokens; a view if its pages are contiguous, else a copy."""
+        """K, V `[layers,n,Hkv,D]` of a slot's tokens; a view if its pages are contiguous, else a
+        copy."""
         if self.straight[slot]:
             first = PAGE * int(self.tables[slot, 0])
             return self.k[:, first + start : first + stop], self.v[:, first + start : first + stop]
@@ -155,7 +176,8 @@ class PagePool(Slots):
         return torch.from_numpy(self.columns(slot, positions)).to(self.k.device)
 
     def _grow(self, slot: int) -> None:
-        held, table = self.held[slot], self.tables[slot]
+        held = self.held[slot]
+        table = self.tables[slot]
         page = int(table[held - 1]) + 1 if held else self._roomiest()
         if page >= self.pages or self._users[page]:
             self.straight[slot], page = False, self._roomiest()
@@ -165,11 +187,13 @@ class PagePool(Slots):
         self._free_pages -= 1
 
     def _roomiest(self) -> int:
-        """The page from which a sequence can grow the furthest: in the longest run of free pages, so far from its end
-        that a full sequence fits; if it is shorter, in its middle, so that the sequence before it can grow too."""
+        """The page from which a sequence can grow the furthest: in the longest run of free pages,
+        so far from its end that a full sequence fits; if it is shorter, in its middle, so that the
+        sequence before it can grow too."""
         free = np.flatnonzero(self._users == 0)
         ends = np.append(np.flatnonzero(np.diff(free) > 1), len(free) - 1)
         lengths = np.diff(ends, prepend=-1)
         longest = int(lengths.argmax())
-        length, last = int(lengths[longest]), int(free[ends[longest]])
+        length = int(lengths[longest])
+        last = int(free[ends[longest]])
         return last + 1 - (self.per_slot if length >= self.per_slot else (length + 1) // 2)

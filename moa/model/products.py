@@ -1,4 +1,5 @@
-"""Joined linear layers: layers with the same input become one product, in the fastest form for this machine."""
+"""Joined linear layers: layers with the same input become one product, in the fastest form for this
+machine."""
 
 from __future__ import annotations
 
@@ -17,22 +18,26 @@ _ROWS_HINT = 16
 _SIZES_AN_OCTAVE = 8
 """Numbers of tokens, between one power of two and the next, for which oneDNN makes kernels."""
 MOST_ROWS = 512
-"""Products of more tokens are computed in pieces: kernels for 513 to 2,048 tokens would take 71 MB, which came slowly,
-as drafts of many sessions met in one forward."""
+"""Products of more tokens are computed in pieces: kernels for 513 to 2,048 tokens would take 71 MB,
+which came slowly, as drafts of many sessions met in one forward."""
 
 
 def joined(owner: nn.Module, names: Sequence[str], *, pack: bool) -> Product:
     """One product that computes the linear layers `names` of `owner` together.
 
-    Their weights are stored once: the layers become views of the joined weight, or, with `pack`, parts of a weight in
-    oneDNN's own layout, which is about twice as fast for 2 to 32 tokens on a CPU. Layers that are not plain matrices
-    (quantized ones) run one by one.
+    Their weights are stored once: the layers become views of the joined weight, or, with `pack`,
+    parts of a weight in oneDNN's own layout, which is about twice as fast for 2 to 32 tokens on a
+    CPU. Layers that are not plain matrices (quantized ones) run one by one.
     """
     layers = [getattr(owner, name) for name in names]
     if len(wholes := {layer.whole for layer in layers if isinstance(layer, _Part)}) == 1:
         return wholes.pop()  # another target has already packed this model's weights
     if not all(type(layer) is nn.Linear and type(layer.weight.data) is Tensor for layer in layers):
-        return layers[0] if len(layers) == 1 else lambda x: torch.cat([layer(x) for layer in layers], dim=-1)
+        return (
+            layers[0]
+            if len(layers) == 1
+            else lambda x: torch.cat([layer(x) for layer in layers], dim=-1)
+        )
     weight, bias = join_weights(layers)
     if pack:
         stops = [0, *accumulate(layer.out_features for layer in layers)]
@@ -51,14 +56,16 @@ def join_weights(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     if len(layers) == 1:
         return layers[0].weight.data, bias
     weight = torch.cat([layer.weight.data for layer in layers])
-    for layer, part in zip(layers, weight.split([layer.out_features for layer in layers]), strict=True):
+    for layer, part in zip(
+        layers, weight.split([layer.out_features for layer in layers]), strict=True
+    ):
         layer.weight.data = part
     return weight, bias
 
 
 def turns(backbone: Any, embedding: Tensor, capacity: int) -> Tensor:
-    """Rotary cosines and sines of positions below `capacity`, `[capacity, 2, head_dim]`. A rotation adds the swapped
-    halves times the sine, so the first half's sign is flipped."""
+    """Rotary cosines and sines of positions below `capacity`, `[capacity, 2, head_dim]`. A rotation
+    adds the swapped halves times the sine, so the first half's sign is flipped."""
     positions = torch.arange(capacity, device=embedding.device).unsqueeze(0)
     cos, sin = backbone.rotary_emb(embedding[:1], positions)
     half = sin.shape[-1] // 2
@@ -66,8 +73,8 @@ def turns(backbone: Any, embedding: Tensor, capacity: int) -> Tensor:
 
 
 def widened(weight: Tensor) -> Product | None:
-    """The LM head's product in float32, from a copy in oneDNN's layout; None where oneDNN cannot, or for weights of
-    another kind (quantized ones)."""
+    """The LM head's product in float32, from a copy in oneDNN's layout; None where oneDNN cannot,
+    or for weights of another kind (quantized ones)."""
     if type(weight.data) is not Tensor or not can_pack(weight.device, torch.float32):
         return None
     packed = _Packed(weight.data.float(), None)
@@ -78,16 +85,19 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether oneDNN can pack such weights, and computes in them."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
-    ours = dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    ours = dtype == torch.float32 or (
+        dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
     return ours and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def rounded_up(tokens: int) -> int:
-    """The number of tokens that a product of `tokens` tokens is computed for: at most an eighth more.
+    """The number of tokens that a product of `tokens` tokens is computed for: at most an eighth
+    more.
 
-    oneDNN makes kernels for every number of tokens that it meets, half a megabyte a product, and never frees all of
-    them. Here it meets 56 numbers up to `MOST_ROWS`: memory does not grow with the mixtures of drafts that clients
-    send.
+    oneDNN makes kernels for every number of tokens that it meets, half a megabyte a product, and
+    never frees all of them. Here it meets 56 numbers up to `MOST_ROWS`: memory does not grow with
+    the mixtures of drafts that clients send.
     """
     step = max(1, 2 ** (tokens - 1).bit_length() // (2 * _SIZES_AN_OCTAVE))
     return -(-tokens // step) * step
@@ -131,7 +141,9 @@ class _Part(nn.Module):
 
     def __init__(self, whole: _Packed, start: int, stop: int) -> None:
         super().__init__()
-        self.whole, self._start, self._stop = whole, start, stop
+        self.whole = whole
+        self._start = start
+        self._stop = stop
 
     def forward(self, x: Tensor) -> Tensor:
         return self.whole(x)[..., self._start : self._stop]

@@ -15,8 +15,11 @@ class Slots:
 
     def __init__(self, slots: int, capacity: int) -> None:
         if slots < 1 or capacity < 1:
-            raise UsageError(f"a KV cache needs at least one slot of one token, not {slots} of {capacity}")
-        self.slots, self.capacity = slots, capacity
+            raise UsageError(
+                f"a KV cache needs at least one slot of one token, not {slots} of {capacity}"
+            )
+        self.slots = slots
+        self.capacity = capacity
         self.lengths = [0] * slots
         """Committed tokens of each slot."""
         self._free = list(range(slots - 1, -1, -1))
@@ -57,16 +60,25 @@ class Slots:
 
 
 class SlotPool(Slots):
-    """Keys and values of every layer, `[layers, slots, kv_heads, capacity, head_dim]`, allocated once.
+    """Keys and values of every layer, `[layers, slots, kv_heads, capacity, head_dim]`, allocated
+    once.
 
-    A slot's first `lengths[slot]` columns are its committed prefix, which never changes; the columns after them are
-    scratch of the last forward. So a rejected draft needs no clean-up: the length just does not advance.
+    A slot's first `lengths[slot]` columns are its committed prefix, which never changes; the
+    columns after them are scratch of the last forward. So a rejected draft needs no clean-up: the
+    length just does not advance.
     """
 
     def __init__(
-        self, *, layers: int, slots: int, kv_heads: int, capacity: int, head_dim: int,
-        dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        layers: int,
+        slots: int,
+        kv_heads: int,
+        capacity: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
         super().__init__(slots, capacity)
         shape = (layers, slots, kv_heads, capacity, head_dim)
         self.k = torch.zeros(shape, dtype=dtype, device=device)
@@ -90,7 +102,8 @@ class SlotPool(Slots):
 
     def append(self, slot: int, k: Tensor, v: Tensor) -> None:
         """Add rows `[layers, heads, n, D]` to a slot's prefix."""
-        start, count = self.lengths[slot], k.shape[2]
+        start = self.lengths[slot]
+        count = k.shape[2]
         self.begin([slot], [count])
         self.k[:, slot, :, start : start + count] = k
         self.v[:, slot, :, start : start + count] = v

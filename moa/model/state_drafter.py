@@ -1,14 +1,15 @@
-"""The drafter that `moa-train --states` makes: it drafts from the target's newest states, and from its own outputs
-where these are late or never come.
+"""The drafter that `moa-train --states` makes: it drafts from the target's newest states, and from
+its own outputs where these are late or never come.
 
-Low, middle, high and final state of token p - 1, each normed, are fused into a feature. A map of token p is added to
-it, and one decoder layer to their sum, which is the next final state. Both maps start as the least-squares solution
-(moa/training/least_squares.py), the layer at nothing: it learns what a linear map cannot say. Its attention also sees
-the token as it is, to find and copy what followed it before. Where there are no states its own output, through a map
-of its own, is the next token's feature.
+Low, middle, high and final state of token p - 1, each normed, are fused into a feature. A map of
+token p is added to it, and one decoder layer to their sum, which is the next final state. Both maps
+start as the least-squares solution (moa/training/least_squares.py), the layer at nothing: it learns
+what a linear map cannot say. Its attention also sees the token as it is, to find and copy what
+followed it before. Where there are no states its own output, through a map of its own, is the next
+token's feature.
 
-On the device a token's feature is kept beside its key and value, as a second layer of the cache. An activation record
-holds all three as the target's states make them, and replaces the device's own.
+On the device a token's feature is kept beside its key and value, as a second layer of the cache. An
+activation record holds all three as the target's states make them, and replaces the device's own.
 """
 
 from __future__ import annotations
@@ -60,10 +61,14 @@ class StateDrafterConfig:
             if type(value) not in (int, float) or not 0 < value < math.inf:
                 raise ConfigError(f"{name} must be a number above 0, not {value!r}")
         if self.target_layers < 3:
-            raise ConfigError("the target has too few layers: its states are read behind three of them")
+            raise ConfigError(
+                "the target has too few layers: its states are read behind three of them"
+            )
         heads = self.num_attention_heads
         if self.hidden_size % (2 * heads) or heads % self.num_key_value_heads:
-            raise ConfigError(f"{heads} heads on {self.num_key_value_heads} KV heads do not fit its width")
+            raise ConfigError(
+                f"{heads} heads on {self.num_key_value_heads} KV heads do not fit its width"
+            )
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -72,7 +77,8 @@ class StateDrafterConfig:
 
     @property
     def cache(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Heads and width of the device's cache: the layer's keys and values, and the two halves of a feature."""
+        """Heads and width of the device's cache: the layer's keys and values, and the two halves of
+        a feature."""
         width = self.hidden_size
         return (self.num_key_value_heads, width // self.num_attention_heads), (1, width // 2)
 
@@ -102,7 +108,9 @@ class StateDrafterConfig:
             )
         try:
             if names := {field.name for field in dataclasses.fields(cls)} ^ set(values):
-                raise ConfigError(f"{min(names)} is {'unknown' if min(names) in values else 'missing'}")
+                raise ConfigError(
+                    f"{min(names)} is {'unknown' if min(names) in values else 'missing'}"
+                )
             config = cls(**values)
         except ConfigError as error:
             raise ConfigError(f"{folder / 'config.json'}: {error}") from None
@@ -124,12 +132,16 @@ class StateDrafter(FeatureModel):
 
     def __init__(self, config: StateDrafterConfig, shared: SharedWeights) -> None:
         super().__init__()
-        self.config, self.vocab_size = config, config.vocab_size
-        width, eps = config.hidden_size, config.rms_norm_eps
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.config = config
+        self.vocab_size = config.vocab_size
+        width = config.hidden_size
+        eps = config.rms_norm_eps
+        heads = config.num_attention_heads
+        kv_heads = config.num_key_value_heads
         self.tap_norms = nn.ModuleList(RMSNorm(width, eps) for _ in config.taps)
         self.fuse = nn.Linear(len(config.taps) * width, width, bias=False)
-        self.token_norm, self.own_norm = RMSNorm(width, eps), RMSNorm(width, eps)
+        self.token_norm = RMSNorm(width, eps)
+        self.own_norm = RMSNorm(width, eps)
         self.token = nn.Linear(width, width, bias=False)
         self.own = nn.Linear(width, width, bias=False)
         self.layer = Block(width, heads, kv_heads, config.intermediate_size, eps)
@@ -174,9 +186,13 @@ class StateDrafter(FeatureModel):
 
     def rows(self, ids: Tensor, features: Tensor, positions: Tensor) -> Rows:
         """Cache rows of tokens that need no logits."""
-        return self_rows(self.layer, self._joined(self.embed(ids), features)[1], *self._turns(positions))
+        return self_rows(
+            self.layer, self._joined(self.embed(ids), features)[1], *self._turns(positions)
+        )
 
-    def step(self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows) -> tuple[Tensor, Rows]:
+    def step(
+        self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows
+    ) -> tuple[Tensor, Rows]:
         """The predicted state at each token, and the cache rows."""
         return self._run(self.embed(ids), features, positions, mask, past)
 
@@ -188,46 +204,71 @@ class StateDrafter(FeatureModel):
         return RecordLayout(self.config.cache)
 
     def features(
-        self, ids: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows], *, feature_rows: Tensor,
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        past: Sequence[Rows],
+        *,
+        feature_rows: Tensor,
         queries: Tensor | None = None,
-    ) -> tuple[Tensor, list[Rows]]:  # fmt: skip
-        """A step of one sequence on the device: predicted states, of `queries` alone if given, and rows of the cache.
-        `feature_rows` `[T]` are the rows in which the tokens' features lie, -1 where there is none; the cache has one
-        row at least."""
+    ) -> tuple[Tensor, list[Rows]]:
+        """A step of one sequence on the device: predicted states, of `queries` alone if given, and
+        rows of the cache. `feature_rows` `[T]` are the rows in which the tokens' features lie, -1
+        where there is none; the cache has one row at least."""
         x = self.shared.embed(ids).to(self.weight.dtype)
         return self.states(x, positions, mask, past, feature_rows=feature_rows, queries=queries)
 
     def states(
-        self, x: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows], *, feature_rows: Tensor,
+        self,
+        x: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        past: Sequence[Rows],
+        *,
+        feature_rows: Tensor,
         queries: Tensor | None = None,
-    ) -> tuple[Tensor, list[Rows]]:  # fmt: skip
+    ) -> tuple[Tensor, list[Rows]]:
         """`features` after embedded tokens."""
         own, halves = past
-        found = torch.cat([half[0].index_select(1, feature_rows.clamp(min=0)) for half in halves], -1)
+        found = torch.cat(
+            [half[0].index_select(1, feature_rows.clamp(min=0)) for half in halves], -1
+        )
         features = found * (feature_rows >= 0).unsqueeze(-1)
         hidden, rows = self._run(self.token_norm(x), features, positions, mask, own)
         low, high = self.again(hidden).unsqueeze(1).chunk(2, -1)
         return hidden if queries is None else hidden.index_select(1, queries), [rows, (low, high)]
 
     @torch.inference_mode()
-    def whole_records(self, pieces: Sequence[Committed]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def whole_records(
+        self, pieces: Sequence[Committed]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Activation records of tokens that the target has run, `[n, *]` of `layout`."""
-        dtype, device = self.weight.dtype, self.weight.device
-        before = torch.cat([part for piece in pieces for part in (piece.before_it(), piece.states[:-1])])
+        dtype = self.weight.dtype
+        device = self.weight.device
+        before = torch.cat(
+            [part for piece in pieces for part in (piece.before_it(), piece.states[:-1])]
+        )
         ids = torch.tensor([token for piece in pieces for token in piece.tokens], device=device)
         positions = torch.cat([piece.positions for piece in pieces])
         found = self.read(torch.cat([piece.states for piece in pieces]).to(dtype))
         rows = self.rows(ids[None], self.read(before.to(dtype))[None], positions[None])
         key, value = (
-            self.layout.join([part.float().cpu().numpy() for part in (row[0].transpose(0, 1), half)])
+            self.layout.join(
+                [part.float().cpu().numpy() for part in (row[0].transpose(0, 1), half)]
+            )
             for row, half in zip(rows, found.chunk(2, -1), strict=True)
         )
         return key, value
 
     # ---- inside
 
-    def _run(self, token: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows) -> tuple[Tensor, Rows]:
-        x, rows = run_layer(self.layer, *self._joined(token, features), *self._turns(positions), mask, past)
+    def _run(
+        self, token: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows
+    ) -> tuple[Tensor, Rows]:
+        x, rows = run_layer(
+            self.layer, *self._joined(token, features), *self._turns(positions), mask, past
+        )
         return x * self.scale, rows
 
     def _joined(self, token: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,8 @@ _LOGITS_AT_ONCE = 2**25  # numbers; bounds the memory of the LM head to 128 MiB 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Accepted tokens: their final states `[n,hidden]`, their first position, and where their keys and values are."""
+    """Accepted tokens: their final states `[n,hidden]`, their first position, and where their keys
+    and values are."""
 
     pool: PagePool
     slot: int
@@ -53,7 +54,9 @@ class Committed:
 
     def before_it(self) -> Tensor:
         """`before`, or zeros."""
-        return self.states.new_zeros(1, self.states.shape[1]) if self.before is None else self.before
+        return (
+            self.states.new_zeros(1, self.states.shape[1]) if self.before is None else self.before
+        )
 
     @property
     def states(self) -> Tensor:
@@ -72,18 +75,21 @@ class Committed:
 
     @property
     def kv(self) -> tuple[Tensor, Tensor]:
-        """Rotated keys and values `[layers,n,Hkv,D]`; views into the pool if they can be: copy them before the slot is
-        released."""
+        """Rotated keys and values `[layers,n,Hkv,D]`; views into the pool if they can be: copy them
+        before the slot is released."""
         return self.pool.read(self.slot, self.start, self.stop)
 
     def part(self, start: int, stop: int) -> Committed:
         """Tokens start..stop of these."""
         return Committed(
-            self.pool, self.slot, self.start + start, self.hidden[start:stop],
+            self.pool,
+            self.slot,
+            self.start + start,
+            self.hidden[start:stop],
             tapped=None if self.tapped is None else self.tapped[start:stop],
             tokens=self.tokens[start:stop],
             before=self.states[start - 1 : start] if start else self.before,
-        )  # fmt: skip
+        )
 
     @classmethod
     def joined(cls, pieces: Sequence[Committed]) -> Committed:
@@ -103,9 +109,15 @@ class Step:
     """The results of one forward, in the order of its rows."""
 
     def __init__(
-        self, target: Target, batch: RowBatch, versions: Sequence[int], hidden: Tensor,
-        choices: npt.NDArray[np.int64] | None = None, path: str = "library", tapped: Tensor | None = None,
-    ):  # fmt: skip
+        self,
+        target: Target,
+        batch: RowBatch,
+        versions: Sequence[int],
+        hidden: Tensor,
+        choices: npt.NDArray[np.int64] | None = None,
+        path: str = "library",
+        tapped: Tensor | None = None,
+    ):
         if len(hidden) != batch.starts[-1]:
             raise ValueError(f"{len(hidden)} final states of {batch.starts[-1]} tokens")
         self.batch = batch
@@ -119,7 +131,8 @@ class Step:
 
     @property
     def samples_on_device(self) -> bool:
-        """Whether tokens are sampled where the logits are: on a CPU the host's own walk reads fewer of them."""
+        """Whether tokens are sampled where the logits are: on a CPU the host's own walk reads fewer
+        of them."""
         return self._target.runner is not None or self._hidden.device.type != "cpu"
 
     def hidden(self, b: int) -> Tensor:
@@ -135,18 +148,27 @@ class Step:
         """The tapped states, side by side, at nodes of row b: `[len(path), taps * hidden]`."""
         if self._tapped is None:
             raise UsageError("this target taps no layer")
-        places = torch.tensor([int(self.batch.starts[b]) + node for node in path], device=self._tapped.device)
+        places = torch.tensor(
+            [int(self.batch.starts[b]) + node for node in path], device=self._tapped.device
+        )
         found = self._tapped[places.long()]
-        return torch.cat([found, self._hidden[places.long()]], -1) if self._target.taps_final_state else found
+        return (
+            torch.cat([found, self._hidden[places.long()]], -1)
+            if self._target.taps_final_state
+            else found
+        )
 
     def logits(self, b: int, nodes: Sequence[int]) -> Tensor:
-        """Logits `[len(nodes),vocab]`, float32, of row b. One call for many nodes costs little more than for one."""
+        """Logits `[len(nodes),vocab]`, float32, of row b. One call for many nodes costs little more
+        than for one."""
         return self.logits_of([(b, node) for node in nodes])
 
     def logits_of(self, nodes: Sequence[tuple[int, int]]) -> Tensor:
         """Logits `[len(nodes),vocab]`, float32, of nodes (row, node) of any rows, in one product."""
         places = [int(self.batch.starts[b]) + range(self.batch.sizes[b])[node] for b, node in nodes]
-        return self._target.logits(self._hidden[torch.tensor(places, dtype=torch.long, device=self._hidden.device)])
+        return self._target.logits(
+            self._hidden[torch.tensor(places, dtype=torch.long, device=self._hidden.device)]
+        )
 
     def wait(self) -> None:
         """Return when the accelerator has computed it: until then a forward has only been queued."""
@@ -154,8 +176,8 @@ class Step:
             torch.cuda.synchronize(self._hidden.device)
 
     def argmax(self, b: int) -> npt.NDArray[np.int64]:
-        """The most likely next token after each node of row b; -1 for nodes that were not judged. A `NumericalError`
-        where logits of the row contain NaN or Inf."""
+        """The most likely next token after each node of row b; -1 for nodes that were not judged. A
+        `NumericalError` where logits of the row contain NaN or Inf."""
         choices = self._choices[self.batch.starts[b] : self.batch.starts[b + 1]]
         if (choices == NO_NUMBER).any():
             raise NumericalError(NO_LOGITS)
@@ -176,25 +198,39 @@ class Step:
 
 
 class Target:
-    """A causal language model with a pool of slots, verifying trees of drafted tokens for many sequences at once."""
+    """A causal language model with a pool of slots, verifying trees of drafted tokens for many
+    sequences at once."""
 
     def __init__(
-        self, model: PreTrainedModel, facts: TargetFacts, *, slots: int = 1, capacity: int = 2048, kv_tokens: int = 0,
-        folder: Path | None = None, packed: bool = True, pack_weights: bool = False, exact: bool = True,
+        self,
+        model: PreTrainedModel,
+        facts: TargetFacts,
+        *,
+        slots: int = 1,
+        capacity: int = 2048,
+        kv_tokens: int = 0,
+        folder: Path | None = None,
+        packed: bool = True,
+        pack_weights: bool = False,
+        exact: bool = True,
         accelerator: Accelerator | None = None,
-    ) -> None:  # fmt: skip
-        """Use a model prepared by `moa.model.loading`. The capacity is limited to the model's positions.
+    ) -> None:
+        """Use a model prepared by `moa.model.loading`. The capacity is limited to the model's
+        positions.
 
-        `kv_tokens` is the total of all slots (0: each can be full). `packed` uses the packed decoder if the family has
-        one; `pack_weights` then stores the weights in oneDNN's layout instead of torch's, and beside them a float32
-        copy of the LM head in that layout: to widen it in every forward takes as long as eight layers.
-        On an accelerator `exact` makes every token's bits independent of its batch, its draft and the pieces of its
-        prompt, for which drafts must be chains in less than float32; `accelerator` replaces the device's own.
+        `kv_tokens` is the total of all slots (0: each can be full). `packed` uses the packed
+        decoder if the family has one; `pack_weights` then stores the weights in oneDNN's layout
+        instead of torch's, and beside them a float32 copy of the LM head in that layout: to widen
+        it in every forward takes as long as eight layers. On an accelerator `exact` makes every
+        token's bits independent of its batch, its draft and the pieces of its prompt, for which
+        drafts must be chains in less than float32; `accelerator` replaces the device's own.
         """
         head: Any = model.get_output_embeddings()
         embedding: Any = model.get_input_embeddings()
         if getattr(head, "bias", None) is not None:
-            raise UnsupportedModelError(f"{facts.family} cannot be a target: its LM head has a bias")
+            raise UnsupportedModelError(
+                f"{facts.family} cannot be a target: its LM head has a bias"
+            )
         self.model = model
         self.facts = facts
         self.folder = folder
@@ -233,19 +269,27 @@ class Target:
             self.runner = GraphRunner(model, facts, self.pool, accelerator, windows)
         elif packed and facts.family in PACKED_FAMILIES:
             pack = pack_weights and can_pack(self.device, self.dtype)
-            self._decoder = PackedDecoder(model, facts, capacity=self.pool.capacity, kinds=kinds, pack=pack)
+            self._decoder = PackedDecoder(
+                model, facts, capacity=self.pool.capacity, kinds=kinds, pack=pack
+            )
         else:
             self._decoder = LibraryDecoder(model, plan)
         self._pack_head = pack_weights and packed
         self.trees = self.runner is None or not exact or self.dtype == torch.float32
-        """Whether drafts may branch. The keys of an accepted branch lie at other columns than those of plain decoding,
-        so that sums over them run in another order: less than float32 would show it."""
+        """Whether drafts may branch. The keys of an accepted branch lie at other columns than those
+        of plain decoding, so that sums over them run in another order: less than float32 would show
+        it."""
 
     @classmethod
     def load(
-        cls, source: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32,
-        quantize: str = "", **how: Any,
-    ) -> Self:  # fmt: skip
+        cls,
+        source: str | Path,
+        *,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        quantize: str = "",
+        **how: Any,
+    ) -> Self:
         """Load from a hub id or a folder; `how` is passed to the constructor."""
         loaded = load_model(source, device=device, dtype=dtype, quantize=quantize)
         return cls(loaded.model, loaded.facts, folder=loaded.folder, **how)
@@ -273,22 +317,27 @@ class Target:
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[Row]) -> Step:
-        """Run every row's tokens after its slot's prefix; each node attends to the prefix and its own ancestors."""
+        """Run every row's tokens after its slot's prefix; each node attends to the prefix and its
+        own ancestors."""
         if self.runner is not None:
             batch = RowBatch.of(rows, self.facts.vocab_size)
             check_nodes(batch)
             begun = self.pool.begin(batch.slots, batch.sizes)
             found = self.runner(batch)
-            return Step(self, batch, begun, *found, path=self.runner.path, tapped=self.runner.tapped)
+            return Step(
+                self, batch, begun, *found, path=self.runner.path, tapped=self.runner.tapped
+            )
         batch, versions, layout, ids = self._laid_out(rows)
         hidden = self._decoder(ids, layout, self.pool.layers)
         return Step(self, batch, versions, hidden, tapped=self._decoder.tapped)
 
     def tap(self, layers: Sequence[int]) -> None:
-        """Keep the inputs of these layers, counted from 0, in every step; before the first forward. The number behind
-        the last layer's, which can only come last, stands for the final state."""
+        """Keep the inputs of these layers, counted from 0, in every step; before the first forward.
+        The number behind the last layer's, which can only come last, stands for the final state."""
         self.taps_final_state = layers[-1] == self.facts.layers
-        (self._decoder if self.runner is None else self.runner).tap(layers[: len(layers) - self.taps_final_state])
+        (self._decoder if self.runner is None else self.runner).tap(
+            layers[: len(layers) - self.taps_final_state]
+        )
 
     @property
     def packed(self) -> bool:
@@ -320,7 +369,8 @@ class Target:
 
         A row can be committed once, and only until its slot takes part in another forward.
         """
-        slot, size = step.batch.slots[b], step.batch.sizes[b]
+        slot = step.batch.slots[b]
+        size = step.batch.sizes[b]
         parents = step.batch.parents[step.batch.starts[b] : step.batch.starts[b + 1]]
         if self.pool.versions[slot] != step.versions[b]:
             raise UsageError(f"slot {slot} has moved on since this forward")
@@ -337,7 +387,9 @@ class Target:
             pool=self.pool,
             slot=slot,
             start=start,
-            hidden=hidden[: len(path)] if straight else hidden[torch.tensor(path, device=self.device)],
+            hidden=hidden[: len(path)]
+            if straight
+            else hidden[torch.tensor(path, device=self.device)],
             tapped=step.tapped(b, path) if step.taps else None,
             tokens=[int(step.batch.ids[step.batch.starts[b] + node]) for node in path],
         )
@@ -349,8 +401,8 @@ class Target:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """The LM head over final states `[n,hidden]`: float32 `[n,vocab]`, also of lower-precision weights, which
-        makes ties rarer."""
+        """The LM head over final states `[n,hidden]`: float32 `[n,vocab]`, also of lower-precision
+        weights, which makes ties rarer."""
         weight = self.head_weight
         if self.runner is not None:
             logits = self.runner.logits(hidden)
@@ -368,20 +420,22 @@ class Target:
 
     @torch.inference_mode()
     def most_likely(self, hidden: Tensor) -> Tensor:
-        """The best token `[n]` after each of the final states `[n,hidden]`, in bounded memory; `NO_NUMBER` where
-        the best logit is none."""
+        """The best token `[n]` after each of the final states `[n,hidden]`, in bounded memory;
+        `NO_NUMBER` where the best logit is none."""
         at_once = max(1, _LOGITS_AT_ONCE // self.facts.vocab_size)
         return torch.cat([_best(self.logits(part)) for part in hidden.split(at_once)])
 
 
 def _best(logits: Tensor) -> Tensor:
-    # To argmax what is no number is the greatest of all, and so is infinity: the best logit shows that there is one.
+    # To argmax what is no number is the greatest of all, and so is infinity: the best logit shows
+    # that there is one.
     best = logits.argmax(dim=-1, keepdim=True)
     return torch.where(logits.gather(-1, best).isfinite(), best, NO_NUMBER).squeeze(-1)
 
 
 def _linear_in_fp32(hidden: Tensor, weight: Tensor) -> Tensor:
-    """`hidden @ weight.T` in float32; the weight is converted in pieces, so no float32 copy of it is kept."""
+    """`hidden @ weight.T` in float32; the weight is converted in pieces, so no float32 copy of it
+    is kept."""
     out = hidden.new_empty(len(hidden), len(weight), dtype=torch.float32)
     wide = hidden.float()
     rows = 1024

@@ -1,1 +1,2 @@
-"""This process and its machine: ports, files replaced whole, memory, the garbage collector. No torch"""
+"""This process and its machine: ports, files replaced whole, memory, the garbage collector. No
+torch"""

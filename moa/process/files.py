@@ -1,4 +1,5 @@
-"""Files that are replaced as a whole: whatever ends the process, the old content or the new is there. No torch."""
+"""Files that are replaced as a whole: whatever ends the process, the old content or the new is
+there. No torch."""
 
 from __future__ import annotations
 
@@ -25,15 +26,19 @@ def named(folder: Path) -> Iterator[None]:
         raise
 
 
-def write_whole(path: Path, content: bytes, check: Callable[[Path], object] = lambda written: None) -> None:
-    """Replace `path`, readable by its owner only. `check` may look at what was written, and raise: then nothing
-    changes."""
+def write_whole(
+    path: Path, content: bytes, check: Callable[[Path], object] = lambda written: None
+) -> None:
+    """Replace `path`, readable by its owner only. `check` may look at what was written, and raise:
+    then nothing changes."""
     prefix = f".{path.name}."
     for old in path.parent.glob(f"{glob.escape(prefix)}*{_SUFFIX}"):
         with contextlib.suppress(OSError):
             if time.time() - old.stat().st_mtime > _STALE_SECONDS:
                 old.unlink()
-    with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=prefix, suffix=_SUFFIX, delete=False) as partial:
+    with tempfile.NamedTemporaryFile(
+        "wb", dir=path.parent, prefix=prefix, suffix=_SUFFIX, delete=False
+    ) as partial:
         written = Path(partial.name)
     try:
         with written.open("wb") as file:

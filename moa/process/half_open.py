@@ -1,8 +1,10 @@
-"""Connections that have not finished their handshake: counted and bounded. Also the limit of open files.
+"""Connections that have not finished their handshake: counted and bounded. Also the limit of open
+files.
 
-Anybody can open a TCP connection and send nothing. Each uses a file descriptor until the handshake times out, and
-without descriptors nobody can connect. So the number of half-open connections is limited; for a new one, the oldest of
-the address with the most of them is dropped. A normal handshake takes a round trip or two and is rarely the oldest.
+Anybody can open a TCP connection and send nothing. Each uses a file descriptor until the handshake
+times out, and without descriptors nobody can connect. So the number of half-open connections is
+limited; for a new one, the oldest of the address with the most of them is dropped. A normal
+handshake takes a round trip or two and is rarely the oldest.
 """
 
 from __future__ import annotations
@@ -29,9 +31,12 @@ class HalfOpenConnection(Protocol):
 class HalfOpen:
     """The half-open connections of one port."""
 
-    def __init__(self, most: int, dropped: Callable[[str, int], None] = lambda peer, count: None) -> None:
+    def __init__(
+        self, most: int, dropped: Callable[[str, int], None] = lambda peer, count: None
+    ) -> None:
         """`dropped` is called with the peer of a dropped connection, and how many its address had."""
-        self.most, self._dropped = most, dropped
+        self.most = most
+        self._dropped = dropped
         self._waiting: dict[HalfOpenConnection, str] = {}
         self._hosts: Counter[str] = Counter()
 
@@ -74,8 +79,8 @@ class HalfOpen:
 
 
 def room_for_connections(wanted: int, half_open: int, *, ports: int = 1) -> tuple[int, int]:
-    """How many connections, and half-open ones, fit the process's limit of open files, which it shares among so many
-    ports."""
+    """How many connections, and half-open ones, fit the process's limit of open files, which it
+    shares among so many ports."""
     free = _free_descriptors()
     if free is None or wanted + half_open <= free // ports:
         return wanted, half_open

@@ -15,8 +15,8 @@ from moa.errors import UsageError
 class _ListeningSocket(socket.socket):
     """A listening socket that refuses connections while the process has no free file descriptor.
 
-    Python's event loop would write a traceback into the log for each of them, up to the backlog's length at a time, and
-    start as many tasks that try again. uvloop does what we do here.
+    Python's event loop would write a traceback into the log for each of them, up to the backlog's
+    length at a time, and start as many tasks that try again. uvloop does what we do here.
     """
 
     exhausted: Callable[[str], None] = staticmethod(lambda peer: None)
@@ -68,11 +68,16 @@ class Port:
     """A port of this machine, for as long as the body runs. It refuses connections until `listen`."""
 
     def __init__(self, host: str, port: int, *, flag: str = "--port") -> None:
-        """Port 0 is one that the system chooses. A name that has addresses of both kinds, as localhost has, stands for
-        the IPv4 one, which all clients of the name try. `flag` is where the user chooses another port."""
-        self._host, self.number, self._flag = host, port, flag
+        """Port 0 is one that the system chooses. A name that has addresses of both kinds, as
+        localhost has, stands for the IPv4 one, which all clients of the name try. `flag` is where
+        the user chooses another port."""
+        self._host = host
+        self.number = port
+        self._flag = flag
         try:
-            families = [found[0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+            families = [
+                found[0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            ]
         except OSError as error:
             raise self._refusal(error) from None
         family = socket.AF_INET if socket.AF_INET in families else families[0]
@@ -87,10 +92,14 @@ class Port:
         self.socket.setblocking(False)
         self.number = int(self.socket.getsockname()[1])
 
-    def listen(self, backlog: int, exhausted: Callable[[str], None] = lambda peer: None) -> socket.socket:
-        """Accept connections from now on. Of two programs that have taken a port the first to listen gets it.
+    def listen(
+        self, backlog: int, exhausted: Callable[[str], None] = lambda peer: None
+    ) -> socket.socket:
+        """Accept connections from now on. Of two programs that have taken a port the first to
+        listen gets it.
 
-        `exhausted` is called with the address of a connection that was refused for lack of file descriptors."""
+        `exhausted` is called with the address of a connection that was refused for lack of file
+        descriptors."""
         self.socket.exhausted = exhausted
         try:
             self.socket.listen(backlog)
@@ -103,11 +112,22 @@ class Port:
         return f"{scheme}://{f'[{self._host}]' if ':' in self._host else self._host}:{self.number}"
 
     def _refusal(self, error: OSError) -> UsageError:
-        hint = f"{self._flag} N takes another, {self._flag} 0 any free one" if error.errno == errno.EADDRINUSE else ""
-        return UsageError(f"cannot listen on {self._host}:{self.number}: {error.strerror or error}", hint=hint)
+        hint = (
+            f"{self._flag} N takes another, {self._flag} 0 any free one"
+            if error.errno == errno.EADDRINUSE
+            else ""
+        )
+        return UsageError(
+            f"cannot listen on {self._host}:{self.number}: {error.strerror or error}", hint=hint
+        )
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.socket.close()

@@ -1,5 +1,5 @@
-"""Memory of this process, on every system: how much it has, in bytes, what of it is free, and what garbage collections
-leave out. No torch."""
+"""Memory of this process, on every system: how much it has, in bytes, what of it is free, and what
+garbage collections leave out. No torch."""
 
 from __future__ import annotations
 
@@ -26,23 +26,29 @@ def peak_bytes() -> int:
         import resource
     except ImportError:  # Windows
         return 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def give_back_free_memory() -> None:
-    """Give pages of C's heap that hold nothing back to the system: glibc keeps those in the middle, for each thread. It
-    takes 12 ms of processor time for 80 MB, 0.5 ms where there is nothing."""
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+    """Give pages of C's heap that hold nothing back to the system: glibc keeps those in the middle,
+    for each thread. It takes 12 ms of processor time for 80 MB, 0.5 ms where there is nothing."""
+    if (
+        sys.platform == "linux"
+        and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None
+    ):
         trim(0)
 
 
 def leave_out_what_is_loaded() -> None:
-    """Call this once everything is loaded: modules and models stay for good, so no garbage collection need look at them
-    again.
+    """Call this once everything is loaded: modules and models stay for good, so no garbage
+    collection need look at them again.
 
-    Among hundreds of thousands of such objects a full collection stops every session for a quarter of a second. Python
-    therefore puts it off until a quarter as many others have piled up, which takes hours, and looks like a leak.
-    Without them it takes milliseconds, and comes by itself every few minutes.
+    Among hundreds of thousands of such objects a full collection stops every session for a quarter
+    of a second. Python therefore puts it off until a quarter as many others have piled up, which
+    takes hours, and looks like a leak. Without them it takes milliseconds, and comes by itself
+    every few minutes.
     """
     gc.freeze()
     gc.collect()

@@ -9,8 +9,9 @@ from typing import Any, cast
 
 
 class Secured(asyncio.Protocol):
-    """Before another protocol class: that one's connection is established when the TLS handshake is over. The event
-    loop would make a connection known only then: nobody could count it before, or drop it."""
+    """Before another protocol class: that one's connection is established when the TLS handshake is
+    over. The event loop would make a connection known only then: nobody could count it before, or
+    drop it."""
 
     _tls: ssl.SSLContext
     _half_open: Any
@@ -27,7 +28,11 @@ class Secured(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self._half_open.enter(self)
         handshake = self.loop.start_tls(
-            self.transport, self, self._tls, server_side=True, ssl_handshake_timeout=self._handshake_seconds
+            self.transport,
+            self,
+            self._tls,
+            server_side=True,
+            ssl_handshake_timeout=self._handshake_seconds,
         )
         self._handshake = self.loop.create_task(self._secure(_Begun(handshake)))
 
@@ -66,10 +71,12 @@ class Secured(asyncio.Protocol):
 
 
 class _Begun:
-    """A coroutine that has begun before anybody awaits it: in uvloop the first bytes may come before a task's turn."""
+    """A coroutine that has begun before anybody awaits it: in uvloop the first bytes may come
+    before a task's turn."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, asyncio.Transport | None]) -> None:
-        self._coroutine, self._waits_for = coroutine, coroutine.send(None)
+        self._coroutine = coroutine
+        self._waits_for = coroutine.send(None)
 
     def __await__(self) -> Generator[Any, Any, asyncio.Transport | None]:
         yield self._waits_for

@@ -22,11 +22,12 @@ from itertools import accumulate
 from math import log2
 
 _FASTER, _SLOWER = 0.3, 0.05
-"""Weight of a sample that is faster than estimated, and of a slower one. Other load makes forwards slower, never
-faster, so the estimate follows the fastest tenth or so."""
+"""Weight of a sample that is faster than estimated, and of a slower one. Other load makes forwards
+slower, never faster, so the estimate follows the fastest tenth or so."""
 _OUTLIER = 2.0
-"""A sample counts as at most twice the estimate, for a machine that slept says nothing of forwards; and the estimate is
-at most twice the latest sample, for one that was measured asleep would not be tried again."""
+"""A sample counts as at most twice the estimate, for a machine that slept says nothing of forwards;
+and the estimate is at most twice the latest sample, for one that was measured asleep would not be
+tried again."""
 _SHORTEST = 1e-9
 """Seconds that a forward takes at least, by a clock that stands."""
 _PER_OCTAVE = 2
@@ -36,8 +37,9 @@ _SLOPE = 0.01
 _LOADING = 12
 """Fetching a session's keys and values costs about as much as so many tokens attending to them."""
 _MEMORY, _EXPLAINED = 0.98, 0.2
-"""Weight that older samples keep in the price of attention; and the least share of the variance of samples of like size
-that pairs must explain (r^2), or their price is 0: short contexts would extrapolate noise to long ones."""
+"""Weight that older samples keep in the price of attention; and the least share of the variance of
+samples of like size that pairs must explain (r^2), or their price is 0: short contexts would
+extrapolate noise to long ones."""
 
 
 def attention_pairs(rows: Iterable[tuple[int, int]]) -> float:
@@ -58,15 +60,18 @@ class _Point:
 
 
 class Cost:
-    """Seconds by size, with straight lines between measured sizes. No size is dearer than a larger one: where
-    measurements disagree, the latest is right."""
+    """Seconds by size, with straight lines between measured sizes. No size is dearer than a larger
+    one: where measurements disagree, the latest is right."""
 
     def __init__(self, prior: float = 0.0, *, cautious: bool = False, mean: bool = False) -> None:
-        """`cautious`: until two sizes were measured, all time is the tokens'; else one more costs 1 %, so that it is
-        tried. `mean`: of all samples, the first of a size too; for times in which waiting for others counts."""
-        self._cautious, self._mean = cautious, mean
+        """`cautious`: until two sizes were measured, all time is the tokens'; else one more costs 1
+        %, so that it is tried. `mean`: of all samples, the first of a size too; for times in which
+        waiting for others counts."""
+        self._cautious = cautious
+        self._mean = mean
         self._points: dict[int, _Point | None] = {}
-        """By size; None: met once. The first forward of a size also makes kernels, so it does not count."""
+        """By size; None: met once. The first forward of a size also makes kernels, so it does not
+        count."""
         self._sizes, self._seconds = ([1.0], [prior]) if prior else ([], [])
         self._xx = self._xy = self._yy = 0.0
         """Of pairs and seconds, as they differ from the means of their size."""
@@ -81,7 +86,9 @@ class Cost:
             self._points[group] = None
             return
         if (point := self._points.get(group)) is None:
-            point = self._points[group] = _Point(size, max(_SHORTEST, seconds), pairs, max(_SHORTEST, seconds))
+            point = self._points[group] = _Point(
+                size, max(_SHORTEST, seconds), pairs, max(_SHORTEST, seconds)
+            )
         seconds = min(max(_SHORTEST, seconds), _OUTLIER * point.whole)
         more = pairs - point.pairs
         longer = seconds - point.whole - self.seconds(size) + self.seconds(point.size)
@@ -94,7 +101,10 @@ class Cost:
         point.seconds = min(_OUTLIER * net, point.seconds + weight * (net - point.seconds))
         point.pairs += 0.1 * more
         point.whole += 0.1 * (seconds - point.whole)
-        known = sorted((other for other in self._points.values() if other is not None), key=lambda other: other.size)
+        known = sorted(
+            (other for other in self._points.values() if other is not None),
+            key=lambda other: other.size,
+        )
         for other in known:  # what is older gives way
             if (other.size > point.size) == (other.seconds < point.seconds):
                 other.seconds += weight * (point.seconds - other.seconds)
@@ -103,28 +113,39 @@ class Cost:
 
     def seconds(self, size: float, pairs: float = 0.0) -> float:
         """Seconds of a forward of so many tokens; the prior before anything was measured."""
-        sizes, seconds, extra = self._sizes, self._seconds, self._pair * pairs
+        sizes = self._sizes
+        seconds = self._seconds
+        extra = self._pair * pairs
         if not sizes:
             return 0.0
         after = bisect_right(sizes, size)
         if after == 0:
-            slope = (seconds[1] - seconds[0]) / (sizes[1] - sizes[0]) if len(sizes) > 1 else self._beyond
+            slope = (
+                (seconds[1] - seconds[0]) / (sizes[1] - sizes[0])
+                if len(sizes) > 1
+                else self._beyond
+            )
             return max(seconds[0] * size / sizes[0], seconds[0] - slope * (sizes[0] - size)) + extra
         if after == len(sizes):
             return seconds[-1] + self._beyond * (size - sizes[-1]) + extra
-        low, high = sizes[after - 1], sizes[after]
+        low = sizes[after - 1]
+        high = sizes[after]
         share = (size - low) / (high - low)
         return seconds[after - 1] + share * (seconds[after] - seconds[after - 1]) + extra
 
     def added(self, tokens: int, context: int = 0, beside: float = 0) -> float:
-        """How much longer a forward of `beside` tokens takes with so many more, after `context` others."""
+        """How much longer a forward of `beside` tokens takes with so many more, after `context`
+        others."""
         pairs = attention_pairs([(tokens, context)]) if tokens else 0.0
         return self.seconds(beside + tokens, pairs) - self.seconds(beside)
 
     def fitting(self, seconds: float, most: int, context: int = 0, beside: float = 0) -> int:
         """How many more tokens, `most` at most, make it longer by at most this."""
         counts = range(most + 1)
-        return max(0, bisect_right(counts, seconds, key=lambda count: self.added(count, context, beside)) - 1)
+        return max(
+            0,
+            bisect_right(counts, seconds, key=lambda count: self.added(count, context, beside)) - 1,
+        )
 
     @property
     def _pair(self) -> float:

@@ -1,9 +1,10 @@
 """Guesses at the text after a log, which the edge sends ahead of answers and the verifier keeps.
 
-A possible outcome ("k nodes accepted, then this bonus token") and the draft after it are one path of a tree, so one
-tree contains the continuations of all outcomes, several rounds deep. Its root is the log's last token. As the log
-grows, it moves along the tree; if it leaves the tree, there was no guess. Both ends use `GuessTree`: the verifier for
-the guesses it received, the edge to know which ones the verifier has. Pure.
+A possible outcome ("k nodes accepted, then this bonus token") and the draft after it are one path
+of a tree, so one tree contains the continuations of all outcomes, several rounds deep. Its root is
+the log's last token. As the log grows, it moves along the tree; if it leaves the tree, there was no
+guess. Both ends use `GuessTree`: the verifier for the guesses it received, the edge to know which
+ones the verifier has. Pure.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from typing import Literal, NamedTuple
 from moa.tree import DraftTree, path_of
 
 STEP = 8
-"""A `neg_log_prob` counts the negative logarithm of a node's probability, given its parent, in parts of 1/8."""
+"""A `neg_log_prob` counts the negative logarithm of a node's probability, given its parent, in
+parts of 1/8."""
 MOST_NEG_LOG_PROB = 255
 GuessOutcome = Literal["likeliest", "branch", "missed", "beyond"]
-"""The outcome: the likeliest guess at every step was right, another one was, none was, or there was none."""
+"""The outcome: the likeliest guess at every step was right, another one was, none was, or there was
+none."""
 
 
 class Picked(NamedTuple):
@@ -42,7 +45,10 @@ class _Node:
 
 def neg_log_probs_of(tree: DraftTree) -> list[int]:
     """Of each node, as sent."""
-    own = (score - tree.scores[parent] for score, parent in zip(tree.scores[1:], tree.parents[1:], strict=True))
+    own = (
+        score - tree.scores[parent]
+        for score, parent in zip(tree.scores[1:], tree.parents[1:], strict=True)
+    )
     return [0, *(min(MOST_NEG_LOG_PROB, max(0, round(-STEP * score))) for score in own)]
 
 
@@ -64,7 +70,9 @@ class GuessTree:
 
     def follow(self, log: Sequence[int]) -> None:
         """Move along the log's new tokens, and drop guesses that are not below its end."""
-        at, new, self._length = 0, log[self._length :] if self._nodes else (), len(log)
+        at = 0
+        new = log[self._length :] if self._nodes else ()
+        self._length = len(log)
         for token in new:
             found = self._nodes[at].children.get(token)
             if found is None:
@@ -77,17 +85,26 @@ class GuessTree:
             self._nodes.append(_Node(log[-1], -1, 0))
 
     def add(
-        self, log: Sequence[int], base: int, tokens: Sequence[int], parents: Sequence[int], neg_log_probs: Sequence[int]
+        self,
+        log: Sequence[int],
+        base: int,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        neg_log_probs: Sequence[int],
     ) -> int:
-        """Add a tree whose root is the token at position `base` of the log; returns how many guesses are new. Nodes
-        that the log has passed are skipped; nodes that contradict it are dropped."""
+        """Add a tree whose root is the token at position `base` of the log; returns how many
+        guesses are new. Nodes that the log has passed are skipped; nodes that contradict it are
+        dropped."""
         self.follow(log)
         if not 0 <= base < len(log) or log[base] != tokens[0]:
             return 0
         before = len(self._nodes)
-        # A place is a node or, if negative, a number of tokens before the log's end; None contradicts the log.
+        # A place is a node or, if negative, a number of tokens before the log's end; None
+        # contradicts the log.
         places: list[int | None] = [base - len(log) + 1]
-        for token, parent, neg_log_prob in zip(tokens[1:], parents[1:], neg_log_probs[1:], strict=True):
+        for token, parent, neg_log_prob in zip(
+            tokens[1:], parents[1:], neg_log_probs[1:], strict=True
+        ):
             at = places[parent]
             if at is None:
                 places.append(None)
@@ -101,13 +118,17 @@ class GuessTree:
         """Whether these tokens after the log's end were guessed, and how likely."""
         if not self._nodes:
             return "beyond"
-        at, first = 0, True
+        at = 0
+        first = True
         for token in path:
             children = self._nodes[at].children
             if token not in children:
                 return "missed" if children else "beyond"
             at = children[token]
-            first &= all(self._nodes[at].neg_log_prob <= self._nodes[other].neg_log_prob for other in children.values())
+            first &= all(
+                self._nodes[at].neg_log_prob <= self._nodes[other].neg_log_prob
+                for other in children.values()
+            )
         return "likeliest" if first else "branch"
 
     def missing(self, tree: DraftTree) -> list[int]:
@@ -123,9 +144,11 @@ class GuessTree:
         return missing
 
     def pick(self, most: int, least: float, *, branches: bool = True) -> Picked:
-        """The likeliest nodes below the end as a draft: at most so many, none less likely than `least` but the best.
-        Without `branches`, a chain: the likeliest child of each."""
-        tokens, parents, expected = [self._nodes[0].token] if self._nodes else [], [-1], 0.0
+        """The likeliest nodes below the end as a draft: at most so many, none less likely than
+        `least` but the best. Without `branches`, a chain: the likeliest child of each."""
+        tokens = [self._nodes[0].token] if self._nodes else []
+        parents = [-1]
+        expected = 0.0
         waiting = self._below(0, 0, 0) if self._nodes else []
         heapq.heapify(waiting)
         while waiting and len(tokens) <= most:
@@ -183,13 +206,18 @@ class GuessTreeGrower:
     """Nodes that the drafter has not run."""
 
     def __post_init__(self) -> None:
-        self.tree, self.depths, self.open = DraftTree([self.root], [-1], [0.0]), [0], {0: None}
+        self.tree = DraftTree([self.root], [-1], [0.0])
+        self.depths = [0]
+        self.open = {0: None}
 
     def copy(self) -> GuessTreeGrower:
         """The same tree, to be grown while another thread reads this one."""
         new = GuessTreeGrower(self.root)
-        new.tree = DraftTree(list(self.tree.tokens), list(self.tree.parents), list(self.tree.scores))
-        new.depths, new.open = list(self.depths), dict(self.open)
+        new.tree = DraftTree(
+            list(self.tree.tokens), list(self.tree.parents), list(self.tree.scores)
+        )
+        new.depths = list(self.depths)
+        new.open = dict(self.open)
         return new
 
     @property
@@ -202,7 +230,10 @@ class GuessTreeGrower:
         return sorted(sorted(self.open, key=self.tree.scores.__getitem__, reverse=True)[:most])
 
     def expand(
-        self, nodes: Sequence[int], top_tokens: Sequence[Sequence[int]], top_logp: Sequence[Sequence[float]]
+        self,
+        nodes: Sequence[int],
+        top_tokens: Sequence[Sequence[int]],
+        top_logp: Sequence[Sequence[float]],
     ) -> None:
         """Take the drafter's best guesses after each of these nodes, best first."""
         tree = self.tree
@@ -221,8 +252,12 @@ class GuessTreeGrower:
 
     def find(self, path: Sequence[int]) -> list[int] | None:
         """The nodes of these tokens after the root, or None if they were not guessed."""
-        children = {(p, t): n for n, (p, t) in enumerate(zip(self.tree.parents, self.tree.tokens, strict=True))}
-        nodes, at = [], 0
+        children = {
+            (p, t): n
+            for n, (p, t) in enumerate(zip(self.tree.parents, self.tree.tokens, strict=True))
+        }
+        nodes = []
+        at = 0
         for token in path:
             found = children.get((at, token))
             if found is None:
@@ -231,7 +266,8 @@ class GuessTreeGrower:
         return nodes
 
     def won(self, path: Sequence[int]) -> tuple[int, bool]:
-        """How many of these tokens after the root were guessed, and whether the next one was guessed wrong."""
+        """How many of these tokens after the root were guessed, and whether the next one was
+        guessed wrong."""
         known = len(path)
         while (nodes := self.find(path[:known])) is None:
             known -= 1
@@ -240,7 +276,8 @@ class GuessTreeGrower:
     def below(self, root: int) -> tuple[GuessTreeGrower, list[int]]:
         """The subtree of a node as a new growth, and the earlier index of each of its nodes."""
         tree, kept = self.tree, GuessTreeGrower(self.tree.tokens[root])
-        were, index = [root], {root: 0}
+        were = [root]
+        index = {root: 0}
         kept.open = {0: None} if root in self.open else {}
         for node in range(root + 1, len(tree)):
             if (parent := index.get(tree.parents[node])) is None:

@@ -45,22 +45,24 @@ _RETRY, _LONGEST_RETRY = 16, 512
 _REVIEW = 8
 """Plain rounds without another decision, after plain decoding was best for all."""
 _COLD, _WARM = 8.0, 8
-"""The first drafts of a process, and its first reading, may take 8 times as long as later ones; so an eighth of their
-time counts, for 8 rounds with drafts, and for one reading."""
+"""The first drafts of a process, and its first reading, may take 8 times as long as later ones; so
+an eighth of their time counts, for 8 rounds with drafts, and for one reading."""
 _CLOSE, _CHECK, _LONGEST_CHECK = 1.5, 32, 256
-"""One round of 256 measures plain decoding again; of 32 if drafts promise less than 1.5 times its speed; and more often
-as long as there were few such rounds."""
+"""One round of 256 measures plain decoding again; of 32 if drafts promise less than 1.5 times its
+speed; and more often as long as there were few such rounds."""
 _PROBE, _LONGEST_PROBE = 64, 512
-"""Plain rounds before one level is drafted against the estimate, to measure its cost again; doubled each time."""
+"""Plain rounds before one level is drafted against the estimate, to measure its cost again; doubled
+each time."""
 _FASTER, _OFTEN = 0.8, 8
-"""A plain round that took less than this share of the estimate is followed by another; and of n such rounds, the next
-comes within 8 n."""
+"""A plain round that took less than this share of the estimate is followed by another; and of n
+such rounds, the next comes within 8 n."""
 _READ_SHARE = 0.02
 """Reading for that may take this share of their time."""
 _HORIZON = 8
 """Rounds within which drafting has to save what the drafter's reading costs."""
 _STALL = 0.25
-"""Longest reading in one round, of a plain round's time: the other texts wait for it. One text may take longer."""
+"""Longest reading in one round, of a plain round's time: the other texts wait for it. One text may
+take longer."""
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Depths to choose from, beside the deepest."""
 _MOST_ASKED = 0.9
@@ -68,18 +70,21 @@ _MOST_ASKED = 0.9
 
 
 class LevelRates:
-    """How often each level of a draft was reached, if the level before was. Older rounds count less; so a level that
-    was not tried for a while is expected to do as the prior again, or as the level before if that does better."""
+    """How often each level of a draft was reached, if the level before was. Older rounds count
+    less; so a level that was not tried for a while is expected to do as the prior again, or as the
+    level before if that does better."""
 
     def __init__(self, prior: Sequence[float] | LevelRates, keep: float = _KEEP) -> None:
         """`prior` is by level, or the rates of others, which may change."""
-        self._prior, self._keep = prior, keep
+        self._prior = prior
+        self._keep = keep
         self.forget()
 
     def forget(self) -> None:
         """Expect the prior again."""
         deepest = len(self._prior)
-        self._tried, self._won = [0.0] * deepest, [0.0] * deepest
+        self._tried = [0.0] * deepest
+        self._won = [0.0] * deepest
         self._chances: list[float] = []
         self._totals: list[float] = []
 
@@ -89,10 +94,12 @@ class LevelRates:
     def add(self, reached: int, levels: int) -> None:
         """A round that could reach `levels` reached so many."""
         for level in range(len(self)):
-            tried, won = level <= reached and level < levels, level < reached
+            tried = level <= reached and level < levels
+            won = level < reached
             self._tried[level] = self._keep * self._tried[level] + tried
             self._won[level] = self._keep * self._won[level] + (tried and won)
-        self._chances, self._totals = [], []
+        self._chances = []
+        self._totals = []
 
     def chances(self) -> list[float]:
         """That a level is reached, if the one before was."""
@@ -112,13 +119,18 @@ class LevelRates:
 
 
 class TextAcceptance:
-    """One text: how deep its drafts go of what was asked for, how many levels are accepted, and when to try again."""
+    """One text: how deep its drafts go of what was asked for, how many levels are accepted, and
+    when to try again."""
 
     def __init__(self, usual: TextAcceptance | None, deepest: int) -> None:
         self._usual = usual
         keep = _KEEP_CLASS if usual is None else _KEEP
-        self.accepted: LevelRates = LevelRates([_PRIOR] * deepest if usual is None else usual.accepted, keep)
-        self.drafted: LevelRates = LevelRates([1.0] * deepest if usual is None else usual.drafted, keep)
+        self.accepted: LevelRates = LevelRates(
+            [_PRIOR] * deepest if usual is None else usual.accepted, keep
+        )
+        self.drafted: LevelRates = LevelRates(
+            [1.0] * deepest if usual is None else usual.drafted, keep
+        )
         self.drafts = 0
         self.trial = False
         """Whether the draft of the planned round is one."""
@@ -126,7 +138,8 @@ class TextAcceptance:
         """The round from which on a trial is due."""
 
     def add(self, now: int, asked: int, drafted: int, accepted: int) -> None:
-        """Count a draft of round `now`. One that ends early, where the drafter is unsure, has missed what was asked."""
+        """Count a draft of round `now`. One that ends early, where the drafter is unsure, has
+        missed what was asked."""
         self.drafts += 1
         self.accepted.add(accepted, asked)
         self.drafted.add(drafted, asked)
@@ -178,7 +191,8 @@ class Policy:
         self.forward = Cost()
         """By its tokens, and all else of a round without drafts."""
         self.first, self.further = Cost(), Cost()
-        """A draft's first level with all that goes before it, and each further one, by the texts that draft."""
+        """A draft's first level with all that goes before it, and each further one, by the texts
+        that draft."""
         self._reading, self._readings = 0.0, 0
         """Seconds of a token that the drafter has missed; and how often they were measured."""
         self._shape = shape
@@ -195,21 +209,27 @@ class Policy:
         self._checked, self._checks = 0, 0
         """The latest plain round that was no faster than estimated; and how many there were."""
         self._drafted, self._probe, self._drafts = 0, _PROBE, 0
-        """The latest round with a draft; plain rounds after it until a probe; and how many there were."""
+        """The latest round with a draft; plain rounds after it until a probe; and how many there
+        were."""
         self._planned = 1, 0, 0.0
-        """Texts of the latest round that was decided on, tokens beside them, and expected tokens a second."""
+        """Texts of the latest round that was decided on, tokens beside them, and expected tokens a
+        second."""
 
     def text(self, temperature: float) -> TextAcceptance:
-        """A new text. How well drafts do depends on the temperature; like ones are one, for clients choose them."""
+        """A new text. How well drafts do depends on the temperature; like ones are one, for clients
+        choose them."""
         kind = round(min(temperature, _HOTTEST), 1)
         if kind not in self._classes:
             self._classes[kind] = TextAcceptance(None, self._shape.depth)
         self._review = 0
         return TextAcceptance(self._classes[kind], self._shape.depth)
 
-    def plan(self, texts: Sequence[TextAcceptance], unread: Iterable[int | None], beside: int = 0) -> list[int]:
-        """Levels to draft for each text. `unread` tokens of it, the latest round's left out, the drafter must read
-        first (None: it cannot draft for this one); `beside` other tokens are in the forward."""
+    def plan(
+        self, texts: Sequence[TextAcceptance], unread: Iterable[int | None], beside: int = 0
+    ) -> list[int]:
+        """Levels to draft for each text. `unread` tokens of it, the latest round's left out, the
+        drafter must read first (None: it cannot draft for this one); `beside` other tokens are in
+        the forward."""
         depths = [0] * len(texts)
         self._now += bool(texts)
         plain = self.forward.seconds(len(texts) + beside)
@@ -225,16 +245,21 @@ class Policy:
         elif not best.depth:
             self._review = self._now + _REVIEW
             rounds = self._now - self._drafted
-            if rounds > self._probe and min(reading.values(), default=math.inf) < _READ_SHARE * rounds * plain:
+            if (
+                rounds > self._probe
+                and min(reading.values(), default=math.inf) < _READ_SHARE * rounds * plain
+            ):
                 self._probe = min(2 * self._probe, _LONGEST_PROBE)
                 best = _Best(best.rate, 1, [min(reading, key=reading.__getitem__)])
         else:
             self._probe = _PROBE
         self._planned = len(texts), beside, best.rate
-        stalled, readers = 0.0, 0
+        stalled = 0.0
+        readers = 0
         for place in best.places:
             if missed[place]:
-                stalled, readers = stalled + reading[place], readers + 1
+                stalled = stalled + reading[place]
+                readers = readers + 1
                 if readers > 1 and (stalled > _STALL * plain or not self._readings):
                     continue
             depths[place] = best.depth
@@ -243,15 +268,27 @@ class Policy:
                 texts[place].accepted.forget()
         return depths
 
-    def _best(self, texts: Sequence[TextAcceptance], reading: dict[int, float], beside: int, plain: float) -> _Best:
-        best, many = _Best(_MARGIN * len(texts) / plain), len(texts)
+    def _best(
+        self, texts: Sequence[TextAcceptance], reading: dict[int, float], beside: int, plain: float
+    ) -> _Best:
+        best = _Best(_MARGIN * len(texts) / plain)
+        many = len(texts)
         worth = many / plain / _HORIZON
         """Tokens that a second of reading costs in each of the next rounds."""
-        gains = {at: self._hope if self._now >= texts[at].due else texts[at].accepted.totals() for at in reading}
-        levels = {at: self._all if self._now >= texts[at].due else texts[at].drafted.totals() for at in reading}
+        gains = {
+            at: self._hope if self._now >= texts[at].due else texts[at].accepted.totals()
+            for at in reading
+        }
+        levels = {
+            at: self._all if self._now >= texts[at].due else texts[at].drafted.totals()
+            for at in reading
+        }
         for depth in self._depths:
             order = sorted(reading, key=lambda at: worth * reading[at] - gains[at][depth - 1])
-            won, run, longest, read = float(many), 0.0, 0.0, 0.0
+            won = float(many)
+            run = 0.0
+            longest = 0.0
+            read = 0.0
             for count, at in enumerate(order, 1):
                 won += gains[at][depth - 1]
                 run += levels[at][depth - 1]
@@ -271,8 +308,8 @@ class Policy:
         return (self.first.seconds(texts) + (levels - 1) * self.further.seconds(texts)) / cold
 
     def shape(self, levels: int) -> TreeShape:
-        """A tree of so many levels in which each node promises what its time in the forward is worth, and each level
-        what the drafter's time is worth, at the expected tokens a second."""
+        """A tree of so many levels in which each node promises what its time in the forward is
+        worth, and each level what the drafter's time is worth, at the expected tokens a second."""
         texts, beside, rate = self._planned
         plain = texts + beside
         node = self.forward.added(8, beside=plain) / 8
@@ -285,13 +322,16 @@ class Policy:
         )
 
     def matching(self, text: TextAcceptance) -> float:
-        """Accepted tokens that a draft which costs nothing to make must promise, to be worth as much as ours."""
+        """Accepted tokens that a draft which costs nothing to make must promise, to be worth as
+        much as ours."""
         texts, beside, _ = self._planned
         plain = self.forward.seconds(texts + beside)
         best = 1.0
         for depth in self._depths if plain else ():
             levels = text.drafted.totals()[depth - 1]
-            seconds = self._drafting(texts, levels) + self.forward.seconds(beside + texts * (1 + self._width * levels))
+            seconds = self._drafting(texts, levels) + self.forward.seconds(
+                beside + texts * (1 + self._width * levels)
+            )
             best = max(best, (1 + text.accepted.totals()[depth - 1]) * plain / max(plain, seconds))
         return best - 1.0
 
@@ -313,15 +353,19 @@ class Policy:
             return
         self._drafted = self._now
         self._drafts += 1
-        self._learn_levels(len(drafts), max(1, *(draft.levels for draft in drafts)), ran.draft_seconds)
+        self._learn_levels(
+            len(drafts), max(1, *(draft.levels for draft in drafts)), ran.draft_seconds
+        )
         for draft in drafts:
             if draft.levels:
                 self._width += 0.02 * (draft.nodes / draft.levels - self._width)
             draft.text.add(self._now, draft.asked, draft.levels, draft.accepted)
 
     def _learn_levels(self, texts: int, levels: int, seconds: float) -> None:
-        """A draft that took longer or less than expected took so in the same proportion in all its levels."""
-        first, mean = self.first.seconds(texts), seconds / levels
+        """A draft that took longer or less than expected took so in the same proportion in all its
+        levels."""
+        first = self.first.seconds(texts)
+        mean = seconds / levels
         further = self.further.seconds(texts) or first
         known = first + (levels - 1) * further
         self.first.observe(texts, seconds * first / known if first else mean)
@@ -332,11 +376,13 @@ class Policy:
 
 
 def least_chance(forward: Cost, rows: int) -> float:
-    """The chance of being accepted from which on one more token of a draft pays, in a forward of so many sessions: it
-    saves its session a forward, and makes this one longer for all. Likelier ones than not may always go along."""
+    """The chance of being accepted from which on one more token of a draft pays, in a forward of so
+    many sessions: it saves its session a forward, and makes this one longer for all. Likelier ones
+    than not may always go along."""
     return min(0.5, forward.added(8, beside=rows) / 8 * rows / forward.seconds(rows))
 
 
 def _log(share: float) -> float:
-    """Of a probability that a draft must have: nothing is asked for what costs nothing, and never certainty."""
+    """Of a probability that a draft must have: nothing is asked for what costs nothing, and never
+    certainty."""
     return math.log(min(share, _MOST_ASKED)) if share > 0 else -math.inf

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 _ANCHOR = 4
 """Tokens that the answer and the prediction must share before the prediction is used (again)."""
 _MISSES = 3
-"""After so many drafts in a row without an accepted token the drafter drafts, until twice as many tokens are shared."""
+"""After so many drafts in a row without an accepted token the drafter drafts, until twice as many
+tokens are shared."""
 
 
 class Prediction:
-    """Aligns the answer with a predicted text, also after they differed. Without an index: a search through the bytes
-    of thousands of tokens takes microseconds."""
+    """Aligns the answer with a predicted text, also after they differed. Without an index: a search
+    through the bytes of thousands of tokens takes microseconds."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = list(tokens)
@@ -23,7 +24,8 @@ class Prediction:
         self._misses = 0
 
     def after(self, output: Sequence[int], limit: int) -> list[int]:
-        """At most `limit` predicted tokens after `output`; none if the answer differs from the prediction here."""
+        """At most `limit` predicted tokens after `output`; none if the answer differs from the
+        prediction here."""
         at = len(output) if list(output) == self._tokens[: len(output)] else self._found(output)
         if at is None or (self._misses >= _MISSES and not self._sure(output, at)):
             return []
@@ -39,8 +41,8 @@ class Prediction:
         return at >= length and list(output[-length:]) == self._tokens[at - length : at]
 
     def _found(self, output: Sequence[int]) -> int | None:
-        """The end of the nearest match after the last position, so that skipped text stays skipped; else of the last
-        match."""
+        """The end of the nearest match after the last position, so that skipped text stays skipped;
+        else of the last match."""
         anchor = _bytes(output[-_ANCHOR:])
         if len(output) < _ANCHOR:
             return None

@@ -1,1 +1,2 @@
-"""Training a drafter beside its frozen target, and the plain language-model training that made the demo's target."""
+"""Training a drafter beside its frozen target, and the plain language-model training that made the
+demo's target."""

@@ -1,10 +1,10 @@
 """Trains drafters of features as they draft: along chains of their own outputs.
 
-Every token is predicted from the target's states before it; then, from one anchor in every `length` tokens, a chain
-reads its own outputs (EAGLE-3's training-time test). A chain's tokens count `length` times: in expectation that is the
-loss of chains from every token, and seven steps cost two forwards in place of seven. Every second step's chains are
-`late` tokens long, for states that come late; and a drafter that goes on without any learns the whole text from its
-own outputs.
+Every token is predicted from the target's states before it; then, from one anchor in every `length`
+tokens, a chain reads its own outputs (EAGLE-3's training-time test). A chain's tokens count
+`length` times: in expectation that is the loss of chains from every token, and seven steps cost two
+forwards in place of seven. Every second step's chains are `late` tokens long, for states that come
+late; and a drafter that goes on without any learns the whole text from its own outputs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class ChainSettings(DistillSettings):
     decay: float = 1.0
     """The k-th token of a chain counts decay ** k. EAGLE-3's authors: 0.8."""
     absent: float = 4.0
-    """What a token counts that is predicted without any state of the target; 0: such tokens are not learnt."""
+    """What a token counts that is predicted without any state of the target; 0: such tokens are not
+    learnt."""
 
 
 class ChainTraining(Distillation):
@@ -42,16 +43,19 @@ class ChainTraining(Distillation):
 
     settings: ChainSettings
 
-    def __init__(self, model: Any, teacher: Teacher, settings: ChainSettings, seed: int = 0) -> None:
+    def __init__(
+        self, model: Any, teacher: Teacher, settings: ChainSettings, seed: int = 0
+    ) -> None:
         super().__init__(model, teacher, settings, seed)
         teacher.tap(model.config.taps)
 
     def loss(self, batch: Batch, step: int, progress: float) -> Loss:
-        """The weighted sum over all chains. Shown: how often the first token is right, each of the later ones if those
-        before it are, and a token without any state."""
+        """The weighted sum over all chains. Shown: how often the first token is right, each of the
+        later ones if those before it are, and a token without any state."""
         model: Any = self.module
         lesson = self.teacher(batch)
-        device, settings = lesson.hidden.device, self.settings
+        device = lesson.hidden.device
+        settings = self.settings
         ids, positions, segments = (
             torch.from_numpy(x).to(device) for x in (batch.ids, batch.positions, batch.segments)
         )
@@ -60,14 +64,23 @@ class ChainTraining(Distillation):
         drawn = np.random.default_rng([self.seed, step])  # in every process the same
         length = settings.late if drawn.random() < 0.5 else settings.length
         start = int(drawn.integers(length))
-        states, goals, counts = [], [], []
-        for lag, hidden, at, valid in chains(model, ids, positions, segments, features, start, length):
+        states = []
+        goals = []
+        counts = []
+        for lag, hidden, at, valid in chains(
+            model, ids, positions, segments, features, start, length
+        ):
             chosen = wanted.gather(1, at) & valid
             states.append(hidden[chosen])
-            goals.append(lesson.hidden.gather(1, at.unsqueeze(-1).expand(*at.shape, lesson.hidden.shape[-1]))[chosen])
+            goals.append(
+                lesson.hidden.gather(
+                    1, at.unsqueeze(-1).expand(*at.shape, lesson.hidden.shape[-1])
+                )[chosen]
+            )
             each = settings.decay**lag * length if lag else 1.0
             counts.append(torch.full((len(states[-1]),), each, device=device))
-        first, of_chains = len(counts[0]), sum(map(len, counts))
+        first = len(counts[0])
+        of_chains = sum(map(len, counts))
         if settings.absent:
             states.append(absent(model, ids, positions, segments)[wanted])
             goals.append(lesson.hidden[wanted])
@@ -75,7 +88,11 @@ class ChainTraining(Distillation):
         found = self._compare(torch.cat(states), torch.cat(goals), self._heads(batch, step))
         counted = torch.cat(counts)
         weight = counted.sum()
-        parts = {"agree": (0, first), "agree_later": (first, of_chains), "agree_absent": (of_chains, len(counted))}
+        parts = {
+            "agree": (0, first),
+            "agree_later": (first, of_chains),
+            "agree_absent": (of_chains, len(counted)),
+        }
         # The loop divides what is shown by the weight.
         shown = {
             name: (found.agree[a:b].mean() if b > a else weight.new_zeros(())) * weight
@@ -92,7 +109,8 @@ def shifted(features: Tensor, positions: Tensor) -> Tensor:
 
 
 def visible(model: Any, positions: Tensor, segments: Tensor) -> Tensor:
-    """`[B, L, L]`: rows of true features that a token sees; where no feature was before it, a row may not be used."""
+    """`[B, L, L]`: rows of true features that a token sees; where no feature was before it, a row
+    may not be used."""
     seen = causal(segments)
     if model.reads_first:
         return seen
@@ -101,14 +119,22 @@ def visible(model: Any, positions: Tensor, segments: Tensor) -> Tensor:
 
 
 def chains(
-    model: Any, ids: Tensor, positions: Tensor, segments: Tensor, features: Tensor, start: int, length: int
+    model: Any,
+    ids: Tensor,
+    positions: Tensor,
+    segments: Tensor,
+    features: Tensor,
+    start: int,
+    length: int,
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-    """How far along its chain, the states, their places and which are valid: first all tokens after true features, then
-    the chains from `start`, `start + length`, ..."""
+    """How far along its chain, the states, their places and which are valid: first all tokens after
+    true features, then the chains from `start`, `start + length`, ..."""
     rows, size = ids.shape
     index = torch.arange(size, device=ids.device)
     seen = visible(model, positions, segments)
-    hidden, past = model.step(ids, features, positions, additive(seen).unsqueeze(1), model.empty_rows(ids))
+    hidden, past = model.step(
+        ids, features, positions, additive(seen).unsqueeze(1), model.empty_rows(ids)
+    )
     yield 0, hidden, index.expand(rows, -1), torch.ones_like(ids, dtype=torch.bool)
     anchors = index[start : size - 1 : length]
     usable = segments[:, anchors] > 0
@@ -121,10 +147,13 @@ def chains(
 
 
 def absent(model: Any, ids: Tensor, positions: Tensor, segments: Tensor) -> Tensor:
-    """States without any of the target's: of a second pass, whose features are what the first made of the token before.
-    On the device each token reads what the one before it made; two passes come close, and run all tokens at once."""
+    """States without any of the target's: of a second pass, whose features are what the first made
+    of the token before. On the device each token reads what the one before it made; two passes come
+    close, and run all tokens at once."""
     mask = additive(visible(model, positions, segments)).unsqueeze(1)
-    features = torch.zeros(*ids.shape, model.feature_size, dtype=model.weight.dtype, device=ids.device)
+    features = torch.zeros(
+        *ids.shape, model.feature_size, dtype=model.weight.dtype, device=ids.device
+    )
     for _ in range(2):
         hidden, _ = model.step(ids, features, positions, mask, model.empty_rows(ids))
         features = shifted(model.again(hidden), positions)
@@ -132,16 +161,27 @@ def absent(model: Any, ids: Tensor, positions: Tensor, segments: Tensor) -> Tens
 
 
 def drafted(
-    model: Any, ids: Tensor, positions: Tensor, visible: Tensor, hidden: Tensor, past: Any, anchors: Tensor, length: int
+    model: Any,
+    ids: Tensor,
+    positions: Tensor,
+    visible: Tensor,
+    hidden: Tensor,
+    past: Any,
+    anchors: Tensor,
+    length: int,
 ) -> Iterator[tuple[int, Tensor]]:
-    """States of chains along the text from `anchors`: each reads its own outputs, true rows up to its anchor, and its
-    own rows."""
+    """States of chains along the text from `anchors`: each reads its own outputs, true rows up to
+    its anchor, and its own rows."""
     keys, values = past
-    seen, last = visible[:, anchors], hidden[:, anchors]
+    seen = visible[:, anchors]
+    last = hidden[:, anchors]
     own = torch.eye(len(anchors), dtype=torch.bool, device=ids.device).expand(len(ids), -1, -1)
     for lag in range(1, length):
         place = (anchors + lag).clamp(max=ids.shape[1] - 1)
         mask = additive(torch.cat([seen, *[own] * lag], -1)).unsqueeze(1)
-        last, (key, value) = model.step(ids[:, place], model.again(last), positions[:, place], mask, (keys, values))
-        keys, values = torch.cat([keys, key], -2), torch.cat([values, value], -2)
+        last, (key, value) = model.step(
+            ids[:, place], model.again(last), positions[:, place], mask, (keys, values)
+        )
+        keys = torch.cat([keys, key], -2)
+        values = torch.cat([values, value], -2)
         yield lag, last

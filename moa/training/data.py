@@ -1,7 +1,9 @@
-"""Training text as packed rows on disk: written once, read by memory map, so memory stays flat at any size.
+"""Training text as packed rows on disk: written once, read by memory map, so memory stays flat at
+any size.
 
-A row holds whole documents side by side (`segments` says which), each with its own positions and its own attention.
-The batch of a step is a fixed function of (seed, step), so a resumed run and a run over more processes see the same.
+A row holds whole documents side by side (`segments` says which), each with its own positions and
+its own attention. The batch of a step is a fixed function of (seed, step), so a resumed run and a
+run over more processes see the same.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from numpy.typing import NDArray
 from moa.errors import UsageError
 
 OPEN_ROWS = 16
-"""Rows filled at the same time: enough to nearly always find a document that fits the last gap of a row."""
+"""Rows filled at the same time: enough to nearly always find a document that fits the last gap of a
+row."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ class Document:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of `[B, L]`: ids, segment numbers from 1 (0 is padding), positions in the document, wanted tokens."""
+    """Rows of `[B, L]`: ids, segment numbers from 1 (0 is padding), positions in the document,
+    wanted tokens."""
 
     ids: NDArray[np.int64]
     segments: NDArray[np.int64]
@@ -58,7 +62,8 @@ class Batch:
 
 
 class PackedRows:
-    """Rows on disk: `tokens.npy` and `marks.npy` (segment number, negative where the token is not wanted)."""
+    """Rows on disk: `tokens.npy` and `marks.npy` (segment number, negative where the token is not
+    wanted)."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -67,7 +72,9 @@ class PackedRows:
         except (OSError, ValueError, EOFError) as error:
             raise UsageError(f"no packed training data in {folder}: {error}") from None
         if self._tokens.shape != self._marks.shape or self._tokens.ndim != 2:
-            raise UsageError(f"the packed training data in {folder} is damaged", hint="delete the folder")
+            raise UsageError(
+                f"the packed training data in {folder} is damaged", hint="delete the folder"
+            )
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -75,7 +82,8 @@ class PackedRows:
     def first(self, count: int) -> Self:
         """Only so many of them."""
         part = copy.copy(self)
-        part._tokens, part._marks = self._tokens[:count], self._marks[:count]
+        part._tokens = self._tokens[:count]
+        part._marks = self._marks[:count]
         return part
 
     @property
@@ -107,7 +115,9 @@ class PackedRows:
         """Chosen rows as a batch."""
         marks = self._marks[rows].astype(np.int64)
         segments = np.abs(marks)
-        start = np.concatenate([np.ones((len(rows), 1), bool), segments[:, 1:] != segments[:, :-1]], axis=1)
+        start = np.concatenate(
+            [np.ones((len(rows), 1), bool), segments[:, 1:] != segments[:, :-1]], axis=1
+        )
         index = np.broadcast_to(np.arange(segments.shape[1]), segments.shape)
         positions = index - np.maximum.accumulate(np.where(start, index, 0), axis=1)
         return Batch(self._tokens[rows].astype(np.int64), segments, positions, marks > 0, rows)
@@ -124,7 +134,9 @@ def pack(documents: Iterable[Document], length: int, out: Path) -> PackedRows:
             tokens.append(row_ids)
             marks.append(row_marks)
         if not tokens.rows:
-            raise UsageError("the files of --data hold nothing to learn: no answer, and no text of two tokens")
+            raise UsageError(
+                "the files of --data hold nothing to learn: no answer, and no text of two tokens"
+            )
     return PackedRows(out)
 
 
@@ -132,7 +144,10 @@ class _RowFile:
     """An `.npy` file that grows by rows; it gets its final name when it is complete."""
 
     def __init__(self, path: Path, length: int, dtype: type[np.signedinteger]) -> None:
-        self.path, self.length, self.dtype, self.rows = path, length, np.dtype(dtype), 0
+        self.path = path
+        self.length = length
+        self.dtype = np.dtype(dtype)
+        self.rows = 0
         self._part = path.with_suffix(".part")
         self._file = self._part.open("wb")
         self._write_header()
@@ -157,7 +172,12 @@ class _RowFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         if kind is None:
             self._write_header()
         with self._file:  # closes the file even if the disk is full

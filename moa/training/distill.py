@@ -1,4 +1,5 @@
-"""Distillation: train a drafter to predict its target's tokens from activations that are up to T tokens old."""
+"""Distillation: train a drafter to predict its target's tokens from activations that are up to T
+tokens old."""
 
 from __future__ import annotations
 
@@ -38,44 +39,65 @@ class Compared(NamedTuple):
         return Loss(self.loss.sum(), torch.ones_like(self.loss).sum(), {"agree": self.agree.sum()})
 
 
-def compare(mine: Tensor, theirs: Tensor, head: SharedWeights, their_head: SharedWeights) -> Compared:
-    """The KL from the target's final states `[N, H]` to the drafter's, through their heads; has a gradient."""
+def compare(
+    mine: Tensor, theirs: Tensor, head: SharedWeights, their_head: SharedWeights
+) -> Compared:
+    """The KL from the target's final states `[N, H]` to the drafter's, through their heads; has a
+    gradient."""
     return Compared(*_ThroughHead.apply(mine, theirs, head, their_head))
 
 
 def divergence(logits: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
-    """KL(target || draft) of every row of `logits` to the target's, `goal`, and its gradient by `logits`; both in
-    float32."""
-    draft, target = F.log_softmax(logits, -1), F.log_softmax(goal, -1)
+    """KL(target || draft) of every row of `logits` to the target's, `goal`, and its gradient by
+    `logits`; both in float32."""
+    draft = F.log_softmax(logits, -1)
+    target = F.log_softmax(goal, -1)
     likely = target.exp()
     loss = target.sub_(draft).mul_(likely).sum(-1)
     return loss, draft.exp_().sub_(likely)
 
 
 class _ThroughHead(torch.autograd.Function):
-    """Logits take most of the memory in training a drafter: four times the vocabulary for each row. Heads are frozen
-    and each row's loss is independent, so a row's gradient is computed together with its loss, and the logits of a
-    chunk are freed: memory does not grow with the vocabulary, and a chunk fits the caches."""
+    """Logits take most of the memory in training a drafter: four times the vocabulary for each row.
+    Heads are frozen and each row's loss is independent, so a row's gradient is computed together
+    with its loss, and the logits of a chunk are freed: memory does not grow with the vocabulary,
+    and a chunk fits the caches."""
 
     @staticmethod
     def forward(
         ctx: Any, mine: Tensor, theirs: Tensor, own: SharedWeights, their: SharedWeights
     ) -> tuple[Tensor, Tensor]:
         device = mine.device.type
-        lower = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else their.head.dtype
+        lower = (
+            torch.get_autocast_dtype(device)
+            if torch.is_autocast_enabled(device)
+            else their.head.dtype
+        )
         # Tables of one vocabulary may be padded differently.
         size = min(len(own.head), len(their.head))
-        head, goal_head, cap = own.head[:size].to(lower), their.head[:size].to(lower), own.logit_softcap
+        head, goal_head, cap = (
+            own.head[:size].to(lower),
+            their.head[:size].to(lower),
+            own.logit_softcap,
+        )
         count = len(mine)
         rows = max(1, min(count, _CHUNK.get(device, _CHUNK["cuda"]) // size))
-        losses, agreed, gradients = [], [], []
-        # The last chunk is as large as the others: a CPU's bf16 kernels keep memory for every shape.
+        losses = []
+        agreed = []
+        gradients = []
+        # The last chunk is as large as the others: a CPU's bf16 kernels keep memory for every
+        # shape.
         missing = -count % rows
-        mine, theirs = F.pad(mine, (0, 0, 0, missing)), F.pad(theirs, (0, 0, 0, missing))
+        mine = F.pad(mine, (0, 0, 0, missing))
+        theirs = F.pad(theirs, (0, 0, 0, missing))
         with torch.autocast(device, enabled=False):
-            for x, y in zip(mine.detach().to(lower).split(rows), theirs.to(lower).split(rows), strict=True):
-                logits, goal = F.linear(x, head).float(), F.linear(y, goal_head).float()
-                logits, goal = _capped(logits, cap), _capped(goal, their.logit_softcap)
+            for x, y in zip(
+                mine.detach().to(lower).split(rows), theirs.to(lower).split(rows), strict=True
+            ):
+                logits = F.linear(x, head).float()
+                goal = F.linear(y, goal_head).float()
+                logits = _capped(logits, cap)
+                goal = _capped(goal, their.logit_softcap)
                 agreed.append(logits.argmax(-1) == goal.argmax(-1))
                 raised = 0.0 if own.bias is None else own.bias
                 loss, slope = divergence(logits + raised, goal + raised)
@@ -88,7 +110,9 @@ class _ThroughHead(torch.autograd.Function):
         agree = torch.cat(agreed)[:count].float() if agreed else none
         ctx.mark_non_differentiable(agree)
         ctx.dtype = mine.dtype
-        ctx.save_for_backward(torch.cat(gradients)[:count] if gradients else torch.zeros_like(mine[:count]))
+        ctx.save_for_backward(
+            torch.cat(gradients)[:count] if gradients else torch.zeros_like(mine[:count])
+        )
         return torch.cat(losses)[:count] if losses else none.clone(), agree
 
     @staticmethod
@@ -110,18 +134,25 @@ class DistillSettings:
     loss_weight: float = 1.0
     """Weight of KL(target || draft)."""
     feature_weight: float = 0.0
-    """Weight of smooth-L1 between the drafter's and the target's final states (the paper: 1, beside 0.1 of KL)."""
+    """Weight of smooth-L1 between the drafter's and the target's final states (the paper: 1, beside
+    0.1 of KL)."""
     anchors: AnchorRule = field(default_factory=AnchorRule)
     staircase: bool = False
-    """SA sees only tokens after the latest anchor, with a probability that falls from 1 to 0 over the first half of the
-    run."""
+    """SA sees only tokens after the latest anchor, with a probability that falls from 1 to 0 over
+    the first half of the run."""
 
     def __post_init__(self) -> None:
-        if self.loss_weight < 0 or self.feature_weight < 0 or self.loss_weight + self.feature_weight == 0:
+        if (
+            self.loss_weight < 0
+            or self.feature_weight < 0
+            or self.loss_weight + self.feature_weight == 0
+        ):
             raise ConfigError("the weights of the losses must not be negative, and not all zero")
 
 
-PAPER = DistillSettings(loss_weight=0.1, feature_weight=1.0, staircase=True, anchors=AnchorRule(strict=False))
+PAPER = DistillSettings(
+    loss_weight=0.1, feature_weight=1.0, staircase=True, anchors=AnchorRule(strict=False)
+)
 """The public training code's choices."""
 TOKENS_AT_ONCE = 2048
 """Tokens per LSA chunk with gradient checkpointing."""
@@ -130,15 +161,17 @@ TOKENS_STEP = 256
 
 
 def in_steps(read: Tensor) -> Tensor:
-    """`read` with more positions, up to a multiple of `TOKENS_STEP`: a CPU's bf16 kernels keep memory for every shape
-    that they have seen, and without this each step brings a new one. No query sees the additional records."""
+    """`read` with more positions, up to a multiple of `TOKENS_STEP`: a CPU's bf16 kernels keep
+    memory for every shape that they have seen, and without this each step brings a new one. No
+    query sees the additional records."""
     flat = read.flatten()
     more = (~flat).nonzero().flatten()[: -int(flat.sum()) % TOKENS_STEP]
     return flat.index_fill(0, more, True).view_as(read)
 
 
 def wanted_places(batch: Batch) -> Tensor:
-    """`[B, L]`: where the next token is learnt: no document's last token, and none before one that the user wrote."""
+    """`[B, L]`: where the next token is learnt: no document's last token, and none before one that
+    the user wrote."""
     segments = torch.from_numpy(batch.segments)
     wanted = torch.from_numpy(batch.wanted)[:, 1:] & (segments[:, 1:] == segments[:, :-1])
     return F.pad(wanted, (0, 1))
@@ -148,17 +181,24 @@ class Distillation:
     """The `Objective` of the training loop: a drafter beside its frozen teacher."""
 
     def __init__(
-        self, drafter: Drafter, teacher: Teacher, settings: DistillSettings, seed: int = 0, *,
+        self,
+        drafter: Drafter,
+        teacher: Teacher,
+        settings: DistillSettings,
+        seed: int = 0,
+        *,
         gradient_checkpointing: bool = False,
-    ) -> None:  # fmt: skip
-        """`gradient_checkpointing` recomputes LSA and the blocks for their gradients: less memory, more time."""
+    ) -> None:
+        """`gradient_checkpointing` recomputes LSA and the blocks for their gradients: less memory,
+        more time."""
         self.module = drafter.train()
         self.gradient_checkpointing = gradient_checkpointing
         self.teacher = teacher
         self.settings = settings
         self.seed = seed
         self.part_of_head: Callable[[Batch, int], SharedWeights] | None = None
-        """For each step a part of the target's head, where drafter and target are compared over a part only."""
+        """For each step a part of the target's head, where drafter and target are compared over a
+        part only."""
 
     def loss(self, batch: Batch, step: int, progress: float) -> Loss:
         """The drafter's loss at every position whose next token is wanted."""
@@ -166,10 +206,15 @@ class Distillation:
         lesson = self.teacher(batch)
         hidden = self._draft(batch, lesson, latest, step, progress)
         wanted = wanted_places(batch).to(hidden.device)
-        return self._compare(hidden[wanted], lesson.hidden[wanted], self._heads(batch, step)).summed()
+        return self._compare(
+            hidden[wanted], lesson.hidden[wanted], self._heads(batch, step)
+        ).summed()
 
-    def _draft(self, batch: Batch, lesson: Lesson, latest: NDArray[np.int64], step: int, progress: float) -> Tensor:
-        drafter, settings = self.module, self.settings
+    def _draft(
+        self, batch: Batch, lesson: Lesson, latest: NDArray[np.int64], step: int, progress: float
+    ) -> Tensor:
+        drafter = self.module
+        settings = self.settings
         device = lesson.hidden.device
         positions = torch.from_numpy(batch.positions).to(device)
         seen = record_mask(batch, latest, strict=settings.anchors.strict, device=device)
@@ -191,7 +236,9 @@ class Distillation:
             borrowed = additive(borrowed_mask(batch, seen)).unsqueeze(1)
         inputs: tuple[Any, ...] = (ids, positions, tokens, past, *records)
         if self.gradient_checkpointing:
-            hidden, _ = checkpoint(drafter.features, *inputs, borrowed_mask=borrowed, use_reentrant=False)
+            hidden, _ = checkpoint(
+                drafter.features, *inputs, borrowed_mask=borrowed, use_reentrant=False
+            )
         else:
             hidden, _ = drafter.features(*inputs, borrowed_mask=borrowed)
         return hidden
@@ -201,13 +248,18 @@ class Distillation:
         inputs = lesson.keys[:, read], lesson.values[:, read], lesson.hidden[read], positions[read]
         if self.gradient_checkpointing:
             # In chunks, to bound the memory of recomputing: LSA holds every token once per layer.
-            pieces = zip(*(x.split(TOKENS_AT_ONCE, dim=int(x.ndim == 4)) for x in inputs), strict=True)
-            parts = [checkpoint(self.module.project, *piece, use_reentrant=False) for piece in pieces]
+            pieces = zip(
+                *(x.split(TOKENS_AT_ONCE, dim=int(x.ndim == 4)) for x in inputs), strict=True
+            )
+            parts = [
+                checkpoint(self.module.project, *piece, use_reentrant=False) for piece in pieces
+            ]
             rows = tuple(torch.cat(kind) for kind in zip(*parts, strict=True))
         else:
             rows = self.module.project(*inputs)
         key, value = (
-            row.new_zeros(*read.shape, *row.shape[1:]).index_put((read,), row).transpose(1, 2) for row in rows
+            row.new_zeros(*read.shape, *row.shape[1:]).index_put((read,), row).transpose(1, 2)
+            for row in rows
         )
         return key, value
 
@@ -217,7 +269,9 @@ class Distillation:
         part = self.part_of_head(batch, step)
         return part, part
 
-    def _compare(self, mine: Tensor, theirs: Tensor, heads: tuple[SharedWeights, SharedWeights]) -> Compared:
+    def _compare(
+        self, mine: Tensor, theirs: Tensor, heads: tuple[SharedWeights, SharedWeights]
+    ) -> Compared:
         settings = self.settings
         found = compare(mine, theirs, *heads)
         each = settings.loss_weight * found.loss

@@ -1,4 +1,5 @@
-"""`--generate`: the target answers the data's prompts, so that the drafter is trained on the target's own text."""
+"""`--generate`: the target answers the data's prompts, so that the drafter is trained on the
+target's own text."""
 
 from __future__ import annotations
 
@@ -21,10 +22,12 @@ PROMPT_TOKENS = 64
 
 
 class GeneratedAnswers:
-    """`generated.jsonl`: one line per prompt, in the data's order, and a file with the settings it was made with."""
+    """`generated.jsonl`: one line per prompt, in the data's order, and a file with the settings it
+    was made with."""
 
     def __init__(self, out: Path, made_with: dict[str, Any]) -> None:
-        self.path, self._about = out / "generated.jsonl", out / "generated.json"
+        self.path = out / "generated.jsonl"
+        self._about = out / "generated.json"
         self.made_with: dict[str, Any] = json.loads(json.dumps(made_with))
 
     def complete(self) -> bool:
@@ -33,18 +36,26 @@ class GeneratedAnswers:
             return False
         try:
             about = json.loads(self._about.read_text(encoding="utf-8"))
-            saved, done = about["made_with"], bool(about["complete"])
+            saved = about["made_with"]
+            done = bool(about["complete"])
         except (json.JSONDecodeError, KeyError, TypeError):
-            raise UsageError(f"{self._about} is damaged", hint="delete it and generated.jsonl") from None
-        if different := sorted(k for k in {*saved, *self.made_with} if saved.get(k) != self.made_with.get(k)):
+            raise UsageError(
+                f"{self._about} is damaged", hint="delete it and generated.jsonl"
+            ) from None
+        if different := sorted(
+            k for k in {*saved, *self.made_with} if saved.get(k) != self.made_with.get(k)
+        ):
             raise UsageError(
                 f"{self.path} was generated with another {different[0].replace('_', ' ')}",
                 hint="use the flags it was made with, or another folder",
             )
         return done
 
-    def write(self, target: Target, prompts: Iterable[Sequence[int]], *, quiet: bool = False) -> None:
-        """Answer every prompt that has no line yet; one for which the target has no room is left out."""
+    def write(
+        self, target: Target, prompts: Iterable[Sequence[int]], *, quiet: bool = False
+    ) -> None:
+        """Answer every prompt that has no line yet; one for which the target has no room is left
+        out."""
         if self.complete():
             return
         self._about.parent.mkdir(parents=True, exist_ok=True)
@@ -53,12 +64,23 @@ class GeneratedAnswers:
         room = target.pool.capacity - made_with["max_new_tokens"]
         asked = [array("i", prompt) for prompt in prompts if 0 < len(prompt) <= room]
         done = self._whole_windows(target.pool.slots)
-        with self.path.open("a", encoding="utf-8") as file, Progress(len(asked), done, quiet=quiet, of="answer") as bar:
+        with (
+            self.path.open("a", encoding="utf-8") as file,
+            Progress(len(asked), done, quiet=quiet, of="answer") as bar,
+        ):
             for at in range(done, len(asked), target.pool.slots):
                 began = time.perf_counter()
-                # The noise of a sampled token is a function of seed and position: another seed for every window.
-                sampling = SamplingSettings(temperature=made_with["temperature"], seed=made_with["seed"] + at)
-                answers = generate(target, asked[at : at + target.pool.slots], made_with["max_new_tokens"], sampling)
+                # The noise of a sampled token is a function of seed and position: another seed for
+                # every window.
+                sampling = SamplingSettings(
+                    temperature=made_with["temperature"], seed=made_with["seed"] + at
+                )
+                answers = generate(
+                    target,
+                    asked[at : at + target.pool.slots],
+                    made_with["max_new_tokens"],
+                    sampling,
+                )
                 for one in answers:
                     line = {"ids": one.ids, "prompt_tokens": one.prompt, "finish": one.finish}
                     file.write(json.dumps(line) + "\n")
@@ -68,7 +90,8 @@ class GeneratedAnswers:
         self._note(complete=True)
 
     def _whole_windows(self, size: int) -> int:
-        """Number of complete answers; a partial window of a killed process is removed and made again."""
+        """Number of complete answers; a partial window of a killed process is removed and made
+        again."""
         if not self.path.exists():
             return 0
         with self.path.open("r+b") as file:

@@ -1,5 +1,6 @@
-"""The start of a `StateDrafter`: its maps as the least-squares solution from the target's states and the next token to
-the next final state, and nothing from its layer. Before any training that predicts a third of the tokens."""
+"""The start of a `StateDrafter`: its maps as the least-squares solution from the target's states
+and the next token to the next final state, and nothing from its layer. Before any training that
+predicts a third of the tokens."""
 
 from __future__ import annotations
 
@@ -15,17 +16,22 @@ _TOKENS_PER_INPUT = 25
 _RIDGE = 1e-3
 """Of the inputs' mean square, added to each: inputs that hardly vary get no large weights."""
 _STREAM = 8.0
-"""The numbers between maps and head are so many times larger than the solution's: the optimizer's steps have one size
-for all matrices, and would undo the start before the layer has learnt anything."""
+"""The numbers between maps and head are so many times larger than the solution's: the optimizer's
+steps have one size for all matrices, and would undo the start before the layer has learnt
+anything."""
 
 
 @torch.no_grad()
 def solve(model: StateDrafter, teacher: Teacher, data: PackedRows, at_once: int = 8) -> None:
-    """Start `model` from rows of the data, drawn at random. The teacher must tap what the model reads."""
-    device, width = model.weight.device, model.config.hidden_size
+    """Start `model` from rows of the data, drawn at random. The teacher must tap what the model
+    reads."""
+    device = model.weight.device
+    width = model.config.hidden_size
     size = model.fuse.in_features + width
-    gram, goal = torch.zeros(size, size, device=device), torch.zeros(size, width, device=device)
-    power, count = torch.zeros(width, device=device), 0
+    gram = torch.zeros(size, size, device=device)
+    goal = torch.zeros(size, width, device=device)
+    power = torch.zeros(width, device=device)
+    count = 0
     drawn = np.random.default_rng(0).permutation(len(data))
     for at in range(0, len(data), at_once):
         batch = data.rows(drawn[at : at + at_once])
@@ -36,17 +42,23 @@ def solve(model: StateDrafter, teacher: Teacher, data: PackedRows, at_once: int 
         tokens = model.embed(torch.from_numpy(batch.ids).to(device)).float()
         x = torch.cat([states[:, :-1], tokens[:, 1:]], -1)[inside]
         y = lesson.hidden[:, 1:][inside].float()
-        gram, goal = gram.addmm(x.T, x), goal.addmm(x.T, y)
-        power, count = power + y.square().sum(0), count + len(x)
+        gram = gram.addmm(x.T, x)
+        goal = goal.addmm(x.T, y)
+        power = power + y.square().sum(0)
+        count = count + len(x)
         if count >= _TOKENS_PER_INPUT * size:
             break
     ridge = _RIDGE * gram.diagonal().mean() * torch.eye(size, device=device)
     scale = (power / max(1, count)).sqrt().clamp(min=1e-6)
     weights = torch.linalg.solve(gram + ridge, goal) / scale
-    of_states, of_token = weights[:-width], weights[-width:]
-    # What stands for the states of a drafted token: the solution's best guess of `fuse` from the final state alone.
+    of_states = weights[:-width]
+    of_token = weights[-width:]
+    # What stands for the states of a drafted token: the solution's best guess of `fuse` from the
+    # final state alone.
     between = gram[:-width, :-width]
-    own = torch.linalg.solve(between[-width:, -width:] + ridge[:width, :width], between[-width:] @ of_states)
+    own = torch.linalg.solve(
+        between[-width:, -width:] + ridge[:width, :width], between[-width:] @ of_states
+    )
     for linear, value in ((model.fuse, of_states), (model.token, of_token), (model.own, own)):
         linear.weight.copy_(_STREAM * value.T)
     model.scale.copy_(scale / _STREAM)

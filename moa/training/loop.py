@@ -1,5 +1,5 @@
-"""The training loop for any `Objective`: gradient accumulation, mixed precision, several processes, checkpoints,
-progress."""
+"""The training loop for any `Objective`: gradient accumulation, mixed precision, several processes,
+checkpoints, progress."""
 
 from __future__ import annotations
 
@@ -53,14 +53,18 @@ class LoopSettings:
         if not 0 <= self.seed < 2**31:
             raise ConfigError(f"seed must be within 0..{2**31 - 1}, not {self.seed}")
         if self.warmup < 0 or not 0 <= self.final_rate <= 1 or self.weight_decay < 0:
-            raise ConfigError("warmup and weight_decay must not be negative, and final_rate must be within 0..1")
+            raise ConfigError(
+                "warmup and weight_decay must not be negative, and final_rate must be within 0..1"
+            )
 
     def rate(self, step: int) -> float:
         """Learning rate of a step: linear up, then a cosine down."""
         if step < self.warmup:
             return self.learning_rate * (step + 1) / self.warmup
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.learning_rate * (self.final_rate + (1 - self.final_rate) * (1 + math.cos(math.pi * done)) / 2)
+        return self.learning_rate * (
+            self.final_rate + (1 - self.final_rate) * (1 + math.cos(math.pi * done)) / 2
+        )
 
 
 @dataclass(frozen=True)
@@ -87,12 +91,21 @@ class Loop:
     """Trains an objective to its end, from its last checkpoint."""
 
     def __init__(
-        self, objective: Objective, data: PackedRows, settings: LoopSettings, out: Path, *, quiet: bool = False,
+        self,
+        objective: Objective,
+        data: PackedRows,
+        settings: LoopSettings,
+        out: Path,
+        *,
+        quiet: bool = False,
         identity: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
-        """`identity` is what else determines the run, such as data and losses: a checkpoint with another identity is
-        refused."""
-        self.objective, self.data, self.settings, self.out = objective, data, settings, out
+    ) -> None:
+        """`identity` is what else determines the run, such as data and losses: a checkpoint with
+        another identity is refused."""
+        self.objective = objective
+        self.data = data
+        self.settings = settings
+        self.out = out
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         self.quiet = quiet or self.rank > 0
@@ -103,8 +116,13 @@ class Loop:
         self._identity = json.loads(json.dumps({**self._course(), **(identity or {})}))
 
     def _course(self) -> dict[str, Any]:
-        """Settings that determine the loss curve; how a step's rows are distributed over processes does not."""
-        course = {name: value for name, value in asdict(self.settings).items() if name != "checkpoint_every"}
+        """Settings that determine the loss curve; how a step's rows are distributed over processes
+        does not."""
+        course = {
+            name: value
+            for name, value in asdict(self.settings).items()
+            if name != "checkpoint_every"
+        }
         rows = course.pop("batch") * course.pop("accumulate") * self.world
         return course | {"rows of a step": rows}
 
@@ -114,12 +132,17 @@ class Loop:
         return self.parameters[0].device
 
     def run(self, *, stop_after: int | None = None) -> list[dict[str, float]]:
-        """Train to the end, or for `stop_after` more steps; returns the history, one entry per step."""
+        """Train to the end, or for `stop_after` more steps; returns the history, one entry per
+        step."""
         self.resume()
         if self.world > 1:  # what a start computes may round differently on another card
             for parameter in self.parameters:
                 dist.broadcast(parameter.data, 0)
-        last = self.settings.steps if stop_after is None else min(self.settings.steps, self.step + stop_after)
+        last = (
+            self.settings.steps
+            if stop_after is None
+            else min(self.settings.steps, self.step + stop_after)
+        )
         with Progress(self.settings.steps, self.step, quiet=self.quiet) as bar:
             while self.step < last:
                 began = time.perf_counter()
@@ -139,11 +162,15 @@ class Loop:
         sums: dict[str, Tensor] = {}
         tokens = 0
         for batch in self._batches():
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
+            with torch.autocast(
+                self.device.type, torch.bfloat16, enabled=settings.precision == "bf16"
+            ):
                 loss = self.objective.loss(batch, self.step, self.step / settings.steps)
             loss.total.backward()
             for name, value in {"loss": loss.total, "weight": loss.weight, **loss.shown}.items():
-                sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value.detach().float()
+                sums[name] = (
+                    sums.get(name, torch.zeros((), device=self.device)) + value.detach().float()
+                )
             tokens += int((batch.segments > 0).sum()) * self.world
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters]
         if self.world > 1:
@@ -168,19 +195,27 @@ class Loop:
     def _batches(self) -> Iterator[Batch]:
         for micro in range(self.settings.accumulate):
             at = self.step * self.settings.accumulate + micro
-            yield self.data.batch(self.settings.seed, at, self.settings.batch, rank=self.rank, world=self.world)
+            yield self.data.batch(
+                self.settings.seed, at, self.settings.batch, rank=self.rank, world=self.world
+            )
 
     # ---- checkpoints ------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
-        """Save everything a resumed run needs; the old checkpoint is removed when the new one is complete."""
+        """Save everything a resumed run needs; the old checkpoint is removed when the new one is
+        complete."""
         if self.rank > 0:
             return
-        folder, fresh, old = (self.out / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
+        folder, fresh, old = (
+            self.out / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old")
+        )
         shutil.rmtree(old, ignore_errors=True)
         try:
             self._write_checkpoint(fresh)
-        except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
+        except (
+            OSError,
+            RuntimeError,
+        ) as error:  # torch's writer turns a full disk into a RuntimeError
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
             shutil.rmtree(fresh, ignore_errors=True)
             raise UsageError(
@@ -198,7 +233,9 @@ class Loop:
         state = {
             "step": self.step,
             "identity": json.dumps(self._identity),
-            "module": {n: p for n, p in self.objective.module.named_parameters() if p.requires_grad},
+            "module": {
+                n: p for n, p in self.objective.module.named_parameters() if p.requires_grad
+            },
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
         }
         with (fresh / "history.jsonl").open("w", encoding="utf-8") as file:
@@ -216,7 +253,9 @@ class Loop:
             state = torch.load(folder / "state.pt", weights_only=True, map_location=self.device)
             self._refuse_another(json.loads(state.get("identity", "{}")))
             parameters = dict(self.objective.module.named_parameters())
-            if missing := {name for name, p in parameters.items() if p.requires_grad} ^ set(state["module"]):
+            if missing := {name for name, p in parameters.items() if p.requires_grad} ^ set(
+                state["module"]
+            ):
                 raise ValueError(f"{min(missing)} is not in both")
             with torch.no_grad():
                 for name, value in state["module"].items():
@@ -241,8 +280,8 @@ class Loop:
             return sum(1 for _ in file)
 
     def _newest(self) -> Path | None:
-        # A run that was killed between the two renames has no "checkpoint", but a complete new one: its state file is
-        # written last.
+        # A run that was killed between the two renames has no "checkpoint", but a complete new one:
+        # its state file is written last.
         folders = (self.out / "checkpoint", self.out / "checkpoint.new")
         return next((folder for folder in folders if (folder / "state.pt").exists()), None)
 
@@ -259,23 +298,33 @@ class Loop:
 def _optimizers(
     parameters: list[nn.Parameter], module: nn.Module, settings: LoopSettings
 ) -> list[torch.optim.Optimizer]:
-    rate, decay = settings.learning_rate, settings.weight_decay
+    rate = settings.learning_rate
+    decay = settings.weight_decay
     if settings.optimizer == "adam":
         return [torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=decay)]
     # Muon trains the inner matrices; Adam trains embeddings, heads, norms and biases.
     embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
-    matrices = [p for p in parameters if p.ndim == 2 and min(p.shape) > 1 and id(p) not in embeddings]
+    matrices = [
+        p for p in parameters if p.ndim == 2 and min(p.shape) > 1 and id(p) not in embeddings
+    ]
     rest = [p for p in parameters if not any(p is m for m in matrices)]
     dtype = torch.bfloat16 if fast_precision(parameters[0].device) == "bf16" else torch.float32
     muon = Muon(matrices, lr=rate, weight_decay=decay, dtype=dtype)
-    return [muon, torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.95), weight_decay=decay)] if rest else [muon]
+    return (
+        [muon, torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.95), weight_decay=decay)]
+        if rest
+        else [muon]
+    )
 
 
 def fast_precision(device: torch.device) -> Literal["bf16", "fp32"]:
-    """bf16 where the device computes in it. A CPU that only emulates it is many times slower than in fp32."""
+    """bf16 where the device computes in it. A CPU that only emulates it is many times slower than
+    in fp32."""
     if device.type != "cpu":
         return "bf16"
-    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)  # absent where torch lacks oneDNN
+    supported = getattr(
+        torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None
+    )  # absent where torch lacks oneDNN
     return "bf16" if supported is not None and supported() else "fp32"
 
 

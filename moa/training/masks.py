@@ -1,8 +1,9 @@
-"""Attention masks for training: documents in a packed row, and the paper's masks that simulate late activations.
+"""Attention masks for training: documents in a packed row, and the paper's masks that simulate late
+activations.
 
-A drafter runs several tokens ahead of its target, so it is trained like that. The paper does it with masks only:
-in every sequence some positions are *anchors*, and a query sees activations only up to its latest anchor. So one
-forward pass trains all lags at once ("T-step bounded").
+A drafter runs several tokens ahead of its target, so it is trained like that. The paper does it
+with masks only: in every sequence some positions are *anchors*, and a query sees activations only
+up to its latest anchor. So one forward pass trains all lags at once ("T-step bounded").
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _Device = torch.device | str
 
 
 def same_document(segments: Tensor) -> Tensor:
-    """`[B, L, L]`: both tokens belong to the same document. Padding counts as a document, so that every row attends to
-    something."""
+    """`[B, L, L]`: both tokens belong to the same document. Padding counts as a document, so that
+    every row attends to something."""
     return segments.unsqueeze(2) == segments.unsqueeze(1)
 
 
@@ -43,13 +44,16 @@ class Spacing:
 
 @dataclass(frozen=True)
 class AnchorRule:
-    """How anchors are placed. Documents outside every share keep only their prompt's activations, as if offline."""
+    """How anchors are placed. Documents outside every share keep only their prompt's activations,
+    as if offline."""
 
     spacings: tuple[Spacing, ...] = (Spacing(6, 14, 1.0),)
     strict: bool = True
-    """A query never sees its own activation, as in drafting. The public code lets an anchor see itself."""
+    """A query never sees its own activation, as in drafting. The public code lets an anchor see
+    itself."""
     cold: float = 0.0
-    """Share of the documents that have no activation at all, not even their prompt's: as if asked offline."""
+    """Share of the documents that have no activation at all, not even their prompt's: as if asked
+    offline."""
 
     def __post_init__(self) -> None:
         if any(not 1 <= s.low <= s.high or not 0 <= s.share <= 1 for s in self.spacings):
@@ -57,10 +61,13 @@ class AnchorRule:
         if not 0 <= self.cold <= 1:
             raise ConfigError(f"the share of cold documents must be within 0..1, not {self.cold}")
         if sum(s.share for s in self.spacings) + self.cold > 1 + 1e-6:
-            raise ConfigError("the shares of the anchor spacings and of cold documents add up to more than 1")
+            raise ConfigError(
+                "the shares of the anchor spacings and of cold documents add up to more than 1"
+            )
 
     def latest(self, batch: Batch, seed: int, step: int) -> NDArray[np.int64]:
-        """`[B, L]`: index of the latest anchor at or before each position in its document; -1 where there is none."""
+        """`[B, L]`: index of the latest anchor at or before each position in its document; -1 where
+        there is none."""
         rows, length = batch.ids.shape
         out = np.empty((rows, length), dtype=np.int64)
         index = np.arange(length)
@@ -77,11 +84,15 @@ class AnchorRule:
             out[i] = np.where(latest >= start, latest, -1)
         return out
 
-    def _draw(self, rng: np.random.Generator, documents: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """An anchor distance per document, "never" for those outside every share; and which documents are cold."""
+    def _draw(
+        self, rng: np.random.Generator, documents: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """An anchor distance per document, "never" for those outside every share; and which
+        documents are cold."""
         never = 1 << 30
         drawn = np.full(documents, never, dtype=np.int64)
-        luck, low = rng.random(documents), 0.0
+        luck = rng.random(documents)
+        low = 0.0
         for spacing in self.spacings:
             chosen = (luck >= low) & (luck < low + spacing.share)
             drawn[chosen] = rng.integers(spacing.low, spacing.high + 1, int(chosen.sum()))
@@ -89,8 +100,11 @@ class AnchorRule:
         return drawn, luck >= 1 - self.cold
 
 
-def record_mask(batch: Batch, latest: NDArray[np.int64], *, strict: bool, device: _Device = "cpu") -> Tensor:
-    """`[B, L, L]`: query i sees the activations j of its document up to its latest anchor, not its own if strict."""
+def record_mask(
+    batch: Batch, latest: NDArray[np.int64], *, strict: bool, device: _Device = "cpu"
+) -> Tensor:
+    """`[B, L, L]`: query i sees the activations j of its document up to its latest anchor, not its
+    own if strict."""
     segments = torch.from_numpy(batch.segments).to(device)
     index = torch.arange(segments.shape[1], device=device)
     visible = index.view(1, 1, -1) <= torch.from_numpy(latest).to(device).unsqueeze(2)
@@ -99,9 +113,11 @@ def record_mask(batch: Batch, latest: NDArray[np.int64], *, strict: bool, device
     return visible & same_document(segments)
 
 
-def token_mask(batch: Batch, latest: NDArray[np.int64] | None, *, device: _Device = "cpu") -> Tensor:
-    """`[B, L, L]`: causal inside the document; with `latest` (the staircase) only tokens after the latest anchor,
-    so that the past must come through the activations."""
+def token_mask(
+    batch: Batch, latest: NDArray[np.int64] | None, *, device: _Device = "cpu"
+) -> Tensor:
+    """`[B, L, L]`: causal inside the document; with `latest` (the staircase) only tokens after the
+    latest anchor, so that the past must come through the activations."""
     segments = torch.from_numpy(batch.segments).to(device)
     allowed = causal(segments)
     if latest is not None:
@@ -112,5 +128,8 @@ def token_mask(batch: Batch, latest: NDArray[np.int64] | None, *, device: _Devic
 
 
 def borrowed_mask(batch: Batch, seen: Tensor) -> Tensor:
-    """`[B, L, 2L]` for borrowed layers: the target's own rows where its activations are visible, then the drafter's."""
-    return torch.cat([seen, causal(torch.from_numpy(batch.segments).to(seen.device)) & ~seen], dim=2)
+    """`[B, L, 2L]` for borrowed layers: the target's own rows where its activations are visible,
+    then the drafter's."""
+    return torch.cat(
+        [seen, causal(torch.from_numpy(batch.segments).to(seen.device)) & ~seen], dim=2
+    )

@@ -1,7 +1,7 @@
 """Muon, with its products in the precision that the device computes in.
 
-`torch.optim.Muon` makes the steps orthogonal in bfloat16 everywhere. A CPU that only emulates bfloat16 spends nine
-tenths of a training there. Everything else is as in the library.
+`torch.optim.Muon` makes the steps orthogonal in bfloat16 everywhere. A CPU that only emulates
+bfloat16 spends nine tenths of a training there. Everything else is as in the library.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ import torch
 from torch import Tensor
 
 _SLOPE = (3.4445, -4.775, 2.0315)
-_STEPS, _MOMENTUM, _LEAST = 5, 0.95, 1e-7
+_STEPS = 5
+_MOMENTUM = 0.95
+_LEAST = 1e-7
 
 
 class Muon(torch.optim.Optimizer):
-    """Orthogonal steps for matrices, as large as AdamW's, by Newton and Schulz's iteration, with Nesterov momentum."""
+    """Orthogonal steps for matrices, as large as AdamW's, by Newton and Schulz's iteration, with
+    Nesterov momentum."""
 
-    def __init__(self, matrices: Iterable[Tensor], *, lr: float, weight_decay: float, dtype: torch.dtype) -> None:
+    def __init__(
+        self, matrices: Iterable[Tensor], *, lr: float, weight_decay: float, dtype: torch.dtype
+    ) -> None:
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
         self._dtype = dtype
 

@@ -32,10 +32,16 @@ Repeat the command to continue a stopped run.
 
 PAPER_LOOP: dict[str, Any] = {"optimizer": "adam", "learning_rate": 6e-4}
 SHAPE = (
-    *(f"{part}_{what}" for part in ("self_attention", "cross_attention", "layer_self_attention")
-      for what in ("intermediate_size", "num_key_value_heads")),
-    "num_attention_heads", "layers", "final_norm", "final_state",
-)  # fmt: skip
+    *(
+        f"{part}_{what}"
+        for part in ("self_attention", "cross_attention", "layer_self_attention")
+        for what in ("intermediate_size", "num_key_value_heads")
+    ),
+    "num_attention_heads",
+    "layers",
+    "final_norm",
+    "final_state",
+)
 USEFUL_TOKENS = 5_000_000
 """Tokens that a run sees unless asked otherwise: several hundred steps, fewer make no drafter."""
 MOST_EPOCHS = 20.0
@@ -56,27 +62,50 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     top.add_argument("target", help="folder or hub id of the target model")
     top.add_argument(
-        "--data", nargs="+", required=True, metavar="SOURCE", help="jsonl, text files, folders, dataset ids"
+        "--data",
+        nargs="+",
+        required=True,
+        metavar="SOURCE",
+        help="jsonl, text files, folders, dataset ids",
     )
-    top.add_argument("--out", type=Path, required=True, metavar="DIR", help="the drafter's folder, and checkpoints")
     top.add_argument(
-        "--states", action="store_true",
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="the drafter's folder, and checkpoints",
+    )
+    top.add_argument(
+        "--states",
+        action="store_true",
         help="train a drafter of the target's states, for server and device; without it a Mixture of Attentions",
-    )  # fmt: skip
-    top.add_argument("--init", type=Path, metavar="DIR", help="start from this drafter: ours or the paper's")
+    )
+    top.add_argument(
+        "--init", type=Path, metavar="DIR", help="start from this drafter: ours or the paper's"
+    )
     top.add_argument(
         "--body",
         metavar="MODEL",
         help="the body is this small model of the same tokenizer (folder or hub id)",
     )
     top.add_argument(
-        "--freeze-body", action="store_true", help="with --body MODEL: train only the attention to records"
+        "--freeze-body",
+        action="store_true",
+        help="with --body MODEL: train only the attention to records",
     )
-    top.add_argument("--paper", action="store_true", help="losses, masks, optimiser, rate of the paper's public code")
     top.add_argument(
-        "--dry-run", action="store_true", help="sizes, and the measured memory and time of eight steps; no training"
+        "--paper",
+        action="store_true",
+        help="losses, masks, optimiser, rate of the paper's public code",
     )
-    top.add_argument("--json", action="store_true", help="print the result as one JSON object on stdout")
+    top.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="sizes, and the measured memory and time of eight steps; no training",
+    )
+    top.add_argument(
+        "--json", action="store_true", help="print the result as one JSON object on stdout"
+    )
     top.add_argument("--quiet", action="store_true", help="no progress")
     _add_generate(top.add_argument_group("answers of the target's own"))
     _add_shape(top.add_argument_group("shape (sizes default to a share of the target's)"))
@@ -85,22 +114,40 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_generate(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--generate", action="store_true", help="the target answers the data's prompts first, once")
-    group.add_argument("--generate-only", action="store_true", help="stop after that (before a run under torchrun)")
+    group.add_argument(
+        "--generate", action="store_true", help="the target answers the data's prompts first, once"
+    )
+    group.add_argument(
+        "--generate-only", action="store_true", help="stop after that (before a run under torchrun)"
+    )
     group.add_argument("--max-new-tokens", type=int, default=256, metavar="N")
     group.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
 
 
 def _add_shape(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--tli", type=int, metavar="N", help="borrowed target layers after CA (default 0)")
-    group.add_argument("--layers", type=int, metavar="N", help="layers of the body (default 1, the paper's)")
+    group.add_argument(
+        "--tli", type=int, metavar="N", help="borrowed target layers after CA (default 0)"
+    )
+    group.add_argument(
+        "--layers", type=int, metavar="N", help="layers of the body (default 1, the paper's)"
+    )
     group.add_argument("--heads", type=int, dest="num_attention_heads", metavar="N")
     for part, short in _SHORT.items():
-        group.add_argument(f"--{short}-intermediate", type=int, dest=f"{part}_intermediate_size", metavar="N")
-        group.add_argument(f"--{short}-kv-heads", type=int, dest=f"{part}_num_key_value_heads", metavar="N")
+        group.add_argument(
+            f"--{short}-intermediate", type=int, dest=f"{part}_intermediate_size", metavar="N"
+        )
+        group.add_argument(
+            f"--{short}-kv-heads", type=int, dest=f"{part}_num_key_value_heads", metavar="N"
+        )
     yes_or_no = argparse.BooleanOptionalAction
-    group.add_argument("--final-norm", action=yes_or_no, help="a norm of the drafter's own before the head")
-    group.add_argument("--final-state", action=yes_or_no, help="give activations the target's final hidden state too")
+    group.add_argument(
+        "--final-norm", action=yes_or_no, help="a norm of the drafter's own before the head"
+    )
+    group.add_argument(
+        "--final-state",
+        action=yes_or_no,
+        help="give activations the target's final hidden state too",
+    )
 
 
 def _add_run(group: argparse._ArgumentGroup) -> None:
@@ -113,7 +160,9 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     length = group.add_mutually_exclusive_group()
     length.add_argument("--steps", type=int)
     length.add_argument(
-        "--epochs", type=float, help="default: 1, and more of little data, until 5M tokens are seen, 20 at most"
+        "--epochs",
+        type=float,
+        help="default: 1, and more of little data, until 5M tokens are seen, 20 at most",
     )
     group.add_argument("--batch", type=int, help="rows per process and micro-step (default 16)")
     group.add_argument("--accumulate", type=int, help="micro-steps per step (default 1)")
@@ -121,10 +170,19 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--learning-rate", type=float)
     group.add_argument("--optimizer", choices=["muon", "adam"])
     group.add_argument(
-        "--precision", choices=["bf16", "fp32"], help="default: bf16 where the device computes in it, else fp32"
+        "--precision",
+        choices=["bf16", "fp32"],
+        help="default: bf16 where the device computes in it, else fp32",
     )
-    group.add_argument("--weights", choices=sorted(PRECISIONS), default="fp32", help="precision of the written file")
-    group.add_argument("--gradient-checkpointing", action="store_true", help="less memory, about a third more time")
+    group.add_argument(
+        "--weights",
+        choices=sorted(PRECISIONS),
+        default="fp32",
+        help="precision of the written file",
+    )
+    group.add_argument(
+        "--gradient-checkpointing", action="store_true", help="less memory, about a third more time"
+    )
     group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
     group.add_argument("--seed", type=int)
     group.add_argument("--checkpoint-every", type=int, metavar="STEPS")
@@ -141,7 +199,9 @@ def loop_settings(args: argparse.Namespace, rows: int, world: int) -> LoopSettin
         if not 0 < epochs < float("inf"):
             raise UsageError(f"--epochs must be above 0, not {epochs}")
         settings = LoopSettings(**chosen, steps=1)
-        chosen["steps"] = max(1, round(epochs * rows / (settings.batch * settings.accumulate * world)))
+        chosen["steps"] = max(
+            1, round(epochs * rows / (settings.batch * settings.accumulate * world))
+        )
     return LoopSettings(**chosen)
 
 
@@ -151,7 +211,9 @@ def distill_settings(args: argparse.Namespace) -> DistillSettings:
 
     settings = PAPER if args.paper else DistillSettings()
     anchors = settings.anchors if args.spacing is None else parse_spacings(args.spacing)
-    return dataclasses.replace(settings, anchors=dataclasses.replace(anchors, strict=settings.anchors.strict))
+    return dataclasses.replace(
+        settings, anchors=dataclasses.replace(anchors, strict=settings.anchors.strict)
+    )
 
 
 def shape_overrides(args: argparse.Namespace) -> dict[str, Any]:
@@ -161,13 +223,29 @@ def shape_overrides(args: argparse.Namespace) -> dict[str, Any]:
 
 def server_shape(args: argparse.Namespace) -> dict[str, int]:
     """The shape of a `StateDrafter`; what only the device's drafter has is refused."""
-    theirs = {"num_attention_heads": "num_attention_heads", "self_attention_intermediate_size": "intermediate_size",
-              "self_attention_num_key_value_heads": "num_key_value_heads"}  # fmt: skip
-    others = {"init", "body", "freeze_body", "paper", "tli", "spacing", "gradient_checkpointing", *SHAPE} - set(theirs)
+    theirs = {
+        "num_attention_heads": "num_attention_heads",
+        "self_attention_intermediate_size": "intermediate_size",
+        "self_attention_num_key_value_heads": "num_key_value_heads",
+    }
+    others = {
+        "init",
+        "body",
+        "freeze_body",
+        "paper",
+        "tli",
+        "spacing",
+        "gradient_checkpointing",
+        *SHAPE,
+    } - set(theirs)
     for action in parser()._actions:
         if action.dest in others and getattr(args, action.dest) != action.default:
-            raise UsageError(f"{action.option_strings[0]} is not for --states", hint="leave one of them out")
-    return {own: value for name, own in theirs.items() if (value := getattr(args, name)) is not None}
+            raise UsageError(
+                f"{action.option_strings[0]} is not for --states", hint="leave one of them out"
+            )
+    return {
+        own: value for name, own in theirs.items() if (value := getattr(args, name)) is not None
+    }
 
 
 def check_body(args: argparse.Namespace) -> None:
@@ -179,15 +257,18 @@ def check_body(args: argparse.Namespace) -> None:
 
 
 def initial_config(args: argparse.Namespace, config: DrafterConfig) -> DrafterConfig:
-    """The shape of `--init`'s drafter. The number of borrowed layers may be changed: they are not part of its
-    weights."""
+    """The shape of `--init`'s drafter. The number of borrowed layers may be changed: they are not
+    part of its weights."""
     if given := sorted(shape_overrides(args)):
-        raise UsageError(f"--init brings its own shape, {given[0].replace('_', ' ')} cannot be changed")
+        raise UsageError(
+            f"--init brings its own shape, {given[0].replace('_', ' ')} cannot be changed"
+        )
     return dataclasses.replace(config, **({} if args.tli is None else {"tli": args.tli}))
 
 
 def parse_spacings(text: str) -> AnchorRule:
-    """`6-14:0.6,32-64:0.2,cold:0.1`; one number is both ends, and one share may be left out: it is the rest."""
+    """`6-14:0.6,32-64:0.2,cold:0.1`; one number is both ends, and one share may be left out: it is
+    the rest."""
     from moa.training.masks import AnchorRule, Spacing
 
     found: list[tuple[str, float | None]] = []
@@ -200,7 +281,8 @@ def parse_spacings(text: str) -> AnchorRule:
     left = 1.0 - sum(given for _, given in found if given is not None)
     if sum(given is None for _, given in found) > 1:
         raise UsageError(f"--spacing {text!r}: only one spacing may leave its share out")
-    spacings, cold = [], 0.0
+    spacings = []
+    cold = 0.0
     for span, given in found:
         part = left if given is None else given
         if span == "cold":
@@ -210,5 +292,7 @@ def parse_spacings(text: str) -> AnchorRule:
         try:
             spacings.append(Spacing(int(low), int(high or low), part))
         except ValueError:
-            raise UsageError(f"--spacing {span!r} is not LOW-HIGH or LOW-HIGH:SHARE, nor cold:SHARE") from None
+            raise UsageError(
+                f"--spacing {span!r} is not LOW-HIGH or LOW-HIGH:SHARE, nor cold:SHARE"
+            ) from None
     return AnchorRule(tuple(spacings), cold=cold)

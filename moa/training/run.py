@@ -60,9 +60,15 @@ class TrainingRun:
         """Check every option, before any time is spent."""
         facts = loaded.facts
         if not SHORTEST_ROW <= args.length <= facts.max_positions:
-            raise UsageError(f"--length must be within {SHORTEST_ROW}..{facts.max_positions}, the target's positions")
-        if args.max_new_tokens < 1 or (args.length + args.max_new_tokens > facts.max_positions and args.generate):
-            raise UsageError(f"--max-new-tokens must be 1 or more, and with --length within {facts.max_positions}")
+            raise UsageError(
+                f"--length must be within {SHORTEST_ROW}..{facts.max_positions}, the target's positions"
+            )
+        if args.max_new_tokens < 1 or (
+            args.length + args.max_new_tokens > facts.max_positions and args.generate
+        ):
+            raise UsageError(
+                f"--max-new-tokens must be 1 or more, and with --length within {facts.max_positions}"
+            )
         options.check_body(args)
         lesson = options.distill_settings(args)
         options.loop_settings(args, rows=1, world=1)
@@ -73,11 +79,14 @@ class TrainingRun:
         teacher = Teacher(loaded.model)
         if args.states:
             shape = StateDrafterConfig.for_target(facts, **options.server_shape(args))
-            drafter, start = StateDrafter.new(shape, SharedWeights.of(loaded.model)), "least squares"
+            drafter = StateDrafter.new(shape, SharedWeights.of(loaded.model))
+            start = "least squares"
             objective = ChainTraining(drafter, teacher, ChainSettings(), seed)
         else:
             drafter, start = _new_drafter(args, loaded)
-            objective = Distillation(drafter, teacher, lesson, seed, gradient_checkpointing=args.gradient_checkpointing)
+            objective = Distillation(
+                drafter, teacher, lesson, seed, gradient_checkpointing=args.gradient_checkpointing
+            )
         return cls(
             args,
             drafter,
@@ -93,14 +102,17 @@ class TrainingRun:
         return options.loop_settings(self.args, rows=1, world=1).batch
 
     def rows(self, folder: Path, about: Mapping[str, Any], sources: Sequence[str]) -> PackedRows:
-        """The data as packed rows: written by the first process, once; a resumed run finds them there."""
+        """The data as packed rows: written by the first process, once; a resumed run finds them
+        there."""
         wanted = json.loads(json.dumps({**about, "length": self.args.length}))
         note = folder / "about.json"
         if not dist.is_initialized() or dist.get_rank() == 0:
             found = json.loads(note.read_text(encoding="utf-8")) if note.exists() else None
             if found != wanted:
                 if (folder.parent / "checkpoint").is_dir():
-                    raise UsageError(f"{folder.parent} holds a run on other data", hint="choose another --out")
+                    raise UsageError(
+                        f"{folder.parent} holds a run on other data", hint="choose another --out"
+                    )
                 pack(self._documents(sources), self.args.length, folder)
                 note.write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
         if dist.is_initialized():
@@ -111,7 +123,9 @@ class TrainingRun:
         for example in examples(sources):
             yield from self.reader.documents(example)
 
-    def loop(self, rows: PackedRows, out: Path, *, identity: Mapping[str, Any], trial: bool = False) -> Loop:
+    def loop(
+        self, rows: PackedRows, out: Path, *, identity: Mapping[str, Any], trial: bool = False
+    ) -> Loop:
         """The loop over the rows; a `trial` is quiet, and starts from few of them."""
         world = dist.get_world_size() if dist.is_initialized() else 1
         course = {
@@ -125,7 +139,9 @@ class TrainingRun:
         settings = options.loop_settings(self.args, len(rows), world)
         if isinstance(self.drafter, StateDrafter) and not (out / "checkpoint").is_dir():
             solve(self.drafter, self.objective.teacher, rows.first(TRIAL_ROWS) if trial else rows)
-        return Loop(self.objective, rows, settings, out, quiet=trial or self.args.quiet, identity=course)
+        return Loop(
+            self.objective, rows, settings, out, quiet=trial or self.args.quiet, identity=course
+        )
 
     def settings(self, loop: Loop) -> dict[str, Any]:
         """All settings, as they were resolved."""
@@ -181,7 +197,11 @@ def _digest(module: nn.Module) -> str:
 
 
 def provenance(
-    argv: Sequence[str], target: TargetFacts, *, settings: Mapping[str, Any], data: Mapping[str, Any]
+    argv: Sequence[str],
+    target: TargetFacts,
+    *,
+    settings: Mapping[str, Any],
+    data: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The command, the versions, the machine, the target and the data of a run."""
     return {

@@ -1,4 +1,5 @@
-"""What `--data` names: files, folders or a dataset's id, read one example at a time and turned into documents.
+"""What `--data` names: files, folders or a dataset's id, read one example at a time and turned into
+documents.
 
 A line of a `.jsonl` file, like a row of a dataset, is one of
     {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}, ...]}
@@ -56,10 +57,14 @@ def examples(sources: Iterable[str]) -> Iterator[SourceExample]:
 def files_of(folder: Path) -> list[Path]:
     """The data files under a folder, sorted; none is an error."""
     files = sorted(
-        p for p in folder.rglob("*") if p.suffix in IN_FOLDERS and p.is_file() and not p.name.startswith(".")
+        p
+        for p in folder.rglob("*")
+        if p.suffix in IN_FOLDERS and p.is_file() and not p.name.startswith(".")
     )
     if not files:
-        raise UsageError(f"no training data in {folder}: it holds no file named *{', *'.join(IN_FOLDERS)}")
+        raise UsageError(
+            f"no training data in {folder}: it holds no file named *{', *'.join(IN_FOLDERS)}"
+        )
     return files
 
 
@@ -88,7 +93,9 @@ def _of_file(path: Path) -> Iterator[SourceExample]:
         else:
             yield SourceExample(str(path), {"text": path.read_text(encoding="utf-8")})
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+        raise UsageError(
+            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}"
+        ) from None
 
 
 def _of_line(where: str, line: str) -> SourceExample:
@@ -103,7 +110,11 @@ def _of_line(where: str, line: str) -> SourceExample:
 
 def _of_dataset(source: str) -> Iterator[SourceExample]:
     path = Path(source)
-    if not _DATASET_ID.fullmatch(source) or path.suffix in IN_FOLDERS or source.startswith(("/", ".", "~")):
+    if (
+        not _DATASET_ID.fullmatch(source)
+        or path.suffix in IN_FOLDERS
+        or source.startswith(("/", ".", "~"))
+    ):
         raise UsageError(f"no training data at {source}: there is no such file or folder")
     try:
         import datasets  # type: ignore[import-not-found, unused-ignore]
@@ -116,7 +127,9 @@ def _of_dataset(source: str) -> Iterator[SourceExample]:
     try:
         rows = datasets.load_dataset(name, split=split or "train", trust_remote_code=False)
     except Exception as error:  # the library raises its own errors, the hub's and pyarrow's
-        raise UsageError(f"cannot load dataset {source}: {next(iter(str(error).splitlines()), 'unknown')}") from None
+        raise UsageError(
+            f"cannot load dataset {source}: {next(iter(str(error).splitlines()), 'unknown')}"
+        ) from None
     for number, row in enumerate(rows):
         yield SourceExample(f"{source}[{number}]", row)
 
@@ -129,20 +142,25 @@ class DocumentReader:
             raise UsageError(
                 f"the tokenizer has {len(tokenizer)} tokens, the target's vocabulary {vocab_size}: not of one model"
             )
-        self.tokenizer, self.vocab_size = tokenizer, vocab_size
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
 
     def documents(self, example: SourceExample) -> list[Document]:
         """The documents of an example: one, none, or several if the template requires it."""
-        fields, where = example.fields, example.where
+        fields = example.fields
+        where = example.where
         kind = next((kind for kind in KINDS if kind in fields), None)
         if kind == "messages":
             return self._chat(_messages(fields["messages"], where), where)
         if kind == "prompt":
-            prompt, answer = string(fields, "prompt", where), string(fields, "answer", where)
+            prompt = string(fields, "prompt", where)
+            answer = string(fields, "answer", where)
             if self.tokenizer.chat_template:
                 return self._chat([_message("user", prompt), _message("assistant", answer)], where)
             end = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
-            return [Document.answer(self._opening() + self.encode(prompt), self.encode(answer) + end)]
+            return [
+                Document.answer(self._opening() + self.encode(prompt), self.encode(answer) + end)
+            ]
         if kind == "text":
             return [Document.text(self._opening() + self.encode(string(fields, "text", where)))]
         if kind == "ids":
@@ -150,12 +168,15 @@ class DocumentReader:
         raise UsageError(f'{where}: no "messages", "text", "prompt" with "answer", or "ids" in it')
 
     def prompt(self, example: SourceExample, text_tokens: int) -> list[int]:
-        """The prompt if the target writes the answer itself: a chat up to the user's last message, a prompt, what is
-        before the answer of token ids, or the first tokens of a text."""
-        fields, where = example.fields, example.where
+        """The prompt if the target writes the answer itself: a chat up to the user's last message,
+        a prompt, what is before the answer of token ids, or the first tokens of a text."""
+        fields = example.fields
+        where = example.where
         if "messages" in fields:
             messages = _messages(fields["messages"], where)
-            asked = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
+            asked = max(
+                (i for i, message in enumerate(messages) if message["role"] == "user"), default=None
+            )
             if asked is None:
                 raise UsageError(f"{where}: no message of the user to answer")
             return self.encode(self._render(messages[: asked + 1], where, ask=True))
@@ -175,10 +196,12 @@ class DocumentReader:
         return [] if self.tokenizer.bos_token_id is None else [self.tokenizer.bos_token_id]
 
     def _chat(self, messages: list[dict[str, str]], where: str) -> list[Document]:
-        """The whole conversation as one document; each answer and its end mark are encoded as a target produces them.
+        """The whole conversation as one document; each answer and its end mark are encoded as a
+        target produces them.
 
-        Some templates rewrite earlier turns when later ones follow (they drop old reasoning), so no single text
-        contains all prompts as prefixes. Then each answer becomes its own document, after its real prompt.
+        Some templates rewrite earlier turns when later ones follow (they drop old reasoning), so no
+        single text contains all prompts as prefixes. Then each answer becomes its own document,
+        after its real prompt.
         """
         if not any(message["role"] == "assistant" for message in messages):
             raise UsageError(f"{where}: no message of the assistant to learn from")
@@ -188,7 +211,9 @@ class DocumentReader:
                 before = self._render(messages[:i], where, ask=True)
                 after = self._render(messages[: i + 1], where)
                 if not after.startswith(before):
-                    raise UsageError(f"{where}: the chat template puts no answer behind its own generation prompt")
+                    raise UsageError(
+                        f"{where}: the chat template puts no answer behind its own generation prompt"
+                    )
                 spans.append((before, after[: len(after.rstrip())]))
         whole = self._render(messages, where)
         stable = all(whole.startswith(after) for _, after in spans)
@@ -209,17 +234,27 @@ class DocumentReader:
     def _render(self, messages: list[dict[str, str]], where: str, *, ask: bool = False) -> str:
         if not self.tokenizer.chat_template:
             raise UsageError(
-                f"{where}: the target's tokenizer has no chat template for messages", hint="use prompt and answer"
+                f"{where}: the target's tokenizer has no chat template for messages",
+                hint="use prompt and answer",
             )
         try:
-            text = str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask))
+            text = str(
+                self.tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=ask
+                )
+            )
         except (TemplateError, TypeError, ValueError) as error:
-            raise UsageError(f"{where}: the chat template refuses these messages: {error}") from None
+            raise UsageError(
+                f"{where}: the chat template refuses these messages: {error}"
+            ) from None
         return text
 
     def _ready(self, fields: Mapping[str, Any], where: str) -> Document:
-        ids, asked = fields["ids"], fields.get("prompt_tokens", 0)
-        if not isinstance(ids, list) or not all(isinstance(i, int) and 0 <= i < self.vocab_size for i in ids):
+        ids = fields["ids"]
+        asked = fields.get("prompt_tokens", 0)
+        if not isinstance(ids, list) or not all(
+            isinstance(i, int) and 0 <= i < self.vocab_size for i in ids
+        ):
             raise UsageError(f"{where}: ids must be a list of token ids below {self.vocab_size}")
         if not isinstance(asked, int) or not 0 <= asked <= len(ids):
             raise UsageError(f"{where}: prompt_tokens must be within 0..{len(ids)}")
@@ -234,7 +269,9 @@ def _messages(value: Any, where: str) -> list[dict[str, str]]:
     if not isinstance(value, list) or not value:
         raise UsageError(f"{where}: messages must be a list with a message or more")
     for message in value:
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+        if not isinstance(message, dict) or not all(
+            isinstance(message.get(key), str) for key in ("role", "content")
+        ):
             raise UsageError(f"{where}: a message needs a role and a content, both text")
     return value
 

@@ -22,8 +22,9 @@ from moa.training.masks import causal
 
 @dataclass(frozen=True)
 class Lesson:
-    """The target's results for a batch: post-RoPE `keys` and `values` `[layers, B, L, kv_heads, D]`, its final, normed
-    `hidden` states `[B, L, H]`, and the tapped states side by side, `[B, L, taps * H]`."""
+    """The target's results for a batch: post-RoPE `keys` and `values` `[layers, B, L, kv_heads,
+    D]`, its final, normed `hidden` states `[B, L, H]`, and the tapped states side by side, `[B, L,
+    taps * H]`."""
 
     keys: Tensor
     values: Tensor
@@ -39,7 +40,8 @@ class Lesson:
 class Teacher:
     """A frozen target, run over packed rows with a mask per document.
 
-    With a `dtype` other than the model's it runs a copy: in bf16 a third faster on a CPU than the same under autocast.
+    With a `dtype` other than the model's it runs a copy: in bf16 a third faster on a CPU than the
+    same under autocast.
     """
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype | None = None) -> None:
@@ -71,7 +73,8 @@ class Teacher:
             use_cache=True,
         ).last_hidden_state
         keys, values = (
-            torch.stack([getattr(layer, half) for layer in kept.layers]).transpose(2, 3) for half in ("keys", "values")
+            torch.stack([getattr(layer, half) for layer in kept.layers]).transpose(2, 3)
+            for half in ("keys", "values")
         )
         tapped = self._taps.take() if self._taps else None
         if tapped is not None and self._final:
@@ -79,13 +82,20 @@ class Teacher:
         return Lesson(keys, values, hidden, tapped)
 
     def _mask(self, allowed: Tensor, index: Tensor) -> Any:
-        """One mask, or one per kind of layer where the model mixes full attention with a sliding window."""
+        """One mask, or one per kind of layer where the model mixes full attention with a sliding
+        window."""
         device = allowed.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.model.dtype
+        dtype = (
+            torch.get_autocast_dtype(device)
+            if torch.is_autocast_enabled(device)
+            else self.model.dtype
+        )
         distance = index.view(1, -1, 1) - index.view(1, 1, -1)
         plan = mask_plan(self.model.config)
         masks = {
-            kind: additive(allowed if window is None else allowed & (distance < window), dtype).unsqueeze(1)
+            kind: additive(
+                allowed if window is None else allowed & (distance < window), dtype
+            ).unsqueeze(1)
             for kind, window in plan.windows.items()
         }
         return masks if plan.per_layer_type else next(iter(masks.values()))

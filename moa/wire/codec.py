@@ -11,7 +11,17 @@ import numpy as np
 
 from moa.wire.codes import Code, Refusal
 from moa.wire.limits import Limits
-from moa.wire.messages import Ack, Append, ClientMessage, Foresee, Message, Open, ServerMessage, Verify, WireLimits
+from moa.wire.messages import (
+    Ack,
+    Append,
+    ClientMessage,
+    Foresee,
+    Message,
+    Open,
+    ServerMessage,
+    Verify,
+    WireLimits,
+)
 
 _M = TypeVar("_M")
 _encoder = msgspec.msgpack.Encoder()
@@ -25,10 +35,13 @@ def encode(message: Message) -> bytes:
 
 
 def client_frame(message: ClientMessage, most: int) -> bytes:
-    """The frame of a message that a verifier with a frame limit of `most` bytes will read; else a `Refusal`."""
+    """The frame of a message that a verifier with a frame limit of `most` bytes will read; else a
+    `Refusal`."""
     try:
         frame = encode(message)
-        if not isinstance(message, Verify | Foresee | Ack):  # frequent, and made of numbers that were checked
+        if not isinstance(
+            message, Verify | Foresee | Ack
+        ):  # frequent, and made of numbers that were checked
             decode_client(frame)
     except (ValueError, OverflowError, Refusal) as error:
         raise Refusal(Code.BAD_MESSAGE, f"this cannot be sent: {error}") from None
@@ -46,7 +59,8 @@ def _decode(decoder: msgspec.msgpack.Decoder[_M], frame: bytes) -> _M:
 
 
 def decode_client(frame: bytes) -> ClientMessage:
-    """Read what an edge sent. Anything malformed or out of range is a `Refusal`, whatever the bytes."""
+    """Read what an edge sent. Anything malformed or out of range is a `Refusal`, whatever the
+    bytes."""
     return _decode(_client_decoder, frame)
 
 
@@ -61,7 +75,8 @@ def chain_hash(ids: Sequence[int]) -> bytes:
 
 
 def wire_limits(limits: Limits, *, max_context_tokens: int) -> WireLimits:
-    """The limits that a client is told; the model's context may be smaller than the configured limit."""
+    """The limits that a client is told; the model's context may be smaller than the configured
+    limit."""
     told = {name: getattr(limits, name) for name in WireLimits.__struct_fields__}
     return WireLimits(**(told | {"max_context_tokens": max_context_tokens}))
 
@@ -77,7 +92,8 @@ def check(message: ClientMessage, limits: Limits, vocab_size: int) -> None:
             check_draft(message.tokens, message.parents, limits, vocab_size)
             if len(message.neg_log_probs) != len(message.tokens):
                 raise Refusal(
-                    Code.BAD_MESSAGE, f"{len(message.tokens)} tokens, {len(message.neg_log_probs)} neg_log_probs"
+                    Code.BAD_MESSAGE,
+                    f"{len(message.tokens)} tokens, {len(message.neg_log_probs)} neg_log_probs",
                 )
         case _:
             pass
@@ -87,7 +103,8 @@ def _check_turn(message: Open | Append, limits: Limits, vocab_size: int) -> None
     if not message.ids:
         raise Refusal(Code.BAD_MESSAGE, "there must be ids")
     if isinstance(message, Open) and (message.round or message.generated):
-        # A lost session is opened again with its whole log: several prompts and the answers between them.
+        # A lost session is opened again with its whole log: several prompts and the answers between
+        # them.
         _at_most(len(message.ids), limits.max_context_tokens, "max_context_tokens", "tokens")
     else:
         _at_most(len(message.ids), limits.max_prompt_tokens, "max_prompt_tokens", "prompt tokens")
@@ -106,8 +123,11 @@ def _check_turn(message: Open | Append, limits: Limits, vocab_size: int) -> None
         raise Refusal(Code.BAD_MESSAGE, "generated must be below the number of ids")
 
 
-def check_draft(tokens: Sequence[int], parents: Sequence[int], limits: Limits, vocab_size: int) -> None:
-    """Check every index: a bad one would be an illegal memory access on a GPU, which ends all sessions."""
+def check_draft(
+    tokens: Sequence[int], parents: Sequence[int], limits: Limits, vocab_size: int
+) -> None:
+    """Check every index: a bad one would be an illegal memory access on a GPU, which ends all
+    sessions."""
     if not parents:
         _at_most(len(tokens), limits.max_chain_tokens, "max_chain_tokens", "tokens in a chain")
     else:
@@ -118,13 +138,18 @@ def check_draft(tokens: Sequence[int], parents: Sequence[int], limits: Limits, v
             raise Refusal(Code.BAD_MESSAGE, "node 0 is the root: its parent must be -1")
         for node, parent in enumerate(parents):
             if node and not 0 <= parent < node:
-                raise Refusal(Code.BAD_MESSAGE, f"parent of node {node} must be in 0..{node - 1}, not {parent}")
+                raise Refusal(
+                    Code.BAD_MESSAGE,
+                    f"parent of node {node} must be in 0..{node - 1}, not {parent}",
+                )
     _in_vocab(tokens, vocab_size)
 
 
 def _in_vocab(ids: Sequence[int], vocab_size: int) -> None:
     if ids and max(ids) >= vocab_size:
-        raise Refusal(Code.BAD_MESSAGE, f"token id {max(ids)} is outside the vocabulary of {vocab_size}")
+        raise Refusal(
+            Code.BAD_MESSAGE, f"token id {max(ids)} is outside the vocabulary of {vocab_size}"
+        )
 
 
 def _at_most(value: int, limit: int, name: str, what: str) -> None:

@@ -1,4 +1,5 @@
-"""Error codes, close codes, and which of them are retryable. This is the only place that decides it."""
+"""Error codes, close codes, and which of them are retryable. This is the only place that decides
+it."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from moa.wire.messages import Error
 
 
 class Code(StrEnum):
-    """Codes of `Error`. An unknown code is fatal for the session, or for the connection if the error names no
-    session."""
+    """Codes of `Error`. An unknown code is fatal for the session, or for the connection if the
+    error names no session."""
 
     BAD_MESSAGE = "bad_message"
     """The frame is no message of the protocol, or a field is out of range."""
@@ -72,7 +73,9 @@ class CloseCode:
 class Refusal(ProtocolError):
     """A request is refused with a typed error. Raised by pure code, sent by the transport."""
 
-    def __init__(self, code: Code, message: str, *, limit: str = "", retry_after_ms: int = 0) -> None:
+    def __init__(
+        self, code: Code, message: str, *, limit: str = "", retry_after_ms: int = 0
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.limit = limit
@@ -96,7 +99,8 @@ class Refusal(ProtocolError):
 
 
 def remote_error(message: Error) -> RemoteError:
-    """The exception for an `Error` that arrived; it carries `retry_after` (seconds) when trying again makes sense."""
+    """The exception for an `Error` that arrived; it carries `retry_after` (seconds) when trying
+    again makes sense."""
     retry = message.retry_after_ms / 1000 if message.code in RETRYABLE else None
     hint = f"limit {message.limit}" if message.limit else ""
     return RemoteError(message.code, message.message, retry_after=retry, hint=hint)

@@ -20,7 +20,8 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """Verified `tokens` joined the log after position `base`. `path` are the accepted nodes of a verify round."""
+    """Verified `tokens` joined the log after position `base`. `path` are the accepted nodes of a
+    verify round."""
 
     round: int
     base: int
@@ -44,7 +45,8 @@ class RecordsArrived:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request was refused. If `retry`, it is still valid: send `session.unsettled` again after `retry_after`."""
+    """A request was refused. If `retry`, it is still valid: send `session.unsettled` again after
+    `retry_after`."""
 
     error: Error
     retry: bool
@@ -57,7 +59,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The session is restored once `resend` is sent. `tokens` are verified tokens that the edge had missed."""
+    """The session is restored once `resend` is sent. `tokens` are verified tokens that the edge had
+    missed."""
 
     outcome: Literal["resumed", "reprefilled", "gone"]
     base: int

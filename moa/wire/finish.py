@@ -21,8 +21,11 @@ class TurnRules:
     stop: tuple[str, ...] = ()
 
 
-def first_finish(rules: TurnRules, log: Sequence[int], new: Sequence[int], decode: Decode | None) -> tuple[int, Finish]:
-    """How many of the `new` tokens belong to the turn when they follow `log`, and why it ends there ("" = it goes on).
+def first_finish(
+    rules: TurnRules, log: Sequence[int], new: Sequence[int], decode: Decode | None
+) -> tuple[int, Finish]:
+    """How many of the `new` tokens belong to the turn when they follow `log`, and why it ends there
+    ("" = it goes on).
 
     `decode` turns output tokens into text; it is only called when there are stop strings.
     """
@@ -40,17 +43,23 @@ def first_finish(rules: TurnRules, log: Sequence[int], new: Sequence[int], decod
 
 
 def cut_path(
-    rules: TurnRules, log: Sequence[int], tokens: Sequence[int], path: Sequence[int], next_token: int,
+    rules: TurnRules,
+    log: Sequence[int],
+    tokens: Sequence[int],
+    path: Sequence[int],
+    next_token: int,
     decode: Decode | None,
-) -> tuple[list[int], int, Finish]:  # fmt: skip
-    """The part of an accepted path of a draft that belongs to the turn, the token after it, and why the turn ends."""
+) -> tuple[list[int], int, Finish]:
+    """The part of an accepted path of a draft that belongs to the turn, the token after it, and why
+    the turn ends."""
     new = [*(tokens[node] for node in path[1:]), next_token]
     kept, finish = first_finish(rules, log, new, decode)
     return list(path[:kept]), new[kept - 1], finish
 
 
 def _stopped(rules: TurnRules, log: Sequence[int], new: Sequence[int], decode: Decode) -> bool:
-    # Every token except a few special ones adds at least a byte, so this window contains the longest stop string.
+    # Every token except a few special ones adds at least a byte, so this window contains the
+    # longest stop string.
     window = max(len(stop.encode()) for stop in rules.stop) + 16
     output = [*log[max(rules.start, len(log) - window) :], *new][-window:]
     text = decode(output)

@@ -1,4 +1,5 @@
-"""Every limit of the service, in one settings class. The protocol's fixed upper bounds are in `messages`.
+"""Every limit of the service, in one settings class. The protocol's fixed upper bounds are in
+`messages`.
 
 Exceeding a limit is answered with a typed error whose `limit` is the name of the field here.
 """
@@ -12,9 +13,11 @@ from dataclasses import dataclass
 from moa.errors import ConfigError
 
 MAX_STOP_STRINGS = 8
-"""Stop strings of a turn, where nobody configures another number: what an endpoint may accept from its callers."""
+"""Stop strings of a turn, where nobody configures another number: what an endpoint may accept from
+its callers."""
 MAX_STOP_BYTES = 128
-"""Bytes of one stop string in UTF-8; also the most characters that a frame may carry of one (`messages.Name`)."""
+"""Bytes of one stop string in UTF-8; also the most characters that a frame may carry of one
+(`messages.Name`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +26,8 @@ class Limits:
 
     # one message
     max_frame_bytes: int = 256 * 1024
-    """Size of a client's message; a lost session is opened again in one message, with 5 bytes a token."""
+    """Size of a client's message; a lost session is opened again in one message, with 5 bytes a
+    token."""
     max_prompt_tokens: int = 8192
     """Tokens of a prompt."""
     max_context_tokens: int = 8192
@@ -55,14 +59,16 @@ class Limits:
     send_buffer_bytes: int = 64 * 1024
     """Bytes that may wait in the kernel and the library. A verdict cannot overtake them."""
     max_waiting_bytes: int = 1024 * 1024
-    """Answers that wait to be sent. Above `send_buffer_bytes` of them, no request of this connection is read."""
+    """Answers that wait to be sent. Above `send_buffer_bytes` of them, no request of this
+    connection is read."""
     record_window_bytes: int = 512 * 1024
     """Activation records in flight, not acknowledged by the device."""
     max_bad_messages: int = 8
     """Invalid messages on a connection before it is closed."""
     max_empty_frames_per_second: int = 400
-    """Websocket frames that bring no new work: pings, repetitions, refused requests. A connection above this limit, or
-    above one of the next two, is read more slowly, and closed after it was throttled for most of `flood_seconds`."""
+    """Websocket frames that bring no new work: pings, repetitions, refused requests. A connection
+    above this limit, or above one of the next two, is read more slowly, and closed after it was
+    throttled for most of `flood_seconds`."""
     max_bytes_per_second: int = 1024 * 1024
     """Received bytes, and bytes of answers."""
     max_refusals_per_second: int = 10
@@ -74,7 +80,8 @@ class Limits:
 
     # one principal
     connection_budgets_per_principal: int = 4
-    """All connections of a principal together have this many times the budget of one: the three limits above."""
+    """All connections of a principal together have this many times the budget of one: the three
+    limits above."""
     max_sessions_per_principal: int = 256
     """Sessions of one principal, those without a connection included."""
     max_connections_per_principal: int = 256
@@ -82,8 +89,8 @@ class Limits:
     max_queue_per_principal: int = 64
     """Queued rounds of one principal."""
     max_tokens_per_second: float = 0.0
-    """Tokens a principal may have run in a second, on average: of prompts, of its drafts, and of streams with all that
-    is drafted for them here. 0 is no limit."""
+    """Tokens a principal may have run in a second, on average: of prompts, of its drafts, and of
+    streams with all that is drafted for them here. 0 is no limit."""
     max_burst_tokens: int = 32768
     """Burst size of `max_tokens_per_second`, in tokens."""
 
@@ -133,6 +140,6 @@ class Limits:
 
     @staticmethod
     def least_frame_bytes(context: int) -> int:
-        """Smallest allowed frame limit: a lost session is opened again in one frame, with up to 5 bytes for each token
-        of its log."""
+        """Smallest allowed frame limit: a lost session is opened again in one frame, with up to 5
+        bytes for each token of its log."""
         return 5 * context + 4096

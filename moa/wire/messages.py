@@ -53,14 +53,15 @@ Ids = Annotated[list[TokenId], Meta(max_length=2**20)]
 RecordDtype = Literal["off", "int8", "int4", "fp16"]
 Top = Annotated[int, Meta(ge=-1, le=MAX_TOP)]
 Finish = Literal["", "eos", "stop", "length", "context"]
-"""Why the turn ended after this token: an end token, a stop string, `max_new_tokens`, a full context."""
+"""Why the turn ended after this token: an end token, a stop string, `max_new_tokens`, a full
+context."""
 RowRange = tuple[Position, Position]
 """Rows from..to (exclusive), as positions."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
-    """Base of all wire structures. They are encoded as arrays, without field names; unknown trailing fields are
-    skipped."""
+    """Base of all wire structures. They are encoded as arrays, without field names; unknown
+    trailing fields are skipped."""
 
 
 class Sampling(Message, frozen=True):
@@ -110,8 +111,9 @@ class Hello(Message, tag="hello", frozen=True):
 class Open(Message, tag="open", frozen=True):
     """A new session, or one that the server has lost.
 
-    `generated` trailing ids are this turn's output already (after a loss, or text written offline and adopted);
-    `max_new_tokens` counts them. `round` is the last settled round, so that numbering goes on.
+    `generated` trailing ids are this turn's output already (after a loss, or text written offline
+    and adopted); `max_new_tokens` counts them. `round` is the last settled round, so that numbering
+    goes on.
     """
 
     session: SessionId
@@ -134,8 +136,8 @@ class Open(Message, tag="open", frozen=True):
 
 
 class Append(Message, tag="append", frozen=True):
-    """The next turn: `ids` go to the log at position `base`. The edge applies the chat template, because it has the
-    conversation."""
+    """The next turn: `ids` go to the log at position `base`. The edge applies the chat template,
+    because it has the conversation."""
 
     session: SessionId
     base: Position
@@ -148,7 +150,8 @@ class Append(Message, tag="append", frozen=True):
 
 
 class Verify(Message, tag="verify", frozen=True):
-    """Check a draft. `tokens[0]` is the pending token; `parents` index into the draft, -1 at node 0; none = a chain."""
+    """Check a draft. `tokens[0]` is the pending token; `parents` index into the draft, -1 at node
+    0; none = a chain."""
 
     session: SessionId
     round: Round
@@ -158,7 +161,8 @@ class Verify(Message, tag="verify", frozen=True):
 
 
 class Stream(Message, tag="stream", frozen=True):
-    """Let the server draft until the turn ends; tokens are sent as they are verified. `Cancel` ends it sooner."""
+    """Let the server draft until the turn ends; tokens are sent as they are verified. `Cancel` ends
+    it sooner."""
 
     session: SessionId
     round: Round
@@ -166,14 +170,17 @@ class Stream(Message, tag="stream", frozen=True):
     speculate: bool = True
     """If false, the server decodes one token a forward, as a plain API does. For comparison."""
     waits: bool = False
-    """If no guess fits, wait for more instead of drafting or decoding on the server. `foresee` may change it."""
+    """If no guess fits, wait for more instead of drafting or decoding on the server. `foresee` may
+    change it."""
 
 
 class Foresee(Message, tag="foresee", frozen=True):
-    """Guesses at what stream `round` will bring: a tree whose node 0 is the token at position `base`.
+    """Guesses at what stream `round` will bring: a tree whose node 0 is the token at position
+    `base`.
 
-    Not answered, and never an error: what fits the log when it is wanted is verified, the rest is dropped.
-    `neg_log_probs` are the negative logarithms of each node's probability given its parent, in parts of 1/8.
+    Not answered, and never an error: what fits the log when it is wanted is verified, the rest is
+    dropped. `neg_log_probs` are the negative logarithms of each node's probability given its
+    parent, in parts of 1/8.
     """
 
     session: SessionId
@@ -194,7 +201,8 @@ class Cancel(Message, tag="cancel", frozen=True):
 
 
 class Resume(Message, tag="resume", frozen=True):
-    """Take over a session on this connection. The edge knows `length` settled tokens, whose `chain_hash` is `chain`."""
+    """Take over a session on this connection. The edge knows `length` settled tokens, whose
+    `chain_hash` is `chain`."""
 
     session: SessionId
     length: Position
@@ -258,8 +266,8 @@ class Opened(Message, tag="opened", frozen=True):
 
 
 class Verdict(Message, tag="verdict", frozen=True):
-    """The target's decision about a draft: the accepted nodes (`path`, node 0 first) and the target's `next_token`
-    after them.
+    """The target's decision about a draft: the accepted nodes (`path`, node 0 first) and the
+    target's `next_token` after them.
 
     With a `finish`, `next_token` is the last token of the turn, even where the draft went further.
     """
@@ -309,10 +317,11 @@ class Activations(Message, tag="activations", frozen=True):
 
 
 class Resumed(Message, tag="resumed", frozen=True):
-    """Answer to Resume: `tail` are the tokens after the edge's `length`; a round still running is `running` (else 0).
+    """Answer to Resume: `tail` are the tokens after the edge's `length`; a round still running is
+    `running` (else 0).
 
-    resumed: the target's state was still there. reprefilled: it is being rebuilt from the token log, under a new epoch.
-    gone: the server has nothing; open the session again with its ids.
+    resumed: the target's state was still there. reprefilled: it is being rebuilt from the token
+    log, under a new epoch. gone: the server has nothing; open the session again with its ids.
     """
 
     session: SessionId
@@ -328,7 +337,8 @@ class Resumed(Message, tag="resumed", frozen=True):
 
 
 class Error(Message, tag="error", frozen=True):
-    """A typed refusal; `moa.wire.codes` lists the codes. Without a session it concerns the connection."""
+    """A typed refusal; `moa.wire.codes` lists the codes. Without a session it concerns the
+    connection."""
 
     code: str
     message: str
@@ -340,18 +350,21 @@ class Error(Message, tag="error", frozen=True):
 
 
 class Goaway(Message, tag="goaway", frozen=True):
-    """No new work is taken; running rounds end within `drain_ms`. Resume elsewhere, or here after `retry_after_ms`."""
+    """No new work is taken; running rounds end within `drain_ms`. Resume elsewhere, or here after
+    `retry_after_ms`."""
 
     reason: str
     drain_ms: Count = 0
     retry_after_ms: Count = 0
 
 
-ClientMessage = Hello | Open | Append | Verify | Stream | Foresee | Cancel | Resume | Sync | Ack | Close
+ClientMessage = (
+    Hello | Open | Append | Verify | Stream | Foresee | Cancel | Resume | Sync | Ack | Close
+)
 ServerMessage = Welcome | Opened | Verdict | StreamTokens | Activations | Resumed | Error | Goaway
 
 
 def round_of(message: ClientMessage | None) -> int:
-    """The round that an answer to this message names. An `Open` or a `Resume` tells the last settled one and asks for
-    none."""
+    """The round that an answer to this message names. An `Open` or a `Resume` tells the last
+    settled one and asks for none."""
     return message.round if isinstance(message, Verify | Stream | Foresee | Cancel) else 0

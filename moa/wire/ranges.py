@@ -1,4 +1,5 @@
-"""A set of rows as sorted, disjoint ranges: which activation records one end has, and which are missing."""
+"""A set of rows as sorted, disjoint ranges: which activation records one end has, and which are
+missing."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class Ranges:
         first = bisect_left(self._stops, start)
         last = bisect_right(self._starts, stop)
         if first < last:
-            start, stop = min(start, self._starts[first]), max(stop, self._stops[last - 1])
+            start = min(start, self._starts[first])
+            stop = max(stop, self._stops[last - 1])
         self._starts[first:last] = [start]
         self._stops[first:last] = [stop]
 
@@ -33,13 +35,19 @@ class Ranges:
     def truncate(self, length: int) -> None:
         """Drop rows from `length` on."""
         kept = [(start, min(stop, length)) for start, stop in self if start < length]
-        self._starts, self._stops = [s for s, _ in kept], [s for _, s in kept]
+        self._starts = [s for s, _ in kept]
+        self._stops = [s for _, s in kept]
 
     def newest_missing(self, length: int, most: int, floor: int = 0) -> tuple[int, int] | None:
-        """The newest run of at most `most` rows in floor..length that are not held; None when all are."""
-        stop, at = length, bisect_left(self._starts, length) - 1
-        if at >= 0 and self._stops[at] >= stop:  # ranges never touch, so below a range there is always a gap
-            stop, at = self._starts[at], at - 1
+        """The newest run of at most `most` rows in floor..length that are not held; None when all
+        are."""
+        stop = length
+        at = bisect_left(self._starts, length) - 1
+        if (
+            at >= 0 and self._stops[at] >= stop
+        ):  # ranges never touch, so below a range there is always a gap
+            stop = self._starts[at]
+            at = at - 1
         if stop <= floor:
             return None
         return max(self._stops[at] if at >= 0 else 0, stop - most, floor), stop

@@ -1,4 +1,5 @@
-"""The edge's side of a session, without I/O: what to send, what an answer means, and how to recover lost messages.
+"""The edge's side of a session, without I/O: what to send, what an answer means, and how to recover
+lost messages.
 
     session = ClientSession(ids, max_new_tokens=200)
     send(session.open())
@@ -27,7 +28,15 @@ from moa.grammar.spec import Grammar
 from moa.logprobs import TokenLogprobs, unpack
 from moa.wire.codec import chain_hash
 from moa.wire.codes import RETRYABLE, Code
-from moa.wire.events import Advanced, Ready, RecordsArrived, Recovered, Refused, Request, SessionEvent
+from moa.wire.events import (
+    Advanced,
+    Ready,
+    RecordsArrived,
+    Recovered,
+    Refused,
+    Request,
+    SessionEvent,
+)
 from moa.wire.messages import (
     Activations,
     Append,
@@ -126,15 +135,22 @@ class ClientSession:
         return self._ask(self._open(self.log))
 
     def append(
-        self, ids: Sequence[int], *, max_new_tokens: int | None = None, stop: Sequence[str] | None = None,
-        ignore_eos: bool | None = None, logprobs: int = -1, grammar: Grammar | None = None,
-    ) -> Append:  # fmt: skip
+        self,
+        ids: Sequence[int],
+        *,
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+        ignore_eos: bool | None = None,
+        logprobs: int = -1,
+        grammar: Grammar | None = None,
+    ) -> Append:
         """The next turn. Its ids are added to the log at once."""
         self._no_round()
         self.max_new_tokens = self.max_new_tokens if max_new_tokens is None else max_new_tokens
         self.stop = self.stop if stop is None else list(stop)
         self.ignore_eos = self.ignore_eos if ignore_eos is None else ignore_eos
-        self.logprobs, self.grammar = logprobs, grammar
+        self.logprobs = logprobs
+        self.grammar = grammar
         message = Append(
             session=self.id,
             base=len(self.log),
@@ -164,17 +180,32 @@ class ClientSession:
         return self._ask(Stream(self.id, self.round + 1, self.base, speculate, waits))
 
     def foresee(
-        self, tokens: Sequence[int], parents: Sequence[int], neg_log_probs: Sequence[int], waits: bool | None = None
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        neg_log_probs: Sequence[int],
+        waits: bool | None = None,
     ) -> Foresee:
-        """What may come next in the running stream: a tree below the log's last token. Nothing waits for an answer."""
+        """What may come next in the running stream: a tree below the log's last token. Nothing
+        waits for an answer."""
         stream = self.streaming
         if stream is None or tokens[0] != self.log[-1]:
             raise ProtocolError("guesses need a running stream, and begin at the log's end")
-        return Foresee(self.id, stream.round, self.base, list(tokens), list(parents), list(neg_log_probs), waits)
+        return Foresee(
+            self.id,
+            stream.round,
+            self.base,
+            list(tokens),
+            list(parents),
+            list(neg_log_probs),
+            waits,
+        )
 
     def cancel(self) -> Cancel | None:
         """Stop the running round, if any; its answer still comes."""
-        rounds = [request.round for request in self.unsettled if isinstance(request, Verify | Stream)]
+        rounds = [
+            request.round for request in self.unsettled if isinstance(request, Verify | Stream)
+        ]
         return Cancel(self.id, rounds[0]) if rounds else None
 
     def close(self) -> Close:
@@ -227,11 +258,16 @@ class ClientSession:
         if request is None:
             return None
         if len(self.log) < message.length:
-            raise ProtocolError(f"the server's log has {message.length} tokens, ours {len(self.log)}")
-        if message.length != (len(request.ids) if isinstance(request, Open) else request.base + len(request.ids)):
+            raise ProtocolError(
+                f"the server's log has {message.length} tokens, ours {len(self.log)}"
+            )
+        if message.length != (
+            len(request.ids) if isinstance(request, Open) else request.base + len(request.ids)
+        ):
             return None  # the answer to an earlier opening, once more
         self.unsettled.remove(request)
-        self.settled, self.epoch = message.length, message.epoch
+        self.settled = message.length
+        self.epoch = message.epoch
         return Ready(message.length)
 
     def _verdict(self, message: Verdict) -> Advanced | None:
@@ -252,24 +288,34 @@ class ClientSession:
             return None
         known = self.base - message.base
         if known < 0:
-            raise ProtocolError(f"stream tokens at {message.base + 1}, but the log ends at {self.base}")
+            raise ProtocolError(
+                f"stream tokens at {message.base + 1}, but the log ends at {self.base}"
+            )
         self._same(message.base + 1, message.tokens[:known])
         return self._advance(request, message, tuple(message.tokens[known:]), (), done=message.done)
 
     def _advance(
-        self, request: Verify | Stream, message: Verdict | StreamTokens, tokens: tuple[int, ...], path: tuple[int, ...],
-        *, done: bool,
-    ) -> Advanced:  # fmt: skip
+        self,
+        request: Verify | Stream,
+        message: Verdict | StreamTokens,
+        tokens: tuple[int, ...],
+        path: tuple[int, ...],
+        *,
+        done: bool,
+    ) -> Advanced:
         self._check(tokens, len(self.log) + len(tokens))
         base = self.base
         self._tell(message.logprobs, len(self.log) + len(tokens))
         self.log += tokens
-        self.settled, self.finish = len(self.log), message.finish
+        self.settled = len(self.log)
+        self.finish = message.finish
         if done:
             # The server has answered a later request, so the earlier ones are settled too.
             self.unsettled.clear()
             self.round = request.round
-        by_whom = (message.drafted, message.foreseen) if isinstance(message, StreamTokens) else (0, 0)
+        by_whom = (
+            (message.drafted, message.foreseen) if isinstance(message, StreamTokens) else (0, 0)
+        )
         times = message.queue_ms, message.forward_ms
         return Advanced(request.round, base, tokens, path, message.finish, done, *times, *by_whom)
 
@@ -284,7 +330,8 @@ class ClientSession:
         self._check(message.tail, message.length)
         self._tell(message.logprobs, message.length)
         waiting: list[Request] = []
-        base, log = self.settled - 1, self.log[: self.settled] + message.tail
+        base = self.settled - 1
+        log = self.log[: self.settled] + message.tail
         for request in self.unsettled:
             if isinstance(request, Append):
                 if message.length > request.base:
@@ -296,36 +343,50 @@ class ClientSession:
             elif isinstance(request, Verify | Stream) and message.round < request.round:
                 waiting.append(request)
         tokens = tuple(log[base + 1 : message.length])
-        self.log, self.settled, self.unsettled = log, message.length, waiting
+        self.log = log
+        self.settled = message.length
+        self.unsettled = waiting
         self.round = message.round
-        if message.tail:  # else keep our own `finish`: a server that got the log again does not know the turn's end
+        # Else keep our own `finish`: a server that got the log again does not know the turn's end
+        if message.tail:
             self.finish = message.finish
-        # Resending a round that is still running is harmless (it is answered once) and needs no special case,
-        # but it costs a draft on a link that has just been lost.
-        resend = tuple(r for r in waiting if not (isinstance(r, Verify | Stream) and r.round == message.running))
+        # Resending a round that is still running is harmless (it is answered once) and needs no
+        # special case, but it costs a draft on a link that has just been lost.
+        resend = tuple(
+            r
+            for r in waiting
+            if not (isinstance(r, Verify | Stream) and r.round == message.running)
+        )
         self.epoch = message.epoch
         return Recovered(message.outcome, base, tokens, self.finish, resend)
 
     def _gone(self) -> Recovered:
         opening = self._open(self.log[: self.settled or len(self.log)])
-        # A stream that has brought tokens goes on behind them: the other verifier is told them by the opening.
-        rounds = (replace(r, base=self.base) if isinstance(r, Stream) else r for r in self.unsettled)
+        # A stream that has brought tokens goes on behind them: the other verifier is told them by
+        # the opening.
+        rounds = (
+            replace(r, base=self.base) if isinstance(r, Stream) else r for r in self.unsettled
+        )
         self.unsettled = [opening, *(r for r in rounds if not isinstance(r, Open))]
         return Recovered("gone", self.settled - 1, (), self.finish, tuple(self.unsettled))
 
     def _error(self, message: Error) -> Refused | Recovered:
         if message.code in (Code.UNKNOWN_SESSION, Code.QUARANTINED):
             return self._gone()
-        # Only a round can be cancelled: an opening, or the ids of a turn, must not be forgotten for it.
+        # Only a round can be cancelled: an opening, or the ids of a turn, must not be forgotten for
+        # it.
         retry = message.code in RETRYABLE or (message.code == Code.CANCELLED and not message.round)
         if not retry:
-            self.unsettled = [r for r in self.unsettled if message.round and round_of(r) != message.round]
+            self.unsettled = [
+                r for r in self.unsettled if message.round and round_of(r) != message.round
+            ]
         return Refused(message, retry)
 
     # ---- helpers
 
     def _same(self, start: int, tokens: Sequence[int]) -> None:
-        """Check that the server tells our own tokens again from position `start` on: else text with a hole follows."""
+        """Check that the server tells our own tokens again from position `start` on: else text with
+        a hole follows."""
         if self.log[start : start + len(tokens)] != list(tokens):
             raise ProtocolError(f"the server's tokens from position {start} on differ from ours")
 
@@ -338,7 +399,8 @@ class ClientSession:
             self.token_logprobs |= enumerate(rows, stop - len(rows))
 
     def _check(self, tokens: Sequence[int], length: int) -> None:
-        """Check that an answer has only ids of the target's vocabulary, and no more tokens than asked for."""
+        """Check that an answer has only ids of the target's vocabulary, and no more tokens than
+        asked for."""
         if tokens and max(tokens) >= self.vocab_size:
             raise ProtocolError(f"token id {max(tokens)} of a vocabulary of {self.vocab_size}")
         if length - self.turn_start > self.max_new_tokens:
@@ -366,7 +428,9 @@ class ClientSession:
         return request
 
     def _round_of(self, round: int) -> Verify | Stream | None:
-        return next((r for r in self.unsettled if isinstance(r, Verify | Stream) and r.round == round), None)
+        return next(
+            (r for r in self.unsettled if isinstance(r, Verify | Stream) and r.round == round), None
+        )
 
     def _no_round(self) -> None:
         if self.busy:

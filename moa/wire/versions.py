@@ -3,9 +3,11 @@
 Four rules let old and new ends talk (`docs/wire-protocol.md` explains them):
 
 1. A field is only ever added at the end of a message, with a default that means "as before".
-2. A field is never removed, moved or given another type; one that is no longer needed keeps its place.
+2. A field is never removed, moved or given another type; one that is no longer needed keeps its
+   place.
 3. The tag of a message is never used again for another.
-4. What an old end could not understand is sent only after a feature named for it was agreed in hello and welcome.
+4. What an old end could not understand is sent only after a feature named for it was agreed in
+   hello and welcome.
 
 Breaking one of them needs a new protocol version.
 """
@@ -17,19 +19,23 @@ from collections.abc import Collection
 PROTOCOL_VERSIONS = (2,)
 """Supported versions, best first."""
 
-FEATURES = frozenset({"tree", "stream", "records", "resume", "append", "logprobs", "foresee", "grammar"})
-"""Optional abilities of this code: draft trees, server-drafted streams, activation records, resuming, further turns,
-log-probabilities, guesses ahead of a stream, answers that match a grammar."""
+FEATURES = frozenset(
+    {"tree", "stream", "records", "resume", "append", "logprobs", "foresee", "grammar"}
+)
+"""Optional abilities of this code: draft trees, server-drafted streams, activation records,
+resuming, further turns, log-probabilities, guesses ahead of a stream, answers that match a
+grammar."""
 
 SUBPROTOCOL = "moa.v2"
-"""The websocket subprotocol offered in the handshake, so that a proxy or an unrelated server is noticed at once."""
+"""The websocket subprotocol offered in the handshake, so that a proxy or an unrelated server is
+noticed at once."""
 
 TOKEN_SUBPROTOCOL = "moa.token."
 """A second subprotocol, which carries the token of a web page: scripts cannot set headers."""
 
 SESSION_HEADER = "X-Session-Id"
-"""Header of the handshake with a random key that a client keeps: a proxy passes equal keys to the same of several
-verifiers, the one that still has the client's sessions."""
+"""Header of the handshake with a random key that a client keeps: a proxy passes equal keys to the
+same of several verifiers, the one that still has the client's sessions."""
 
 
 def agree_version(offered: Collection[int]) -> int | None:

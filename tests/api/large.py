@@ -19,7 +19,10 @@ LARGE: dict[str, tuple[str, dict[str, Any]]] = {
         "chat/completions",
         {**_CHAT, "n": 16, "prediction": _PREDICTED | {"content": "a" * 1_000_000}},
     ),
-    "message": ("chat/completions", {**_CHAT, "n": 16, "messages": [{"role": "user", "content": _WORDS}]}),
+    "message": (
+        "chat/completions",
+        {**_CHAT, "n": 16, "messages": [{"role": "user", "content": _WORDS}]},
+    ),
     "many messages": (
         "chat/completions",
         # The latest of them are answered: each choice reads a full context.

@@ -48,7 +48,9 @@ class Scripted:
     async def encode(self, ask: AnswerRequest) -> Encoded:
         return Encoded([1, 2, 3])
 
-    async def answer(self, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
+    async def answer(
+        self, ask: AnswerRequest, encoded: Encoded
+    ) -> AsyncGenerator[AnswerEvent, None]:
         self.asks.append(ask)
         try:
             for step in self._script(ask):
@@ -71,7 +73,12 @@ def says(*pieces: str, reason: Reason = "eos", verified: bool = True) -> list[An
 
 
 def ended(text: str, *, reason: Reason = "eos", verified: bool = True, tokens: int = 1) -> Ended:
-    return Ended(reason=reason, verified=verified, text=text, counts=Counts(prompt_tokens=3, tokens=tokens, calls=2))
+    return Ended(
+        reason=reason,
+        verified=verified,
+        text=text,
+        counts=Counts(prompt_tokens=3, tokens=tokens, calls=2),
+    )
 
 
 @contextlib.asynccontextmanager
@@ -85,16 +92,23 @@ async def endpoint(
 
 
 @contextlib.asynccontextmanager
-async def served(script: Script | Sequence[AnswerEvent], **settings: Any) -> AsyncIterator[tuple[Scripted, str]]:
+async def served(
+    script: Script | Sequence[AnswerEvent], **settings: Any
+) -> AsyncIterator[tuple[Scripted, str]]:
     """The endpoint on a port of loopback."""
-    async with endpoint(script, **settings) as (answerer, _, app), serving(app, Port("127.0.0.1", 0)) as address:
+    async with (
+        endpoint(script, **settings) as (answerer, _, app),
+        serving(app, Port("127.0.0.1", 0)) as address,
+    ):
         yield answerer, address
 
 
 @contextlib.asynccontextmanager
 async def browser(address: str, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
     """A plain HTTP client."""
-    async with httpx.AsyncClient(base_url=address, headers=headers, timeout=PATIENCE, trust_env=False) as client:
+    async with httpx.AsyncClient(
+        base_url=address, headers=headers, timeout=PATIENCE, trust_env=False
+    ) as client:
         yield client
 
 
@@ -108,13 +122,16 @@ async def talk(
 
 
 async def post_from_a_thread(address: str, path: str, **request: Any) -> httpx.Response:
-    """A request of a client in a thread of its own, so that the event loop has only the server's work."""
-    return await asyncio.to_thread(httpx.post, address + path, timeout=PATIENCE, trust_env=False, **request)
+    """A request of a client in a thread of its own, so that the event loop has only the server's
+    work."""
+    return await asyncio.to_thread(
+        httpx.post, address + path, timeout=PATIENCE, trust_env=False, **request
+    )
 
 
 class Heartbeat:
-    """`longest`: seconds of processor time that the loop's thread spent between two beats; `limit`: what it may spend,
-    0.2 s where a million steps of a generator take 25 ms."""
+    """`longest`: seconds of processor time that the loop's thread spent between two beats; `limit`:
+    what it may spend, 0.2 s where a million steps of a generator take 25 ms."""
 
     longest = 0.0
     limit = 0.0
@@ -122,8 +139,8 @@ class Heartbeat:
 
 @contextlib.asynccontextmanager
 async def heartbeat() -> AsyncIterator[Heartbeat]:
-    """How long the event loop is kept from other work while the body runs. Processor time of this thread, so that
-    other load does not count."""
+    """How long the event loop is kept from other work while the body runs. Processor time of this
+    thread, so that other load does not count."""
     leave_out_what_is_loaded()  # as the programs do
     beat = Heartbeat()
 
@@ -132,7 +149,8 @@ async def heartbeat() -> AsyncIterator[Heartbeat]:
         while True:
             await asyncio.sleep(0.002)
             now = time.thread_time()
-            beat.longest, last = max(beat.longest, now - last), now
+            beat.longest = max(beat.longest, now - last)
+            last = now
 
     task = asyncio.create_task(run())
     try:
@@ -150,7 +168,9 @@ async def check_that_the_loop_turns(address: str, request: tuple[str, bytes]) ->
     path, body = request
     asked = {"content": body, "headers": {"Content-Type": "application/json"}}
     async with heartbeat() as beat:
-        replies = await asyncio.gather(*(post_from_a_thread(address, path, **asked) for _ in range(2)))
+        replies = await asyncio.gather(
+            *(post_from_a_thread(address, path, **asked) for _ in range(2))
+        )
     assert {reply.status_code for reply in replies} <= {200, 400}, replies[0].text[:300]
     assert beat.longest < beat.limit
 

@@ -10,13 +10,30 @@ from moa.api.errors import ApiError
 HERE = "127.0.0.1:8080"
 HOSTS = (HERE, "localhost:8080", "LOCALHOST", "[::1]:8080", "192.168.1.20:8080")
 FOREIGN_HOSTS = (
-    "evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example", "", "a/b", "x@127.0.0.1",
-    "127.0.0.1:8080 evil", "2130706433.example", "h" * 300, "[::1:", "[x]", "[",
-)  # fmt: skip
+    "evil.example",
+    "evil.example:8080",
+    "127.0.0.1.evil.example",
+    "localhost.evil.example",
+    "",
+    "a/b",
+    "x@127.0.0.1",
+    "127.0.0.1:8080 evil",
+    "2130706433.example",
+    "h" * 300,
+    "[::1:",
+    "[x]",
+    "[",
+)
 FOREIGN_ORIGINS = (
-    "https://evil.example", "null", "http://127.0.0.1:9999", "file://", "http://localhost", "x", "http://[",
+    "https://evil.example",
+    "null",
+    "http://127.0.0.1:9999",
+    "file://",
+    "http://localhost",
+    "x",
+    "http://[",
     "http://[x]",
-)  # fmt: skip
+)
 CROSS = {"sec-fetch-site": "cross-site"}
 
 
@@ -24,7 +41,9 @@ CROSS = {"sec-fetch-site": "cross-site"}
     ("headers", "refused"),
     [
         *(({"host": host}, None) for host in HOSTS),
-        *(({"host": host}, "host_refused") for host in FOREIGN_HOSTS),  # the name may have been re-bound
+        *(
+            ({"host": host}, "host_refused") for host in FOREIGN_HOSTS
+        ),  # the name may have been re-bound
         ({"host": "box.lan:8080"}, None),
         *(({"origin": origin}, "origin_refused") for origin in FOREIGN_ORIGINS),
         ({"origin": f"http://{HERE}"}, None),  # the endpoint's own page
@@ -46,7 +65,10 @@ def test_other_websites_are_refused(headers: dict[str, str], refused: str | None
 @pytest.mark.parametrize(
     "headers",
     [
-        *([header] for header in ("", "Bearer", "Bearer wrong", "Basic right", "right", "Bearer rightx")),
+        *(
+            [header]
+            for header in ("", "Bearer", "Bearer wrong", "Basic right", "right", "Bearer rightx")
+        ),
         *([], ["Bearer right", "Bearer right"], ["Bearer right", "Bearer wrong"]),
     ],
 )
@@ -63,4 +85,9 @@ def test_each_key_is_a_principal_of_its_own_and_without_keys_everybody_is_the_sa
 
 
 def test_loopback() -> None:
-    assert [is_loopback(host) for host in ("localhost", "::1", "0.0.0.0", "example.org")] == [True, True, False, False]
+    assert [is_loopback(host) for host in ("localhost", "::1", "0.0.0.0", "example.org")] == [
+        True,
+        True,
+        False,
+        False,
+    ]

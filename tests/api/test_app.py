@@ -1,4 +1,5 @@
-"""The routes, over a scripted answerer: shapes, statuses, streams, disconnects, and resumed streams."""
+"""The routes, over a scripted answerer: shapes, statuses, streams, disconnects, and resumed
+streams."""
 
 from __future__ import annotations
 
@@ -13,27 +14,43 @@ from moa.api import app
 from moa.api.answer import AnswerEvent, Began, Cut, LinkNews, Piece, Scored
 from moa.api.app import ApiLimits
 from moa.errors import CapacityError, LinkError, RemoteError, UsageError
-from tests.api.scripted import MODEL, PATIENCE, browser, chat, ended, heartbeat, post_from_a_thread, says, served, talk
+from tests.api.scripted import (
+    MODEL,
+    PATIENCE,
+    browser,
+    chat,
+    ended,
+    heartbeat,
+    post_from_a_thread,
+    says,
+    served,
+    talk,
+)
 
 
 def data_of(stream: str) -> list[Any]:
     """The events of a stream; the last is the end mark."""
     return [
-        line.removeprefix("data: ") if line.endswith("[DONE]") else json.loads(line.removeprefix("data: "))
+        line.removeprefix("data: ")
+        if line.endswith("[DONE]")
+        else json.loads(line.removeprefix("data: "))
         for line in stream.splitlines()
         if line.startswith("data: ")
     ]
 
 
-CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
 
 
 def texts_of(stream: str) -> tuple[str, str]:
-    """The reasoning and the answer of a streamed chat with one choice, with what was cut taken back."""
+    """The reasoning and the answer of a streamed chat with one choice, with what was cut taken
+    back."""
     reasoning = answer = ""
     for chunk in data_of(stream)[:-1]:
         for choice in chunk["choices"]:
-            marks, delta = choice.get("moa", {}), choice["delta"]
+            marks = choice.get("moa", {})
+            delta = choice["delta"]
             reasoning = reasoning[: marks.get("reasoning_cut")] + delta.get("reasoning_content", "")
             answer = answer[: marks.get("cut")] + delta.get("content", "")
             assert marks.get("verified", 0) <= len(answer)
@@ -43,10 +60,16 @@ def texts_of(stream: str) -> tuple[str, str]:
 async def test_a_chat_answer_whole_and_as_a_stream() -> None:
     async with talk(says("Hel", "lo")) as (answerer, client):
         answer = (await client.post(CHAT, json=chat("secret"))).json()
-        reply = await client.post(CHAT, json=chat(stream=True, stream_options={"include_usage": True}))
+        reply = await client.post(
+            CHAT, json=chat(stream=True, stream_options={"include_usage": True})
+        )
         page = (await client.get("/metrics")).text
     assert answer["object"] == "chat.completion"
-    assert answer["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
+    assert answer["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": "Hello",
+        "refusal": None,
+    }
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (3, 2)
     assert answerer.asks[0].question.messages == [{"role": "user", "content": "secret"}]
@@ -91,35 +114,63 @@ async def test_variables_for_the_template_are_passed_on_and_bounded() -> None:
     given = {"enable_thinking": False, "reasoning_effort": "low", "budget": 3}
     async with talk(says("4")) as (answerer, client):
         for path, body in ((CHAT, chat()), (RESPONSES, {"input": "hi"})):
-            assert (await client.post(path, json=body | {"chat_template_kwargs": given})).status_code == 200
+            assert (
+                await client.post(path, json=body | {"chat_template_kwargs": given})
+            ).status_code == 200
         assert [ask.question.template for ask in answerer.asks] == [given, given]
-        for wrong in ({"messages": "x"}, {"chat_template": "{{ 1 }}"}, {"bos_token": "x"}, {"a b": 1}, {"x": [1]},
-                      {"x": "y" * 257}, {f"x{n}": n for n in range(17)}):  # fmt: skip
+        for wrong in (
+            {"messages": "x"},
+            {"chat_template": "{{ 1 }}"},
+            {"bos_token": "x"},
+            {"a b": 1},
+            {"x": [1]},
+            {"x": "y" * 257},
+            {f"x{n}": n for n in range(17)},
+        ):
             reply = await client.post(CHAT, json=chat(chat_template_kwargs=wrong))
             assert reply.status_code == 400
             assert "chat_template_kwargs" in reply.json()["error"]["param"], reply.text
-        reply = await client.post("/v1/completions", json={"prompt": "x", "chat_template_kwargs": given})
+        reply = await client.post(
+            "/v1/completions", json={"prompt": "x", "chat_template_kwargs": given}
+        )
         assert reply.json()["error"]["code"] == "unsupported_parameter"
 
 
 async def test_several_choices_have_seeds_of_their_own() -> None:
     async with talk(lambda ask: says(f"seed {ask.seed}")) as (_, client):
         answer = (await client.post(CHAT, json=chat(n=3, seed=7))).json()
-    assert [choice["message"]["content"] for choice in answer["choices"]] == ["seed 7", "seed 8", "seed 9"]
+    assert [choice["message"]["content"] for choice in answer["choices"]] == [
+        "seed 7",
+        "seed 8",
+        "seed 9",
+    ]
     assert answer["usage"]["completion_tokens"] == 3
 
 
 async def test_completions_take_texts_and_ids() -> None:
     async with talk(lambda ask: says(str(ask.question.text or ask.question.ids))) as (_, client):
         for prompt, texts in (
-            ("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], ["(1, 2)"]), ([[1], [2]], ["(1,)", "(2,)"])
-        ):  # fmt: skip
-            answer = (await client.post("/v1/completions", json={"model": MODEL, "prompt": prompt})).json()
+            ("a", ["a"]),
+            (["a", "b"], ["a", "b"]),
+            ([1, 2], ["(1, 2)"]),
+            ([[1], [2]], ["(1,)", "(2,)"]),
+        ):
+            answer = (
+                await client.post("/v1/completions", json={"model": MODEL, "prompt": prompt})
+            ).json()
             assert [choice["text"] for choice in answer["choices"]] == texts
 
 
 async def test_provisional_text_is_marked_and_retracted() -> None:
-    script = [Began(), Piece("ab"), LinkNews("offline"), Piece("cd", False), Cut(3), Piece("x"), ended("abcx")]
+    script = [
+        Began(),
+        Piece("ab"),
+        LinkNews("offline"),
+        Piece("cd", False),
+        Cut(3),
+        Piece("x"),
+        ended("abcx"),
+    ]
     async with talk(script) as (_, client):
         reply = await client.post(CHAT, json=chat(stream=True, moa={"mode": "provisional"}))
     chunks = data_of(reply.text)[:-1]
@@ -151,10 +202,16 @@ async def test_provisional_text_is_marked_and_retracted() -> None:
         (chat(moa={"typo": 1}), "moa"),
         ({"model": MODEL, "messages": []}, "messages"),
         ({"model": MODEL, "messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
-        ({"model": MODEL, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+        (
+            {"model": MODEL, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content",
+        ),
         ({"model": MODEL}, None),
         ([], None),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input[0].content",
+        ),
         ({"input": "hi", "tool_choice": "required"}, "tool_choice"),
         ({"input": "hi", "conversation": "conv_1"}, "conversation"),
         ({"input": "hi", "previous_response_id": "resp_1"}, "previous_response_id"),
@@ -209,16 +266,26 @@ async def test_errors_from_inside_have_their_status_and_are_the_last_event_of_a_
         ("POST", "/v1/chat/completions", "application/json", b"{", 400),
         ("POST", "/v1/chat/completions", "application/json", b"\xff", 400),
         ("POST", "/v1/chat/completions", "application/json", b"[" * 100_000, 400),
-        ("POST", "/v1/chat/completions", "application/json", json.dumps(chat(model="other")).encode(), 404),
+        (
+            "POST",
+            "/v1/chat/completions",
+            "application/json",
+            json.dumps(chat(model="other")).encode(),
+            404,
+        ),
         ("POST", "/v1/chat/completions", "application/json", b"x" * 3_000_000, 413),
         ("GET", "/v1/streams/none", "", b"", 404),
         *((method, "/v1/responses/none", "", b"", 404) for method in ("GET", "DELETE")),
         ("GET", "/v1/models/none", "", b"", 404),
     ],
 )
-async def test_refusals_have_the_shape_of_an_error(method: str, path: str, kind: str, body: bytes, status: int) -> None:
+async def test_refusals_have_the_shape_of_an_error(
+    method: str, path: str, kind: str, body: bytes, status: int
+) -> None:
     async with talk(says("x")) as (_, client):
-        reply = await client.request(method, path, content=body, headers={"Content-Type": kind} if kind else {})
+        reply = await client.request(
+            method, path, content=body, headers={"Content-Type": kind} if kind else {}
+        )
     assert reply.status_code == status
     assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
 
@@ -229,7 +296,10 @@ async def test_keys_guard_everything_but_health_and_other_websites_are_refused_b
             assert (await client.get("/health")).status_code == 200
             for path in ("/v1/models", "/metrics", "/moa/status", "/v1/streams/x"):
                 reply = await client.get(path)
-                assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
+                assert (reply.status_code, reply.json()["error"]["code"]) == (
+                    401,
+                    "invalid_api_key",
+                )
         async with browser(address, Authorization="Bearer right") as client:
             assert (await client.get("/v1/models")).json()["data"][0]["id"] == MODEL
             reply = await client.post(CHAT, json=chat(), headers={"Origin": "https://evil.example"})
@@ -257,7 +327,9 @@ async def test_memory_is_given_back_after_a_large_request(monkeypatch: pytest.Mo
     ("path", "body"),
     [(CHAT, chat()), (CHAT, chat(stream=True)), (RESPONSES, {"input": "hi", "stream": True})],
 )
-async def test_a_client_that_hangs_up_ends_its_answer_at_once(path: str, body: dict[str, Any], begun: bool) -> None:
+async def test_a_client_that_hangs_up_ends_its_answer_at_once(
+    path: str, body: dict[str, Any], begun: bool
+) -> None:
     script = [*([Began(), Piece("a")] if begun else []), asyncio.Event()]
     async with talk(lambda ask: script) as (answerer, client):
         asked = asyncio.create_task(client.post(path, json=body))
@@ -285,7 +357,9 @@ async def test_too_many_answers_are_refused_and_places_come_back() -> None:
 # ---- resumable streams
 
 
-async def test_a_resumable_stream_goes_on_without_its_client_and_is_taken_up_from_anywhere() -> None:
+async def test_a_resumable_stream_goes_on_without_its_client_and_is_taken_up_from_anywhere() -> (
+    None
+):
     go = asyncio.Event()
     script = [Began(), Piece("a"), go, Piece("b"), ended("ab")]
     async with served(lambda ask: script, keys=["me", "other"]) as (answerer, address):
@@ -304,11 +378,15 @@ async def test_a_resumable_stream_goes_on_without_its_client_and_is_taken_up_fro
                 await answerer.closed.wait()
             rest = await client.get(f"/v1/streams/{id}", headers={"Last-Event-ID": f"{id}/2"})
             everything = await client.get(f"/v1/streams/{id}")
-            assert (await client.get(f"/v1/streams/{id}", headers={"Last-Event-ID": "x/2"})).status_code == 400
+            assert (
+                await client.get(f"/v1/streams/{id}", headers={"Last-Event-ID": "x/2"})
+            ).status_code == 400
         async with browser(address, Authorization="Bearer other") as stranger:
             assert (await stranger.get(f"/v1/streams/{id}")).status_code == 404
             assert (await stranger.delete(f"/v1/streams/{id}")).status_code == 404
-    text = "".join(c["choices"][0]["delta"].get("content", "") for c in data_of(everything.text)[:-1])
+    text = "".join(
+        c["choices"][0]["delta"].get("content", "") for c in data_of(everything.text)[:-1]
+    )
     assert text == "ab"
     assert everything.text.endswith(rest.text)
     assert len(data_of(rest.text)) == len(data_of(everything.text)) - 2
@@ -335,10 +413,16 @@ async def test_what_is_kept_to_check_an_answer_again_is_counted_and_bounded() ->
         async def kept_after(text: str = "hi", **fields: Any) -> float:
             how = {"stream": True, "moa": {"mode": "provisional", "resumable": True}}
             assert (await client.post(CHAT, json=chat(text, **how, **fields))).status_code == 200
-            (line,) = re.findall(r"^moa_api_kept_stream_bytes (.*)$", (await client.get("/metrics")).text, re.MULTILINE)
+            (line,) = re.findall(
+                r"^moa_api_kept_stream_bytes (.*)$",
+                (await client.get("/metrics")).text,
+                re.MULTILINE,
+            )
             return float(line)
 
-        assert 0 < await kept_after(prediction={"type": "content", "content": "z" * 300_000}) < 20_000
+        assert (
+            0 < await kept_after(prediction={"type": "content", "content": "z" * 300_000}) < 20_000
+        )
         described = {"name": "f", "description": "y" * 300_000}
         assert await kept_after(tools=[{"type": "function", "function": described}]) > 300_000
         for _ in range(12):
@@ -348,9 +432,21 @@ async def test_what_is_kept_to_check_an_answer_again_is_counted_and_bounded() ->
 @pytest.mark.parametrize("path", ["chat/completions", "responses"])
 async def test_log_probabilities_of_many_tokens_do_not_block(path: str) -> None:
     entry = Scored("token", -1.0, tuple((f"other {number}", -2.0) for number in range(20)))
-    script = [Began(), *(Piece("token", logprobs=(entry,)) for _ in range(4096)), ended("token" * 4096, tokens=4096)]
-    asked = {"logprobs": True, "top_logprobs": 20, "n": 4} if path.startswith("chat") else {"top_logprobs": 20}
-    asked |= chat() if path.startswith("chat") else {"input": "hi", "include": ["message.output_text.logprobs"]}
+    script = [
+        Began(),
+        *(Piece("token", logprobs=(entry,)) for _ in range(4096)),
+        ended("token" * 4096, tokens=4096),
+    ]
+    asked = (
+        {"logprobs": True, "top_logprobs": 20, "n": 4}
+        if path.startswith("chat")
+        else {"top_logprobs": 20}
+    )
+    asked |= (
+        chat()
+        if path.startswith("chat")
+        else {"input": "hi", "include": ["message.output_text.logprobs"]}
+    )
     async with served(lambda ask: script) as (_, address), heartbeat() as beat:
         reply = await post_from_a_thread(address, f"/v1/{path}", json={"model": MODEL} | asked)
     assert reply.text.count('"top_logprobs":[') == (4 if path.startswith("chat") else 1) * 4096

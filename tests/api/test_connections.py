@@ -18,7 +18,9 @@ from moa.process import half_open
 from moa.process.listening import Port
 from tests.api.scripted import PATIENCE, browser, chat, endpoint, says, served
 
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+)
 LIMITS = ("_HEAD_SECONDS", "_BODY_SECONDS", "_IDLE_SECONDS")
 
 
@@ -29,10 +31,18 @@ async def connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWri
 
 @pytest.mark.parametrize(
     "sent",
-    [b"", b"G", HEAD, HEAD + b"Content-Length: 9\r\n\r\n{", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"],
+    [
+        b"",
+        b"G",
+        HEAD,
+        HEAD + b"Content-Length: 9\r\n\r\n{",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
     ids=["nothing", "a byte", "half a head", "half a body", "a request, and nothing more"],
 )
-async def test_a_connection_without_a_whole_request_ends(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_without_a_whole_request_ends(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in LIMITS:
         monkeypatch.setattr(connections, name, 0.1)
     async with served(says("x")) as (_, address):
@@ -44,7 +54,9 @@ async def test_a_connection_without_a_whole_request_ends(sent: bytes, monkeypatc
         writer.close()
 
 
-async def test_a_client_that_leaves_within_its_body_is_no_defect_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_that_leaves_within_its_body_is_no_defect_of_ours(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with served(says("x")) as (_, address), browser(address) as client:
         reader, writer = await connect(address)
         writer.write(HEAD + b"Expect: 100-continue\r\nContent-Length: 9\r\n\r\n")
@@ -62,7 +74,10 @@ async def test_bytes_now_and_then_do_not_prolong_it_and_an_answer_may_take_longe
     for name in LIMITS:
         monkeypatch.setattr(connections, name, 0.2)
     go = asyncio.Event()
-    async with served(lambda ask: [says("x")[0], go, *says("x")[1:]]) as (_, address), browser(address) as client:
+    async with (
+        served(lambda ask: [says("x")[0], go, *says("x")[1:]]) as (_, address),
+        browser(address) as client,
+    ):
         held = asyncio.create_task(client.post("/v1/chat/completions", json=chat()))
         reader, writer = await connect(address)
         over = asyncio.create_task(reader.read())
@@ -83,10 +98,15 @@ async def test_idle_connections_make_room_for_others(
 ) -> None:
     monkeypatch.setattr(half_open, "_free_descriptors", lambda: 40)
     tls, trust = certificate(tmp_path) if secured else (None, None)
-    async with endpoint(says("x")) as (_, _, app), serving(app, Port("127.0.0.1", 0), tls=tls) as address:
+    async with (
+        endpoint(says("x")) as (_, _, app),
+        serving(app, Port("127.0.0.1", 0), tls=tls) as address,
+    ):
         idle = [await connect(address) for _ in range(60)]
         verify = trust if trust is not None else True
-        async with httpx.AsyncClient(base_url=address, verify=verify, trust_env=False, timeout=PATIENCE) as client:
+        async with httpx.AsyncClient(
+            base_url=address, verify=verify, trust_env=False, timeout=PATIENCE
+        ) as client:
             for _ in range(5):
                 assert (await client.get("/health")).status_code == 200
         for reader, writer in idle[:40]:
@@ -103,10 +123,24 @@ def certificate(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """A server's context, and a client's that trusts it."""
     if shutil.which("openssl") is None:
         pytest.skip("makes its certificate with openssl")
-    key, file = folder / "key", folder / "certificate"
-    made = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=localhost")
-    subprocess.run(["openssl", *made, "-keyout", key, "-out", file], check=True, capture_output=True)
-    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=str(file))
+    key = folder / "key"
+    file = folder / "certificate"
+    made = (
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-subj",
+        "/CN=localhost",
+    )
+    subprocess.run(
+        ["openssl", *made, "-keyout", key, "-out", file], check=True, capture_output=True
+    )
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    client = ssl.create_default_context(cafile=str(file))
     server.load_cert_chain(file, key)
     client.check_hostname = False
     return server, client

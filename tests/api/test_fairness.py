@@ -40,7 +40,8 @@ class Clock:
 async def test_a_key_waits_for_what_it_took_and_for_refusals_and_no_other_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock, fair = Clock(), Fairness()
+    clock = Clock()
+    fair = Fairness()
     monkeypatch.setattr(fairness, "time", clock)
 
     async def work(seconds: float) -> str:
@@ -67,18 +68,25 @@ async def test_a_key_waits_for_what_it_took_and_for_refusals_and_no_other_does(
     assert time.monotonic() - began > 0.04, "asking again at once wins nothing"
     assert (refused.value.status, refused.value.code) == (429, "busy")
     assert await request(ANONYMOUS, 100.0) == 0, "without keys nobody shares the endpoint"
-    for _ in range(round(fairness._BURST_SECONDS / fairness._REFUSAL_SECONDS) + 1):  # it costs more than it took
+    for _ in range(
+        round(fairness._BURST_SECONDS / fairness._REFUSAL_SECONDS) + 1
+    ):  # it costs more than it took
         assert await request("wrong", 0.0) < 1e-9
         with pytest.raises(ApiError):
             async with fair.turn("wrong"):
                 raise ApiError(400, "no")
-    assert fair._keys.of("wrong", clock.now).wait(0, clock.now) == pytest.approx(0.02 / fairness._SHARE)
+    assert fair._keys.of("wrong", clock.now).wait(0, clock.now) == pytest.approx(
+        0.02 / fairness._SHARE
+    )
     fair._others = lambda principal: principal == "beside"
-    assert await request("beside", 0.4) == pytest.approx((0.4 * fairness._BESIDE_OTHERS - 1) / fairness._SHARE)
+    assert await request("beside", 0.4) == pytest.approx(
+        (0.4 * fairness._BESIDE_OTHERS - 1) / fairness._SHARE
+    )
 
 
 async def test_work_that_is_charged_is_cancelled_and_raises_as_before() -> None:
-    fair, ended = Fairness(), []
+    fair = Fairness()
+    ended = []
 
     async def work() -> None:
         try:
@@ -116,7 +124,11 @@ async def test_refusals_of_a_stranger_come_late_and_a_request_beside_them_does_n
         finally:
             await raw.gone()
 
-    async with served(says("x")) as (_, address), browser(address) as client, asyncio.timeout(PATIENCE):
+    async with (
+        served(says("x")) as (_, address),
+        browser(address) as client,
+        asyncio.timeout(PATIENCE),
+    ):
         assert all([await refused(address) for _ in range(5)])
         began = time.monotonic()
         flood = [asyncio.create_task(refused(address)) for _ in range(12)]
@@ -127,7 +139,9 @@ async def test_refusals_of_a_stranger_come_late_and_a_request_beside_them_does_n
     assert any(b"HTTP/1.1 40" in answer for answer in answers)
 
 
-async def test_another_server_answers_a_refusal_that_we_would_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_another_server_answers_a_refusal_that_we_would_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As under Ray: nobody but our own server can cut the connection of a request."""
     monkeypatch.setattr(fairness, "_REFUSALS_PER_SECOND", 1.0)
     monkeypatch.setattr(fairness, "_MOST_HELD", 0)

@@ -1,4 +1,5 @@
-"""The real `openai` package against the endpoint, over loopback, and the cases of Open Responses that concern text."""
+"""The real `openai` package against the endpoint, over loopback, and the cases of Open Responses
+that concern text."""
 
 from __future__ import annotations
 
@@ -16,10 +17,14 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 @contextlib.asynccontextmanager
-async def talking(script: Script, key: str = "key") -> AsyncIterator[tuple[Scripted, openai.AsyncOpenAI]]:
+async def talking(
+    script: Script, key: str = "key"
+) -> AsyncIterator[tuple[Scripted, openai.AsyncOpenAI]]:
     async with (
         served(script, keys=["key"]) as (answerer, address),
-        openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0, timeout=PATIENCE) as client,
+        openai.AsyncOpenAI(
+            base_url=f"{address}/v1", api_key=key, max_retries=0, timeout=PATIENCE
+        ) as client,
     ):
         yield answerer, client
 
@@ -29,7 +34,9 @@ async def test_predictions_completions_and_models() -> None:
         likely: Any = {"messages": MESSAGES, "prediction": {"type": "content", "content": "likely"}}
         await client.chat.completions.create(model=MODEL, **likely)
         assert answerer.asks[0].question.prediction == "likely"
-        text = await client.completions.create(model=MODEL, prompt=["a", "b"], max_tokens=5, stop="x")
+        text = await client.completions.create(
+            model=MODEL, prompt=["a", "b"], max_tokens=5, stop="x"
+        )
         assert [choice.text for choice in text.choices] == ["Hello", "Hello"]
         assert (answerer.asks[-1].max_tokens, answerer.asks[-1].stop) == (5, ("x",))
         assert [model.id async for model in client.models.list()] == [MODEL]
@@ -38,7 +45,9 @@ async def test_predictions_completions_and_models() -> None:
 
 def scored() -> list[Any]:
     """ "hé!" by the target, whose second token is confirmed after it was sent."""
-    first, second, third = (Scored(token, -0.5, ((token, -0.5), ("x", -2.0))) for token in ("h", "é", "!"))
+    first, second, third = (
+        Scored(token, -0.5, ((token, -0.5), ("x", -2.0))) for token in ("h", "é", "!")
+    )
     return [
         *(Began(), Piece("h", logprobs=(first,)), Piece("é", False), Verified(2, (second,))),
         *(Piece("!", logprobs=(third,)), ended("hé!")),
@@ -67,19 +76,29 @@ async def test_log_probabilities_of_a_chat(mode: str) -> None:
 
 async def test_log_probabilities_of_completions_and_responses() -> None:
     async with talking(lambda ask: scored()) as (answerer, client):
-        told = (await client.completions.create(model=MODEL, prompt="a", logprobs=2)).choices[0].logprobs
+        told = (
+            (await client.completions.create(model=MODEL, prompt="a", logprobs=2))
+            .choices[0]
+            .logprobs
+        )
         assert told is not None
         assert (told.tokens, told.text_offset) == (["h", "é", "!"], [0, 1, 2])
         assert told.top_logprobs == [{one: -0.5, "x": -2.0} for one in ("h", "é", "!")]
         offsets = []
-        async for chunk in await client.completions.create(model=MODEL, prompt="a", logprobs=0, stream=True):
+        async for chunk in await client.completions.create(
+            model=MODEL, prompt="a", logprobs=0, stream=True
+        ):
             offsets += (chunk.choices[0].logprobs and chunk.choices[0].logprobs.text_offset) or []
         assert offsets == [0, 1, 2]
         answer = await client.responses.create(
             model=MODEL, input="hi", include=["message.output_text.logprobs"], top_logprobs=2
         )
         part: Any = answer.output[0].content[0]  # type: ignore[union-attr]
-        assert [(one.token, len(one.top_logprobs)) for one in part.logprobs] == [("h", 2), ("é", 2), ("!", 2)]
+        assert [(one.token, len(one.top_logprobs)) for one in part.logprobs] == [
+            ("h", 2),
+            ("é", 2),
+            ("!", 2),
+        ]
         assert [ask.logprobs for ask in answerer.asks] == [2, 0, 2]
         with pytest.raises(openai.BadRequestError):
             await client.chat.completions.create(model=MODEL, messages=MESSAGES, top_logprobs=2)  # type: ignore[call-overload]
@@ -89,31 +108,72 @@ async def test_log_probabilities_of_completions_and_responses() -> None:
 
 
 FIELDS = [
-    "id", "object", "created_at", "completed_at", "status", "incomplete_details", "model", "previous_response_id",
-    "instructions", "output", "error", "tools", "tool_choice", "truncation", "parallel_tool_calls", "text", "top_p",
-    "presence_penalty", "frequency_penalty", "top_logprobs", "temperature", "reasoning", "usage",
-    "max_output_tokens", "max_tool_calls", "store", "background", "service_tier", "metadata", "safety_identifier",
+    "id",
+    "object",
+    "created_at",
+    "completed_at",
+    "status",
+    "incomplete_details",
+    "model",
+    "previous_response_id",
+    "instructions",
+    "output",
+    "error",
+    "tools",
+    "tool_choice",
+    "truncation",
+    "parallel_tool_calls",
+    "text",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_logprobs",
+    "temperature",
+    "reasoning",
+    "usage",
+    "max_output_tokens",
+    "max_tool_calls",
+    "store",
+    "background",
+    "service_tier",
+    "metadata",
+    "safety_identifier",
     "prompt_cache_key",
-]  # fmt: skip
+]
 """Every response of Open Responses has all of them, null or not."""
 
 
 async def test_responses() -> None:
     async with talking(lambda ask: says("Hel", "lo")) as (answerer, client):
-        answer = await client.responses.create(model=MODEL, input="hi", instructions="be kind", store=True)
+        answer = await client.responses.create(
+            model=MODEL, input="hi", instructions="be kind", store=True
+        )
         assert (answer.output_text, answer.status) == ("Hello", "completed")
         assert answer.usage is not None
-        assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens == 5
+        assert (
+            answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens == 5
+        )
         assert [name for name in FIELDS if name not in answer.to_dict()] == []
         (item,) = (one.to_dict() for one in answer.output)
         assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "completed")
-        assert item["content"] == [{"type": "output_text", "text": "Hello", "annotations": [], "logprobs": []}]
-        assert (answerer.asks[0].question.messages or ())[0] == {"role": "system", "content": "be kind"}
-        assert (answer.to_dict()["store"], answer.background) == (False, False), "nothing is kept, whatever is asked"
+        assert item["content"] == [
+            {"type": "output_text", "text": "Hello", "annotations": [], "logprobs": []}
+        ]
+        assert (answerer.asks[0].question.messages or ())[0] == {
+            "role": "system",
+            "content": "be kind",
+        }
+        assert (answer.to_dict()["store"], answer.background) == (False, False), (
+            "nothing is kept, whatever is asked"
+        )
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(answer.id)
-        turns: Any = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
-        await client.responses.create(model=MODEL, input=[{"type": "message", **turn} for turn in turns])
+        turns: Any = [
+            {"role": role, "content": role} for role in ("system", "user", "assistant", "user")
+        ]
+        await client.responses.create(
+            model=MODEL, input=[{"type": "message", **turn} for turn in turns]
+        )
         assert list(answerer.asks[1].question.messages or ()) == turns
 
 
@@ -131,25 +191,62 @@ async def test_a_response_stream_tells_every_step() -> None:
 
 
 async def test_thinking_is_an_item_of_its_own_and_not_said_again() -> None:
-    async with talking(lambda ask: says("<think>h", "mm</th", "ink>\n\n4", "2")) as (answerer, client):
+    async with talking(lambda ask: says("<think>h", "mm</th", "ink>\n\n4", "2")) as (
+        answerer,
+        client,
+    ):
         async with client.responses.stream(model=MODEL, input="hi") as stream:
             kinds = [event.type async for event in stream]
             answer = await stream.get_final_response()
-        assert kinds.count("response.output_item.done") == kinds.count("response.output_item.added") == 2
-        assert kinds.index("response.reasoning_text.done") < kinds.index("response.output_text.delta")
+        assert (
+            kinds.count("response.output_item.done")
+            == kinds.count("response.output_item.added")
+            == 2
+        )
+        assert kinds.index("response.reasoning_text.done") < kinds.index(
+            "response.output_text.delta"
+        )
         reasoning, message = answer.output
-        assert (reasoning.type, reasoning.status, message.type) == ("reasoning", "completed", "message")
+        assert (reasoning.type, reasoning.status, message.type) == (
+            "reasoning",
+            "completed",
+            "message",
+        )
         assert reasoning.content is not None
         assert (reasoning.content[0].text, answer.output_text) == ("hmm", "42")
-        given: Any = [{"role": "user", "content": "hi"}, *(item.to_dict() for item in answer.output)]
-        await client.responses.create(model=MODEL, input=[*given, {"role": "user", "content": "and?"}])
-        assert [m["content"] for m in answerer.asks[1].question.messages or ()] == ["hi", "42", "and?"]
+        given: Any = [
+            {"role": "user", "content": "hi"},
+            *(item.to_dict() for item in answer.output),
+        ]
+        await client.responses.create(
+            model=MODEL, input=[*given, {"role": "user", "content": "and?"}]
+        )
+        assert [m["content"] for m in answerer.asks[1].question.messages or ()] == [
+            "hi",
+            "42",
+            "and?",
+        ]
 
 
-@pytest.mark.parametrize("script", [
-    [Began(), Piece("<think>ab</think>c", verified=False), Cut(8), Piece("d</think>e"), ended("<think>ad</think>e")],
-    [Began(), Piece("word", verified=False), Cut(0), Piece("<think>ad</think>e"), ended("<think>ad</think>e")],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "script",
+    [
+        [
+            Began(),
+            Piece("<think>ab</think>c", verified=False),
+            Cut(8),
+            Piece("d</think>e"),
+            ended("<think>ad</think>e"),
+        ],
+        [
+            Began(),
+            Piece("word", verified=False),
+            Cut(0),
+            Piece("<think>ad</think>e"),
+            ended("<think>ad</think>e"),
+        ],
+    ],
+)
 async def test_a_response_whose_thinking_is_corrected(script: list[AnswerEvent]) -> None:
     async with talking(lambda ask: script) as (_, client):
         texts = {"output_text": "", "reasoning_text": ""}
@@ -165,4 +262,7 @@ async def test_a_response_whose_thinking_is_corrected(script: list[AnswerEvent])
                 texts[kind] += event.delta  # type: ignore[union-attr]
     assert texts == {"output_text": "e", "reasoning_text": "ad"}
     final = event.response  # type: ignore[union-attr]
-    assert {item.type: item.content[0].text for item in final.output} == {"message": "e", "reasoning": "ad"}
+    assert {item.type: item.content[0].text for item in final.output} == {
+        "message": "e",
+        "reasoning": "ad",
+    }

@@ -1,4 +1,5 @@
-"""A web app that `edge-client page` wrote, served by an endpoint: its own policy, types, and packed files."""
+"""A web app that `edge-client page` wrote, served by an endpoint: its own policy, types, and packed
+files."""
 
 from __future__ import annotations
 
@@ -39,7 +40,11 @@ async def test_an_app_is_served_whole_under_its_own_policy(folder: Path) -> None
             assert (answer.status_code, answer.content) == (200, content)
             assert answer.headers["content-security-policy"] == POLICY
             assert ("content-encoding" in answer.headers) == (not name.startswith("packed/"))
-        assert (await client.get("/app/turn/machine.js")).headers["content-type"].startswith("text/javascript")
+        assert (
+            (await client.get("/app/turn/machine.js"))
+            .headers["content-type"]
+            .startswith("text/javascript")
+        )
         assert (await client.get("/app")).headers["location"].endswith("/app/")
         assert (await client.get("/app/index.html", follow_redirects=True)).url.path == "/app/"
         assert (await client.get("/app/../sw.js")).status_code == 404
@@ -51,7 +56,9 @@ def test_what_is_no_app_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for folder in (tmp_path / "missing", tmp_path):
         with pytest.raises(UsageError, match="is no web app"):
             web_app(folder)
-    monkeypatch.setattr("cloud_verifier.model.load", lambda settings: pytest.fail("the model was loaded first"))
+    monkeypatch.setattr(
+        "cloud_verifier.model.load", lambda settings: pytest.fail("the model was loaded first")
+    )
     with pytest.raises(SystemExit) as ended:
         cli.main(["serve", "--port", "0", "--openai", "0", "--app", str(tmp_path)])
     assert ended.value.code == 2

@@ -26,7 +26,9 @@ from moa.api.present import Show
         ("hm", True, "hm", ""),
     ],
 )
-def test_only_thinking_at_the_beginning_is_split_off(text: str, opened: bool, reasoning: str, answer: str) -> None:
+def test_only_thinking_at_the_beginning_is_split_off(
+    text: str, opened: bool, reasoning: str, answer: str
+) -> None:
     assert split(text, thinking=opened) == (reasoning, answer)
 
 
@@ -40,20 +42,32 @@ def test_only_thinking_at_the_beginning_is_split_off(text: str, opened: bool, re
         ("user: what is <think>?\nassistant: ", "It is", False),
     ],
 )
-def test_a_model_that_begins_by_thinking_is_known_by_its_prompt(prompt: str, begun: str, within: bool) -> None:
+def test_a_model_that_begins_by_thinking_is_known_by_its_prompt(
+    prompt: str, begun: str, within: bool
+) -> None:
     assert within_thinking(prompt, begun) is within
 
 
-TEXTS = st.lists(st.sampled_from(["<think>", "</think>", "<", "th", "ink>", "\n", "a", "</"]), max_size=9).map("".join)
+TEXTS = st.lists(
+    st.sampled_from(["<think>", "</think>", "<", "th", "ink>", "\n", "a", "</"]), max_size=9
+).map("".join)
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # a busy machine is slow
-@given(st.lists(st.tuples(TEXTS, st.floats(0, 1), st.booleans()), min_size=1, max_size=6), st.booleans())
-def test_whatever_is_appended_and_withdrawn_its_client_has_the_split_text(changes: list[Any], thinking: bool) -> None:
-    separator, text, has = Separator(thinking=thinking), "", ["", ""]
+@given(
+    st.lists(st.tuples(TEXTS, st.floats(0, 1), st.booleans()), min_size=1, max_size=6),
+    st.booleans(),
+)
+def test_whatever_is_appended_and_withdrawn_its_client_has_the_split_text(
+    changes: list[Any], thinking: bool
+) -> None:
+    separator = Separator(thinking=thinking)
+    text = ""
+    has = ["", ""]
     for number, (added, where, cuts) in enumerate(changes):
         cut = int(where * len(text)) if cuts else None
-        text, last = text[:cut] + added, number == len(changes) - 1
+        text = text[:cut] + added
+        last = number == len(changes) - 1
         for index, part in enumerate(separator.take(Show(added, len(text), cut), last=last)):
             assert part.cut is None or cuts, "what only grows takes nothing back"
             has[index] = has[index][: part.cut] + part.text

@@ -17,7 +17,8 @@ from tests.api.scripted import ended
 
 def shown(presenter: Presenter, *events: AnswerEvent) -> tuple[str, list[Show]]:
     """The client's text at the end, and the steps to it."""
-    text, shows = "", []
+    text = ""
+    shows = []
     for event in events:
         if (show := presenter.take(event)) is not None:
             shows.append(show)
@@ -27,7 +28,9 @@ def shown(presenter: Presenter, *events: AnswerEvent) -> tuple[str, list[Show]]:
 
 
 def test_hold_shows_only_what_is_verified() -> None:
-    text, shows = shown(Presenter("hold"), Piece("a"), Piece("b", False), Piece("c", False), Verified(2))
+    text, shows = shown(
+        Presenter("hold"), Piece("a"), Piece("b", False), Piece("c", False), Verified(2)
+    )
     assert text == "ab"
     assert all(show.cut is None for show in shows)
 
@@ -41,7 +44,9 @@ def test_hold_shows_only_what_is_verified() -> None:
         ("half", False, "eos", ""),  # that unverified text came to its end is no reason
     ],
 )
-def test_hold_never_takes_half_an_answer_for_a_whole_one(half: str, verified: bool, reason: Reason, why: str) -> None:
+def test_hold_never_takes_half_an_answer_for_a_whole_one(
+    half: str, verified: bool, reason: Reason, why: str
+) -> None:
     end = ended("half of it", verified=verified, reason=reason)
     with pytest.raises(ApiError) as refused:
         shown(Presenter("hold"), Piece(half), end)
@@ -67,8 +72,11 @@ async def _writing(*steps: AnswerEvent, closed: list[bool]) -> AsyncGenerator[An
     [(), (Piece("a"),), (Piece("a", False), Verified(1)), (Piece("ab", False), Verified(1))],
     ids=["from the start", "after verified text", "after a check", "after half a check"],
 )
-async def test_patience_bounds_an_answer_in_hold_that_a_device_goes_on_with(steps: tuple[AnswerEvent, ...]) -> None:
-    taken, closed = [], list[bool]()
+async def test_patience_bounds_an_answer_in_hold_that_a_device_goes_on_with(
+    steps: tuple[AnswerEvent, ...],
+) -> None:
+    taken = []
+    closed = list[bool]()
     writing = _writing(*steps, closed=closed)
 
     async def take() -> None:
@@ -102,7 +110,14 @@ async def test_an_answer_without_any_token_ends(mode: Mode) -> None:
 
 async def test_patience_is_for_unverified_text_alone() -> None:
     async def slow() -> AsyncGenerator[AnswerEvent, None]:
-        for event in (Piece("a"), Piece("b", False), Verified(2), Piece("c", False), Cut(2), ended("ab")):
+        for event in (
+            Piece("a"),
+            Piece("b", False),
+            Verified(2),
+            Piece("c", False),
+            Cut(2),
+            ended("ab"),
+        ):
             yield event
             await asyncio.sleep(0.2 if not isinstance(event, Piece) or event.verified else 0.0)
 

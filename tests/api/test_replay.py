@@ -50,14 +50,17 @@ def test_work_that_nobody_listens_to_is_stopped() -> None:
     clock.now += 100
     kept.sweep()
     assert not stopped
-    stream.listeners, stream.touched = 0, clock()
+    stream.listeners = 0
+    stream.touched = clock()
     clock.now += 5.1
     kept.sweep()
     assert stopped == [1]
     assert stream.closed
 
 
-def kept_stream(kept: Recordings, clock: Clock, name: str, principal: str = "me", size: int = 0) -> None:
+def kept_stream(
+    kept: Recordings, clock: Clock, name: str, principal: str = "me", size: int = 0
+) -> None:
     """A complete stream, a moment after the one before."""
     stream = kept.open(name, principal)
     stream.add("x" * size)
@@ -78,7 +81,8 @@ def test_memory_is_bounded_and_complete_streams_go_first() -> None:
 
 def test_one_key_cannot_push_out_anothers_streams_not_even_by_their_number() -> None:
     kept, clock = recordings()
-    done, running = kept.open("done", "a"), kept.open("running", "a")
+    done = kept.open("done", "a")
+    running = kept.open("running", "a")
     done.close()
     for number in range(1000):
         kept_stream(kept, clock, f"b{number}", "b", number % 7)
@@ -89,7 +93,11 @@ def test_one_key_cannot_push_out_anothers_streams_not_even_by_their_number() -> 
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("a/3", 3), ("7", 7), *((text, None) for text in ("x", "b/3", "a/-1", "a/", "", "a/٣", "a/9999999999"))],
+    [
+        ("a/3", 3),
+        ("7", 7),
+        *((text, None) for text in ("x", "b/3", "a/-1", "a/", "", "a/٣", "a/9999999999")),
+    ],
 )
 def test_a_position_is_read_with_or_without_the_stream(text: str, number: int | None) -> None:
     if number is not None:

@@ -28,8 +28,14 @@ PLACE = {
 WEATHER = Tool(Function("get_weather", "The weather", PLACE, strict=True))
 CLOCK = Tool(Function("clock"))
 BOTH = Tools((WEATHER, CLOCK))
-TEMPLATES = {"qwen": "tools <tool_call>", "mistral": "tools [TOOL_CALLS]", "llama": "tools", "gemma": ""}
-ROME, NOW = '{"city": "Rome"}', "{}"
+TEMPLATES = {
+    "qwen": "tools <tool_call>",
+    "mistral": "tools [TOOL_CALLS]",
+    "llama": "tools",
+    "gemma": "",
+}
+ROME = '{"city": "Rome"}'
+NOW = "{}"
 
 
 def form_of(family: str) -> ToolFormat:
@@ -37,7 +43,10 @@ def form_of(family: str) -> ToolFormat:
 
 
 def written(form: ToolFormat, *calls: tuple[str, str]) -> str:
-    each = [f'{form.before}{{"name": "{name}", "{form.key}": {given}}}{form.after}' for name, given in calls]
+    each = [
+        f'{form.before}{{"name": "{name}", "{form.key}": {given}}}{form.after}'
+        for name, given in calls
+    ]
     return form.opens + form.between.join(each) + form.closes
 
 
@@ -56,15 +65,19 @@ def accepts(grammar: Grammar | None, text: str) -> bool:
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_a_model_writes_what_is_found(family: str) -> None:
     form = form_of(family)
-    weather, clock = ("get_weather", ROME), ("clock", NOW)
-    answer = Grammar.of_schema({"type": "object", "properties": {"t": {"type": "integer"}}, "required": ["t"]})
+    weather = ("get_weather", ROME)
+    clock = ("clock", NOW)
+    answer = Grammar.of_schema(
+        {"type": "object", "properties": {"t": {"type": "integer"}}, "required": ["t"]}
+    )
     allowed = {
         "auto": form.grammar(BOTH, None),
         "required": form.grammar(Tools(BOTH.tools, "required"), None),
         "named": form.grammar(Tools(BOTH.tools, "clock", parallel=False), None),
         "or an answer": form.grammar(BOTH, answer),
     }
-    one, two = written(form, weather), written(form, weather, clock)
+    one = written(form, weather)
+    two = written(form, weather, clock)
     for text, kinds in (
         (one, {"auto", "required", "or an answer"}),
         (two, {"auto", "required", "or an answer"}),
@@ -73,7 +86,10 @@ def test_a_model_writes_what_is_found(family: str) -> None:
         (written(form, ("other", NOW)), set()),
         (one[:-3], set()),
         ("It is warm.", {"auto"}),
-        ('{"t": 3}', {"or an answer"} if form.before == "" and not form.opens else {"auto", "or an answer"}),
+        (
+            '{"t": 3}',
+            {"or an answer"} if form.before == "" and not form.opens else {"auto", "or an answer"},
+        ),
     ):
         assert {kind for kind, grammar in allowed.items() if accepts(grammar, text)} == kinds, text
     assert form.split(two) == ("", [weather, clock], "")
@@ -91,7 +107,8 @@ def test_pieces_of_any_size_give_the_same(family: str, size: int) -> None:
         (calls[:25], calls[:25], 0),
         ("", "", 0),
     ):
-        separator, shown = Separator(form=form), ""
+        separator = Separator(form=form)
+        shown = ""
         for start in range(0, len(text), size):
             shown += separator.take(Show(text[start : start + size], 0))[1].text
         assert shown + separator.take(None, last=True)[1].text == wanted
@@ -142,7 +159,10 @@ CALLING = "I look.\n" + written(form_of("qwen"), ("get_weather", ROME), ("clock"
 async def calling() -> AsyncIterator[tuple[Scripted, AsyncOpenAI]]:
     """A model that calls both."""
     async with (
-        served(says(*(CALLING[at : at + 7] for at in range(0, len(CALLING), 7)))) as (answerer, address),
+        served(says(*(CALLING[at : at + 7] for at in range(0, len(CALLING), 7)))) as (
+            answerer,
+            address,
+        ),
         AsyncOpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0) as client,
     ):
         yield answerer, client
@@ -151,7 +171,8 @@ async def calling() -> AsyncIterator[tuple[Scripted, AsyncOpenAI]]:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_openai_finds_the_calls(stream: bool) -> None:
     async with calling() as (answerer, client):
-        messages, tools = [{"role": "user", "content": "hi"}], [listed(WEATHER), listed(CLOCK)]
+        messages = [{"role": "user", "content": "hi"}]
+        tools = [listed(WEATHER), listed(CLOCK)]
         how: Any = {"model": MODEL, "messages": messages, "tools": tools}
         if stream:
             async with client.chat.completions.stream(**how) as events:
@@ -161,7 +182,10 @@ async def test_openai_finds_the_calls(stream: bool) -> None:
         plain = (await client.chat.completions.create(**how | {"tool_choice": "none"})).choices[0]
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I look.\n")
     calls = choice.message.tool_calls or []
-    assert [(one.function.name, one.function.arguments) for one in calls] == [("get_weather", ROME), ("clock", NOW)]
+    assert [(one.function.name, one.function.arguments) for one in calls] == [
+        ("get_weather", ROME),
+        ("clock", NOW),
+    ]
     assert len({one.id for one in calls}) == 2
     asked = answerer.asks[0].question.tools
     assert asked is not None
@@ -171,7 +195,9 @@ async def test_openai_finds_the_calls(stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_responses_have_calls_as_items(stream: bool) -> None:
-    tools: Any = [{"type": "function", **listed(tool)["function"], "strict": True} for tool in BOTH.tools]
+    tools: Any = [
+        {"type": "function", **listed(tool)["function"], "strict": True} for tool in BOTH.tools
+    ]
     async with calling() as (answerer, client):
         if stream:
             async with client.responses.stream(model=MODEL, input="hi", tools=tools) as events:
@@ -184,10 +210,17 @@ async def test_responses_have_calls_as_items(stream: bool) -> None:
             ("function_call", "get_weather", ROME),
             ("function_call", "clock", NOW),
         ]
-        outputs: Any = [{"type": "function_call_output", "call_id": weather.call_id, "output": "warm"}]
+        outputs: Any = [
+            {"type": "function_call_output", "call_id": weather.call_id, "output": "warm"}
+        ]
         how: Any = {"model": MODEL, "tools": tools}
         await client.responses.create(
-            **how, input=[{"role": "user", "content": "hi"}, weather.model_dump(exclude_none=True), *outputs]
+            **how,
+            input=[
+                {"role": "user", "content": "hi"},
+                weather.model_dump(exclude_none=True),
+                *outputs,
+            ],
         )
     messages = answerer.asks[1].question.messages or ()
     assert messages[-1] == {"role": "tool", "content": "warm", "tool_call_id": weather.call_id}

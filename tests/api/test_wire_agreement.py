@@ -1,4 +1,5 @@
-"""No request that the parser accepts becomes a message that the wire refuses: it would cut every user's link."""
+"""No request that the parser accepts becomes a message that the wire refuses: it would cut every
+user's link."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from moa.wire.codec import check
 from moa.wire.limits import Limits
 from moa.wire.messages import Open, Sampling
 
-VOCABULARY, IDS = 4096, [1, 2, 3]
+VOCABULARY = 4096
+IDS = [1, 2, 3]
 TEXT = st.text(max_size=140) | st.sampled_from(["é" * 64, "é" * 65, "x" * 128, "x" * 129])
 NUMBER = st.integers(-(2**65), 2**65) | st.integers(-3, 30) | st.floats() | st.floats(-1, 11)
 
@@ -55,18 +57,26 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properti
 
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
-    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty", "seed", "top_k"), NUMBER),
-    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens", "top_logprobs"), NUMBER),
+    **dict.fromkeys(
+        ("temperature", "top_p", "min_p", "repetition_penalty", "seed", "top_k"), NUMBER
+    ),
+    **dict.fromkeys(
+        ("max_tokens", "max_completion_tokens", "max_output_tokens", "top_logprobs"), NUMBER
+    ),
     "stop": TEXT | st.lists(TEXT, max_size=10),
     "n": st.integers(0, 3),
     "logprobs": st.booleans() | st.integers(-1, 21),
-    "response_format": st.sampled_from([{"type": "json_object"}, {"type": "regex", "pattern": "a" * 70_000}]),
+    "response_format": st.sampled_from(
+        [{"type": "json_object"}, {"type": "regex", "pattern": "a" * 70_000}]
+    ),
     "tools": st.just([{"type": "function", "function": {"name": "f"}}]),
     "include": st.just(["message.output_text.logprobs"]),
     "ignore_eos": st.booleans(),
     "moa": st.fixed_dictionaries({}, optional={"patience": NUMBER}),
 }
-FEW = st.lists(st.sampled_from(sorted(VALUES)), unique=True, max_size=2)  # of many, one is nearly always refused
+FEW = st.lists(
+    st.sampled_from(sorted(VALUES)), unique=True, max_size=2
+)  # of many, one is nearly always refused
 FIELDS = FEW.flatmap(lambda names: st.fixed_dictionaries({name: VALUES[name] for name in names}))
 
 
@@ -76,7 +86,9 @@ def asks_of(fields: dict[str, Any], prompt: dict[str, Any]) -> Sequence[AnswerRe
     try:
         if "input" in prompt:
             return parse_response(body, Defaults(), "me").asks
-        return (parse_chat if "messages" in prompt else parse_completion)(body, Defaults(), "me").asks
+        return (parse_chat if "messages" in prompt else parse_completion)(
+            body, Defaults(), "me"
+        ).asks
     except ApiError as error:
         assert error.status == 400  # noqa: PT017
         return ()
@@ -87,13 +99,19 @@ HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 
 def accepted(fields: dict[str, Any]) -> list[AnswerRequest]:
     """The requests that all routes make of these fields."""
-    return [ask for prompt in (HELLO, {"prompt": "hi"}, {"input": "hi"}) for ask in asks_of(fields, prompt)]
+    return [
+        ask
+        for prompt in (HELLO, {"prompt": "hi"}, {"input": "hi"})
+        for ask in asks_of(fields, prompt)
+    ]
 
 
 def read(ask: AnswerRequest, context: int = 1792) -> Encoded | None:
     """The question in tokens; None if it is refused."""
     try:
-        return asyncio.run(encoded(Reader(), ask, context=context, vocabulary=VOCABULARY, longest=10))
+        return asyncio.run(
+            encoded(Reader(), ask, context=context, vocabulary=VOCABULARY, longest=10)
+        )
     except MoaError as error:
         assert from_error(error).status == 400  # noqa: PT017
     return None

@@ -24,7 +24,8 @@ Model = TypeVar("Model", bound=nn.Module)
 KINDS: tuple[Feature, ...] = ("eagle2", "eagle3", "states")
 OPPONENTS = (*KINDS, "independent")
 WIDE = {"self_attention_intermediate_size": 320, "cross_attention_intermediate_size": 320}
-"""At the tiny width the MoA drafter is smaller than the smallest EAGLE-3; wider, there is something to match."""
+"""At the tiny width the MoA drafter is smaller than the smallest EAGLE-3; wider, there is something
+to match."""
 
 
 def target_for(kind: str, model: PreTrainedModel, *, slots: int = 3, capacity: int = 128) -> Target:
@@ -36,15 +37,17 @@ def target_for(kind: str, model: PreTrainedModel, *, slots: int = 3, capacity: i
 
 
 def baseline(kind: Feature, target: Target) -> FeatureDrafter:
-    """A baseline unlike the target's own shape wherever it may be, whose random weights are wide enough for its guesses
-    to depend on everything it reads."""
+    """A baseline unlike the target's own shape wherever it may be, whose random weights are wide
+    enough for its guesses to depend on everything it reads."""
     config = shape_for(kind, target.facts, intermediate_size=40, heads=4, kv_heads=2)
     return _widened(new_baseline(config, SharedWeights.of(target.model)))
 
 
 def body(target: Target) -> Drafter:
     """A drafter without records, likewise."""
-    config = moa_config(target.facts, {**NO_RECORDS, "layers": 2, "self_attention_intermediate_size": 40})
+    config = moa_config(
+        target.facts, {**NO_RECORDS, "layers": 2, "self_attention_intermediate_size": 40}
+    )
     return _widened(new_drafter(config, target.model))
 
 
@@ -58,7 +61,9 @@ def _widened(model: Model) -> Model:
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim > 1:
-                weight.copy_(torch.randn(weight.shape, generator=generator) / weight.shape[-1] ** 0.5)
+                weight.copy_(
+                    torch.randn(weight.shape, generator=generator) / weight.shape[-1] ** 0.5
+                )
     return model.eval()
 
 

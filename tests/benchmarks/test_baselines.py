@@ -1,4 +1,5 @@
-"""Every baseline under the engine: the text stays the target's, the size is as asked, a folder is the model."""
+"""Every baseline under the engine: the text stays the target's, the size is as asked, a folder is
+the model."""
 
 from __future__ import annotations
 
@@ -9,23 +10,45 @@ import pytest
 import torch
 
 from benchmarks.baselines.presets import NO_RECORDS, build, moa_config
-from benchmarks.baselines.registry import drafting_with, load_any, load_target, open_drafting, parameter_count, save
+from benchmarks.baselines.registry import (
+    drafting_with,
+    load_any,
+    load_target,
+    open_drafting,
+    parameter_count,
+    save,
+)
 from benchmarks.kit.speculator import GenerationSettings, Speculator
 from moa.errors import ConfigError, UsageError
 from moa.model.checkpoint import new_drafter
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
-from tests.benchmarks.pairs import KINDS, OPPONENTS, WIDE, baseline, opponent, prompts, target_for, tiny_target
+from tests.benchmarks.pairs import (
+    KINDS,
+    OPPONENTS,
+    WIDE,
+    baseline,
+    opponent,
+    prompts,
+    target_for,
+    tiny_target,
+)
 from tests.tiny import save_tiny
 
 
 @pytest.mark.parametrize("kind", OPPONENTS)
-@pytest.mark.parametrize("sampling", [SamplingSettings(), SamplingSettings(temperature=1.0, seed=5)], ids=["T0", "T1"])
+@pytest.mark.parametrize(
+    "sampling", [SamplingSettings(), SamplingSettings(temperature=1.0, seed=5)], ids=["T0", "T1"]
+)
 def test_text_does_not_depend_on_the_drafter(kind: str, sampling: SamplingSettings) -> None:
     target = target_for(kind, tiny_target())
-    drafting = drafting_with(opponent(kind, target), slots=target.pool.slots, capacity=target.pool.capacity)
+    drafting = drafting_with(
+        opponent(kind, target), slots=target.pool.slots, capacity=target.pool.capacity
+    )
     asked = prompts(1, 2, 17, 30)
-    plain = Speculator(target).generate(asked, GenerationSettings(max_new_tokens=24, shape=None, sampling=sampling))
+    plain = Speculator(target).generate(
+        asked, GenerationSettings(max_new_tokens=24, shape=None, sampling=sampling)
+    )
     for shape in (TreeShape.chain(4), TreeShape(breadth=4, depth=3, nodes=12)):
         settings = GenerationSettings(max_new_tokens=24, shape=shape, sampling=sampling)
         found = Speculator(target, drafting).generate(asked, settings)
@@ -36,7 +59,9 @@ def test_text_does_not_depend_on_the_drafter(kind: str, sampling: SamplingSettin
 @pytest.mark.parametrize("kind", OPPONENTS)
 def test_all_are_as_large_on_the_device_as_the_moa_drafter(kind: str) -> None:
     target = target_for(kind, tiny_target())
-    wanted = parameter_count(new_drafter(moa_config(target.facts, WIDE), target.model), device_only=True)
+    wanted = parameter_count(
+        new_drafter(moa_config(target.facts, WIDE), target.model), device_only=True
+    )
     model, _ = build(kind, target.model, target.facts, WIDE, {}, 0)
     assert parameter_count(model, device_only=True) == pytest.approx(wanted, rel=0.02)
 
@@ -45,7 +70,11 @@ def test_all_are_as_large_on_the_device_as_the_moa_drafter(kind: str) -> None:
 def test_a_folder_is_the_model(kind: str, tmp_path: Path) -> None:
     source = save_tiny("llama", tmp_path / "target")
     target = target_for(kind, load_target(source, slots=1, capacity=64).model, slots=1, capacity=64)
-    model = new_drafter(moa_config(target.facts, {}), target.model) if kind == "moa" else opponent(kind, target)
+    model = (
+        new_drafter(moa_config(target.facts, {}), target.model)
+        if kind == "moa"
+        else opponent(kind, target)
+    )
     save(model, tmp_path / "drafter")
     target = load_target(source, slots=1, capacity=64, drafter=tmp_path / "drafter")
     drafting: Any = open_drafting(tmp_path / "drafter", target)
@@ -61,7 +90,9 @@ def test_a_drafter_of_another_target_is_refused(tmp_path: Path) -> None:
     save(baseline("eagle2", target), tmp_path)
     other = save_tiny("llama", tmp_path / "other", num_hidden_layers=3)
     loaded = load_target(other, slots=1, capacity=64)
-    with pytest.raises(ConfigError, match="made for another target: width, vocabulary and layers are"):
+    with pytest.raises(
+        ConfigError, match="made for another target: width, vocabulary and layers are"
+    ):
         load_any(tmp_path, loaded.model, loaded.facts)
     with pytest.raises(UsageError, match=r"config\.json is missing"):
         open_drafting(tmp_path / "nothing", loaded)

@@ -11,7 +11,14 @@ from benchmarks.experiments import EXPERIMENTS
 
 SMALL: dict[str, dict[str, Any]] = {
     "client_links": {"prompts": 2, "tokens": 8, "links": ("loopback", "wifi"), "lanes": 2},
-    "client_slow": {"prompts": 2, "tokens": 8, "links": ("loopback",), "steps": (10.0,), "lanes": 1, "repeats": 2},
+    "client_slow": {
+        "prompts": 2,
+        "tokens": 8,
+        "links": ("loopback",),
+        "steps": (10.0,),
+        "lanes": 1,
+        "repeats": 2,
+    },
     "client_offline": {"prompts": 2, "tokens": 16},
     "client_reconnect": {"prompts": 2, "gaps": (0.0, 1.0), "speed": 20.0},
     "client_everyday": {"every": 60, "tokens": 8},

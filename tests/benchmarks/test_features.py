@@ -1,4 +1,5 @@
-"""EAGLE's alignment: what is drafted step by step, from committed rows, is what training computes in one forward."""
+"""EAGLE's alignment: what is drafted step by step, from committed rows, is what training computes
+in one forward."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ KNOWN = 9
 
 
 def build(kind: Feature) -> tuple[FeatureDrafter, list[int], Tensor, FeatureDrafting, int]:
-    """A drafter, a text, the target's true features of it, computed apart from the engine, and a slot that has seen
-    the text's beginning."""
+    """A drafter, a text, the target's true features of it, computed apart from the engine, and a
+    slot that has seen the text's beginning."""
     ids = prompts(14)[0]
     teacher = Teacher(tiny_target())
     target = target_for(kind, tiny_target())
@@ -40,8 +41,10 @@ def build(kind: Feature) -> tuple[FeatureDrafter, list[int], Tensor, FeatureDraf
 
 
 def observed(target: Target, drafting: FeatureDrafting | MoaDrafting, ids: list[int]) -> int:
-    """A slot that has seen the first tokens as an engine shows them: a chunk, then an accepted path of a tree."""
-    slot, drafter_slot = target.pool.acquire(), drafting.open()
+    """A slot that has seen the first tokens as an engine shows them: a chunk, then an accepted path
+    of a tree."""
+    slot = target.pool.acquire()
+    drafter_slot = drafting.open()
     step = target.forward([Row.chain(slot, ids[:6])])
     drafting.observe(drafter_slot, ids[:6], target.commit(step, 0, range(6)))
     wrong = [(token + 1) % 100 + 4 for token in ids[6:KNOWN]]
@@ -52,11 +55,15 @@ def observed(target: Target, drafting: FeatureDrafting | MoaDrafting, ids: list[
 
 
 def levels(drafting: Any, slot: int, ids: list[int], truth: Tensor | None) -> list[Tensor]:
-    """Logits of a chain forced along the true tokens; `truth` replaces each drafted feature by the true one."""
+    """Logits of a chain forced along the true tokens; `truth` replaces each drafted feature by the
+    true one."""
     request = DraftRequest(slot, ids[KNOWN], TreeShape.chain(4), SamplingSettings())
-    grower, found = TreeGrower(ids[KNOWN], request.shape), []
+    grower = TreeGrower(ids[KNOWN], request.shape)
+    found = []
     for at in range(KNOWN, KNOWN + 4):
-        found.append(drafting.logits(Level([request], [grower], drafting.pool, drafting.device))[0, 0])
+        found.append(
+            drafting.logits(Level([request], [grower], drafting.pool, drafting.device))[0, 0]
+        )
         if truth is not None:
             drafting._drafted[slot][-1] = truth[0, at]
         grower.expand(torch.tensor([[ids[at + 1]]]).numpy(), torch.zeros(1, 1).numpy())
@@ -67,9 +74,12 @@ def levels(drafting: Any, slot: int, ids: list[int], truth: Tensor | None) -> li
 @torch.inference_mode()
 def test_drafting_on_true_features_is_the_forward_of_training(kind: Feature) -> None:
     model, ids, features, drafting, slot = build(kind)
-    tokens, positions = torch.tensor([ids]), torch.arange(len(ids))[None]
+    tokens = torch.tensor([ids])
+    positions = torch.arange(len(ids))[None]
     causal = additive(visible(model, positions, torch.ones_like(tokens))).unsqueeze(1)
-    hidden, _ = model.step(tokens, shifted(features, positions), positions, causal, model.empty_rows(tokens))
+    hidden, _ = model.step(
+        tokens, shifted(features, positions), positions, causal, model.empty_rows(tokens)
+    )
     wanted = model.logits(hidden)[0]
     for at, logits in enumerate(levels(drafting, slot, ids, features), start=KNOWN):
         torch.testing.assert_close(logits, wanted[at], atol=1e-4, rtol=1e-4)
@@ -79,24 +89,33 @@ def test_drafting_on_true_features_is_the_forward_of_training(kind: Feature) -> 
 @torch.inference_mode()
 def test_the_training_time_test_is_what_drafting_does(kind: Feature) -> None:
     model, ids, features, drafting, slot = build(kind)
-    tokens, positions = torch.tensor([ids]), torch.arange(len(ids))[None]
+    tokens = torch.tensor([ids])
+    positions = torch.arange(len(ids))[None]
     fed = shifted(features, positions)
     steps = chains(model, tokens, positions, torch.ones_like(tokens), fed, KNOWN, 4)
-    wanted = [model.logits(hidden)[0, at[0].tolist().index(KNOWN + lag)] for lag, hidden, at, _ in steps]
+    wanted = [
+        model.logits(hidden)[0, at[0].tolist().index(KNOWN + lag)] for lag, hidden, at, _ in steps
+    ]
     for found, expected in zip(levels(drafting, slot, ids, None), wanted, strict=True):
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 @torch.inference_mode()
 def test_the_drafter_without_records_is_a_plain_llama_and_drafts_as_one() -> None:
-    target, ids = target_for("independent", tiny_target()), prompts(14)[0]
-    model, tokens = body(target), torch.tensor([ids])
+    target = target_for("independent", tiny_target())
+    ids = prompts(14)[0]
+    model = body(target)
+    tokens = torch.tensor([ids])
     causal = additive(torch.ones(1, 1, 14, 14, dtype=torch.bool).tril())
-    wanted = model.logits(model.features(tokens, torch.arange(14)[None], causal, model.empty_rows(tokens))[0])[0]
+    wanted = model.logits(
+        model.features(tokens, torch.arange(14)[None], causal, model.empty_rows(tokens))[0]
+    )[0]
     llama: Any = as_llama(model, 512, (2,))
     torch.testing.assert_close(llama(tokens).logits[0], wanted, atol=1e-4, rtol=1e-4)
     drafting = MoaDrafting(model, slots=2, capacity=64)
-    for at, logits in enumerate(levels(drafting, observed(target, drafting, ids), ids, None), start=KNOWN):
+    for at, logits in enumerate(
+        levels(drafting, observed(target, drafting, ids), ids, None), start=KNOWN
+    ):
         torch.testing.assert_close(logits, wanted[at], atol=1e-4, rtol=1e-4)
 
 
@@ -110,7 +129,11 @@ def test_chains_stay_in_their_document() -> None:
     segments = torch.tensor([[1] * 7 + [2] * 7])
     positions = torch.tensor([[*range(7), *range(7)]])
     tokens = torch.tensor([ids])
-    for lag, _, at, valid in chains(model, tokens, positions, segments, shifted(features, positions), 2, 4):
+    for lag, _, at, valid in chains(
+        model, tokens, positions, segments, shifted(features, positions), 2, 4
+    ):
         if lag:
-            inside = [place for place, good in zip(at[0].tolist(), valid[0].tolist(), strict=True) if good]
+            inside = [
+                place for place, good in zip(at[0].tolist(), valid[0].tolist(), strict=True) if good
+            ]
             assert inside == [2 + lag, 10 + lag], "the chain from token 6 leaves its document"

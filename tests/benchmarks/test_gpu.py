@@ -1,4 +1,5 @@
-"""`make gpu` where there is no card: it says so, and its steps run at tiny sizes through Triton's interpreter."""
+"""`make gpu` where there is no card: it says so, and its steps run at tiny sizes through Triton's
+interpreter."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def test_without_a_card_it_is_one_line_and_exit_code_2(
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("steps", [SMALL, pytest.param(LONG, marks=pytest.mark.slow)], ids=["short", "long"])
+@pytest.mark.parametrize(
+    "steps", [SMALL, pytest.param(LONG, marks=pytest.mark.slow)], ids=["short", "long"]
+)
 def test_its_steps_run_on_a_cpu_and_find_nothing_wrong(
     steps: tuple[Any, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:

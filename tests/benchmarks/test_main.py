@@ -1,4 +1,5 @@
-"""The runner: what it would run, and in how long; options, files, faults and mistakes of one experiment."""
+"""The runner: what it would run, and in how long; options, files, faults and mistakes of one
+experiment."""
 
 from __future__ import annotations
 
@@ -19,7 +20,11 @@ from benchmarks.provenance import origin, write_result
 from moa.errors import MoaError, run_cli
 from tools.readme import TITLES
 
-RESULTS = [one for one in (Path(bench.__file__).parent / "results").glob("*.json") if one.stem in EXPERIMENTS]
+RESULTS = [
+    one
+    for one in (Path(bench.__file__).parent / "results").glob("*.json")
+    if one.stem in EXPERIMENTS
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +45,15 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """An experiment that is none, under the name `made_up`."""
     module: Any = ModuleType("made_up", "Count.")
     module.Options = Options
-    module.measure = lambda options: {"runs": [options.count], **vars(options), "faults": options.count - 4}
+    module.measure = lambda options: {
+        "runs": [options.count],
+        **vars(options),
+        "faults": options.count - 4,
+    }
     module.tables = lambda result: f"{result['runs'][0]} things"
-    monkeypatch.setitem(EXPERIMENTS, "made_up", Experiment("made_up", "counts", "", 1, {"count": 4}))
+    monkeypatch.setitem(
+        EXPERIMENTS, "made_up", Experiment("made_up", "counts", "", 1, {"count": 4})
+    )
     monkeypatch.setattr(Experiment, "load", lambda _: module)
 
 
@@ -76,7 +87,9 @@ def test_tables_are_those_of_the_results_that_they_were_made_of(result: Path) ->
 
 
 @pytest.mark.usefixtures("made_up")
-def test_a_result_is_written_with_where_it_comes_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_result_is_written_with_where_it_comes_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = ["--names", "b", "c", "--steps", "3", "--no-fast", "--seed", "7"]
     assert bench.main(["made_up", *flags, f"--out={tmp_path}"]) == 0
     assert capsys.readouterr().out == "4 things\n"
@@ -87,26 +100,43 @@ def test_a_result_is_written_with_where_it_comes_from(tmp_path: Path, capsys: py
     words = (tmp_path / "made_up.md").read_text()
     assert words.startswith("4 things\n\n`")
     assert f"commit {result['provenance']['commit']}" in words
-    assert f"({torch.backends.cpu.get_cpu_capability()})" in words, "equal names are not equal speeds"
+    assert f"({torch.backends.cpu.get_cpu_capability()})" in words, (
+        "equal names are not equal speeds"
+    )
     assert bench.main(["made_up", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["made_up"]["runs"] == [4]
 
 
 def test_a_result_names_no_place_of_the_machine(tmp_path: Path) -> None:
     root = Path(bench.__file__).parents[1]
-    options = {"measured": f"{root}/benchmarks/results/a.json", "weights": ["/far/away/weights", "a/b", "/"]}
+    options = {
+        "measured": f"{root}/benchmarks/results/a.json",
+        "weights": ["/far/away/weights", "a/b", "/"],
+    }
     write_result(tmp_path / "one", {"fleet": options, "count": 3, "says": "/ 3 = 5"})
     kept = json.loads((tmp_path / "one.json").read_text())
-    assert kept["fleet"] == {"measured": "benchmarks/results/a.json", "weights": ["weights", "a/b", "/"]}
+    assert kept["fleet"] == {
+        "measured": "benchmarks/results/a.json",
+        "weights": ["weights", "a/b", "/"],
+    }
     assert (kept["count"], kept["says"]) == (3, "/ 3 = 5")
 
 
 @pytest.mark.parametrize(
     ("given", "shown"),
     [
-        (["-m", "benchmarks", "--out=/far/away/results", "--count=3"], "-m benchmarks --out=results --count=3"),
-        (["--pairs", "one=/far/away/bundle=/far/weights", "two==/far/b"], "--pairs one=bundle=weights two==b"),
-        (["-m", "benchmarks", "--ways", "plain API streaming"], "-m benchmarks --ways 'plain API streaming'"),
+        (
+            ["-m", "benchmarks", "--out=/far/away/results", "--count=3"],
+            "-m benchmarks --out=results --count=3",
+        ),
+        (
+            ["--pairs", "one=/far/away/bundle=/far/weights", "two==/far/b"],
+            "--pairs one=bundle=weights two==b",
+        ),
+        (
+            ["-m", "benchmarks", "--ways", "plain API streaming"],
+            "-m benchmarks --ways 'plain API streaming'",
+        ),
     ],
 )
 def test_a_command_names_no_place_of_the_machine_and_can_be_run(
@@ -130,7 +160,10 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     for number, least in (("--count=0", 1), ("--seed=-1", 0), ("--steps=-1", 0)):
         assert run_cli("benchmarks", lambda flag=number: bench.main(["made_up", flag])) == 2
         assert f"must be at least {least}" in capsys.readouterr().err
-    for flags, said in ((["--cuont", "1"], "unrecognized arguments"), (["--names", "d"], "invalid choice")):
+    for flags, said in (
+        (["--cuont", "1"], "unrecognized arguments"),
+        (["--names", "d"], "invalid choice"),
+    ):
         with pytest.raises(SystemExit, match="2"):
             bench.main(["made_up", *flags])
         assert said in capsys.readouterr().err

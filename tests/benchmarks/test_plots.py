@@ -1,4 +1,5 @@
-"""Pictures: all of them from the results of this repository, stable, captioned, and stale when they should be."""
+"""Pictures: all of them from the results of this repository, stable, captioned, and stale when they
+should be."""
 
 from __future__ import annotations
 
@@ -14,9 +15,14 @@ from moa.errors import run_cli
 RESULTS = plots.read(plots.RESULTS)
 
 
-def test_every_picture_is_drawn_captioned_and_the_same_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("matplotlib.legend.Legend._find_best_position")  # it takes as long as the machine is busy
-    first, again = tmp_path / "first", tmp_path / "again"
+def test_every_picture_is_drawn_captioned_and_the_same_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(
+        "matplotlib.legend.Legend._find_best_position"
+    )  # it takes as long as the machine is busy
+    first = tmp_path / "first"
+    again = tmp_path / "again"
     for out in (first, again):
         assert plots.main(["--out", str(out)]) == 0
     for picture in PICTURES.values():
@@ -30,8 +36,11 @@ def test_every_picture_is_drawn_captioned_and_the_same_again(tmp_path: Path, mon
     assert plots.main(["--out", str(first), "--check"]) == 0
 
 
-def test_the_pictures_of_this_repository_are_up_to_date_and_those_of_other_results_are_stale() -> None:
-    plan, other = list(PICTURES.values()), copy.deepcopy(RESULTS)
+def test_the_pictures_of_this_repository_are_up_to_date_and_those_of_other_results_are_stale() -> (
+    None
+):
+    plan = list(PICTURES.values())
+    other = copy.deepcopy(RESULTS)
     assert plots.stale(RESULTS, plots.FOLDER, plan) == []
     other["client_links"]["runs"][0]["tokens"][0] += 1
     assert plots.stale(other, plots.FOLDER, plan) == ["speed-by-link"]
@@ -46,12 +55,18 @@ def test_a_picture_of_a_result_that_is_gone_goes_and_what_is_missing_is_stale(
     assert plots.main(["speed-by-link", "--results", str(tmp_path), "--out", str(tmp_path)]) == 0
     assert "speed-by-link: not drawn, client_links was not measured" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-    assert run_cli("plots", lambda: plots.main(["speed-by-link", "--check", "--out", str(tmp_path)])) == 1
+    assert (
+        run_cli("plots", lambda: plots.main(["speed-by-link", "--check", "--out", str(tmp_path)]))
+        == 1
+    )
     assert "out of date: speed-by-link" in capsys.readouterr().err
 
 
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "broken.json").write_text("{")
-    for arguments, said in ((["nothing"], "no picture 'nothing'"), (["--results", str(tmp_path)], "not valid JSON")):
+    for arguments, said in (
+        (["nothing"], "no picture 'nothing'"),
+        (["--results", str(tmp_path)], "not valid JSON"),
+    ):
         assert run_cli("plots", lambda given=arguments: plots.main(given)) == 2
         assert said in capsys.readouterr().err

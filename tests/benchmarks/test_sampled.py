@@ -26,9 +26,12 @@ def test_words_of_the_batch_are_certain_and_the_sums_of_both_distributions_are_k
     head = SampledHead(whole, 0, chances(np.arange(400.0, 0, -1), 60))
     ids = np.array([[3, 399]])
     batch = Batch(ids, ids, ids, ids > 0, np.array([0]))
-    hidden, sums = torch.ones(8), []
+    hidden = torch.ones(8)
+    sums = []
     for step in range(600):
         part = head(batch, step)
-        assert {tuple(row) for row in whole.head[[3, 399]].tolist()} <= {tuple(row) for row in part.head.tolist()}
+        assert {tuple(row) for row in whole.head[[3, 399]].tolist()} <= {
+            tuple(row) for row in part.head.tolist()
+        }
         sums.append(float((part.head @ hidden + part.bias).exp().sum()))
     assert np.mean(sums) == pytest.approx(float((whole.head @ hidden).exp().sum()), rel=0.1)

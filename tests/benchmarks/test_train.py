@@ -1,4 +1,5 @@
-"""Training presets: same rows and steps for each, resumable, and mistakes found before the work begins."""
+"""Training presets: same rows and steps for each, resumable, and mistakes found before the work
+begins."""
 
 from __future__ import annotations
 
@@ -33,8 +34,24 @@ def test_one_command_line_trains_a_list(
 ) -> None:
     target, _ = pair
     names = ["moa0", "eagle2", "eagle3", "independent"]
-    flags = ["--target", target, "--data", str(tmp_path / "data"), "--out", str(tmp_path / "out"), "--steps", "2"]
-    flags += ["--batch", "2", "--precision", "fp32", "--shape", "self_attention_intermediate_size=600"]
+    flags = [
+        "--target",
+        target,
+        "--data",
+        str(tmp_path / "data"),
+        "--out",
+        str(tmp_path / "out"),
+        "--steps",
+        "2",
+    ]
+    flags += [
+        "--batch",
+        "2",
+        "--precision",
+        "fp32",
+        "--shape",
+        "self_attention_intermediate_size=600",
+    ]
     assert train.main([*names, *flags]) == 0
     summaries = [train.finished(tmp_path / "out" / name) for name in names]
     sizes = [s["parameters"] for s in summaries if s]
@@ -49,18 +66,24 @@ def test_one_command_line_trains_a_list(
 
 
 @pytest.mark.parametrize("name", ["moa0", "eagle2", "eagle3", "independent"])
-def test_a_resumed_run_ends_where_a_whole_one_does(name: str, pair: tuple[str, PackedRows], tmp_path: Path) -> None:
+def test_a_resumed_run_ends_where_a_whole_one_does(
+    name: str, pair: tuple[str, PackedRows], tmp_path: Path
+) -> None:
     target, data = pair
     for out, stops in ((tmp_path / "whole", (None,)), (tmp_path / "parts", (2, None))):
         for stop in stops:
-            summary = train.train_preset(name, target, data, SETTINGS, out, shape=WIDE, distill={}, stop=stop)
+            summary = train.train_preset(
+                name, target, data, SETTINGS, out, shape=WIDE, distill={}, stop=stop
+            )
             assert summary["steps"] == (stop or SETTINGS.steps)
     whole, parts = (load_file(tmp_path / out / "model.safetensors") for out in ("whole", "parts"))
     torch.testing.assert_close(whole, parts)
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
-def test_every_preset_gives_a_loss_that_trains_every_parameter(name: str, pair: tuple[str, PackedRows]) -> None:
+def test_every_preset_gives_a_loss_that_trains_every_parameter(
+    name: str, pair: tuple[str, PackedRows]
+) -> None:
     target = load_target(pair[0], slots=1, capacity=16)
     drafter, task = build(name, target.model, target.facts, WIDE, {}, 0)
     loss = task.loss(pair[1].batch(0, 0, 2), 0, 0.0)
@@ -68,7 +91,9 @@ def test_every_preset_gives_a_loss_that_trains_every_parameter(name: str, pair: 
     assert torch.isfinite(loss.total)
     idle = {n for n, p in drafter.named_parameters() if p.grad is None}
     # Only what an ablation switches off may stay as it was.
-    switched_off = ("cross_attention.", "layer_self_attention.", "Ekv2E.") if name == "moa0-no-ca" else ()
+    switched_off = (
+        ("cross_attention.", "layer_self_attention.", "Ekv2E.") if name == "moa0-no-ca" else ()
+    )
     assert all(n.startswith(switched_off) for n in idle)
 
 
@@ -77,14 +102,28 @@ def test_settings_of_training_reach_both_kinds_of_ours_where_the_preset_leaves_t
 ) -> None:
     loaded = load_model(pair[0])
     for name, absent in (("states", 2.0), ("states-in-step", 0.0)):
-        _, task = build(name, loaded.model, loaded.facts, WIDE, {"feature_weight": 3.0, "absent": 2.0}, 0)
-        assert (task.settings.feature_weight, getattr(task.settings, "absent", None)) == (3.0, absent)
+        _, task = build(
+            name, loaded.model, loaded.facts, WIDE, {"feature_weight": 3.0, "absent": 2.0}, 0
+        )
+        assert (task.settings.feature_weight, getattr(task.settings, "absent", None)) == (
+            3.0,
+            absent,
+        )
     _, task = build("moa0", loaded.model, loaded.facts, WIDE, {"feature_weight": 3.0}, 0)
     assert task.settings.feature_weight == 3.0
 
 
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--target", "none", "--data", str(tmp_path / "none"), "--out", str(tmp_path), "--steps", "1"]
+    flags = [
+        "--target",
+        "none",
+        "--data",
+        str(tmp_path / "none"),
+        "--out",
+        str(tmp_path),
+        "--steps",
+        "1",
+    ]
 
     def said(*arguments: str) -> str:
         assert run_cli("train", lambda: train.main([*arguments, *flags])) == 2

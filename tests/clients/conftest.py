@@ -1,4 +1,5 @@
-"""A device with its verifier, in a thread, that all tests of this folder share: the clients wait where they stand.
+"""A device with its verifier, in a thread, that all tests of this folder share: the clients wait
+where they stand.
 
 Their packages are those of `make clients`; without them these tests are skipped.
 """
@@ -26,7 +27,9 @@ from edge_client.serve.settings import ServeSettings
 from moa.process.listening import Port
 from tests.edge.serve.pair import SETTINGS, served
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 MODEL = "demo"
 PATIENCE = 120.0
 
@@ -35,8 +38,10 @@ class Device:
     """The endpoint's address, and what a test may do to what is behind it."""
 
     def __init__(self, verifier: str = "", **settings: Any) -> None:
-        """With the verifier at this address, which need not be up; without one, with a verifier of its own."""
-        self._verifier, self._settings = verifier, settings
+        """With the verifier at this address, which need not be up; without one, with a verifier of
+        its own."""
+        self._verifier = verifier
+        self._settings = settings
         self.address = ""
         """Where the chat page is; the API is below `/v1`."""
         self.pause = 0.0
@@ -44,7 +49,9 @@ class Device:
         self._loop = asyncio.new_event_loop()
         self._over = asyncio.Event()
         self._up = threading.Event()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run(),), daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_until_complete, args=(self._run(),), daemon=True
+        )
 
     def __enter__(self) -> Device:
         self._thread.start()
@@ -67,7 +74,9 @@ class Device:
 
     async def _run(self) -> None:
         async with (
-            self._own_verifier() if not self._verifier else contextlib.nullcontext(self._verifier) as url,
+            self._own_verifier()
+            if not self._verifier
+            else contextlib.nullcontext(self._verifier) as url,
             EdgeClient(verifier=url, **self._settings) as client,
             endpoint(client, ServeSettings(), MODEL, Port("127.0.0.1", 0)) as self.address,
         ):
@@ -123,19 +132,29 @@ def chromium() -> Iterator[Any]:
     """A browser."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs `make clients`")
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--no-proxy-server"])
+        browser = started.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--no-proxy-server"]
+        )
         yield browser
         browser.close()
 
 
 @contextlib.contextmanager
 def visits(chromium: Any, hosts: set[str | None], *harmless: str) -> Iterator[Callable[..., Any]]:
-    """Opens an address in a browser that knows nothing yet, or in a given context, and waits for the state of its link;
-    adds the hosts that are asked. No test may leave errors in the console, but for those."""
+    """Opens an address in a browser that knows nothing yet, or in a given context, and waits for
+    the state of its link; adds the hosts that are asked. No test may leave errors in the console,
+    but for those."""
     errors: list[str] = []
     contexts: list[Any] = []
 
-    def visit(address: str, state: str, width: int = 1280, height: int = 720, context: Any = None, **how: Any) -> Any:
+    def visit(
+        address: str,
+        state: str,
+        width: int = 1280,
+        height: int = 720,
+        context: Any = None,
+        **how: Any,
+    ) -> Any:
         if context is None:
             context = chromium.new_context(viewport={"width": width, "height": height}, **how)
             context.set_default_timeout(1000 * PATIENCE)
@@ -143,7 +162,10 @@ def visits(chromium: Any, hosts: set[str | None], *harmless: str) -> Iterator[Ca
             contexts.append(context)
         page = context.new_page()
         page.on("websocket", lambda socket: hosts.add(urlsplit(socket.url).hostname))
-        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.on(
+            "console",
+            lambda message: errors.append(message.text) if message.type == "error" else None,
+        )
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(address)
         page.wait_for_selector(f"#link[data-state={state}]")

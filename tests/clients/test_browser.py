@@ -1,4 +1,5 @@
-"""The chat page in a real Chromium: a link cut in mid-answer, reloads, no network at all, sizes, accessibility.
+"""The chat page in a real Chromium: a link cut in mid-answer, reloads, no network at all, sizes,
+accessibility.
 
 `MOA_PICTURES=docs/pictures` writes the documentation's pictures anew.
 """
@@ -17,7 +18,10 @@ import pytest
 from tests.clients.conftest import CHROMIUM, MODEL, PATIENCE, Device, visits
 
 pytest.importorskip("playwright.sync_api", reason="needs `make clients`")
-pytestmark = [pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium"), pytest.mark.filterwarnings("default")]
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium"),
+    pytest.mark.filterwarnings("default"),
+]
 STORY = "Make up a little story: the hero is Ben, the animal is a cat, the place is a forest."
 SLOW = 0.15
 """Seconds a forward, so that an answer has a middle."""
@@ -27,9 +31,13 @@ Open = Callable[..., Any]
 @pytest.fixture
 def opened(chromium: Any, device: Device) -> Iterator[Open]:
     """Opens the page."""
-    with visits(chromium, set(), "ERR_INTERNET_DISCONNECTED", "Cross-Origin-Opener-Policy") as visit:
+    with visits(
+        chromium, set(), "ERR_INTERNET_DISCONNECTED", "Cross-Origin-Opener-Policy"
+    ) as visit:
 
-        def page(width: int = 1280, height: int = 720, path: str = "/", base: str = "", **how: Any) -> Any:
+        def page(
+            width: int = 1280, height: int = 720, path: str = "/", base: str = "", **how: Any
+        ) -> Any:
             return visit((base or device.address) + path, "online", width, height, **how)
 
         yield page
@@ -40,7 +48,9 @@ def answered(device: Device, question: str) -> str:
     """The target's answer."""
     with openai.OpenAI(base_url=f"{device.address}/v1", api_key="any", timeout=PATIENCE) as client:
         asked: Any = [{"role": "user", "content": question}]
-        return str(client.chat.completions.create(model=MODEL, messages=asked).choices[0].message.content)
+        return str(
+            client.chat.completions.create(model=MODEL, messages=asked).choices[0].message.content
+        )
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +67,16 @@ def ask(page: Any, text: str = STORY) -> None:
 def written(page: Any, characters: int, what: str = ".assistant .body") -> None:
     """Wait for so much text."""
     page.wait_for_function(
-        "([what, least]) => (document.querySelector(what)?.textContent ?? '').length >= least", arg=[what, characters]
+        "([what, least]) => (document.querySelector(what)?.textContent ?? '').length >= least",
+        arg=[what, characters],
     )
 
 
 def complete(page: Any) -> str:
     """The answer, when it is all there."""
-    page.wait_for_function("() => document.querySelector('#status').textContent === 'The answer is complete'")
+    page.wait_for_function(
+        "() => document.querySelector('#status').textContent === 'The answer is complete'"
+    )
     page.wait_for_function("() => !document.querySelector('.retracted')")
     return str(page.text_content(".assistant .body"))
 
@@ -73,7 +86,9 @@ def picture(page: Any, name: str) -> None:
         page.screenshot(path=Path(folder) / f"{name}.png", animations="disabled")
 
 
-def test_an_answer_whose_link_is_cut_goes_on_and_is_corrected(opened: Open, device: Device, truth: str) -> None:
+def test_an_answer_whose_link_is_cut_goes_on_and_is_corrected(
+    opened: Open, device: Device, truth: str
+) -> None:
     page = opened()
     device.pause = SLOW
     ask(page)
@@ -93,7 +108,9 @@ def test_an_answer_whose_link_is_cut_goes_on_and_is_corrected(opened: Open, devi
     assert page.text_content(".assistant .note") == ""
 
 
-def test_asking_goes_on_without_the_verifier_and_is_checked_when_it_is_back(opened: Open, device: Device) -> None:
+def test_asking_goes_on_without_the_verifier_and_is_checked_when_it_is_back(
+    opened: Open, device: Device
+) -> None:
     page = opened()
     page.click("#cut-switch")
     page.wait_for_selector("#link[data-state=offline]")
@@ -114,7 +131,9 @@ def test_asking_goes_on_without_the_verifier_and_is_checked_when_it_is_back(open
     )
     print(f"\nten questions in {seconds:.0f} s")
     assert seconds < 60
-    assert page.locator(".assistant .body").first.text_content() == answered(device, "What is 20 + 13?")
+    assert page.locator(".assistant .body").first.text_content() == answered(
+        device, "What is 20 + 13?"
+    )
 
 
 def test_a_message_is_copied_over_plain_http_too(opened: Open, device: Device, truth: str) -> None:
@@ -123,7 +142,9 @@ def test_a_message_is_copied_over_plain_http_too(opened: Open, device: Device, t
     ask(page)
     assert complete(page) == truth
     page.click(".assistant .tools button")
-    page.wait_for_function("() => document.querySelector('.assistant .tools button').textContent === 'Copied ✓'")
+    page.wait_for_function(
+        "() => document.querySelector('.assistant .tools button').textContent === 'Copied ✓'"
+    )
     page.focus("#prompt")
     page.keyboard.press("Control+V")
     assert page.input_value("#prompt") == truth
@@ -176,7 +197,9 @@ def test_formulas_are_mathml_and_nothing_else(opened: Open) -> None:
 def test_wide_content_scrolls_inside_itself(opened: Open, width: int) -> None:
     page = opened(width, 844)
     table = (
-        "| name | value of the thing | a note that is long |\n|---|---:|---|\n| alpha | 1,000,000 | " + "n" * 80 + " |"
+        "| name | value of the thing | a note that is long |\n|---|---:|---|\n| alpha | 1,000,000 | "
+        + "n" * 80
+        + " |"
     )
     shown(page, f"$$x = {' + '.join('abcdefgh' * 5)}$$\n\n```\n{'y' * 300}\n```\n\n{table}")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -184,7 +207,9 @@ def test_wide_content_scrolls_inside_itself(opened: Open, width: int) -> None:
     assert page.evaluate(breaks) == 0, "no word is cut"
 
 
-def test_conversations_are_renamed_deleted_and_imported_again(opened: Open, truth: str, tmp_path: Path) -> None:
+def test_conversations_are_renamed_deleted_and_imported_again(
+    opened: Open, truth: str, tmp_path: Path
+) -> None:
     page = opened()
     ask(page)
     assert complete(page) == truth
@@ -204,7 +229,9 @@ def test_conversations_are_renamed_deleted_and_imported_again(opened: Open, trut
 
 def test_an_answer_that_was_cut_short_is_continued(opened: Open, truth: str) -> None:
     page = opened()
-    setting = "(value) => { const field = document.querySelector('#max_tokens'); field.value = value; "
+    setting = (
+        "(value) => { const field = document.querySelector('#max_tokens'); field.value = value; "
+    )
     setting += "field.dispatchEvent(new Event('change')); }"
     page.evaluate(setting, "8")
     ask(page)
@@ -230,7 +257,9 @@ def test_a_reload_takes_a_running_answer_up_again(opened: Open, device: Device, 
     assert complete(page) == truth
 
 
-def test_without_any_network_the_page_opens_and_shows_what_was_said(opened: Open, truth: str) -> None:
+def test_without_any_network_the_page_opens_and_shows_what_was_said(
+    opened: Open, truth: str
+) -> None:
     page = opened()
     ask(page)
     assert complete(page) == truth
@@ -246,12 +275,18 @@ def test_without_any_network_the_page_opens_and_shows_what_was_said(opened: Open
 
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 720)])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_sizes_and_accessibility(opened: Open, truth: str, width: int, height: int, scheme: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs `make clients`").Axe()
+def test_sizes_and_accessibility(
+    opened: Open, truth: str, width: int, height: int, scheme: str
+) -> None:
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="needs `make clients`"
+    ).Axe()
     page = opened(width, height, color_scheme=scheme)
     ask(page)
     assert complete(page) == truth
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing to scroll sideways"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
+        "nothing to scroll sideways"
+    )
     for name in ("prompt", "send"):
         box = page.locator(f"#{name}").bounding_box()
         assert box["x"] >= 0
@@ -263,6 +298,8 @@ def test_sizes_and_accessibility(opened: Open, truth: str, width: int, height: i
                 page.click("#open-sidebar")
             page.click("#open-settings")
         found = axe.run(page).response["violations"]
-        assert [(v["id"], v["nodes"]) for v in found if v["impact"] in ("serious", "critical")] == []
+        assert [
+            (v["id"], v["nodes"]) for v in found if v["impact"] in ("serious", "critical")
+        ] == []
         if scheme == "light" and width < 500 and look == "conversation":
             picture(page, "chat-page-narrow")

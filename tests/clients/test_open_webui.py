@@ -1,6 +1,8 @@
-"""Open WebUI with its default settings through an outage of the verifier, as its user sees it in a browser.
+"""Open WebUI with its default settings through an outage of the verifier, as its user sees it in a
+browser.
 
-It brings 3 GB, so `make clients` does not install it: the test is skipped where there is no `open-webui` on the PATH.
+It brings 3 GB, so `make clients` does not install it: the test is skipped where there is no
+`open-webui` on the PATH.
 """
 
 from __future__ import annotations
@@ -21,14 +23,20 @@ from moa.process.listening import Port
 from tests.clients.conftest import PATIENCE, Device, online
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs `make clients`")
-WEBUI, CHROMIUM = shutil.which("open-webui"), shutil.which("chromium") or shutil.which("google-chrome")
+WEBUI = shutil.which("open-webui")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.filterwarnings("default"),
     pytest.mark.skipif(WEBUI is None or CHROMIUM is None, reason="needs Open WebUI and Chromium"),
 ]
 CARRY = "What is 58 + 67 - 39?"
 STORY = "Write a short story about Ada, a fox and a garden."
-SILENT = {"OFFLINE_MODE": "true", "HF_HUB_OFFLINE": "1", "ENABLE_OLLAMA_API": "False", "WEBUI_AUTH": "False"}
+SILENT = {
+    "OFFLINE_MODE": "true",
+    "HF_HUB_OFFLINE": "1",
+    "ENABLE_OLLAMA_API": "False",
+    "WEBUI_AUTH": "False",
+}
 """It fetches nothing, and has no other models and no log-in."""
 
 
@@ -38,8 +46,16 @@ def webui(apart: tuple[Device, str], tmp_path: Path) -> Iterator[Any]:
     assert WEBUI is not None
     with Port("127.0.0.1", 0) as free:
         port = str(free.number)
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OPENAI_API_KEY")}
-    environment |= {"DATA_DIR": str(tmp_path), "OPENAI_API_BASE_URL": f"{apart[0].address}/v1", **SILENT}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "OPENAI_API_KEY")
+    }
+    environment |= {
+        "DATA_DIR": str(tmp_path),
+        "OPENAI_API_BASE_URL": f"{apart[0].address}/v1",
+        **SILENT,
+    }
     with (tmp_path / "log").open("wb") as log:
         command = [WEBUI, "serve", "--host", "127.0.0.1", "--port", port]
         process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
@@ -81,7 +97,9 @@ def answer(page: Any) -> str:
     return str(page.locator(".chat-assistant").inner_text())
 
 
-def test_an_outage_is_no_error_and_every_answer_comes(apart: tuple[Device, str], webui: Any) -> None:
+def test_an_outage_is_no_error_and_every_answer_comes(
+    apart: tuple[Device, str], webui: Any
+) -> None:
     device, port = apart
     seconds: dict[str, float] = {}
 
@@ -95,7 +113,9 @@ def test_an_outage_is_no_error_and_every_answer_comes(apart: tuple[Device, str],
         device.until(online)
         verified = told("up", ask(webui, CARRY))
         ask(webui, STORY)
-        playwright.expect(webui.locator(".chat-assistant")).to_contain_text("Ada", timeout=1000 * PATIENCE)
+        playwright.expect(webui.locator(".chat-assistant")).to_contain_text(
+            "Ada", timeout=1000 * PATIENCE
+        )
         began = time.monotonic()
         running.process.kill()
         running.process.wait(PATIENCE)

@@ -1,5 +1,5 @@
-"""Clients that others wrote, unchanged: whole and streamed answers, stop texts, seeds, usage, errors, cancelling;
-and an outage of the verifier, from which no user may see an error."""
+"""Clients that others wrote, unchanged: whole and streamed answers, stop texts, seeds, usage,
+errors, cancelling; and an outage of the verifier, from which no user may see an error."""
 
 from __future__ import annotations
 
@@ -39,7 +39,12 @@ def tell_llm(address: str, folder: Path) -> None:
 
 def test_langchain(device: Device) -> None:
     made = langchain.ChatOpenAI
-    how: dict[str, Any] = {"base_url": f"{device.address}/v1", "api_key": "any", "timeout": PATIENCE, "max_retries": 0}
+    how: dict[str, Any] = {
+        "base_url": f"{device.address}/v1",
+        "api_key": "any",
+        "timeout": PATIENCE,
+        "max_retries": 0,
+    }
     chat = made(model=MODEL, temperature=0, seed=3, stream_usage=True, **how)
     whole = chat.invoke(QUESTION)
     parts = list(chat.stream(QUESTION))
@@ -49,7 +54,11 @@ def test_langchain(device: Device) -> None:
     assert "33" not in chat.bind(stop=["33"]).invoke(QUESTION).content
     sampled = made(model=MODEL, temperature=1.2, seed=5, **how)
     assert sampled.invoke(QUESTION).content == sampled.invoke(QUESTION).content
-    scored = chat.bind(logprobs=True, top_logprobs=2).invoke(QUESTION).response_metadata["logprobs"]["content"]
+    scored = (
+        chat.bind(logprobs=True, top_logprobs=2)
+        .invoke(QUESTION)
+        .response_metadata["logprobs"]["content"]
+    )
     assert "".join(one["token"] for one in scored) == whole.content
     with pytest.raises(client("openai").NotFoundError):
         made(model="other", **how).invoke(QUESTION)
@@ -61,13 +70,27 @@ def test_langchain(device: Device) -> None:
 def test_litellm(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would fetch prices
     litellm = client("litellm")
-    how: dict[str, Any] = {"api_base": f"{device.address}/v1", "api_key": "any", "max_retries": 0, "timeout": PATIENCE}
+    how: dict[str, Any] = {
+        "api_base": f"{device.address}/v1",
+        "api_key": "any",
+        "max_retries": 0,
+        "timeout": PATIENCE,
+    }
     how |= {"messages": [{"role": "user", "content": QUESTION}]}
     whole = litellm.completion(model=f"openai/{MODEL}", seed=3, **how)
     stream = litellm.completion(model=f"openai/{MODEL}", stream=True, **how)
-    assert "".join(part.choices[0].delta.content or "" for part in stream) == whole.choices[0].message.content != ""
+    assert (
+        "".join(part.choices[0].delta.content or "" for part in stream)
+        == whole.choices[0].message.content
+        != ""
+    )
     assert whole.usage.total_tokens > 0
-    assert "33" not in litellm.completion(model=f"openai/{MODEL}", stop="33", **how).choices[0].message.content
+    assert (
+        "33"
+        not in litellm.completion(model=f"openai/{MODEL}", stop="33", **how)
+        .choices[0]
+        .message.content
+    )
     with pytest.raises(litellm.NotFoundError):
         litellm.completion(model="openai/other", **how)
 
@@ -79,10 +102,14 @@ def test_llm(device: Device, tmp_path: Path) -> None:
     told = [
         subprocess.run(
             [sys.executable, "-m", "llm", "-m", "moa", QUESTION, *more],
-            env=environment, capture_output=True, text=True, timeout=PATIENCE, check=True,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=True,
         ).stdout
         for more in ([], ["--no-stream"], ["-o", "temperature", "0", "-o", "seed", "3"])
-    ]  # fmt: skip
+    ]
     assert told[0].strip() == told[1].strip() == told[2].strip() != ""
 
 
@@ -90,11 +117,16 @@ def test_curl(device: Device) -> None:
     curl = shutil.which("curl")
     if curl is None:
         pytest.skip("needs curl")
-    body = json.dumps({"model": MODEL, "stream": True, "messages": [{"role": "user", "content": QUESTION}]})
+    body = json.dumps(
+        {"model": MODEL, "stream": True, "messages": [{"role": "user", "content": QUESTION}]}
+    )
     told = subprocess.run(
         [curl, "-sN", "--noproxy", "*", f"{device.address}/v1/chat/completions", "--json", body],
-        capture_output=True, text=True, timeout=PATIENCE, check=True,
-    ).stdout  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    ).stdout
     assert told.endswith("data: [DONE]\n\n")
     assert '"finish_reason":"stop"' in told
 
@@ -114,11 +146,17 @@ def ask_openai(address: str, question: str, *, stream: bool) -> str:
 
 def ask_langchain(address: str, question: str, *, stream: bool) -> str:
     chat = langchain.ChatOpenAI(model=MODEL, base_url=f"{address}/v1", api_key="any")
-    return "".join(part.content for part in (chat.stream(question) if stream else [chat.invoke(question)]))
+    return "".join(
+        part.content for part in (chat.stream(question) if stream else [chat.invoke(question)])
+    )
 
 
 def ask_litellm(address: str, question: str, *, stream: bool) -> str:
-    how = {"model": f"openai/{MODEL}", "messages": [{"role": "user", "content": question}], "stream": stream}
+    how = {
+        "model": f"openai/{MODEL}",
+        "messages": [{"role": "user", "content": question}],
+        "stream": stream,
+    }
     answer = client("litellm").completion(**how, api_base=f"{address}/v1", api_key="any")
     if not stream:
         return str(answer.choices[0].message.content)
@@ -129,7 +167,12 @@ def ask_llm(_: str, question: str, *, stream: bool) -> str:
     return "".join(client("llm").get_model("moa").prompt(question, stream=stream))
 
 
-PACKAGES = {"openai": ask_openai, "langchain_openai": ask_langchain, "litellm": ask_litellm, "llm": ask_llm}
+PACKAGES = {
+    "openai": ask_openai,
+    "langchain_openai": ask_langchain,
+    "litellm": ask_litellm,
+    "llm": ask_llm,
+}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -151,7 +194,9 @@ def test_an_outage_is_no_error_and_no_answer_takes_5_seconds(
         def one(stream: bool) -> str:
             began = time.monotonic()
             text = PACKAGES[package](device.address, question, stream=stream)
-            seconds[f"{situation}, {'streamed' if stream else 'whole'}"] = round(time.monotonic() - began, 2)
+            seconds[f"{situation}, {'streamed' if stream else 'whole'}"] = round(
+                time.monotonic() - began, 2
+            )
             return text
 
         return [threads.submit(one, stream) for stream in (False, True)]
@@ -161,13 +206,17 @@ def test_an_outage_is_no_error_and_no_answer_takes_5_seconds(
 
     with ThreadPoolExecutor(2) as threads:
         assert all(texts(begin("down from the start")))
-        with verifier("--port", port, emulated=Emulated(step_ms=100), threads=1) as running:  # slow enough to be killed
+        with verifier(
+            "--port", port, emulated=Emulated(step_ms=100), threads=1
+        ) as running:  # slow enough to be killed
             device.until(online)
             verified = texts(begin("up"))
             assert verified[0] == verified[1] != ""
             before = device.until(lambda status: status["running"] == 0)
             begun = begin("killed in mid-answer", LONG)
-            killed = device.until(lambda status: status["running"] == 2 and status["tokens"] > before["tokens"] + 8)
+            killed = device.until(
+                lambda status: status["running"] == 2 and status["tokens"] > before["tokens"] + 8
+            )
             running.process.kill()
             running.process.wait(PATIENCE)
             assert all(texts(begun))

@@ -1,4 +1,5 @@
-"""Any request that OpenAI's specification allows, and many that it does not: answered or refused in the right shape."""
+"""Any request that OpenAI's specification allows, and many that it does not: answered or refused in
+the right shape."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ SCHEMA = schemathesis.openapi.from_dict(read())
     suppress_health_check=list(HealthCheck),
 )
 def test_no_request_brings_an_error_of_ours_or_a_wrong_shape(device: Device, case: Any) -> None:
-    if isinstance(case.body, dict):  # a model that is not there would be the end of nearly every request
+    if isinstance(
+        case.body, dict
+    ):  # a model that is not there would be the end of nearly every request
         case.body |= {"model": MODEL} if isinstance(case.body.get("model"), str) else {}
     if "model" in case.path_parameters:
         case.path_parameters["model"] = MODEL

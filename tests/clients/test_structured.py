@@ -1,5 +1,6 @@
-"""Structured answers and tools through packages that others wrote, and an agent: verifier up, killed in the middle, and
-away. The embedded pair knows nothing of tools: which function it must call is said; what the call holds is its own."""
+"""Structured answers and tools through packages that others wrote, and an agent: verifier up,
+killed in the middle, and away. The embedded pair knows nothing of tools: which function it must
+call is said; what the call holds is its own."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def ask_openai(address: str) -> list[str]:
     tool = openai.pydantic_function_tool(Weather)
     with openai.OpenAI(base_url=f"{address}/v1", api_key="any") as api:
         parsed = api.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Answer)
-        with api.chat.completions.stream(model=MODEL, messages=MESSAGES, response_format=Answer) as events:
+        with api.chat.completions.stream(
+            model=MODEL, messages=MESSAGES, response_format=Answer
+        ) as events:
             for _ in events:
                 pass
             streamed = events.get_final_completion()
@@ -50,7 +53,11 @@ def ask_openai(address: str) -> list[str]:
         (call, *_) = called.choices[0].message.tool_calls
         response = api.responses.parse(model=MODEL, input=QUESTION, text_format=Answer)
     assert isinstance(call.function.parsed_arguments, Weather)
-    answers = [parsed.choices[0].message.parsed, streamed.choices[0].message.parsed, response.output_parsed]
+    answers = [
+        parsed.choices[0].message.parsed,
+        streamed.choices[0].message.parsed,
+        response.output_parsed,
+    ]
     assert all(isinstance(answer, Answer) for answer in answers)
     return [repr(answer) for answer in (*answers, call.function.parsed_arguments)]
 
@@ -60,14 +67,19 @@ def ask_langchain(address: str) -> list[str]:
     chat = langchain.ChatOpenAI(model=MODEL, base_url=f"{address}/v1", api_key="any")
     by_schema = chat.with_structured_output(Answer)
     by_call = chat.with_structured_output(Answer, method="function_calling")
-    answers = [by_schema.invoke(QUESTION), list(by_schema.stream(QUESTION))[-1], by_call.invoke(QUESTION)]
+    answers = [
+        by_schema.invoke(QUESTION),
+        list(by_schema.stream(QUESTION))[-1],
+        by_call.invoke(QUESTION),
+    ]
     assert all(isinstance(answer, Answer) for answer in answers)
     return [repr(answer) for answer in answers]
 
 
 def ask_agent(address: str) -> list[str]:
     """An agent of LangChain's with two tools, which it calls before it answers."""
-    agents, ran = client("langchain.agents"), list[str]()
+    agents = client("langchain.agents")
+    ran = list[str]()
     middleware = client("langchain.agents.middleware")
     tool = client("langchain_core.tools").tool
 
@@ -92,7 +104,14 @@ def ask_agent(address: str) -> list[str]:
     agent = agents.create_agent(chat, [weather, clock], middleware=[one_after_another])
     state = agent.invoke({"messages": [{"role": "user", "content": QUESTION}]})
     assert [one.split()[0] for one in ran] == ["weather", "clock"]
-    assert [message.type for message in state["messages"]] == ["human", "ai", "tool", "ai", "tool", "ai"]
+    assert [message.type for message in state["messages"]] == [
+        "human",
+        "ai",
+        "tool",
+        "ai",
+        "tool",
+        "ai",
+    ]
     assert state["messages"][-1].content
     return [*ran, state["messages"][-1].content]
 
@@ -100,15 +119,26 @@ def ask_agent(address: str) -> list[str]:
 def ask_litellm(address: str) -> list[str]:
     """A schema and a call."""
     litellm = client("litellm")
-    how: dict[str, Any] = {"model": f"openai/{MODEL}", "messages": MESSAGES, "api_base": f"{address}/v1"}
+    how: dict[str, Any] = {
+        "model": f"openai/{MODEL}",
+        "messages": MESSAGES,
+        "api_base": f"{address}/v1",
+    }
     tool = client("openai").pydantic_function_tool(Weather)
-    answer = litellm.completion(**how, api_key="any", response_format=Answer).choices[0].message.content
+    answer = (
+        litellm.completion(**how, api_key="any", response_format=Answer).choices[0].message.content
+    )
     message = litellm.completion(**how, **_CALL, api_key="any", tools=[tool]).choices[0].message
     arguments = message.tool_calls[0].function.arguments
     return [repr(Answer(**json.loads(answer))), repr(Weather(**json.loads(arguments)))]
 
 
-PACKAGES = {"openai": ask_openai, "langchain": ask_langchain, "agent": ask_agent, "litellm": ask_litellm}
+PACKAGES = {
+    "openai": ask_openai,
+    "langchain": ask_langchain,
+    "agent": ask_agent,
+    "litellm": ask_litellm,
+}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -117,7 +147,8 @@ def test_structure_and_tools_with_the_verifier_up_killed_and_away(
 ) -> None:
     device, port = far
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would fetch prices
-    ask, seconds = PACKAGES[package], dict[str, float]()
+    ask = PACKAGES[package]
+    seconds = dict[str, float]()
 
     def timed(situation: str) -> list[str]:
         began = time.monotonic()
@@ -127,12 +158,16 @@ def test_structure_and_tools_with_the_verifier_up_killed_and_away(
 
     with ThreadPoolExecutor(1) as thread:
         assert timed("away") == timed("away, again"), "greedy answers are repeated"
-        with verifier("--port", port, emulated=Emulated(step_ms=100), threads=1) as running:  # slow enough to be killed
+        with verifier(
+            "--port", port, emulated=Emulated(step_ms=100), threads=1
+        ) as running:  # slow enough to be killed
             device.until(online)
             verified = timed("up")
             before = device.until(lambda status: status["running"] == 0)
             begun: Future[list[str]] = thread.submit(timed, "killed in the middle")
-            device.until(lambda status: status["running"] == 1 and status["tokens"] > before["tokens"] + 8)
+            device.until(
+                lambda status: status["running"] == 1 and status["tokens"] > before["tokens"] + 8
+            )
             running.process.kill()
             running.process.wait(PATIENCE)
             assert begun.result(PATIENCE)

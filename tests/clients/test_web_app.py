@@ -1,8 +1,9 @@
-"""The web app in Chromium, from a static host that sends no headers: the device in a page, alone and with a verifier.
+"""The web app in Chromium, from a static host that sends no headers: the device in a page, alone
+and with a verifier.
 
-`MOA_NPM=DIR` names a folder with the archives of `edge_client/tools/web_app.py:PACKAGES`; without it npm gets them.
-`MOA_PICTURES=docs/pictures` writes the pictures anew, `MOA_ROUNDS=50` ends answers so often; `pytest -s` shows figures.
-`MOA_PROMPTS=200` asks so many prompts over the links.
+`MOA_NPM=DIR` names a folder with the archives of `edge_client/tools/web_app.py:PACKAGES`; without
+it npm gets them. `MOA_PICTURES=docs/pictures` writes the pictures anew, `MOA_ROUNDS=50` ends
+answers so often; `pytest -s` shows figures. `MOA_PROMPTS=200` asks so many prompts over the links.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ class Host(http.server.ThreadingHTTPServer):
 
 
 class _Files(http.server.SimpleHTTPRequestHandler):
-    extensions_map = MappingProxyType({**http.server.SimpleHTTPRequestHandler.extensions_map, ".js": "text/javascript"})
+    extensions_map = MappingProxyType(
+        {**http.server.SimpleHTTPRequestHandler.extensions_map, ".js": "text/javascript"}
+    )
 
     def copyfile(self, source: Any, outputfile: Any) -> None:
         content = source.read()
@@ -130,7 +133,8 @@ class Cloud:
         self._loop.call_soon_threadsafe(self._link.use, PROFILES[link])
 
     async def _run(self) -> None:
-        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._over = asyncio.Event()
         with Port("127.0.0.1", 0) as port:
             verifier = Verifier(self._pair, replace(SETTINGS, origins=(self._origin,)))
             async with verifier.open(port), LinkProxy("127.0.0.1", port.number) as self._link:
@@ -141,7 +145,11 @@ class Cloud:
 
 def build(folder: Path, verifier: str = "") -> None:
     settings = WebAppSettings(
-        out=folder, bundle=embedded_bundle(), demo=True, verifier=verifier, packages=Path(NPM) if NPM else None
+        out=folder,
+        bundle=embedded_bundle(),
+        demo=True,
+        verifier=verifier,
+        packages=Path(NPM) if NPM else None,
     )
     size = build_web_app(settings)
     print(f"\na first visit: {size:,} bytes")
@@ -232,17 +240,23 @@ QUESTIONS = PROMPT_FILE["heldout"]
 PLENTY = [*QUESTIONS, *PROMPT_FILE["train"]]
 
 
-def device(verifier: str, questions: list[str], variant: str = "", **changes: Any) -> list[TimedAnswer]:
+def device(
+    verifier: str, questions: list[str], variant: str = "", **changes: Any
+) -> list[TimedAnswer]:
     """The Python device's answers; in a thread, for Playwright has this one's event loop."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, _device(verifier, questions, variant, **changes)).result()
 
 
-async def _device(verifier: str, questions: list[str], variant: str, **changes: Any) -> list[TimedAnswer]:
+async def _device(
+    verifier: str, questions: list[str], variant: str, **changes: Any
+) -> list[TimedAnswer]:
     async with EdgeClient(verifier=verifier, variant=variant, max_new_tokens=64) as client:
         if verifier:
             await client.wait_online(PATIENCE)
-        return [await ask_python(client.conversation(), client.encode(q), **changes) for q in questions]
+        return [
+            await ask_python(client.conversation(), client.encode(q), **changes) for q in questions
+        ]
 
 
 def test_the_first_visit_is_small_and_the_second_loads_nothing(opened: Opened, alone: Host) -> None:
@@ -254,11 +268,15 @@ def test_the_first_visit_is_small_and_the_second_loads_nothing(opened: Opened, a
     before = alone.sent.copy()
     again = opened(alone, "none", context=page.context)
     assert alone.sent - before == Counter(), "not even the service worker's program"
-    policy = again.evaluate("fetch('worker.js').then((found) => found.headers.get('Content-Security-Policy'))")
+    policy = again.evaluate(
+        "fetch('worker.js').then((found) => found.headers.get('Content-Security-Policy'))"
+    )
     assert "default-src 'none'" in policy, "a static host sends no policy: the service worker does"
 
 
-def test_a_damaged_file_is_noticed_and_fetched_again(opened: Opened, built: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_is_noticed_and_fetched_again(
+    opened: Opened, built: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "app"
     shutil.copytree(built, folder)
     file = folder / json.loads((folder / "config.json").read_text())["files"]["model"]["name"]
@@ -288,7 +306,9 @@ def test_a_drafter_that_is_too_large_for_the_device_is_refused_before_it_is_load
         assert not [path for path in host.sent if "packed" in path]
 
 
-@pytest.mark.parametrize("changes", [{}, {"temperature": 0.8, "seed": 11}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"temperature": 0.8, "seed": 11}], ids=["greedy", "sampled"]
+)
 def test_offline_from_the_start_it_writes_what_the_python_device_writes(
     opened: Opened, alone: Host, changes: dict[str, float]
 ) -> None:
@@ -300,7 +320,9 @@ def test_offline_from_the_start_it_writes_what_the_python_device_writes(
         setting(page, name, value)
     ours = [answer(page, question) for question in questions]
     assert ours == [answer.text for answer in theirs]
-    assert [turn["snapshot"]["ids"][turn["shown"]["prompt"] :] for turn in kept(page)] == [a.ids for a in theirs]
+    assert [turn["snapshot"]["ids"][turn["shown"]["prompt"] :] for turn in kept(page)] == [
+        a.ids for a in theirs
+    ]
 
 
 def test_a_click_to_the_first_token_offline(opened: Opened, alone: Host) -> None:
@@ -319,13 +341,20 @@ def test_a_click_to_the_first_token_offline(opened: Opened, alone: Host) -> None
     complete(page)
 
 
-def test_no_guesses_ahead_on_a_low_battery_or_where_data_is_saved(opened: Opened, alone: Host) -> None:
+def test_no_guesses_ahead_on_a_low_battery_or_where_data_is_saved(
+    opened: Opened, alone: Host
+) -> None:
     page = opened(alone, "none")
     setting(page, "max_tokens", 4)
     battery = "navigator.getBattery = async () => ({ charging: %s, level: 0.1 });"
     saving = "Object.defineProperty(navigator, 'connection', { value: { saveData: true } });"
     charging = battery % "true"
-    for program, ahead in (("", True), (charging, True), (battery % "false", False), (charging + saving, False)):
+    for program, ahead in (
+        ("", True),
+        (charging, True),
+        (battery % "false", False),
+        (charging + saving, False),
+    ):
         page.context.add_init_script(program)
         page.reload()
         page.wait_for_selector("#link[data-state=none]")
@@ -350,7 +379,9 @@ def test_a_page_that_is_killed_in_mid_answer_goes_on(opened: Opened, alone: Host
             page.click("#conversations .open >> nth=0")
         else:
             page.reload()
-        page.wait_for_function(f"() => document.querySelector('.assistant .body')?.textContent === {json.dumps(whole)}")
+        page.wait_for_function(
+            f"() => document.querySelector('.assistant .body')?.textContent === {json.dumps(whole)}"
+        )
 
 
 def test_an_answer_that_ended_at_the_limit_is_continued(opened: Opened, app: Host) -> None:
@@ -362,19 +393,33 @@ def test_an_answer_that_ended_at_the_limit_is_continued(opened: Opened, app: Hos
     assert len(beginning) < len(whole)
     setting(page, "max_tokens", 256)
     page.click(".assistant .more")
-    page.wait_for_function("(text) => document.querySelector('.assistant .body').textContent === text", arg=whole)
+    page.wait_for_function(
+        "(text) => document.querySelector('.assistant .body').textContent === text", arg=whole
+    )
 
 
 async def _generated(messages: list[dict[str, str]]) -> tuple[str, list[str]]:
-    async with EdgeClient(variant="web", max_new_tokens=64) as client, client.conversation() as conversation:
+    async with (
+        EdgeClient(variant="web", max_new_tokens=64) as client,
+        client.conversation() as conversation,
+    ):
         events = [event async for event in conversation.generate(messages)]
     assert isinstance(events[-1], Done)
     return events[-1].text, [event.message for event in events if isinstance(event, Notice)]
 
 
-def test_a_chat_beyond_the_context_loses_the_turns_that_it_loses_in_python(opened: Opened, alone: Host) -> None:
-    turn = [{"role": "user", "content": "Count: " + "apple, pen, " * 60}, {"role": "assistant", "content": "120"}]
-    messages = [{"role": "system", "content": "Be brief."}, *turn * 12, {"role": "user", "content": QUESTIONS[0]}]
+def test_a_chat_beyond_the_context_loses_the_turns_that_it_loses_in_python(
+    opened: Opened, alone: Host
+) -> None:
+    turn = [
+        {"role": "user", "content": "Count: " + "apple, pen, " * 60},
+        {"role": "assistant", "content": "120"},
+    ]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        *turn * 12,
+        {"role": "user", "content": QUESTIONS[0]},
+    ]
     with ThreadPoolExecutor(1) as thread:
         text, notices = thread.submit(asyncio.run, _generated(messages)).result()
     found = opened(alone, "none").evaluate(ANSWER, [messages, {}])
@@ -382,7 +427,9 @@ def test_a_chat_beyond_the_context_loses_the_turns_that_it_loses_in_python(opene
     assert "no longer sent" in notices[0]
 
 
-def test_storage_that_is_evicted_under_an_open_page_is_made_anew(opened: Opened, alone: Host) -> None:
+def test_storage_that_is_evicted_under_an_open_page_is_made_anew(
+    opened: Opened, alone: Host
+) -> None:
     page = opened(alone, "none")
     text = answer(page, QUESTIONS[0])
     everything = {"origin": alone.address, "storageTypes": "all"}
@@ -390,7 +437,9 @@ def test_storage_that_is_evicted_under_an_open_page_is_made_anew(opened: Opened,
     assert answer(page, QUESTIONS[0]) == text
     assert len(kept(page)) == 1
     page.reload()
-    page.wait_for_function("(text) => document.querySelector('.assistant .body')?.textContent === text", arg=text)
+    page.wait_for_function(
+        "(text) => document.querySelector('.assistant .body')?.textContent === text", arg=text
+    )
 
 
 def test_with_a_verifier_the_text_is_the_targets(opened: Opened, app: Host, cloud: Cloud) -> None:
@@ -401,7 +450,10 @@ def test_with_a_verifier_the_text_is_the_targets(opened: Opened, app: Host, clou
     cloud.forwards = 0
     for question, truth in zip(questions, theirs, strict=True):
         assert answer(page, question) == truth.text
-        assert page.text_content(".assistant .note") in ("", "ended at the settings' longest answer")
+        assert page.text_content(".assistant .note") in (
+            "",
+            "ended at the settings' longest answer",
+        )
         assert len(truth.ids) > 1
     tokens = sum(len(truth.ids) for truth in theirs)
     print(f"\n{cloud.forwards / tokens:.2f} forwards a token, {tokens} tokens")
@@ -413,9 +465,13 @@ def test_the_verifier_s_endpoint_serves_the_app(opened: Opened, tmp_path: Path) 
         number, other = port.number, endpoint.number
     build(tmp_path / "app", f"ws://127.0.0.1:{number}")
     origin = f"http://127.0.0.1:{other}"
-    command = f"serve --port {number} --openai {other} --origin {origin} --app {tmp_path / 'app'}".split()
+    command = (
+        f"serve --port {number} --openai {other} --origin {origin} --app {tmp_path / 'app'}".split()
+    )
     program = "from cloud_verifier.cli import main; main()"
-    with subprocess.Popen([sys.executable, "-c", program, *command], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *command], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         try:
             while "API at" not in (line := process.stdout.readline()):
@@ -440,20 +496,31 @@ ANSWER = """async ([question, changes]) => {
 }"""
 
 
-def asked(page: Any, question: str, draft: str, **changes: float) -> tuple[str, bool, dict[str, Any]]:
-    """Text of an answer, whether all of it is verified, and its figures; without the page's own elements."""
-    text, verified, usage, _ = page.evaluate(ANSWER, [question, {"moa": {"draft": draft}, **changes}])
+def asked(
+    page: Any, question: str, draft: str, **changes: float
+) -> tuple[str, bool, dict[str, Any]]:
+    """Text of an answer, whether all of it is verified, and its figures; without the page's own
+    elements."""
+    text, verified, usage, _ = page.evaluate(
+        ANSWER, [question, {"moa": {"draft": draft}, **changes}]
+    )
     return text, verified, usage
 
 
 def test_over_each_link_the_text_is_the_targets(opened: Opened, app: Host, cloud: Cloud) -> None:
-    page, questions = opened(app, "online"), PLENTY[:PROMPTS]
+    page = opened(app, "online")
+    questions = PLENTY[:PROMPTS]
     for changes in ({}, {"temperature": 0.8, "seed": 5}):
         theirs = device(cloud.url, questions, draft="server", **changes)
         for number, (question, truth) in enumerate(zip(questions, theirs, strict=True)):
             link, draft = WAYS[number % len(WAYS)]
             cloud.use(link)
-            assert asked(page, question, draft, **changes)[:2] == (truth.text, True), (link, draft, changes, number)
+            assert asked(page, question, draft, **changes)[:2] == (truth.text, True), (
+                link,
+                draft,
+                changes,
+                number,
+            )
         cloud.use("loopback")
 
 
@@ -466,20 +533,26 @@ def test_it_is_as_fast_as_the_python_device_and_faster_than_without_drafts(
     speeds: dict[str, list[float]] = {"python": [], "auto": [], "none": []}
     questions = [STORY, *QUESTIONS[:5]]
     for _ in range(ROUNDS + 1):
-        speeds["python"] += [answer.stats["tokens_per_second"] for answer in device(cloud.url, questions)]
+        speeds["python"] += [
+            answer.stats["tokens_per_second"] for answer in device(cloud.url, questions)
+        ]
         for draft in ("auto", "none"):
             figures = [asked(page, question, draft)[2]["moa"] for question in questions]
             speeds[draft] += [stats["tokens_per_second"] for stats in figures]
     cloud.pause = 0.0
     cloud.use("loopback")
     python, page_speed, plain = (statistics.fmean(found) for found in speeds.values())
-    print(f"\ntokens/s over 4g: page {page_speed:.1f}, without drafts {plain:.1f}, Python {python:.1f}")
+    print(
+        f"\ntokens/s over 4g: page {page_speed:.1f}, without drafts {plain:.1f}, Python {python:.1f}"
+    )
     idle = min(1.0, (os.cpu_count() or 1) / os.getloadavg()[0])
     assert page_speed > 0.8 * python * idle
     assert page_speed > 1.5 * plain * idle
 
 
-def test_cuts_reloads_and_kills_in_mid_answer_change_nothing(opened: Opened, app: Host, cloud: Cloud) -> None:
+def test_cuts_reloads_and_kills_in_mid_answer_change_nothing(
+    opened: Opened, app: Host, cloud: Cloud
+) -> None:
     text = device(cloud.url, [STORY], max_new_tokens=128)[0].text
     page = opened(app, "online")
     setting(page, "max_tokens", 128)
@@ -518,11 +591,15 @@ def test_cuts_reloads_and_kills_in_mid_answer_change_nothing(opened: Opened, app
 
 @pytest.mark.parametrize(("width", "height"), [(360, 740), (390, 844), (1280, 720)])
 def test_sizes_and_accessibility(opened: Opened, alone: Host, width: int, height: int) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs `make clients`").Axe()
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="needs `make clients`"
+    ).Axe()
     page = opened(alone, "none", width, height)
     ask(page, STORY)
     complete(page)
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing to scroll sideways"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
+        "nothing to scroll sideways"
+    )
     picture(page, f"web-app-{width}")
     found = axe.run(page).response["violations"]
     assert [(v["id"], v["nodes"]) for v in found if v["impact"] in ("serious", "critical")] == []
@@ -545,7 +622,9 @@ STEP = """async () => {
 
 
 def test_a_step_is_not_much_slower_than_the_native_one(opened: Opened, alone: Host) -> None:
-    drafter, ids, native = Device.load(threads=1).new_drafter(), [1], 1.0
+    drafter = Device.load(threads=1).new_drafter()
+    ids = [1]
+    native = 1.0
     while len(ids) < 250:
         before = drafter.run_seconds
         ids.append(run(drafter.guess(ids, SamplingSettings())))
@@ -562,7 +641,10 @@ def _resident() -> int:
         with contextlib.suppress(OSError):
             if b"--type=renderer" in (process / "cmdline").read_bytes():
                 lines = (process / "smaps_rollup").read_text().splitlines()
-                most = max(most, *(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")))
+                most = max(
+                    most,
+                    *(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")),
+                )
     return most
 
 
@@ -576,7 +658,11 @@ def test_memory_stays_flat(opened: Opened, alone: Host) -> None:
             sizes.append(_resident())
     deadline = time.monotonic() + 30
     while (rested := _resident()) > sizes[0] and time.monotonic() < deadline:
-        time.sleep(0.2)  # the browser collects garbage when it is idle, and these answers left no pause
-    print("\nMB after each ten answers:", [size >> 20 for size in sizes], "and at rest:", rested >> 20)
+        time.sleep(
+            0.2
+        )  # the browser collects garbage when it is idle, and these answers left no pause
+    print(
+        "\nMB after each ten answers:", [size >> 20 for size in sizes], "and at rest:", rested >> 20
+    )
     assert rested < 250 << 20
     assert sizes[-1] < 1.2 * sizes[1]

@@ -1,4 +1,5 @@
-"""The corpus is the same everywhere, even over the skills, asked in many ways, and its splits are disjoint."""
+"""The corpus is the same everywhere, even over the skills, asked in many ways, and its splits are
+disjoint."""
 
 import random
 import re
@@ -32,7 +33,9 @@ DRAWN: dict[str, tuple[Callable[[str], Iterator[Any]], int]] = {
 def test_a_split_is_the_same_again_and_shares_nothing_with_the_other(
     drawn: Callable[[str], Iterator[Any]], count: int
 ) -> None:
-    train, heldout = ([getattr(one, "prompt", one) for one in islice(drawn(split), count)] for split in SPLITS)
+    train, heldout = (
+        [getattr(one, "prompt", one) for one in islice(drawn(split), count)] for split in SPLITS
+    )
     assert train == [getattr(one, "prompt", one) for one in islice(drawn("train"), count)]
     assert not set(train) & set(heldout)
     assert len(set(heldout)) > 0.5 * len(heldout) >= 5
@@ -41,8 +44,12 @@ def test_a_split_is_the_same_again_and_shares_nothing_with_the_other(
 def test_examples_depend_on_the_seed_are_even_over_the_skills_and_split_by_prompt() -> None:
     heldout = list(islice(examples("heldout", 0), 1000))
     assert heldout != list(islice(examples("heldout", 1), 1000))
-    assert Counter(example.skill for example in heldout[: 5 * len(SKILLS)]) == dict.fromkeys(SKILLS, 5)
-    assert len({example.prompt for example in heldout}) > 500, "too few different ones for a measurement"
+    assert Counter(example.skill for example in heldout[: 5 * len(SKILLS)]) == dict.fromkeys(
+        SKILLS, 5
+    )
+    assert len({example.prompt for example in heldout}) > 500, (
+        "too few different ones for a measurement"
+    )
     assert all(split_of(example.prompt) == "heldout" for example in heldout)
 
 
@@ -51,7 +58,9 @@ def test_prompts_are_continued_by_their_text() -> None:
     for example in islice(stdlib_prompts(lines=6), 20):
         assert example.prompt.count("\n") == 6
         assert example.prompt + example.answer.rstrip("\n") in heldout
-    assert list(natural.passages(["word " * 100, "short"])) == [("word " * 32 + "word", " word" * 67 + " ")]
+    assert list(natural.passages(["word " * 100, "short"])) == [
+        ("word " * 32 + "word", " word" * 67 + " ")
+    ]
     code = "def f():\n" + "    x = 1\n" * 20
     assert ["".join(parts) for parts in natural.functions([code, "not python ("])] == [code]
 
@@ -83,10 +92,17 @@ def _plain(text: str) -> str:
 def test_no_held_out_way_of_asking_is_one_of_training(kind: str) -> None:
     rng = random.Random(0)
     slots = {
-        slot: f"{{{slot}}}" for text in PHRASINGS[kind] for slot in re.findall(r"{(\w+)}", text) if slot != "material"
+        slot: f"{{{slot}}}"
+        for text in PHRASINGS[kind]
+        for slot in re.findall(r"{(\w+)}", text)
+        if slot != "material"
     }
-    said = {_plain(say(rng, text, slots, material)) for material in ("", "{material}")
-            for text in PHRASINGS[kind] for _ in range(200)}  # fmt: skip
+    said = {
+        _plain(say(rng, text, slots, material))
+        for material in ("", "{material}")
+        for text in PHRASINGS[kind]
+        for _ in range(200)
+    }
     assert not said & {_plain(text) for text in ASKED[kind]}
 
 
@@ -98,7 +114,9 @@ def test_a_skill_is_asked_in_a_dozen_ways_and_in_twenty_held_out_ones(skill: Ski
     for example in found:
         assert "{" not in example.prompt.replace('{"', "")
         assert skill.check(example, example.answer)
-    kinds = {skill.draw(random.Random(seed)).kind for seed in range(20)} if skill is not TALK else set()
+    kinds = (
+        {skill.draw(random.Random(seed)).kind for seed in range(20)} if skill is not TALK else set()
+    )
     assert all(len(PHRASINGS[kind]) >= 12 for kind in kinds)
     assert kinds <= set(ASKED)
 
@@ -106,7 +124,11 @@ def test_a_skill_is_asked_in_a_dozen_ways_and_in_twenty_held_out_ones(skill: Ski
 def test_a_request_stands_in_many_frames() -> None:
     rng = random.Random(0)
     said = {say(rng, "sort these numbers.", {}, "3, 1, 2") for _ in range(500)}
-    assert {"Sort these numbers: 3, 1, 2.", "sort these numbers: 3, 1, 2", "Sort these numbers:\n3, 1, 2"} <= said
+    assert {
+        "Sort these numbers: 3, 1, 2.",
+        "sort these numbers: 3, 1, 2",
+        "Sort these numbers:\n3, 1, 2",
+    } <= said
     assert len(said) > 60
     assert all("3, 1, 2" in text for text in said)
 

@@ -1,4 +1,5 @@
-"""The everyday questions are judged strictly and never trained on; the plain turns' answers are right."""
+"""The everyday questions are judged strictly and never trained on; the plain turns' answers are
+right."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -32,8 +33,16 @@ def test_there_are_three_lists_of_sixty_different_questions() -> None:
         ("What is 3+4?", "First, 3 + 4 = 7. The answer is 7.", True),
         ("What is 3+4?", "First, 3 + 4 = 6. The answer is 6.", False),
         ("What is 3+4?", "The answer is 17.", False),
-        ("2+2", "I only add and subtract, with results up to 99, so I cannot work this out.", False),
-        ("How many cm are in 3 meters?", "There are 100 cm in 1 m, so 3 m are 300 cm. The answer is 300 cm.", True),
+        (
+            "2+2",
+            "I only add and subtract, with results up to 99, so I cannot work this out.",
+            False,
+        ),
+        (
+            "How many cm are in 3 meters?",
+            "There are 100 cm in 1 m, so 3 m are 300 cm. The answer is 300 cm.",
+            True,
+        ),
         ("How many cm are in 3 meters?", "There are 300 cm. The answer is 310 cm.", False),
         ("Write JSON for a person named Anna who is 30 years old", _JSON_REPLY, True),
         ("Tell me a short story", "Ada met a fox. They shared a map. They were friends.", True),
@@ -44,7 +53,11 @@ def test_there_are_three_lists_of_sixty_different_questions() -> None:
         ("What is 8 plus 7?", "The answer is 115.", False),
         ("What is 8 plus 7?", DECLINED, False),
         ("What is 2 plus 2 plus 2?", DECLINED, True),
-        ("Can you write me a little story?", "Ada met a fox. They shared a map. They were friends.", True),
+        (
+            "Can you write me a little story?",
+            "Ada met a fox. They shared a map. They were friends.",
+            True,
+        ),
         ("Can you write me a little story?", "A fox. A fox fox fox fox. The end.", False),
         ("Write JSON with name Eve and age 30.", '{"name": "Eve", "age": 30}', True),
         ("Write JSON with name Eve and age 30.", '{"name": "Eve", "age": 3', False),

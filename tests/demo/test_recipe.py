@@ -1,4 +1,5 @@
-"""The recipe of the embedded pair: its plan can be read, fits the embedded drafter, and runs from course to course."""
+"""The recipe of the embedded pair: its plan can be read, fits the embedded drafter, and runs from
+course to course."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def test_the_plan_names_every_course_and_flags_of_rows_are_refused_elsewhere(
 
 def test_the_embedded_drafter_has_the_shape_of_the_recipe() -> None:
     loaded = load_model(paths().target)
-    assert DrafterConfig.read(paths().drafter, loaded.facts) == DrafterConfig.for_target(loaded.facts, **DRAFTER_SHAPE)
+    assert DrafterConfig.read(paths().drafter, loaded.facts) == DrafterConfig.for_target(
+        loaded.facts, **DRAFTER_SHAPE
+    )
     assert DRAFTER_SHAPE["layers"] == len(DRAFTER_LAYERS)
 
 
@@ -57,15 +60,31 @@ def test_each_course_goes_on_from_the_weights_of_the_one_before(tmp_path: Path) 
     loaded = load_model(paths().target)
     ends = []
     for number in (1, 2):
-        train.train_drafter(paths().target, tmp_path / f"after {number}", tmp_path, courses[:number])
-        ends.append(load_drafter(tmp_path / f"after {number}", loaded.model, loaded.facts, torch.float32))
+        train.train_drafter(
+            paths().target, tmp_path / f"after {number}", tmp_path, courses[:number]
+        )
+        ends.append(
+            load_drafter(tmp_path / f"after {number}", loaded.model, loaded.facts, torch.float32)
+        )
     first, second = (dict(drafter.named_parameters()) for drafter in ends)
     moved = [(first[name] - second[name]).abs().max() for name in first]
-    # One step at the rate of a warm-up moves every weight a little, and none as far as a new start would.
+    # One step at the rate of a warm-up moves every weight a little, and none as far as a new start
+    # would.
     assert 0 < max(moved) < 0.05
-    # From the folder of the first, the second alone ends near to where both do: the folder is in half precision.
-    train.train_drafter(paths().target, tmp_path / "alone", tmp_path / "other work", courses[1:], tmp_path / "after 1")
-    alone = dict(load_drafter(tmp_path / "alone", loaded.model, loaded.facts, torch.float32).named_parameters())
+    # From the folder of the first, the second alone ends near to where both do: the folder is in
+    # half precision.
+    train.train_drafter(
+        paths().target,
+        tmp_path / "alone",
+        tmp_path / "other work",
+        courses[1:],
+        tmp_path / "after 1",
+    )
+    alone = dict(
+        load_drafter(
+            tmp_path / "alone", loaded.model, loaded.facts, torch.float32
+        ).named_parameters()
+    )
     assert max((alone[name] - second[name]).abs().max() for name in second) < 0.05
 
 
@@ -77,14 +96,18 @@ def test_rows_are_packed_for_every_course(
     monkeypatch.setattr(sys, "argv", ["train", "rows", "--work", str(tmp_path)])
     assert train.main() == 0
     assert capsys.readouterr().out.count(": 1 rows in ") == len(COURSES)
-    monkeypatch.setattr(sys, "argv", ["train", "rows", "--work", str(tmp_path), "--course", "widen"])
+    monkeypatch.setattr(
+        sys, "argv", ["train", "rows", "--work", str(tmp_path), "--course", "widen"]
+    )
     assert train.main() == 0
     assert capsys.readouterr().out.count(": 1 rows in ") == 1
 
 
 def test_own_rows_are_the_targets_own_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is wanted is what the target says after prompts of the corpus, which are not wanted."""
-    monkeypatch.setattr(natural, "code", lambda _: iter(["def add(a, b):\n    return a + b\n\n" * 12]))
+    monkeypatch.setattr(
+        natural, "code", lambda _: iter(["def add(a, b):\n    return a + b\n\n" * 12])
+    )
     monkeypatch.setattr(natural, "english", lambda _: iter(["It rains in the garden. " * 12]))
     course = replace(COURSES[0], mix=COURSES[0].mix.of(900))
     rows = train.own_rows(paths().target, course, tmp_path, 1.0, slots=4, quiet=True)
@@ -93,19 +116,24 @@ def test_own_rows_are_the_targets_own_text(tmp_path: Path, monkeypatch: pytest.M
     asked = [document.prompt(PROMPT_TOKENS) for document in text]
     lines = [
         json.loads(line)
-        for line in (tmp_path / "widen-own" / "generated.jsonl").read_text(encoding="utf-8").splitlines()
+        for line in (tmp_path / "widen-own" / "generated.jsonl")
+        .read_text(encoding="utf-8")
+        .splitlines()
     ]
     assert [line["ids"][: line["prompt_tokens"]] for line in lines] == asked
     for number, (prompt, line) in enumerate(zip(asked, lines, strict=True)):
         sampling = SamplingSettings(temperature=1.0, seed=course.mix.seed + number // 4 * 4)
-        (alone,) = Speculator(target).generate([prompt], GenerationSettings(max_new_tokens=8, sampling=sampling))
+        (alone,) = Speculator(target).generate(
+            [prompt], GenerationSettings(max_new_tokens=8, sampling=sampling)
+        )
         assert alone.ids == line["ids"][len(prompt) :][:8]
     answered = sum(len(line["ids"]) - line["prompt_tokens"] for line in lines)
     assert rows.wanted_tokens == answered
 
 
 def test_a_smaller_mix_has_the_same_shares_and_is_not_taken_for_the_whole_course() -> None:
-    course, mix = COURSES[0].of(84_000), COURSES[0].mix.of(84_000)
+    course = COURSES[0].of(84_000)
+    mix = COURSES[0].mix.of(84_000)
     assert course.name != COURSES[0].name
     assert course.mix == mix
     assert (mix.exercises, mix.code, mix.english) == (50_000, 19_000, 15_000)

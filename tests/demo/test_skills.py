@@ -60,19 +60,33 @@ def test_only_right_answers_pass(skill: Skill) -> None:
         ("sort", "Last is 41. Sorted: 12, 30, 41.", "12, 41, 30", False),
         ("filter", "12: no. The result is: 41.", "Only 41.", True),
         ("filter", "12: no. The result is: 41.", "41, 12", False),
-        ("json", '{"name": "Mia", "age": 9, "city": "Rome"}', 'Here: {"city": "Rome", "name": "Mia", "age": 9}', True),
-        ("json", '{"name": "Mia", "age": 9, "city": "Rome"}', '{"city": "Oslo", "name": "Mia", "age": 9}', False),
+        (
+            "json",
+            '{"name": "Mia", "age": 9, "city": "Rome"}',
+            'Here: {"city": "Rome", "name": "Mia", "age": 9}',
+            True,
+        ),
+        (
+            "json",
+            '{"name": "Mia", "age": 9, "city": "Rome"}',
+            '{"city": "Oslo", "name": "Mia", "age": 9}',
+            False,
+        ),
         ("json", '{"name": "Mia", "age": 9, "city": "Rome"}', "{" * 100_000 + "}", False),
         ("edit", "the sentence is: The old dog sleeps.", "The old dog sleeps.", True),
         ("edit", "the sentence is: The old dog sleeps.", "The old cat sleeps.", False),
     ],
-)  # fmt: skip
-def test_the_final_answer_decides_not_the_wording(name: str, reference: str, reply: str, right: bool) -> None:
+)
+def test_the_final_answer_decides_not_the_wording(
+    name: str, reference: str, reply: str, right: bool
+) -> None:
     assert SKILLS[name].check(Example(name, "", reference), reply) is right
 
 
 def _function(line: str, call: str = "add_3(4)", shown: str = "7") -> str:
-    return f'def add_3(x):\n    """Add.\n\n    >>> {call}\n    {shown}\n    """\n    return {line}\n'
+    return (
+        f'def add_3(x):\n    """Add.\n\n    >>> {call}\n    {shown}\n    """\n    return {line}\n'
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,7 +113,10 @@ def test_functions_are_run_only_when_harmless(reply: str, right: bool) -> None:
 def test_a_story_is_about_its_own_people_alone() -> None:
     asked = Example("story", "", "", facts=("Ada", "fox", "garden"))
     told = "Ada went to the garden. There Ada met a {}. They were good friends."
-    found = [SKILLS["story"].check(asked, told.format(animal)) for animal in ("fox", "bear", "fox with Ruth")]
+    found = [
+        SKILLS["story"].check(asked, told.format(animal))
+        for animal in ("fox", "bear", "fox with Ruth")
+    ]
     assert found == [True, False, False]
 
 

@@ -1,4 +1,5 @@
-"""The embedded target answers every printed prompt right, and most other prompts that people may try."""
+"""The embedded target answers every printed prompt right, and most other prompts that people may
+try."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -23,7 +24,9 @@ PRINTED = {
     "What is 17 plus 25?": Example("arithmetic", "", "42"),
     "What is 17 + 25 - 9?": Example("arithmetic", "", "33"),
     "Sort these numbers: 41, 12, 30.": Example("sort", "", "12, 30, 41"),
-    "Write a function add_7 that returns x plus 7, with a doctest.": Example("function", "", "", ("add", "7")),
+    "Write a function add_7 that returns x plus 7, with a doctest.": Example(
+        "function", "", "", ("add", "7")
+    ),
     "Write a short story about Ada, a fox and a garden.": Example("story", "", "", STORY),
     "Tell me a short story with Ada, a fox and a garden.": Example("story", "", "", STORY),
     "Make up a little story: the hero is Ben, the animal is a cat, the place is a forest.": Example(
@@ -49,15 +52,25 @@ def answered() -> Callable[[Sequence[str]], list[str]]:
 
     def answer(asked: Sequence[str]) -> list[str]:
         ids = [held_out.encode(target.tokenizer, Example("", prompt, "")) for prompt in asked]
-        replies = Speculator(target).generate(ids, GenerationSettings(max_new_tokens=256, shape=None))
-        return [target.tokenizer.decode(reply.ids, skip_special_tokens=True).strip() for reply in replies]
+        replies = Speculator(target).generate(
+            ids, GenerationSettings(max_new_tokens=256, shape=None)
+        )
+        return [
+            target.tokenizer.decode(reply.ids, skip_special_tokens=True).strip()
+            for reply in replies
+        ]
 
     return answer
 
 
 def test_every_printed_prompt_is_known() -> None:
-    pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
-    printed = set(re.findall(r'(?:generate\(|edge-client (?:generate|audit)[a-z -]* )"([^"]+)"', pages))
+    pages = "".join(
+        path.read_text(encoding="utf-8")
+        for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+    )
+    printed = set(
+        re.findall(r'(?:generate\(|edge-client (?:generate|audit)[a-z -]* )"([^"]+)"', pages)
+    )
     assert "What is 17 plus 25?" in printed
     assert {*printed, *bench._PROMPTS, *demo._PROMPTS, demo._CUT_PROMPT} == set(PRINTED)
 
@@ -67,14 +80,20 @@ def test_prompts_of_ours_are_answered_right(
     expected: dict[str, Example], answered: Callable[[Sequence[str]], list[str]]
 ) -> None:
     replies = dict(zip(expected, answered(list(expected)), strict=True))
-    assert {prompt: reply for prompt, reply in replies.items() if not is_right(expected[prompt], reply)} == {}
+    assert {
+        prompt: reply for prompt, reply in replies.items() if not is_right(expected[prompt], reply)
+    } == {}
 
 
 def test_skills_survive_ways_of_asking_that_training_lacked_and_small_talk_is_answered_as_it_was_taught(
     answered: Callable[[Sequence[str]], list[str]],
 ) -> None:
-    asked, said = held_out.asked_prompts()[::4], list(islice(talk(1), 24))
+    asked = held_out.asked_prompts()[::4]
+    said = list(islice(talk(1), 24))
     replies = answered([example.prompt for example in (*asked, *said)])
-    wrong = [not is_right(example, reply) for example, reply in zip((*asked, *said), replies, strict=True)]
+    wrong = [
+        not is_right(example, reply)
+        for example, reply in zip((*asked, *said), replies, strict=True)
+    ]
     assert sum(wrong[: len(asked)]) <= 0.15 * len(asked)
     assert sum(wrong[len(asked) :]) <= 2

@@ -22,7 +22,11 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFa
 def test_size_and_special_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
     assert len(tokenizer) == VOCABULARY
     assert tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == list(range(len(SPECIAL_TOKENS)))
-    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<|bos|>", "<|end|>", "<|pad|>")
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == (
+        "<|bos|>",
+        "<|end|>",
+        "<|pad|>",
+    )
 
 
 def test_decoding_gives_the_text_back(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -37,7 +41,9 @@ def test_each_digit_is_a_token(tokenizer: PreTrainedTokenizerFast) -> None:
     assert tokenizer.tokenize("x=1234")[-4:] == ["1", "2", "3", "4"]
 
 
-def test_a_prompt_is_a_prefix_of_its_chat_in_text_and_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_prompt_is_a_prefix_of_its_chat_in_text_and_tokens(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
     def rendered(chat: list[dict[str, str]], start: bool) -> str:
         return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=start))
 
@@ -47,5 +53,7 @@ def test_a_prompt_is_a_prefix_of_its_chat_in_text_and_tokens(tokenizer: PreTrain
     assert rendered([*chat, {"role": "assistant", "content": "Ho"}], False) == f"{asked}Ho<|end|>\n"
     for example in islice(examples("train", 0), 32):
         chat = messages(example)
-        prompt, full = (tokenizer.encode(text) for text in (rendered(chat[:1], True), rendered(chat, False)))
+        prompt, full = (
+            tokenizer.encode(text) for text in (rendered(chat[:1], True), rendered(chat, False))
+        )
         assert full[: len(prompt)] == prompt

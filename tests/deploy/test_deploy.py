@@ -25,7 +25,9 @@ def test_every_metric_that_is_watched_is_served(file: str) -> None:
     watched = set(re.findall(r"\bmoa_[a-z_]+", (DEPLOY / file).read_text()))
     names = {family.name for family in text_string_to_metric_families(Metrics().page().decode())}
     assert watched
-    assert watched <= {f"{name}{end}" for name in names for end in ("", "_total", "_bucket", "_sum", "_count")}
+    assert watched <= {
+        f"{name}{end}" for name in names for end in ("", "_total", "_bucket", "_sum", "_count")
+    }
 
 
 def test_the_dashboard_has_a_query_in_every_panel() -> None:
@@ -36,7 +38,9 @@ def test_the_dashboard_has_a_query_in_every_panel() -> None:
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus is not installed")
 def test_prometheus_takes_the_rules() -> None:
-    subprocess.run(["promtool", "check", "rules", str(DEPLOY / "prometheus/alerts.yml")], check=True)
+    subprocess.run(
+        ["promtool", "check", "rules", str(DEPLOY / "prometheus/alerts.yml")], check=True
+    )
 
 
 def test_the_flags_for_ray_serve_are_those_of_the_command() -> None:
@@ -52,8 +56,14 @@ def test_the_manifests_ask_for_what_the_verifier_answers() -> None:
     (container,) = pod["spec"]["containers"]
     assert container["readinessProbe"]["httpGet"]["path"] == "/health/ready"
     assert container["livenessProbe"]["httpGet"]["path"] == "/health/live"
-    drain = next(int(flag.partition("=")[2]) for flag in container["args"] if flag.startswith("--drain-seconds"))
-    assert pod["spec"]["terminationGracePeriodSeconds"] > drain + 5, "and the pause before, and what closing takes"
+    drain = next(
+        int(flag.partition("=")[2])
+        for flag in container["args"]
+        if flag.startswith("--drain-seconds")
+    )
+    assert pod["spec"]["terminationGracePeriodSeconds"] > drain + 5, (
+        "and the pause before, and what closing takes"
+    )
     budget = by_kind["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"]
     for selected in (by_kind["Service"]["spec"]["selector"], budget):
         assert selected.items() <= pod["metadata"]["labels"].items()

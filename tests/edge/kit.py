@@ -43,7 +43,8 @@ from tests.verifier import kit as verifier_kit
 
 @functools.cache
 def pair() -> Path:
-    """A folder with `target`, `drafter` and `bundle` of the verifier kit's tiny pair; made once for all workers."""
+    """A folder with `target`, `drafter` and `bundle` of the verifier kit's tiny pair; made once for
+    all workers."""
     folder = Path(os.environ.get("EDGE_TEST_PAIR") or tempfile.mkdtemp(prefix="edge-pair-"))
     if "EDGE_TEST_PAIR" not in os.environ:
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -59,7 +60,9 @@ def make_pair(folder: Path, **shape: Any) -> None:
     save_tiny("llama", folder / "target")
     loaded = load_model(folder / "target")
     torch.manual_seed(0)
-    export_drafter(new_drafter(DrafterConfig.for_target(loaded.facts, **shape), loaded.model), folder)
+    export_drafter(
+        new_drafter(DrafterConfig.for_target(loaded.facts, **shape), loaded.model), folder
+    )
 
 
 def export_drafter(drafter: Drafter, folder: Path) -> None:
@@ -77,13 +80,19 @@ def export_drafter(drafter: Drafter, folder: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def verifier(
-    settings: Settings = verifier_kit.SETTINGS, auth: Authenticator | None = None, *, drafter: bool = True
+    settings: Settings = verifier_kit.SETTINGS,
+    auth: Authenticator | None = None,
+    *,
+    drafter: bool = True,
 ) -> AsyncIterator[Verifier]:
     """The pair's verifier, in this process; without a drafter it makes no records."""
     served = verifier_kit.served(settings, drafter=drafter)
     manifest = device().bundle.manifest
     facts = dataclasses.replace(
-        served.facts, drafter=manifest.drafter.weights_id, tokenizer=manifest.tokenizer.hash, target=""
+        served.facts,
+        drafter=manifest.drafter.weights_id,
+        tokenizer=manifest.tokenizer.hash,
+        target="",
     )
     async with Verifier(dataclasses.replace(served, facts=facts), settings, auth).open() as running:
         yield running
@@ -111,9 +120,16 @@ class OracleDrafter:
     """A drafter that knows the target's text and is right with a given rate, deterministically."""
 
     def __init__(
-        self, truth: Sequence[int], right: float, *, seed: int = 0, records: RecordBuffer | None = None
+        self,
+        truth: Sequence[int],
+        right: float,
+        *,
+        seed: int = 0,
+        records: RecordBuffer | None = None,
     ) -> None:
-        self.truth, self.right, self.seed = list(truth), right, seed
+        self.truth = list(truth)
+        self.right = right
+        self.seed = seed
         self.records = records
         self.run_tokens = 1
         self._growth: GuessTreeGrower | None = None
@@ -130,14 +146,20 @@ class OracleDrafter:
         return others[:3]
 
     def draft(
-        self, ids: Sequence[int], shape: TreeShape, sampling: SamplingSettings, grammar: TextMask | None = None
+        self,
+        ids: Sequence[int],
+        shape: TreeShape,
+        sampling: SamplingSettings,
+        grammar: TextMask | None = None,
     ) -> Generator[None, None, DraftTree]:
         grower = TreeGrower(ids[-1], shape)
         while grower.frontier:
             top = []
             for node in grower.frontier:
                 top.append(self._top([*ids, *path_of(grower.tokens, grower.parents, node)]))
-            grower.expand(np.array(top), np.log(np.tile([[0.7, 0.2, 0.1]], (len(top), 1))).astype(np.float32))
+            grower.expand(
+                np.array(top), np.log(np.tile([[0.7, 0.2, 0.1]], (len(top), 1))).astype(np.float32)
+            )
             yield
         return grower.tree()
 
@@ -151,10 +173,14 @@ class OracleDrafter:
     ) -> Generator[None, None, GuessTreeGrower]:
         yield from ()
         if self._growth is None or self._grown_after != list(ids):
-            self._growth, self._grown_after = GuessTreeGrower(ids[-1]), list(ids)
+            self._growth = GuessTreeGrower(ids[-1])
+            self._grown_after = list(ids)
         growth = self._growth
         nodes = growth.best(breadth)
-        top = [self._top([*ids, *path_of(growth.tree.tokens, growth.tree.parents, node)]) for node in nodes]
+        top = [
+            self._top([*ids, *path_of(growth.tree.tokens, growth.tree.parents, node)])
+            for node in nodes
+        ]
         growth.expand(nodes, top, [[math.log(p) for p in (0.7, 0.2, 0.1)]] * len(nodes))
         return growth
 
@@ -192,7 +218,9 @@ FAST: dict[str, Any] = {
 """Settings with short timeouts, for links that are cut many times a second."""
 
 
-async def transcribe(client: EdgeClient | Conversation, ids: Sequence[int], **changes: Any) -> Reader:
+async def transcribe(
+    client: EdgeClient | Conversation, ids: Sequence[int], **changes: Any
+) -> Reader:
     """Run a turn to its end."""
     transcript = Reader()
     async for event in client.generate(ids=ids, **changes):

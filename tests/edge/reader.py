@@ -1,6 +1,7 @@
 """What a user was told, replayed strictly: a story that cannot be true fails the test.
 
-Provisional text is confirmed, adopted or retracted, each token once and in order; verified text stays.
+Provisional text is confirmed, adopted or retracted, each token once and in order; verified text
+stays.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class Reader(AnswerSoFar):
             assert len(self.text) == event.characters
         if self.done is not None:
             assert self.text == self.done.text[: len(self.text)]
-            assert all(self.verified) or not self.done.verified, "provisional text was never resolved"
+            assert all(self.verified) or not self.done.verified, (
+                "provisional text was never resolved"
+            )
 
     @property
     def tokens(self) -> list[int]:

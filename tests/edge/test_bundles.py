@@ -51,7 +51,9 @@ def test_what_was_pulled_is_used_by_its_name(bundle: Path) -> None:
     pull(str(bundle), name="mine", force=True)
 
 
-@pytest.mark.parametrize("what", ["changed", "longer", "shorter", "missing", "link out", "name out"])
+@pytest.mark.parametrize(
+    "what", ["changed", "longer", "shorter", "missing", "link out", "name out"]
+)
 def test_what_is_not_as_its_manifest_says_is_not_kept(home: Path, bundle: Path, what: str) -> None:
     folder = home / "bad"
     shutil.copytree(bundle, folder)
@@ -74,7 +76,9 @@ def test_what_is_not_as_its_manifest_says_is_not_kept(home: Path, bundle: Path, 
     with pytest.raises(MoaError) as refused:
         pull(str(folder))
     assert list(installed()) == []
-    assert isinstance(refused.value, LinkError) or not list(store().iterdir()), "no part of what was refused is kept"
+    assert isinstance(refused.value, LinkError) or not list(store().iterdir()), (
+        "no part of what was refused is kept"
+    )
 
 
 class _Server(http.server.SimpleHTTPRequestHandler):
@@ -95,7 +99,8 @@ class _Server(http.server.SimpleHTTPRequestHandler):
             self.send_header("Location", self.elsewhere)
             self.end_headers()
             return
-        content, given = path.read_bytes(), self.headers.get("Range", "")
+        content = path.read_bytes()
+        given = self.headers.get("Range", "")
         start = int(given.removeprefix("bytes=").rstrip("-") or 0)
         self.ranges.extend([given] * bool(given))
         self.send_response(206 if start else 200)
@@ -140,7 +145,9 @@ def test_a_hub_id_is_an_address(
 ) -> None:
     url, handler = served
     monkeypatch.setenv("HF_ENDPOINT", url)
-    handler.tried |= {f"/org/demo/resolve/main/{p.relative_to(bundle).as_posix()}" for p in bundle.rglob("*")}
+    handler.tried |= {
+        f"/org/demo/resolve/main/{p.relative_to(bundle).as_posix()}" for p in bundle.rglob("*")
+    }
     hub = bundle.parent / "org" / "demo" / "resolve"
     hub.mkdir(parents=True)
     (hub / "main").symlink_to(bundle)
@@ -172,13 +179,17 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))
 from edge_client.cli import main
 main(["pull", {str(bundle)!r}, "--name", "mine"])
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300
+    )
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1].endswith(f"File too large: {store() / 'mine.partial'}")
 
 
 @pytest.mark.parametrize("elsewhere", ["ftp://127.0.0.1:1/x", "http://example.org/x"])
-def test_a_redirect_to_another_scheme_is_refused(served: tuple[str, type[_Server]], elsewhere: str) -> None:
+def test_a_redirect_to_another_scheme_is_refused(
+    served: tuple[str, type[_Server]], elsewhere: str
+) -> None:
     url, handler = served
     handler.elsewhere = elsewhere
     with pytest.raises(BundleError, match="leads away from https"):
@@ -192,20 +203,28 @@ def command(*words: str) -> object:
     return end.value.code
 
 
-def test_use_is_remembered_and_list_shows_it(home: Path, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_use_is_remembered_and_list_shows_it(
+    home: Path, bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = home / "config" / "moa-edge" / "config.toml"
     config.parent.mkdir(parents=True)
     config.write_text("# mine\ntop_k = 3\nverifier = 'ws://old:1' # old\n")
     assert command("pull", str(bundle), "--name", "mine") == 0
     assert command("use", "--bundle", "mine", "--verifier", "wss://new.example") == 0
-    assert config.read_text() == '# mine\ntop_k = 3\nbundle = "mine"\nverifier = "wss://new.example"\n'
+    assert (
+        config.read_text() == '# mine\ntop_k = 3\nbundle = "mine"\nverifier = "wss://new.example"\n'
+    )
     capsys.readouterr()
     assert command("list", "--json") == 0
     rows = {row["name"]: row["in_use"] for row in json.loads(capsys.readouterr().out)}
     assert rows == {"embedded": False, "mine": True}
     assert command("list") == command("use", "--bundle", "embedded", "--verifier", "") == 0
     assert config.read_text() == "# mine\ntop_k = 3\n"
-    assert command("use", "--bundle", "nothing-like-it") == command("use", "--verifier", "nonsense") == 2
+    assert (
+        command("use", "--bundle", "nothing-like-it")
+        == command("use", "--verifier", "nonsense")
+        == 2
+    )
     assert config.read_text() == "# mine\ntop_k = 3\n"
 
 

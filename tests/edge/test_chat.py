@@ -60,7 +60,8 @@ class Played:
         self.asked: list[list[dict[str, str]]] = []
         self.changes: list[dict[str, Any]] = []
         self.unverified = False
-        self._answers, self._checked = list(answers), checked
+        self._answers = list(answers)
+        self._checked = checked
 
     async def generate(
         self, messages: list[dict[str, str]], grammar: Grammar | None = None, **changes: Any
@@ -71,7 +72,12 @@ class Played:
         if isinstance(answer, Exception):
             raise answer
         yield Prompt(ids=[1])
-        yield Token(position=1, id=2, text=answer.text, status="verified" if answer.verified else "provisional")
+        yield Token(
+            position=1,
+            id=2,
+            text=answer.text,
+            status="verified" if answer.verified else "provisional",
+        )
         self.unverified = not answer.verified
         yield answer
 
@@ -81,9 +87,11 @@ class Played:
         yield self._checked
 
 
-async def talk(played: Played, *lines: Keys, online: Sequence[bool] = (True,)) -> tuple[Dialogue, str]:
-    """The dialogue and the screen after a chat; `online` are the states of the link at each check, the last one
-    repeated."""
+async def talk(
+    played: Played, *lines: Keys, online: Sequence[bool] = (True,)
+) -> tuple[Dialogue, str]:
+    """The dialogue and the screen after a chat; `online` are the states of the link at each check,
+    the last one repeated."""
     looks = list(online)
 
     async def wait_online() -> None:
@@ -108,8 +116,12 @@ async def talk(played: Played, *lines: Keys, online: Sequence[bool] = (True,)) -
     return dialogue, screen.getvalue()
 
 
-async def test_what_was_written_offline_is_corrected_in_the_history(capsys: pytest.CaptureFixture[str]) -> None:
-    played = Played([done("wrong", verified=False), done("fine", verified=True)], done("right", verified=True))
+async def test_what_was_written_offline_is_corrected_in_the_history(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    played = Played(
+        [done("wrong", verified=False), done("fine", verified=True)], done("right", verified=True)
+    )
     dialogue, screen = await talk(played, "one", "two")
     assert "corrects the last answer:\nright" in screen
     assert [message["content"] for message in played.asked[1]] == ["one", "right", "two"]
@@ -118,15 +130,21 @@ async def test_what_was_written_offline_is_corrected_in_the_history(capsys: pyte
 
 
 async def test_what_was_written_offline_is_confirmed_once_the_verifier_is_back() -> None:
-    played = Played([done("same", verified=False), done("b", verified=True)], done("same", verified=True))
+    played = Played(
+        [done("same", verified=False), done("b", verified=True)], done("same", verified=True)
+    )
     assert "the target's own" in (await talk(played, "one"))[1]
-    played = Played([done("a", verified=False), done("b", verified=True)], done("never", verified=True))
+    played = Played(
+        [done("a", verified=False), done("b", verified=True)], done("never", verified=True)
+    )
     dialogue, screen = await talk(played, "one", "two", online=(False,))
     assert screen == "", "while it is away nothing is checked"
     assert dialogue.messages[1]["content"] == "a"
 
 
-@pytest.mark.parametrize("keys", [(CTRL_C, "one", CTRL_C, CTRL_C, "two"), (CTRL_C, HALF, HALF, CTRL_C, "one")])
+@pytest.mark.parametrize(
+    "keys", [(CTRL_C, "one", CTRL_C, CTRL_C, "two"), (CTRL_C, HALF, HALF, CTRL_C, "one")]
+)
 async def test_ctrl_c_at_the_prompt_asks_first_and_with_text_typed_only_discards_the_line(
     keys: tuple[Keys, ...],
 ) -> None:
@@ -138,19 +156,27 @@ async def test_ctrl_c_at_the_prompt_asks_first_and_with_text_typed_only_discards
 @pytest.mark.skipif(os.name == "nt", reason="needs signals")
 async def test_ctrl_c_just_as_an_answer_ends_does_not_end_the_chat() -> None:
     class Late(Played):
-        async def generate(self, messages: list[dict[str, str]], **changes: Any) -> AsyncGenerator[Event, None]:
+        async def generate(
+            self, messages: list[dict[str, str]], **changes: Any
+        ) -> AsyncGenerator[Event, None]:
             async for event in super().generate(messages, **changes):
                 yield event
             os.kill(os.getpid(), signal.SIGINT)
 
-    dialogue, screen = await talk(Late([done("a", verified=True), done("b", verified=True)]), "one", "two")
+    dialogue, screen = await talk(
+        Late([done("a", verified=True), done("b", verified=True)]), "one", "two"
+    )
     assert screen.count("Ctrl-C once more") == 2
     assert [message["content"] for message in dialogue.messages] == ["one", "a", "two", "b"]
 
 
 async def test_a_turn_that_cannot_be_had_leaves_the_conversation_as_it_was() -> None:
-    played = Played([UsageError("the prompt has 99 tokens"), done("b", verified=True), done("c", verified=True)])
-    dialogue, screen = await talk(played, "one", "/nonsense", "two", "/set top_k 3", "/retry", "/quit", "never")
+    played = Played(
+        [UsageError("the prompt has 99 tokens"), done("b", verified=True), done("c", verified=True)]
+    )
+    dialogue, screen = await talk(
+        played, "one", "/nonsense", "two", "/set top_k 3", "/retry", "/quit", "never"
+    )
     assert "the prompt has 99 tokens" in screen
     assert "there is no /nonsense" in screen
     assert [message["content"] for message in dialogue.messages] == ["two", "c"]

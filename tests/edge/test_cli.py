@@ -40,14 +40,21 @@ sys.modules |= dict.fromkeys(("torch", "transformers", "optimum", "onnx", "safet
 """
 
 
-def run(*arguments: Any, program: str = "", input: bytes = b"", environment: Any = None, **how: Any) -> Any:
+def run(
+    *arguments: Any, program: str = "", input: bytes = b"", environment: Any = None, **how: Any
+) -> Any:
     """Call the command; in a fresh process if there is a `program` or something to say about how."""
     own = {"XDG_CONFIG_HOME": str(kit.pair()), "NO_COLOR": "1", **(environment or {})}
     others = [name for name in os.environ if name.startswith("MOA_EDGE_")]
     if program or how:
         clean = {name: value for name, value in os.environ.items() if name not in others}
         how = {"input": input, "capture_output": True, "timeout": 300} | how
-        return subprocess.run([sys.executable, "-c", program or FRESH, *arguments], env=clean | own, check=False, **how)
+        return subprocess.run(
+            [sys.executable, "-c", program or FRESH, *arguments],
+            env=clean | own,
+            check=False,
+            **how,
+        )
     with tempfile.TemporaryFile("w+") as stdin, pytest.MonkeyPatch.context() as patch:
         stdin.buffer.write(input)
         stdin.seek(0)
@@ -55,17 +62,31 @@ def run(*arguments: Any, program: str = "", input: bytes = b"", environment: Any
             patch.delenv(name)
         for name, value in own.items():
             patch.setenv(name, value)
-        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+        out, err = (
+            io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)
+        )
         for name, stream in (("stdin", stdin), ("stdout", out), ("stderr", err)):
             patch.setattr(sys, name, stream)
         with pytest.raises(SystemExit) as end:
             main([os.fsdecode(word) for word in arguments])
-        return subprocess.CompletedProcess(arguments, end.value.code, out.buffer.getvalue(), err.buffer.getvalue())  # type: ignore[attr-defined, arg-type]
+        return subprocess.CompletedProcess(
+            arguments, end.value.code, out.buffer.getvalue(), err.buffer.getvalue()
+        )  # type: ignore[attr-defined, arg-type]
 
 
 def offline(*arguments: Any, **how: Any) -> Any:
     bundle = str(kit.pair() / "bundle")
-    return run("generate", "--raw", "--offline", "--max-new-tokens", "5", "--bundle", bundle, *arguments, **how)
+    return run(
+        "generate",
+        "--raw",
+        "--offline",
+        "--max-new-tokens",
+        "5",
+        "--bundle",
+        bundle,
+        *arguments,
+        **how,
+    )
 
 
 def test_it_runs_where_there_is_no_torch() -> None:
@@ -83,7 +104,9 @@ def test_text_goes_to_a_pipe_and_remarks_do_not() -> None:
     assert result.returncode == 0
     assert json.loads(offline("--json", "hello").stdout)["text"] == result.stdout.decode()[:-1]
     assert b"nothing of this was verified" in result.stderr
-    assert offline("-", input=b"hello\n").stdout == result.stdout, "the prompt may come from standard input"
+    assert offline("-", input=b"hello\n").stdout == result.stdout, (
+        "the prompt may come from standard input"
+    )
     failed = offline("--require-verified", "--quiet", "hello")
     assert (failed.returncode, failed.stdout) == (1, result.stdout)
     assert b"not all of this was verified" in failed.stderr
@@ -94,7 +117,9 @@ def test_text_goes_to_a_pipe_and_remarks_do_not() -> None:
 
 def test_words_files_and_what_is_piped_in_are_one_prompt(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a file\n")
-    joined = json.loads(offline("--json", "the words", "-f", str(tmp_path / "a.txt"), input=b"piped\n").stdout)
+    joined = json.loads(
+        offline("--json", "the words", "-f", str(tmp_path / "a.txt"), input=b"piped\n").stdout
+    )
     assert joined["prompt_ids"] == kit.device().codec.encode("the words\n\na file\n\npiped")
     alone = json.loads(offline("--json", "-f", str(tmp_path / "a.txt")).stdout)
     assert alone["prompt_ids"] == kit.device().codec.encode("a file")
@@ -109,7 +134,16 @@ def test_events_as_lines() -> None:
 
 
 def test_a_process_that_is_told_to_end_writes_what_it_has() -> None:
-    words = ["generate", "hi", "--offline", "--jsonl", "--max-new-tokens", "100000", "--max-offline-tokens", "0"]
+    words = [
+        "generate",
+        "hi",
+        "--offline",
+        "--jsonl",
+        "--max-new-tokens",
+        "100000",
+        "--max-offline-tokens",
+        "0",
+    ]
     program = [sys.executable, "-c", FRESH, *words, "--ignore-eos"]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -137,7 +171,15 @@ def test_sampling_draws_a_seed_and_says_it() -> None:
     assert offline("hello", "--temperature", "5", "--seed", seed.decode()).stdout == first.stdout
     assert b"seed" not in offline("hello", "--temperature", "5", "--seed", "3").stderr
     assert b"seed" not in offline("hello").stderr, "greedy text has none"
-    assert len({json.loads(offline("hello", "--json", "--temperature", "5").stdout)["seed"] for _ in range(2)}) == 2
+    assert (
+        len(
+            {
+                json.loads(offline("hello", "--json", "--temperature", "5").stdout)["seed"]
+                for _ in range(2)
+            }
+        )
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,7 +193,11 @@ def test_sampling_draws_a_seed_and_says_it() -> None:
         (["generate", "--raw", "--logprobs", "3", "hello"], {}, b"add --json or --jsonl"),
         (["generate", "--raw", "x" * 600], {}, b"the context holds"),
         (["generate", "hello", "--temperature", "-1"], {}, b"temperature must be"),
-        (["generate", "hello", "--verifier", "example.org:8765"], {}, b"did you mean ws://example.org:8765?"),
+        (
+            ["generate", "hello", "--verifier", "example.org:8765"],
+            {},
+            b"did you mean ws://example.org:8765?",
+        ),
         (["generate", "hello", "--draft", "nobody"], {}, b"draft must be one of"),
         (["generate", "hello", "--variant", "npu"], {}, b"no variant 'npu'"),
         (["generate", "hello", "--config", "/nowhere.toml"], {}, b"no config file"),
@@ -180,15 +226,21 @@ def test_a_full_disk_does_not_lose_the_answer() -> None:
     expected = offline("hello").stdout
     for form in ([], ["--json"]):
         with open("/dev/full", "wb") as full:
-            result = offline("hello", *form, stdout=full, stderr=subprocess.PIPE, capture_output=False)
+            result = offline(
+                "hello", *form, stdout=full, stderr=subprocess.PIPE, capture_output=False
+            )
         assert result.returncode == 1
         assert b"could not be written: No space left" in result.stderr
-        saved = json.loads(result.stderr.splitlines()[0])["text"].encode() if form else result.stderr
+        saved = (
+            json.loads(result.stderr.splitlines()[0])["text"].encode() if form else result.stderr
+        )
         assert expected.strip() in saved
 
 
 def test_an_answer_that_outgrows_the_context_says_so() -> None:
-    result = offline("hello", "--max-new-tokens", "2000", "--max-offline-tokens", "0", "--ignore-eos")
+    result = offline(
+        "hello", "--max-new-tokens", "2000", "--max-offline-tokens", "0", "--ignore-eos"
+    )
     assert result.returncode == 0
     assert b"the context is full" in result.stderr
 
@@ -196,18 +248,28 @@ def test_an_answer_that_outgrows_the_context_says_so() -> None:
 async def test_a_verifier_that_refuses_is_one_clear_line() -> None:
     async with stranger(encode(Error(code=Code.TARGET, message="not with you"))) as url:
         for form in ([], ["--quiet"]):
-            await refused(["--verifier", url, *form], b"not with you", b"the bundle that was made for this target")
+            await refused(
+                ["--verifier", url, *form],
+                b"not with you",
+                b"the bundle that was made for this target",
+            )
 
 
 async def test_a_chat_in_a_pipe_that_the_verifier_refuses_is_no_success_either() -> None:
     async with stranger(encode(Error(code=Code.VERSION, message="not with you"))) as url:
-        result = await asyncio.to_thread(run, "chat", "--verifier", url, input=b"hello\n", program=FRESH)
+        result = await asyncio.to_thread(
+            run, "chat", "--verifier", url, input=b"hello\n", program=FRESH
+        )
     assert result.returncode == 1
     assert result.stdout.strip(), "the device answers all the same"
-    assert result.stderr.splitlines()[-1].startswith(b"edge-client: error: the verifier refuses: not with you")
+    assert result.stderr.splitlines()[-1].startswith(
+        b"edge-client: error: the verifier refuses: not with you"
+    )
 
 
-async def test_an_endpoint_that_the_verifier_refuses_says_so_at_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_an_endpoint_that_the_verifier_refuses_says_so_at_the_start(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     async with (
         stranger(encode(Error(code=Code.VERSION, message="not with you"))) as url,
         EdgeClient(verifier=url, device=kit.device()) as client,
@@ -217,7 +279,10 @@ async def test_an_endpoint_that_the_verifier_refuses_says_so_at_the_start(capsys
         await tell_of_the_verifier(client)
     first, says, second, _ = capsys.readouterr().err.splitlines()
     assert first.startswith("no verifier now: not with you")
-    assert (second, says) == ("no verifier", "all text is this device's own, and none of it is verified")
+    assert (second, says) == (
+        "no verifier",
+        "all text is this device's own, and none of it is verified",
+    )
 
 
 async def test_more_tokens_than_the_verifier_writes_are_no_quiet_success() -> None:
@@ -228,9 +293,19 @@ async def test_more_tokens_than_the_verifier_writes_are_no_quiet_success() -> No
 
 
 async def test_an_audit_compares_with_the_target_alone() -> None:
-    words = ["audit", "--raw", "hello", "--max-new-tokens", "8", "--bundle", str(kit.pair() / "bundle")]
+    words = [
+        "audit",
+        "--raw",
+        "hello",
+        "--max-new-tokens",
+        "8",
+        "--bundle",
+        str(kit.pair() / "bundle"),
+    ]
     async with kit.verifier() as running:
-        told = await asyncio.to_thread(run, *words, "--verifier", running.transport.url, program=FRESH)
+        told = await asyncio.to_thread(
+            run, *words, "--verifier", running.transport.url, program=FRESH
+        )
     assert told.returncode == 0, told.stderr
     assert b"target alone  8 tokens in 8 calls\nidentical     yes\n" in told.stdout
 
@@ -271,14 +346,27 @@ def test_doctor_says_of_bad_golden_vectors_what_is_wrong(golden: bytes, tmp_path
         cases = [replace(case, inputs={"ids": case.inputs["ids"]}) for case in bundle.golden()]
         write_golden(folder / GOLDEN, cases)
     entry = FileEntry(sha256=sha256(folder / GOLDEN), size=(folder / GOLDEN).stat().st_size)
-    write_manifest(folder, msgspec.structs.replace(bundle.manifest, files=bundle.manifest.files | {GOLDEN: entry}))
-    checks = {check["name"]: check for check in json.loads(run("doctor", "--bundle", str(folder), "--json").stdout)}
+    write_manifest(
+        folder,
+        msgspec.structs.replace(bundle.manifest, files=bundle.manifest.files | {GOLDEN: entry}),
+    )
+    checks = {
+        check["name"]: check
+        for check in json.loads(run("doctor", "--bundle", str(folder), "--json").stdout)
+    }
     assert checks["arithmetic"]["state"] == "failed"
     assert "expected results cannot be computed" in checks["arithmetic"]["finding"]
 
 
 def test_doctor_finds_a_bad_authority_like_any_other_fault() -> None:
-    flags = ("--verifier", "wss://127.0.0.1:9", "--tls-ca", "/nowhere.pem", "--bundle", str(kit.pair() / "bundle"))
+    flags = (
+        "--verifier",
+        "wss://127.0.0.1:9",
+        "--tls-ca",
+        "/nowhere.pem",
+        "--bundle",
+        str(kit.pair() / "bundle"),
+    )
     result = run("doctor", *flags)
     assert result.returncode == 1
     assert b"failed  verifier   cannot use /nowhere.pem as a certificate authority" in result.stdout
@@ -291,7 +379,9 @@ def test_that_a_port_is_taken_is_said_before_anything_is_loaded() -> None:
         theirs.listen(1)
         said = run("serve", "--port", str(theirs.number), "--bundle", "no/such/bundle", "--offline")
     assert (said.returncode, said.stdout) == (2, b"")
-    assert said.stderr.decode().startswith(f"edge-client: error: cannot listen on 127.0.0.1:{theirs.number}")
+    assert said.stderr.decode().startswith(
+        f"edge-client: error: cannot listen on 127.0.0.1:{theirs.number}"
+    )
 
 
 def test_an_answer_fits_the_schema_of_the_command_line(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Many conversations over one device and one connection; cleanup after cancelling; settings of a turn."""
+"""Many conversations over one device and one connection; cleanup after cancelling; settings of a
+turn."""
 
 from __future__ import annotations
 
@@ -23,13 +24,19 @@ COUNT = 16
 @pytest.mark.parametrize("draft", ["device", "server"])
 async def test_sixteen_at_once_are_exact_over_one_connection(draft: Any) -> None:
     prompts = [verifier_kit.prompt(seed, 12) for seed in range(16)]
-    async with kit.linked(draft=draft, offline_after=60.0, max_new_tokens=COUNT) as (client, _, link):
+    async with kit.linked(draft=draft, offline_after=60.0, max_new_tokens=COUNT) as (
+        client,
+        _,
+        link,
+    ):
         await client.wait_online()
         readers = await asyncio.gather(*(kit.transcribe(client, ids) for ids in prompts))
         assert link.connections == 1
     for ids, reader in zip(prompts, readers, strict=True):
         assert reader.tokens == truth(ids)[:COUNT]
-        assert all(isinstance(event, Prompt | Token | Link | Done) for event in reader.events), "nothing was offline"
+        assert all(isinstance(event, Prompt | Token | Link | Done) for event in reader.events), (
+            "nothing was offline"
+        )
 
 
 async def test_a_conversation_takes_little_memory() -> None:
@@ -39,14 +46,19 @@ async def test_a_conversation_takes_little_memory() -> None:
         tracemalloc.start()
         for seed in range(1, 9):
             conversations.append(client.conversation())
-            await kit.transcribe(conversations[seed], verifier_kit.prompt(seed, 12), max_new_tokens=4)
+            await kit.transcribe(
+                conversations[seed], verifier_kit.prompt(seed, 12), max_new_tokens=4
+            )
         size, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert size / 8 < 2_000_000
 
 
 async def test_a_second_turn_of_the_same_conversation_at_once_is_refused() -> None:
-    async with EdgeClient(device=kit.device(), offline=True) as client, client.conversation() as conversation:
+    async with (
+        EdgeClient(device=kit.device(), offline=True) as client,
+        client.conversation() as conversation,
+    ):
         turn = conversation.generate(ids=verifier_kit.prompt(0, 12))
         await anext(turn)
         with pytest.raises(UsageError, match="answering already"):
@@ -80,7 +92,9 @@ async def test_cancelled_turns_leave_nothing_behind(draft: Any) -> None:
                 await _take(turn, 1 + leave_after // 2)
             await turn.aclose()
         ids = verifier_kit.prompt(99, 12)
-        assert (await kit.transcribe(client, ids, max_new_tokens=COUNT)).tokens == truth(ids)[:COUNT]
+        assert (await kit.transcribe(client, ids, max_new_tokens=COUNT)).tokens == truth(ids)[
+            :COUNT
+        ]
         async with asyncio.timeout(300):
             while len(running.service.table):
                 await asyncio.sleep(0.01)
@@ -95,7 +109,10 @@ async def _take(turn: Any, events: int) -> None:
 
 async def test_settings_of_a_turn_and_between_turns() -> None:
     ids = verifier_kit.prompt(3, 12)
-    async with kit.linked(offline_after=60.0) as (client, _, _), client.conversation() as conversation:
+    async with (
+        kit.linked(offline_after=60.0) as (client, _, _),
+        client.conversation() as conversation,
+    ):
         warm = {"temperature": 0.9, "seed": 4}
         for sampling in ({}, warm, {}):
             reader = await kit.transcribe(conversation, ids, max_new_tokens=COUNT, **sampling)
@@ -105,7 +122,10 @@ async def test_settings_of_a_turn_and_between_turns() -> None:
 
 
 async def test_the_next_turn_of_a_chat_only_adds_ids() -> None:
-    async with EdgeClient(offline=True, max_new_tokens=12) as client, client.conversation() as conversation:
+    async with (
+        EdgeClient(offline=True, max_new_tokens=12) as client,
+        client.conversation() as conversation,
+    ):
         said: list[int] = []
         for question in ("What is 17 plus 25?", "And what is 3 plus 4?", "Thanks!"):
             async for event in conversation.generate(question):
@@ -114,7 +134,10 @@ async def test_the_next_turn_of_a_chat_only_adds_ids() -> None:
             assert conversation.ids[: len(said)] == said
             said = conversation.ids
             assert conversation.chat.messages[-1] == {"role": "assistant", "content": done.text}
-        assert [message["role"] for message in conversation.chat.messages] == ["user", "assistant"] * 3
+        assert [message["role"] for message in conversation.chat.messages] == [
+            "user",
+            "assistant",
+        ] * 3
         whole = client.encode([*conversation.chat.messages, {"role": "user", "content": "x"}])
         codec = client.device.codec
         assert codec.decode(whole, skip_special=False).startswith(
@@ -135,7 +158,9 @@ async def test_what_stayed_provisional_is_checked_later() -> None:
         assert conversation.unverified
         link.restore()
         await client.wait_online(30)
-        while conversation.unverified:  # each time waits for 0.1 s, which a busy machine may need for less than all
+        while (
+            conversation.unverified
+        ):  # each time waits for 0.1 s, which a busy machine may need for less than all
             reader.done = None
             async for event in conversation.recheck():
                 reader.take(event)

@@ -36,7 +36,9 @@ async def test_it_stops_what_is_being_done() -> None:
 
 
 @pytest.mark.parametrize("between", [False, True])
-async def test_just_after_the_end_of_one_thing_or_between_two_it_stops_the_next(between: bool) -> None:
+async def test_just_after_the_end_of_one_thing_or_between_two_it_stops_the_next(
+    between: bool,
+) -> None:
     async def short() -> str:
         if not between:
             press()

@@ -37,8 +37,12 @@ def test_a_line_is_a_question_and_has_an_answer(dialogue: Dialogue) -> None:
     assert len(dialogue.messages) == 2
 
 
-@pytest.mark.parametrize(("line", "hint"), [("/sysetm x", "/system"), ("/etc/passwd", "/help"), ("/\x1b[2J", "/help")])
-def test_an_unknown_command_never_reaches_the_model(dialogue: Dialogue, line: str, hint: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "hint"), [("/sysetm x", "/system"), ("/etc/passwd", "/help"), ("/\x1b[2J", "/help")]
+)
+def test_an_unknown_command_never_reaches_the_model(
+    dialogue: Dialogue, line: str, hint: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         dialogue.take(line)
     assert hint in caught.value.line()
@@ -47,7 +51,9 @@ def test_an_unknown_command_never_reaches_the_model(dialogue: Dialogue, line: st
     assert dialogue.take(" " + line) == Ask()
 
 
-def test_every_command_is_in_the_help_and_how_the_reader_in_use_takes_many_lines(dialogue: Dialogue) -> None:
+def test_every_command_is_in_the_help_and_how_the_reader_in_use_takes_many_lines(
+    dialogue: Dialogue,
+) -> None:
     dialogue.keys = EditingReader.keys
     shown = said(dialogue, "/help")
     assert all(name in shown for name in COMMANDS)
@@ -62,7 +68,10 @@ def test_system(dialogue: Dialogue) -> None:
     assert said(dialogue, "/system") == "nothing is said first"
     said(dialogue, "/system Be brief.")
     dialogue.take("hi")
-    assert dialogue.to_send() == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    assert dialogue.to_send() == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hi"},
+    ]
     said(dialogue, "/new")
     assert dialogue.to_send() == [{"role": "system", "content": "Be brief."}]
 
@@ -127,12 +136,18 @@ def test_save_and_load(dialogue: Dialogue, tmp_path: Path) -> None:
         (b" " * (2**24 + 1), "too large"),
     ],
 )
-def test_what_is_no_conversation_changes_nothing(dialogue: Dialogue, tmp_path: Path, content: bytes, what: str) -> None:
+def test_what_is_no_conversation_changes_nothing(
+    dialogue: Dialogue, tmp_path: Path, content: bytes, what: str
+) -> None:
     dialogue.take("hi")
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(UsageError, match=what):
         dialogue.take(f"/load {tmp_path}/x")
-    for line, what in ((f"/load {tmp_path}/y", "cannot read"), ("/save /nowhere/x", "cannot write"), ("/save", "name")):
+    for line, what in (
+        (f"/load {tmp_path}/y", "cannot read"),
+        ("/save /nowhere/x", "cannot write"),
+        ("/save", "name"),
+    ):
         with pytest.raises(UsageError, match=what):
             dialogue.take(line)
     assert len(dialogue.messages) == 1

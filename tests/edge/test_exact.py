@@ -1,4 +1,5 @@
-"""The text is the target's own: greedy and sampled, device- and server-drafted, over good, bad and cut links."""
+"""The text is the target's own: greedy and sampled, device- and server-drafted, over good, bad and
+cut links."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ async def test_over_a_good_link(way: str, sampling: dict[str, Any]) -> None:
             expected = truth(ids, **sampling)
             settings = {**WAYS[way], "sync": sync, "max_new_tokens": COUNT, **sampling}
             device = kit.device() if seed == 0 else kit.oracle([*ids, *expected], seed=seed)
-            async with EdgeClient(verifier=running.transport.url, device=device, **settings) as client:
+            async with EdgeClient(
+                verifier=running.transport.url, device=device, **settings
+            ) as client:
                 reader = await kit.transcribe(client, ids)
             assert reader.tokens == expected
             assert all(reader.verified)
@@ -52,13 +55,19 @@ async def test_over_a_good_link(way: str, sampling: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("draft", ["device", "server"])
 async def test_one_connection_serves_one_conversation_after_another(draft: Any) -> None:
-    async with kit.linked(draft=draft, guess_ahead=False, max_new_tokens=COUNT) as (client, _, link):
+    async with kit.linked(draft=draft, guess_ahead=False, max_new_tokens=COUNT) as (
+        client,
+        _,
+        link,
+    ):
         for seed in range(3):
             ids = verifier_kit.prompt(seed, 12)
             reader = await kit.transcribe(client, ids)
             assert reader.tokens == truth(ids)
             assert reader.done is not None
-            assert reader.done.stats["offline_tokens"] == 0, "the session must be opened without a reconnection"
+            assert reader.done.stats["offline_tokens"] == 0, (
+                "the session must be opened without a reconnection"
+            )
         assert link.connections == 1
 
 
@@ -78,13 +87,22 @@ async def test_more_conversations_than_the_verifier_has_slots() -> None:
 
 @pytest.mark.parametrize(
     ("way", "profile"),
-    [("device", "4g-weak"), ("server", "5g"), ("device, guessing ahead", "5g"), ("auto, guessing ahead", "4g-weak")],
+    [
+        ("device", "4g-weak"),
+        ("server", "5g"),
+        ("device, guessing ahead", "5g"),
+        ("auto, guessing ahead", "4g-weak"),
+    ],
 )
 async def test_over_a_bad_link(way: str, profile: str) -> None:
     ids = verifier_kit.prompt(5, 12)
     expected = truth(ids)
     device = kit.oracle([*ids, *expected])
-    async with kit.linked(device, PROFILES[profile], max_new_tokens=COUNT, **WAYS[way]) as (client, _, _):
+    async with kit.linked(device, PROFILES[profile], max_new_tokens=COUNT, **WAYS[way]) as (
+        client,
+        _,
+        _,
+    ):
         reader = await kit.transcribe(client, ids)
     assert reader.tokens == expected
     assert all(reader.verified)
@@ -93,9 +111,12 @@ async def test_over_a_bad_link(way: str, profile: str) -> None:
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "auto"])
 async def test_cuts_at_random_bytes_change_nothing(way: str) -> None:
     rng = random.Random(0)
-    wanted, cuts = 6, 0
+    wanted = 6
+    cuts = 0
     async with kit.verifier() as running, LinkProxy("127.0.0.1", running.transport.port) as link:
-        for run in range(20 * wanted):  # where a cut falls depends on timing, and so does how many runs it takes
+        for run in range(
+            20 * wanted
+        ):  # where a cut falls depends on timing, and so does how many runs it takes
             if cuts >= wanted:
                 break
             sampling = SAMPLED if run % 2 else {}

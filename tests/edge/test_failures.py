@@ -1,4 +1,5 @@
-"""Ordinary failures, through real sockets: the answer goes on, and after recovery it ends verified and exact."""
+"""Ordinary failures, through real sockets: the answer goes on, and after recovery it ends verified
+and exact."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ from tests.verifier import kit as verifier_kit
 
 IDS = verifier_kit.prompt(3, 12)
 COUNT = 24
-SOON: dict[str, Any] = {"offline_after": 0.2, "reconnect_seconds": 0.2, "settle_seconds": 60.0, "connect_seconds": 1.0}
+SOON: dict[str, Any] = {
+    "offline_after": 0.2,
+    "reconnect_seconds": 0.2,
+    "settle_seconds": 60.0,
+    "connect_seconds": 1.0,
+}
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 PORTAL = b"<html><title>Welcome to Train WiFi</title><form>Accept our terms</form></html>"
@@ -30,7 +36,12 @@ PORTAL = b"<html><title>Welcome to Train WiFi</title><form>Accept our terms</for
 def http(status: str, body: bytes = b"", *headers: str) -> Handler:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *headers]
+        lines = [
+            f"HTTP/1.1 {status}",
+            f"Content-Length: {len(body)}",
+            "Connection: close",
+            *headers,
+        ]
         writer.write("\r\n".join([*lines, "", ""]).encode() + body)
         await writer.drain()
         writer.close()
@@ -61,7 +72,9 @@ TROUBLE: dict[str, Handler | None] = {
 
 
 @contextlib.asynccontextmanager
-async def troubled(handler: Handler | None) -> AsyncIterator[tuple[str, Callable[[], Awaitable[None]]]]:
+async def troubled(
+    handler: Handler | None,
+) -> AsyncIterator[tuple[str, Callable[[], Awaitable[None]]]]:
     """An address with a failure until the second value is called; then a verifier is there."""
     writers = list[asyncio.StreamWriter]()
 
@@ -73,7 +86,9 @@ async def troubled(handler: Handler | None) -> AsyncIterator[tuple[str, Callable
 
     async def recover() -> None:
         await failing.aclose()
-        await running.enter_async_context(kit.verifier(dataclasses.replace(verifier_kit.SETTINGS, port=port.number)))
+        await running.enter_async_context(
+            kit.verifier(dataclasses.replace(verifier_kit.SETTINGS, port=port.number))
+        )
 
     with Port("127.0.0.1", 0) as port:  # nobody listens there
         async with contextlib.AsyncExitStack() as running, contextlib.AsyncExitStack() as failing:
@@ -85,12 +100,19 @@ async def troubled(handler: Handler | None) -> AsyncIterator[tuple[str, Callable
     await asyncio.sleep(0)
 
 
-async def survives(client: EdgeClient, recover: Callable[[], Awaitable[None]] | None = None) -> kit.Reader:
+async def survives(
+    client: EdgeClient, recover: Callable[[], Awaitable[None]] | None = None
+) -> kit.Reader:
     """An answer that continues during the failure and ends verified after it."""
     reader = kit.Reader()
     async for event in client.generate(ids=IDS):
         reader.take(event)
-        if recover and isinstance(event, Token) and event.status == "provisional" and len(reader.tokens) >= 3:
+        if (
+            recover
+            and isinstance(event, Token)
+            and event.status == "provisional"
+            and len(reader.tokens) >= 3
+        ):
             await recover()
             recover = None
     assert reader.tokens == truth(IDS)[:COUNT]
@@ -98,12 +120,16 @@ async def survives(client: EdgeClient, recover: Callable[[], Awaitable[None]] | 
     return reader
 
 
-@pytest.mark.parametrize(("trouble", "draft"), [*((trouble, "device") for trouble in TROUBLE), ("502", "server")])
+@pytest.mark.parametrize(
+    ("trouble", "draft"), [*((trouble, "device") for trouble in TROUBLE), ("502", "server")]
+)
 async def test_what_answers_instead_of_a_verifier(trouble: str, draft: Any) -> None:
     device = kit.oracle([*IDS, *truth(IDS)])
     async with (
         troubled(TROUBLE[trouble]) as (url, recover),
-        EdgeClient(verifier=url, device=device, draft=draft, max_new_tokens=COUNT, **SOON) as client,
+        EdgeClient(
+            verifier=url, device=device, draft=draft, max_new_tokens=COUNT, **SOON
+        ) as client,
     ):
         await survives(client, recover)
 
@@ -116,7 +142,11 @@ async def test_proxy_variables_do_not_stand_before_this_machine_and_elsewhere_a_
         monkeypatch.setenv(name, proxy)
     async with kit.verifier() as running:
         for address, verified in ((running.transport.url, True), ("ws://10.255.255.1:9", False)):
-            how = SOON | {"verifier": address, "settle_seconds": 60.0 if verified else 0.3, "max_new_tokens": 8}
+            how = SOON | {
+                "verifier": address,
+                "settle_seconds": 60.0 if verified else 0.3,
+                "max_new_tokens": 8,
+            }
             async with EdgeClient(device=kit.device(), **how) as client:
                 reader = await kit.transcribe(client, IDS)
             assert reader.verified == [verified] * 8
@@ -125,10 +155,16 @@ async def test_proxy_variables_do_not_stand_before_this_machine_and_elsewhere_a_
 async def test_a_target_that_takes_long_for_a_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pings are answered meanwhile, so the connection is kept however long a forward takes."""
     device = kit.oracle([*IDS, *truth(IDS)], 1.0)
-    how: dict[str, Any] = {"draft": "device", "max_new_tokens": COUNT, "offline_after": 0.2, "keepalive_seconds": 0.3}
+    how: dict[str, Any] = {
+        "draft": "device",
+        "max_new_tokens": COUNT,
+        "offline_after": 0.2,
+        "keepalive_seconds": 0.3,
+    }
     async with kit.linked(device, **how) as (client, running, link):
         await client.wait_online(60)
-        real, forwards = running.engine.target.forward, 0
+        real = running.engine.target.forward
+        forwards = 0
 
         def slow(rows: Sequence[Row]) -> Step:
             nonlocal forwards

@@ -1,6 +1,8 @@
-"""Faults inside the device: each part of a turn raises, hangs or returns nonsense, from one of its calls on.
+"""Faults inside the device: each part of a turn raises, hangs or returns nonsense, from one of its
+calls on.
 
-A turn beside it on the same client is not touched, the faulty one ends soon, and it says what is wrong.
+A turn beside it on the same client is not touched, the faulty one ends soon, and it says what is
+wrong.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from tests.edge import kit
 from tests.verifier import kit as verifier_kit
 
 COUNT = 12
-IDS, OTHER = verifier_kit.prompt(7, 12), verifier_kit.prompt(8, 9)
+IDS = verifier_kit.prompt(7, 12)
+OTHER = verifier_kit.prompt(8, 9)
 FAULTY: ContextVar[bool] = ContextVar("FAULTY", default=False)
 """Whether the turn of this task is the one with the fault."""
 Fault = Callable[[], Any]
@@ -44,7 +47,9 @@ def raises(error: type[Exception]) -> Fault:
     return fault
 
 
-def steps(result: Any = None, error: type[Exception] | None = None, *, hangs: bool = False) -> Fault:
+def steps(
+    result: Any = None, error: type[Exception] | None = None, *, hangs: bool = False
+) -> Fault:
     """A drafter's work that ends so."""
 
     def work() -> Generator[None, None, Any]:
@@ -84,7 +89,9 @@ DRAFTER = {
 }
 
 
-async def turn(conversation: Conversation, ids: list[int], *, faulty: bool) -> kit.Reader | MoaError:
+async def turn(
+    conversation: Conversation, ids: list[int], *, faulty: bool
+) -> kit.Reader | MoaError:
     FAULTY.set(faulty)
     try:
         return await kit.transcribe(conversation, ids)
@@ -98,7 +105,9 @@ def checked(outcome: kit.Reader | MoaError, ids: list[int]) -> str:
         return outcome.line()
     assert outcome.done is not None
     truth = verifier_kit.generated(ids, COUNT)
-    right = [token for token, verified in zip(outcome.tokens, outcome.verified, strict=True) if verified]
+    right = [
+        token for token, verified in zip(outcome.tokens, outcome.verified, strict=True) if verified
+    ]
     assert right == truth[: len(right)]
     assert outcome.done.verified == (outcome.tokens == truth and all(outcome.verified))
     return " ".join(event.message for event in outcome.events if isinstance(event, Notice))
@@ -107,11 +116,13 @@ def checked(outcome: kit.Reader | MoaError, ids: list[int]) -> str:
 async def beside(
     client: EdgeClient, path: str, at: int, fault: Fault, *, apart: bool = False
 ) -> tuple[kit.Reader | MoaError, str]:
-    """A turn in which a function below its conversation has this fault from its `at`th call on, and one beside it,
-    which must not notice; the outcome, and what was said."""
+    """A turn in which a function below its conversation has this fault from its `at`th call on, and
+    one beside it, which must not notice; the outcome, and what was said."""
     async with client.conversation() as faulty, client.conversation() as other, asyncio.timeout(60):
-        owner, name = attrgetter(path.rpartition(".")[0])(faulty), path.rpartition(".")[2]
-        real, calls = getattr(owner, name), 0
+        owner = attrgetter(path.rpartition(".")[0])(faulty)
+        name = path.rpartition(".")[2]
+        real = getattr(owner, name)
+        calls = 0
 
         def injected(*arguments: Any, **named: Any) -> Any:
             nonlocal calls
@@ -120,7 +131,10 @@ async def beside(
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(owner, name, injected)
-            turns = [turn(faulty, IDS, faulty=True), *([] if apart else [turn(other, OTHER, faulty=False)])]
+            turns = [
+                turn(faulty, IDS, faulty=True),
+                *([] if apart else [turn(other, OTHER, faulty=False)]),
+            ]
             outcome, *rest = await asyncio.gather(*map(asyncio.create_task, turns))
         assert calls >= at, f"the fault was not reached: {calls} of {at}"
         for one in rest:
@@ -147,17 +161,24 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Any:
     STUCK.set()
 
 
-@pytest.mark.parametrize(("part", "fault"), [(part, fault) for part in DRAFTER for fault in DRAFTER[part]])
+@pytest.mark.parametrize(
+    ("part", "fault"), [(part, fault) for part in DRAFTER for fault in DRAFTER[part]]
+)
 async def test_a_drafter_that_fails(part: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The verifier drafts the rest; offline, the turn ends. The conversation goes on with another drafter."""
+    """The verifier drafts the rest; offline, the turn ends. The conversation goes on with another
+    drafter."""
     offline = part == "guess"
     async with kit.verifier() as running:
         for at in (1, 3):
-            async with open_client("" if offline else running.transport.url, guess_ahead=part == "grow") as client:
+            async with open_client(
+                "" if offline else running.transport.url, guess_ahead=part == "grow"
+            ) as client:
                 if fault == "hangs":
                     monkeypatch.setattr(worker, "BLOCKING", -1.0)  # all steps run in the thread
                 STUCK.clear()
-                outcome, said = await beside(client, f"drafter.{part}", at, DRAFTER[part][fault], apart=offline)
+                outcome, said = await beside(
+                    client, f"drafter.{part}", at, DRAFTER[part][fault], apart=offline
+                )
                 STUCK.set()
                 assert isinstance(outcome, kit.Reader)
                 assert "the drafter" in said
@@ -165,7 +186,8 @@ async def test_a_drafter_that_fails(part: str, fault: str, monkeypatch: pytest.M
                 assert len(outcome.tokens) == (at - 1 if offline else COUNT)
 
 
-DECODER, LINK = "_shared.device.codec.decode", "_shared.link._connection.send"
+DECODER = "_shared.device.codec.decode"
+LINK = "_shared.link._connection.send"
 
 
 @pytest.mark.parametrize(
@@ -193,7 +215,9 @@ async def test_a_part_of_the_shell_that_fails(part: str, fault: Fault) -> None:
                     assert isinstance(outcome, MoaError)
                     assert "failed" in said
                 async with client.conversation() as again:  # nothing is left behind
-                    assert (await kit.transcribe(again, IDS)).tokens == verifier_kit.generated(IDS, COUNT)
+                    assert (await kit.transcribe(again, IDS)).tokens == verifier_kit.generated(
+                        IDS, COUNT
+                    )
 
 
 async def test_records_that_cannot_be_stored_cost_no_token() -> None:
@@ -244,7 +268,11 @@ async def read(conversation: Conversation, most: int) -> None:
 
 async def test_a_reader_who_fails_leaves_nothing_behind() -> None:
     """The exception is the reader's own; the client goes on."""
-    async with kit.verifier() as running, open_client(running.transport.url) as client, asyncio.timeout(60):
+    async with (
+        kit.verifier() as running,
+        open_client(running.transport.url) as client,
+        asyncio.timeout(60),
+    ):
         for at in range(1, 9):
             async with client.conversation() as conversation:
                 with pytest.raises(ZeroDivisionError):

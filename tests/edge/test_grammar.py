@@ -1,4 +1,5 @@
-"""Under a grammar: online the target's own text, however it is drafted and cut; offline a text that matches."""
+"""Under a grammar: online the target's own text, however it is drafted and cut; offline a text that
+matches."""
 
 from __future__ import annotations
 
@@ -78,9 +79,14 @@ async def test_cuts_change_nothing(fault: str) -> None:
     async with (
         verifier() as url,
         LinkProxy("127.0.0.1", int(url.rsplit(":", 1)[1])) as link,
-        EdgeClient(verifier=link.url, device=device(), **FAST | {"draft": "device", "max_new_tokens": COUNT}) as client,
+        EdgeClient(
+            verifier=link.url,
+            device=device(),
+            **FAST | {"draft": "device", "max_new_tokens": COUNT},
+        ) as client,
     ):
-        transcript, cuts = Reader(), 0
+        transcript = Reader()
+        cuts = 0
         async for event in client.generate(ids=ids(), grammar=GRAMMAR):
             transcript.take(event)
             if isinstance(event, Token) and len(transcript.tokens) // 6 > cuts:
@@ -101,7 +107,10 @@ async def test_offline_text_matches(sampling: dict[str, Any]) -> None:
 
 
 async def test_a_conversation_has_a_grammar_for_each_turn() -> None:
-    async with verifier() as url, EdgeClient(verifier=url, device=device(), max_new_tokens=COUNT) as client:
+    async with (
+        verifier() as url,
+        EdgeClient(verifier=url, device=device(), max_new_tokens=COUNT) as client,
+    ):
         conversation = client.conversation()
         first = await transcribe(conversation, ids(), grammar=GRAMMAR)
         text = [*conversation.ids, *ids()]
@@ -126,7 +135,10 @@ async def test_a_verifier_that_knows_no_grammars_is_not_asked() -> None:
     async with (
         Verifier(dataclasses.replace(served(), facts=facts), SETTINGS).open() as running,
         EdgeClient(
-            verifier=running.transport.url, device=device(), max_new_tokens=COUNT, max_offline_tokens=COUNT
+            verifier=running.transport.url,
+            device=device(),
+            max_new_tokens=COUNT,
+            max_offline_tokens=COUNT,
         ) as client,
     ):
         await client.wait_online()

@@ -1,4 +1,5 @@
-"""The emulated link delays, throttles, stalls and cuts as configured: over real sockets, in virtual time."""
+"""The emulated link delays, throttles, stalls and cuts as configured: over real sockets, in virtual
+time."""
 
 from __future__ import annotations
 
@@ -18,11 +19,13 @@ from edge_client.tools.emulated_network import PROFILES, Condition, LinkProxy, P
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Where no socket is ready, the next timer is due at once: what is sent over loopback is there at once."""
+    """Where no socket is ready, the next timer is due at once: what is sent over loopback is there
+    at once."""
 
     def __init__(self) -> None:
         super().__init__(selector := selectors.DefaultSelector())
-        self.now, wait = 0.0, selector.select
+        self.now = 0.0
+        wait = selector.select
 
         def select(timeout: float | None = None) -> list[Any]:
             ready = wait(0 if timeout else timeout)
@@ -67,7 +70,9 @@ async def echo() -> AsyncIterator[int]:
 
 
 @contextlib.asynccontextmanager
-async def linked(condition: Condition) -> AsyncIterator[tuple[LinkProxy, asyncio.StreamReader, asyncio.StreamWriter]]:
+async def linked(
+    condition: Condition,
+) -> AsyncIterator[tuple[LinkProxy, asyncio.StreamReader, asyncio.StreamWriter]]:
     async with echo() as port, LinkProxy("127.0.0.1", port, Profile(((0.0, condition),))) as link:
         reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
         try:
@@ -76,7 +81,9 @@ async def linked(condition: Condition) -> AsyncIterator[tuple[LinkProxy, asyncio
             writer.transport.abort()
 
 
-async def round_trip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes = b"ping") -> float:
+async def round_trip(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes = b"ping"
+) -> float:
     time = asyncio.get_running_loop().time
     start = time()
     writer.write(data)
@@ -97,7 +104,9 @@ async def test_bytes_arrive_unchanged_and_in_order() -> None:
 async def test_a_reset_at_the_far_end_is_an_end_at_the_near_one() -> None:
     async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)  # more is unread, so that closing resets
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
         writer.close()
 
     server = await asyncio.start_server(reset, "127.0.0.1", 0)
@@ -116,10 +125,16 @@ async def test_a_reset_at_the_far_end_is_an_end_at_the_near_one() -> None:
         (Condition(up_mbps=1.0), 25_000, 0.2, 0.2),
         (Condition(rtt_ms=20, jitter=0, loss=0.999), 4, 0.12, 0.1),
     ],
-    ids=["the first round trip twice the rtt", "25 kB at 1 Mbit/s", "a loss is a stall of 40 ms each way"],
+    ids=[
+        "the first round trip twice the rtt",
+        "25 kB at 1 Mbit/s",
+        "a loss is a stall of 40 ms each way",
+    ],
 )
 @virtual
-async def test_a_round_trip_takes(condition: Condition, size: int, first: float, second: float) -> None:
+async def test_a_round_trip_takes(
+    condition: Condition, size: int, first: float, second: float
+) -> None:
     async with linked(condition) as (_, reader, writer):
         assert await round_trip(reader, writer, b"x" * size) == pytest.approx(first)
         assert await round_trip(reader, writer, b"x" * size) == pytest.approx(second)
@@ -189,8 +204,23 @@ async def test_an_outage_holds_bytes_and_then_delivers_them() -> None:
 
 
 def test_a_profile_changes_with_time_as_it_says_and_repeats() -> None:
-    bursty, wifi, outage = PROFILES["bursty"], PROFILES["wifi"], PROFILES["outage"]
-    assert [bursty.at(t).rtt_ms for t in (0, 7.9, 8.1, 9.9, 10.1, 18.5)] == [40, 40, 250, 250, 40, 250]
-    assert [outage.at(t).out for t in (0, 9.9, 10.1, 14.9, 15.1)] == [False, False, True, True, False]
+    bursty = PROFILES["bursty"]
+    wifi = PROFILES["wifi"]
+    outage = PROFILES["outage"]
+    assert [bursty.at(t).rtt_ms for t in (0, 7.9, 8.1, 9.9, 10.1, 18.5)] == [
+        40,
+        40,
+        250,
+        250,
+        40,
+        250,
+    ]
+    assert [outage.at(t).out for t in (0, 9.9, 10.1, 14.9, 15.1)] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
     assert wifi.at(0) == wifi.at(12345.6)
     assert replace(outage.at(12), out=False) == outage.at(0) == PROFILES["4g"].at(0)

@@ -24,25 +24,42 @@ TWO = ("greedy", "sampled")
 
 def scores(ids: list[int], sampling: SamplingSettings) -> Any:
     with torch.inference_mode():
-        logits = verifier_kit.model()(torch.tensor([ids]), use_cache=False).logits[0, -1].double().numpy()
+        logits = (
+            verifier_kit.model()(torch.tensor([ids]), use_cache=False)
+            .logits[0, -1]
+            .double()
+            .numpy()
+        )
     if sampling.greedy:
         return logits
     return logits / sampling.temperature + gumbel(sampling.seed, len(ids), len(logits))
 
 
-@pytest.mark.parametrize("sampling", [SamplingSettings(), SamplingSettings(temperature=0.7, seed=5)], ids=TWO)
+@pytest.mark.parametrize(
+    "sampling", [SamplingSettings(), SamplingSettings(temperature=0.7, seed=5)], ids=TWO
+)
 async def test_the_margin_is_the_one_of_the_scores(sampling: SamplingSettings) -> None:
     ids = verifier_kit.prompt(1, 6)
-    how: Any = {"temperature": sampling.temperature, "seed": sampling.seed, "max_new_tokens": 1, "logprobs": 20}
+    how: Any = {
+        "temperature": sampling.temperature,
+        "seed": sampling.seed,
+        "max_new_tokens": 1,
+        "logprobs": 20,
+    }
     async with (
         kit.verifier() as running,
-        EdgeClient(verifier=running.transport.url, device=kit.device(), draft="single", sync="off") as client,
+        EdgeClient(
+            verifier=running.transport.url, device=kit.device(), draft="single", sync="off"
+        ) as client,
     ):
         alone = await ask(client, ids, **how)
     found = scores(ids, sampling)
     assert alone.ids == [best := int(np.argmax(found))]
     logits = scores(ids, SamplingSettings())
-    for other in (int(np.argsort(-logits)[1]), int(np.argmin(logits))):  # among the likeliest, and far from them
+    for other in (
+        int(np.argsort(-logits)[1]),
+        int(np.argmin(logits)),
+    ):  # among the likeliest, and far from them
         theirs = TokenLogprobs(float(logits[other] - np.logaddexp.reduce(logits)))
         drafted = dataclasses.replace(alone, ids=[other], logprobs={len(ids): theirs})
         lead = margin(alone, drafted, 0, len(ids), sampling)
@@ -50,10 +67,13 @@ async def test_the_margin_is_the_one_of_the_scores(sampling: SamplingSettings) -
 
 
 @pytest.mark.parametrize(
-    ("lead", "what"), [(2e-5, "numerical tie"), (0.03, "near tie"), (1.5, "Please report"), (None, "ends where")]
+    ("lead", "what"),
+    [(2e-5, "numerical tie"), (0.03, "near tie"), (1.5, "Please report"), (None, "ends where")],
 )
 def test_what_a_difference_means(lead: float | None, what: str) -> None:
-    drafted, alone = (TimedAnswer(ids, "", True, "length", {"calls": 3}, {}) for ids in ([5, 6, 7], [5, 6, 8]))
+    drafted, alone = (
+        TimedAnswer(ids, "", True, "length", {"calls": 3}, {}) for ids in ([5, 6, 7], [5, 6, 8])
+    )
     out = Console(file=io.StringIO(), width=200)
     show(out, audit := Audit(kit.device().codec, drafted, alone, 2, lead))
     text = out.file.getvalue()  # type: ignore[attr-defined]

@@ -25,7 +25,11 @@ async def interrupted(right: float, fault: str, **settings: Any) -> kit.Reader:
         async for event in client.generate(ids=IDS):
             reader.take(event)
             if isinstance(event, Token):
-                written = sum(told.status == "provisional" for told in reader.events if isinstance(told, Token))
+                written = sum(
+                    told.status == "provisional"
+                    for told in reader.events
+                    if isinstance(told, Token)
+                )
                 if len(reader.tokens) == 4 and not written:
                     getattr(link, fault)()
                 if written == 5 and event.status == "provisional":
@@ -35,7 +39,12 @@ async def interrupted(right: float, fault: str, **settings: Any) -> kit.Reader:
 
 @pytest.mark.parametrize(
     ("right", "fault", "draft"),
-    [(0.4, "cut", "device"), (1.0, "go_down", "device"), (0.4, "go_silent", "device"), (1.0, "go_silent", "server")],
+    [
+        (0.4, "cut", "device"),
+        (1.0, "go_down", "device"),
+        (0.4, "go_silent", "device"),
+        (1.0, "go_silent", "server"),
+    ],
 )
 async def test_rewind_ends_in_the_targets_text(right: float, fault: str, draft: str) -> None:
     """`go_silent` is like a verifier that is stopped: connections stay open, no bytes move."""
@@ -58,15 +67,22 @@ async def test_keep_takes_nothing_back() -> None:
     after = reader.adopted
     assert all(reader.verified[after:])
     # What follows the adopted text is the target's own continuation of it.
-    assert reader.tokens[after:] == verifier_kit.generated([*IDS, *reader.tokens[:after]], COUNT - after)
+    assert reader.tokens[after:] == verifier_kit.generated(
+        [*IDS, *reader.tokens[:after]], COUNT - after
+    )
 
 
 async def test_a_slow_reader_is_no_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers that arrive while the user reads are not late, however long the reading takes. Only reading takes time
-    here: on a busy machine the verifier may be late, too."""
+    """Answers that arrive while the user reads are not late, however long the reading takes. Only
+    reading takes time here: on a busy machine the verifier may be late, too."""
     now = time.perf_counter()
     monkeypatch.setattr("edge_client.turn.shell.perf_counter", lambda: now)
-    how = kit.FAST | {"max_new_tokens": 12, "draft": "device", "on_reconnect": "keep", "offline_after": 0.2}
+    how = kit.FAST | {
+        "max_new_tokens": 12,
+        "draft": "device",
+        "on_reconnect": "keep",
+        "offline_after": 0.2,
+    }
     reader = kit.Reader()
     async with kit.linked(kit.oracle([*IDS, *truth(IDS)], 0.3), **how) as (client, _, _):
         async for event in client.generate(ids=IDS):
@@ -74,7 +90,11 @@ async def test_a_slow_reader_is_no_slow_link(monkeypatch: pytest.MonkeyPatch) ->
             if isinstance(event, Token):
                 now += 30.0
     assert reader.tokens == truth(IDS)[:12]
-    assert not [event for event in reader.events if isinstance(event, Token) and event.status == "provisional"]
+    assert not [
+        event
+        for event in reader.events
+        if isinstance(event, Token) and event.status == "provisional"
+    ]
 
 
 async def test_a_conversation_goes_on_over_a_lost_link() -> None:
@@ -95,7 +115,9 @@ async def test_a_conversation_goes_on_over_a_lost_link() -> None:
                 ids = ids[5:]  # edited history: nothing cached may be used for it
 
 
-async def test_the_guard_stops_where_quality_would_fall_and_prompts_that_cannot_be_are_refused() -> None:
+async def test_the_guard_stops_where_quality_would_fall_and_prompts_that_cannot_be_are_refused() -> (
+    None
+):
     async with EdgeClient(device=kit.device(), offline=True, max_offline_tokens=6) as client:
         reader = await kit.transcribe(client, IDS)
         assert len(reader.tokens) == 6

@@ -42,7 +42,11 @@ async def test_history_is_there_in_the_next_run_unless_none_is_kept(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("keys", "message"),
-    [("\x1b[200~one\ntwo\n\x1b[201~three\r", "one\ntwo\nthree"), ("one\x1b\rtwo\r", "one\ntwo"), ("\x04", None)],
+    [
+        ("\x1b[200~one\ntwo\n\x1b[201~three\r", "one\ntwo\nthree"),
+        ("one\x1b\rtwo\r", "one\ntwo"),
+        ("\x04", None),
+    ],
     ids=["pasted text is one message", "a new line by key", "the end"],
 )
 async def test_what_is_typed(keys: str, message: str | None) -> None:
@@ -77,9 +81,14 @@ async def test_plain_lines_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs signals")
-async def test_ctrl_c_does_not_lose_the_line_that_is_being_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ctrl_c_does_not_lose_the_line_that_is_being_typed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reading, writing = os.pipe()
-    with os.fdopen(reading, encoding="utf-8") as stdin, os.fdopen(writing, "w", encoding="utf-8") as keyboard:
+    with (
+        os.fdopen(reading, encoding="utf-8") as stdin,
+        os.fdopen(writing, "w", encoding="utf-8") as keyboard,
+    ):
         monkeypatch.setattr(sys, "stdin", stdin)
         reader = PlainReader("> ")
         ctrl_c = CtrlC()

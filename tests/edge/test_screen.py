@@ -81,11 +81,17 @@ def test_a_terminal_sees_everything_and_ends_with_the_text() -> None:
     assert "1 corrected" in text
 
 
-@pytest.mark.parametrize(("status", "says"), [("provisional", "nothing verified"), ("verified", "not all verified")])
-def test_how_much_is_verified_and_the_context_is_full_is_on_the_screen(status: Any, says: str) -> None:
+@pytest.mark.parametrize(
+    ("status", "says"), [("provisional", "nothing verified"), ("verified", "not all verified")]
+)
+def test_how_much_is_verified_and_the_context_is_full_is_on_the_screen(
+    status: Any, says: str
+) -> None:
     events = [Prompt(ids=[1, 2, 3]), token(3, "one", status), token(4, "two", "provisional")]
     text = shown([*events, done("onetwo", verified=False)], context=64)
-    assert "2 tokens · 2/s · first after 1.0 s · 1 call · " in text, "the wait at the end is no part of the speed"
+    assert "2 tokens · 2/s · first after 1.0 s · 1 call · " in text, (
+        "the wait at the end is no part of the speed"
+    )
     assert f"{says} · ended by length · context 5 of 64\n" in text
     stopped = Done(reason="guard", verified=False, text="onetwo", stats=STATS)
     assert "the device stops here" in " ".join(shown([*events, stopped]).split())
@@ -96,8 +102,20 @@ def test_a_remark_waits_for_the_end_of_the_line(
 ) -> None:
     monkeypatch.setattr(sys, "stderr", sys.stdout)  # as in `make demo 2>&1 | less`
     remark = Notice(message="the link is cut")
-    piped([Prompt(ids=[1]), Notice(message="before"), token(1, "a gar"), remark, token(2, "den\nand"), token(3, "\n")])
-    assert capsys.readouterr().out == "edge-client: before\na garden\nand\nedge-client: the link is cut\n"
+    piped(
+        [
+            Prompt(ids=[1]),
+            Notice(message="before"),
+            token(1, "a gar"),
+            remark,
+            token(2, "den\nand"),
+            token(3, "\n"),
+        ]
+    )
+    assert (
+        capsys.readouterr().out
+        == "edge-client: before\na garden\nand\nedge-client: the link is cut\n"
+    )
 
 
 def test_the_record_holds_ids_and_statuses() -> None:
@@ -138,11 +156,19 @@ def test_what_was_held_back_is_shown_in_the_end() -> None:
 
 def test_why_the_verifier_was_not_there_stays_on_the_screen() -> None:
     away = Link(state="offline", detail="cannot reach ws://x")
-    events = [Prompt(ids=[1]), away, away, token(1, "one", "provisional"), done("one", verified=False)]
+    events = [
+        Prompt(ids=[1]),
+        away,
+        away,
+        token(1, "one", "provisional"),
+        done("one", verified=False),
+    ]
     assert shown(events).count("offline: cannot reach ws://x\n") == 1
 
 
-@pytest.mark.parametrize(("before", "after", "rows"), [(80, 80, 2), (80, 40, 3), (80, 20, 5), (80, 200, 2)])
+@pytest.mark.parametrize(
+    ("before", "after", "rows"), [(80, 80, 2), (80, 40, 3), (80, 20, 5), (80, 200, 2)]
+)
 def test_a_narrowed_window_is_erased_whole(before: int, after: int, rows: int) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=before)
     region = Region(console)

@@ -15,24 +15,39 @@ from moa.errors import UsageError
 from moa.manifest import Acceptance, Calibration, Offline, TreeUsed
 
 
-def load(tmp_path: Path, text: str = "", flags: dict[str, Any] | None = None, **environment: str) -> ClientSettings:
+def load(
+    tmp_path: Path, text: str = "", flags: dict[str, Any] | None = None, **environment: str
+) -> ClientSettings:
     home = tmp_path / "moa-edge"
     home.mkdir(exist_ok=True)
     (home / "config.toml").write_text(text)
-    return ClientSettings.load(flags or {}, environment={"XDG_CONFIG_HOME": str(tmp_path), **environment})
+    return ClientSettings.load(
+        flags or {}, environment={"XDG_CONFIG_HOME": str(tmp_path), **environment}
+    )
 
 
 def test_the_order(tmp_path: Path) -> None:
     text = 'max_kbps = 10\nverifier = "ws://file"\ntop_k = 3\nstop = ["a", "b"]\n'
-    settings = load(tmp_path, text, {"top_k": 5, "seed": None}, MOA_EDGE_VERIFIER="ws://env", MOA_EDGE_TOP_K="4")
-    assert (settings.max_kbps, settings.verifier, settings.top_k, settings.seed) == (10.0, "ws://env", 5, 0)
+    settings = load(
+        tmp_path, text, {"top_k": 5, "seed": None}, MOA_EDGE_VERIFIER="ws://env", MOA_EDGE_TOP_K="4"
+    )
+    assert (settings.max_kbps, settings.verifier, settings.top_k, settings.seed) == (
+        10.0,
+        "ws://env",
+        5,
+        0,
+    )
     assert settings.stop == ("a", "b")
-    settings = load(tmp_path, MOA_EDGE_OFFLINE="true", MOA_EDGE_TEMPERATURE="0.5", MOA_EDGE_STOP="x,y")
+    settings = load(
+        tmp_path, MOA_EDGE_OFFLINE="true", MOA_EDGE_TEMPERATURE="0.5", MOA_EDGE_STOP="x,y"
+    )
     assert (settings.offline, settings.temperature, settings.stop) == (True, 0.5, ("x", "y"))
     (tmp_path / "mine.toml").write_text("top_k = 7\n")
     assert load(tmp_path, "top_k = 3", MOA_EDGE_CONFIG=str(tmp_path / "mine.toml")).top_k == 7
     environment = {"XDG_CONFIG_HOME": str(tmp_path / "empty"), "MOA_EDGE_TOP_K": "0"}
-    settings = ClientSettings.load({}, environment=environment, defaults={"top_k": 3, "max_new_tokens": 64})
+    settings = ClientSettings.load(
+        {}, environment=environment, defaults={"top_k": 3, "max_new_tokens": 64}
+    )
     assert (settings.top_k, settings.max_new_tokens) == (0, 64), "defaults of a command come last"
 
 
@@ -57,7 +72,12 @@ def test_the_order(tmp_path: Path) -> None:
         ("", {"MOA_EDGE_TOP_P": "nan"}, {}, "top_p must be a finite number"),
         ("a = " + "[" * 20_000, {}, {}, "not valid TOML"),
         ("# " + "x" * 2**20, {}, {}, "too large"),
-        ("", {"MOA_EDGE_VERIFIR": "ws://x"}, {}, r"MOA_EDGE_VERIFIR \(did you mean MOA_EDGE_VERIFIER\?"),
+        (
+            "",
+            {"MOA_EDGE_VERIFIR": "ws://x"},
+            {},
+            r"MOA_EDGE_VERIFIR \(did you mean MOA_EDGE_VERIFIER\?",
+        ),
         ("", {"MOA_EDGE_FOO": "1"}, {}, r"MOA_EDGE_FOO \(known: MOA_EDGE_ANSWER_SECONDS"),
         ("", {"MOA_EDGE_CONFIG": "/nowhere.toml"}, {}, "no config file at /nowhere.toml"),
         ("", {}, {"stop": ("",)}, "stop string must not be empty"),
@@ -72,7 +92,9 @@ def test_the_order(tmp_path: Path) -> None:
         ("", {}, {"verifier": "ws://"}, "no verifier address"),
     ],
 )
-def test_mistakes_are_named(tmp_path: Path, text: str, environment: Any, flags: Any, what: str) -> None:
+def test_mistakes_are_named(
+    tmp_path: Path, text: str, environment: Any, flags: Any, what: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         load(tmp_path, text, flags, **environment)
     assert re.search(what, caught.value.line()), caught.value.line()
@@ -110,7 +132,8 @@ def test_the_guard_stops_text_that_repeats_itself(calibrated: bool) -> None:
     """A drafter that knows no answer went on to an app's 1,000 tokens for a title."""
     calibration = _calibrated((0.9,)) if calibrated else None
     guard = OfflineGuard.of(calibration, -1, lambda: True)
-    varied, few = list(range(1000)), [1, 2, 3, 4, 5] * 10
+    varied = list(range(1000))
+    few = [1, 2, 3, 4, 5] * 10
     for text, stops in (
         (varied, False),
         ([*varied, *few], False),
@@ -118,13 +141,21 @@ def test_the_guard_stops_text_that_repeats_itself(calibrated: bool) -> None:
         ([*few, *varied], False),
     ):
         assert guard.stops(text) == stops
-    assert not OfflineGuard.of(calibration, 500, lambda: True).stops(few * 5)  # the user's own limit
+    assert not OfflineGuard.of(calibration, 500, lambda: True).stops(
+        few * 5
+    )  # the user's own limit
 
 
 def _calibrated(*agreement: tuple[float, ...]) -> Calibration:
-    """How often a drafter with records agrees after 1, 2, 4, 8 and 16 tokens, and one without, where that is known."""
-    curves = (Offline(lengths=(1, 2, 4, 8, 16)[: len(one)], agreement=one, unbroken=one) for one in agreement)
-    reached = Acceptance(chain=(0.5,), tree=(0.5,), tree_shape=TreeUsed(breadth=1, depth=1, nodes=1))
+    """How often a drafter with records agrees after 1, 2, 4, 8 and 16 tokens, and one without,
+    where that is known."""
+    curves = (
+        Offline(lengths=(1, 2, 4, 8, 16)[: len(one)], agreement=one, unbroken=one)
+        for one in agreement
+    )
+    reached = Acceptance(
+        chain=(0.5,), tree=(0.5,), tree_shape=TreeUsed(breadth=1, depth=1, nodes=1)
+    )
     about: Any = dict(zip(("offline", "cold"), curves, strict=False))
     return Calibration(prompts=1, tokens=1, source="", acceptance=reached, **about)
 

@@ -27,9 +27,14 @@ IDS = verifier_kit.prompt(2, 40)
 FAR = Profile(((0.0, Condition(rtt_ms=300.0)),))
 
 
-async def drafts(monkeypatch: pytest.MonkeyPatch, *, records: bool = True) -> tuple[list[bool], float]:
-    """Whether each draft of an answer had the records, and the seconds from the first verdict to the draft after it."""
-    text, saw, began = truth(IDS), list[bool](), list[float]()
+async def drafts(
+    monkeypatch: pytest.MonkeyPatch, *, records: bool = True
+) -> tuple[list[bool], float]:
+    """Whether each draft of an answer had the records, and the seconds from the first verdict to
+    the draft after it."""
+    text = truth(IDS)
+    saw = list[bool]()
+    began = list[float]()
     device = kit.oracle([*IDS, *text], 0.6)
     drafter: Any = device.new_drafter()
     draft = drafter.draft
@@ -45,7 +50,8 @@ async def drafts(monkeypatch: pytest.MonkeyPatch, *, records: bool = True) -> tu
     how = {"draft": "device", "guess_ahead": False, "max_new_tokens": 12, "offline_after": 60.0}
     async with kit.linked(device, FAR, drafter=records, **how) as (client, _, _):
         assert client.link is not None
-        real, verdicts = client.link.deliver, []
+        real = client.link.deliver
+        verdicts = []
 
         def deliver(arrived: float, message: ServerMessage, size: int) -> None:
             verdicts.extend([arrived] if isinstance(message, Verdict) else [])
@@ -74,11 +80,14 @@ async def test_records_that_never_come_are_waited_for_half_a_round_and_where_non
     assert least <= waited < most
 
 
-async def test_the_prompt_of_a_first_verdict_is_no_part_of_a_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_prompt_of_a_first_verdict_is_no_part_of_a_verification(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     settings = dataclasses.replace(verifier_kit.SETTINGS, prefill_tokens=10)
     how = {"draft": "device", "guess_ahead": False, "max_new_tokens": 1}
     async with kit.linked(kit.oracle(IDS), settings=settings, **how) as (client, running, _):
-        real, ends = running.engine.target.forward, []
+        real = running.engine.target.forward
+        ends = []
 
         def slow(rows: Sequence[Row]) -> Step:
             time.sleep(0.1)
@@ -89,11 +98,15 @@ async def test_the_prompt_of_a_first_verdict_is_no_part_of_a_verification(monkey
         monkeypatch.setattr(running.engine.target, "forward", slow)
         await kit.transcribe(client, IDS)
         four_pieces = ends[-1] - ends[0]
-        assert 0.1 <= client.shared.controller.forward.seconds(1) < four_pieces, "each of them took as long"
+        assert 0.1 <= client.shared.controller.forward.seconds(1) < four_pieces, (
+            "each of them took as long"
+        )
 
 
 async def test_a_piece_of_a_prompt_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    controller, device, steps = Controller(), kit.device(), []
+    controller = Controller()
+    device = kit.device()
+    steps = []
     monkeypatch.setattr(controller.step, "observe", lambda width, seconds: steps.append(width))
     worker = DrafterWorker(device.new_drafter(), SamplingSettings(), controller, device.thread)
     draft = Draft(IDS, TreeShape.chain(3, min_score=-1e9), quick=False)

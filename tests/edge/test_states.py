@@ -1,4 +1,5 @@
-"""A drafter of states on both ends: `moa-train --states`, `moa-export build`, `serve --drafter`, and a device."""
+"""A drafter of states on both ends: `moa-train --states`, `moa-export build`, `serve --drafter`,
+and a device."""
 
 from __future__ import annotations
 
@@ -43,12 +44,19 @@ class Pair:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp("pair")
-    target, drafter = save_tiny("llama", folder / "target"), folder / "drafter"
-    texts = [[*ids, *verifier_kit.generated(ids, COUNT, how)] for ids in PROMPTS for how in HOW.values()]
+    target = save_tiny("llama", folder / "target")
+    drafter = folder / "drafter"
+    texts = [
+        [*ids, *verifier_kit.generated(ids, COUNT, how)] for ids in PROMPTS for how in HOW.values()
+    ]
     learn(target, texts, drafter)
     build(
         BuildSettings(
-            target=str(target), drafter=str(drafter), out=folder / "bundle", variants=("cpu-fp32",), time_steps=False
+            target=str(target),
+            drafter=str(drafter),
+            out=folder / "bundle",
+            variants=("cpu-fp32",),
+            time_steps=False,
         )
     )
     flags = ["serve", "--target", str(target), "--drafter", str(drafter), "--device", "cpu"]
@@ -60,7 +68,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     ("draft", "sync", "how"),
     [("device", "int8", "greedy"), ("device", "off", "sampled"), ("server", "int8", "sampled")],
 )
-async def test_the_text_is_the_targets_and_records_come(pair: Pair, draft: Any, sync: Any, how: str) -> None:
+async def test_the_text_is_the_targets_and_records_come(
+    pair: Pair, draft: Any, sync: Any, how: str
+) -> None:
     device = Device.load(pair.bundle, threads=1)
     sampling: dict[str, Any] = {"temperature": HOW[how].temperature, "seed": HOW[how].seed}
     served = await asyncio.to_thread(load, pair.settings)
@@ -85,7 +95,9 @@ async def test_the_text_is_the_targets_and_records_come(pair: Pair, draft: Any, 
             assert all(reader.verified)
             assert reader.done is not None
             assert drafter.records is not None
-            assert bool(drafter.records.held) == (sync != "off"), "records come while the answer is written"
+            assert bool(drafter.records.held) == (sync != "off"), (
+                "records come while the answer is written"
+            )
 
 
 def test_what_does_not_fit_such_a_drafter_is_refused(pair: Pair, tmp_path: Path) -> None:

@@ -20,7 +20,10 @@ TEMPLATES = sorted((Path(__file__).parent / "templates").glob("*.jinja"))
 SPECIAL = {"bos_token": "<s>", "eos_token": "<|eot_id|>", "pad_token": "<pad>"}
 CHATS = {
     "one": [{"role": "user", "content": "  What is <b>17</b> & 25? Grüße, 世界 👋 "}],
-    "system": [{"role": "system", "content": "Be brief. /no_think"}, {"role": "user", "content": "Hi\n\nthere"}],
+    "system": [
+        {"role": "system", "content": "Be brief. /no_think"},
+        {"role": "user", "content": "Hi\n\nthere"},
+    ],
     "turns": [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "<think>\nhm\n</think>\n\nb"},
@@ -28,7 +31,12 @@ CHATS = {
     ],
 }
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
-TOOLS = [{"type": "function", "function": {"name": "weather", "description": "<it>", "parameters": PARAMETERS}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "weather", "description": "<it>", "parameters": PARAMETERS},
+    }
+]
 
 
 @pytest.fixture(scope="module")
@@ -40,24 +48,40 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.mark.parametrize("file", TEMPLATES, ids=lambda file: file.stem)
 def test_what_transformers_writes(file: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    ours, source = ChatTemplate(file), file.read_text(encoding="utf-8")
+    ours = ChatTemplate(file)
+    source = file.read_text(encoding="utf-8")
     for tools in ([], TOOLS):
         for name, chat in CHATS.items():
             theirs = tokenizer.apply_chat_template(
-                chat, tools=tools or None, chat_template=source, tokenize=False, add_generation_prompt=True
+                chat,
+                tools=tools or None,
+                chat_template=source,
+                tokenize=False,
+                add_generation_prompt=True,
             )
-            assert ours.render(chat, tokenizer.special_tokens_map, {"tools": tools or None}) == theirs, name
+            assert (
+                ours.render(chat, tokenizer.special_tokens_map, {"tools": tools or None}) == theirs
+            ), name
 
 
-def test_variables_reach_the_template_as_in_transformers(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_variables_reach_the_template_as_in_transformers(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
     file = next(file for file in TEMPLATES if file.stem == "qwen3")
-    chat, given = CHATS["one"], {"enable_thinking": False}
+    chat = CHATS["one"]
+    given = {"enable_thinking": False}
     theirs = tokenizer.apply_chat_template(
-        chat, chat_template=file.read_text(encoding="utf-8"), tokenize=False, add_generation_prompt=True, **given
+        chat,
+        chat_template=file.read_text(encoding="utf-8"),
+        tokenize=False,
+        add_generation_prompt=True,
+        **given,
     )
     ours = ChatTemplate(file)
     assert ours.render(chat, SPECIAL, given) == theirs != ours.render(chat, SPECIAL)
-    assert ours.render(chat, SPECIAL, {"messages": [], "add_generation_prompt": False}) == ours.render(chat, SPECIAL)
+    assert ours.render(
+        chat, SPECIAL, {"messages": [], "add_generation_prompt": False}
+    ) == ours.render(chat, SPECIAL)
 
 
 def test_no_variable_is_a_parameter_of_transformers() -> None:
@@ -83,14 +107,17 @@ def made(folder: Path, source: str) -> ChatTemplate:
         ("{{ messages[0].content.__class__.__mro__ }}", "unsafe"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
         ("{{ 'x' * 2**30 }}", "MemoryError"),
-        ("{% set x = 'xxxxxxxx' %}{% set ns = namespace(x=x) %}"
-         "{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}", "MemoryError|too much memory"),
+        (
+            "{% set x = 'xxxxxxxx' %}{% set ns = namespace(x=x) %}"
+            "{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
+            "MemoryError|too much memory",
+        ),
         ("{% for i in range(90000) %}{{ 'x' * 1000 }}{% endfor %}", "makes more than"),
         ("{{ '\\ud800' }}", "."),
         ("{{ lipsum(n=10**9) }}", "too long|memory|over"),
         ("{{ 9 ** (9 ** 9) }}", "takes over|MemoryError"),
     ],
-)  # fmt: skip
+)
 def test_what_goes_wrong_in_a_template_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, what: str
 ) -> None:
@@ -108,10 +135,14 @@ def test_a_template_without_end_is_ended(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(BundleError, match="takes over"):
         template.render([{"role": "user", "content": "loop"}], {})
     assert time.monotonic() - began < 30
-    assert template.render(CHATS["one"], {}) == "fine", "the next conversation has a process of its own"
+    assert template.render(CHATS["one"], {}) == "fine", (
+        "the next conversation has a process of its own"
+    )
 
 
-def test_secrets_are_not_in_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_not_in_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MOA_EDGE_TOKEN", "moa_secret")
     template = made(tmp_path, "fine")
     template.render(CHATS["one"], {})

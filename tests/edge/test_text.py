@@ -24,7 +24,9 @@ from moa.text_stream import TextStream
 def codec(tmp_path: Path) -> TextCodec:
     """Byte-level: one token a byte, so that characters come in pieces."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(alphabet)}, merges=[]))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={piece: i for i, piece in enumerate(alphabet)}, merges=[])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<bos>", "<eos>"])
@@ -34,7 +36,9 @@ def codec(tmp_path: Path) -> TextCodec:
         "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     )
-    return TextCodec(tmp_path / "tokenizer.json", template, bos_id=tokenizer.token_to_id("<bos>"), eos_ids=(257,))
+    return TextCodec(
+        tmp_path / "tokenizer.json", template, bos_id=tokenizer.token_to_id("<bos>"), eos_ids=(257,)
+    )
 
 
 def chat_ids(codec: TextCodec, messages: Sequence[Mapping[str, str]]) -> list[int]:
@@ -48,7 +52,9 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 def test_a_full_context_loses_its_oldest_turns_and_not_with_every_turn(
     codec: TextCodec, opening: list[dict[str, str]]
 ) -> None:
-    chat, said, room = ChatLog(codec), list(opening), 400
+    chat = ChatLog(codec)
+    said = list(opening)
+    room = 400
     trims = []
     for turn in range(40):
         said.append({"role": "user", "content": f"question {turn}"})
@@ -84,7 +90,9 @@ def shown(stream: TextStream, ids: Sequence[int]) -> str:
 @example(text="ends with Th", stop=["The"], cuts=[])
 @example(text="one\n\ntwo", stop=["\n\n", "two"], cuts=[9])
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_stop_strings_and_taking_back(codec: TextCodec, text: str, stop: list[str], cuts: list[int]) -> None:
+def test_stop_strings_and_taking_back(
+    codec: TextCodec, text: str, stop: list[str], cuts: list[int]
+) -> None:
     ids = codec.encode(text)
     stream = TextStream(codec, tuple(stop))
     seen = shown(stream, ids)
@@ -96,7 +104,9 @@ def test_stop_strings_and_taking_back(codec: TextCodec, text: str, stop: list[st
     # The first stop string to be complete ends the text, even where a longer one began before it.
     ends = (end for end in range(len(text) + 1) if any(word in text[:end] for word in stop))
     seen_by_then = text[: next(ends, 0)]
-    expected = min((text[: text.index(word)] for word in stop if word in seen_by_then), key=len, default=text)
+    expected = min(
+        (text[: text.index(word)] for word in stop if word in seen_by_then), key=len, default=text
+    )
     assert seen + stream.flush() == stream.text == expected
 
 
@@ -108,11 +118,16 @@ def test_an_unfinished_character_comes_out_in_the_end(codec: TextCodec) -> None:
     assert stream.flush() == "\ufffd"
 
 
-def test_the_template_has_the_special_tokens_and_what_is_not_text_is_refused(codec: TextCodec) -> None:
+def test_the_template_has_the_special_tokens_and_what_is_not_text_is_refused(
+    codec: TextCodec,
+) -> None:
     ids = chat_ids(codec, [{"role": "user", "content": "hi"}])
     assert ids[0] == 256
     assert codec.decode(ids) == "[user]hi[assistant]"
-    for refused in (codec.encode, lambda text: chat_ids(codec, [{"role": "user", "content": text}])):
+    for refused in (
+        codec.encode,
+        lambda text: chat_ids(codec, [{"role": "user", "content": text}]),
+    ):
         with pytest.raises(UsageError, match="not text"):
             refused("a\udcffb")
 
@@ -121,7 +136,10 @@ def test_what_is_no_template(codec: TextCodec, tmp_path: Path) -> None:
     (tmp_path / "broken.jinja").write_text("{% for %}")
     for name in ("broken.jinja", "missing.jinja"):
         with pytest.raises(BundleError, match="is not a chat template"):
-            chat_ids(TextCodec(tmp_path / "tokenizer.json", tmp_path / name), [{"role": "user", "content": "hi"}])
+            chat_ids(
+                TextCodec(tmp_path / "tokenizer.json", tmp_path / name),
+                [{"role": "user", "content": "hi"}],
+            )
     plain = TextCodec(tmp_path / "tokenizer.json")
     assert not plain.can_chat
     with pytest.raises(UsageError, match="no chat template"):
@@ -134,7 +152,9 @@ def test_the_end_token_of_a_template_is_the_one_it_means(codec: TextCodec, tmp_p
     user = [{"role": "user", "content": "hi"}]
     named = TextCodec(*files, eos_ids=(256, 257), special_tokens={"eos_token": "<eos>"})
     assert chat_ids(named, user) == [257]
-    assert chat_ids(TextCodec(*files, eos_ids=(257, 256)), user) == [257], "else the first, not the smallest"
+    assert chat_ids(TextCodec(*files, eos_ids=(257, 256)), user) == [257], (
+        "else the first, not the smallest"
+    )
 
 
 def hostile(folder: Path, **parts: object) -> Path:
@@ -147,17 +167,50 @@ def hostile(folder: Path, **parts: object) -> Path:
 @pytest.mark.parametrize(
     "parts",
     [
-        {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"},
-            {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
-         "decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-            {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}},
-        {"normalizer": {"type": "NFKC"}, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
-            {"type": "Split", "pattern": {"Regex": "\\d"}, "behavior": "Isolated", "invert": False},
-            {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}]}},
+        {
+            "normalizer": {
+                "type": "Sequence",
+                "normalizers": [
+                    {"type": "Prepend", "prepend": "▁"},
+                    {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+                ],
+            },
+            "decoder": {
+                "type": "Sequence",
+                "decoders": [
+                    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                    {"type": "ByteFallback"},
+                    {"type": "Fuse"},
+                    {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+                ],
+            },
+        },
+        {
+            "normalizer": {"type": "NFKC"},
+            "pre_tokenizer": {
+                "type": "Sequence",
+                "pretokenizers": [
+                    {
+                        "type": "Split",
+                        "pattern": {"Regex": "\\d"},
+                        "behavior": "Isolated",
+                        "invert": False,
+                    },
+                    {
+                        "type": "ByteLevel",
+                        "add_prefix_space": False,
+                        "trim_offsets": True,
+                        "use_regex": True,
+                    },
+                ],
+            },
+        },
     ],
     ids=["Llama 2", "NFKC and bytes"],
-)  # fmt: skip
-def test_tokenizers_of_known_models_are_read(codec: TextCodec, tmp_path: Path, parts: dict[str, object]) -> None:
+)
+def test_tokenizers_of_known_models_are_read(
+    codec: TextCodec, tmp_path: Path, parts: dict[str, object]
+) -> None:
     assert TextCodec(hostile(tmp_path, **parts)).encode("a b")
 
 
@@ -181,9 +234,20 @@ TRIE = base64.b64encode(struct.pack("<I", 4) + b"trie" + b"x" * 100 + b"\0").dec
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": TRIE}},
         steps("normalizer", *[{"type": "NFC"}] * 65),
     ],
-    ids=["bomb", "bomb in the decoder", "half", "half before", "half in the decoder", "doubled", "charsmap", "many"],
+    ids=[
+        "bomb",
+        "bomb in the decoder",
+        "half",
+        "half before",
+        "half in the decoder",
+        "doubled",
+        "charsmap",
+        "many",
+    ],
 )
-def test_a_tokenizer_that_makes_much_of_little(codec: TextCodec, tmp_path: Path, parts: dict[str, object]) -> None:
+def test_a_tokenizer_that_makes_much_of_little(
+    codec: TextCodec, tmp_path: Path, parts: dict[str, object]
+) -> None:
     with pytest.raises(BundleError, match=r"makes \d+ times as much text|has more than 64 steps"):
         TextCodec(hostile(tmp_path, **parts))
 

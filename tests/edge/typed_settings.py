@@ -1,6 +1,7 @@
 """What a type checker says of a client's settings. `make check` reads this file; nothing runs it.
 
-An ignored error that is no error any more is one itself, so each line proves that its mistake is found.
+An ignored error that is no error any more is one itself, so each line proves that its mistake is
+found.
 """
 
 from __future__ import annotations

@@ -26,14 +26,17 @@ PROMPTS = ("hello world", "1+1=", "abc abc abc")
 @pytest.fixture(scope="session", autouse=True)
 def equal_modules_are_exported_once() -> Iterator[None]:
     """Torch takes 4 s for each export, and most tests differ in what is done with the graph."""
-    export, made = torch.onnx.export, {}
+    export = torch.onnx.export
+    made = {}
 
     def remembered(module: nn.Module, args: tuple[torch.Tensor, ...], **how: Any) -> Any:
         parts = str([vars(part) for part in module.modules()])
         weights = [value.numpy().tobytes() for value in module.state_dict().values()]
         key = parts, *weights, str([(one.shape, one.dtype) for one in args]), str(how)
         if key not in made:
-            made[key] = export(copy.deepcopy(module), args, **how)  # of weights that no test changes
+            made[key] = export(
+                copy.deepcopy(module), args, **how
+            )  # of weights that no test changes
         return made[key]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -52,7 +55,9 @@ class Pair:
         return load_source(str(self.target), str(self.drafter))
 
 
-def make_pair(folder: Path, family: str = "llama", shape: Mapping[str, Any] | None = None, **overrides: object) -> Pair:
+def make_pair(
+    folder: Path, family: str = "llama", shape: Mapping[str, Any] | None = None, **overrides: object
+) -> Pair:
     """A random target and a random drafter of this shape for it."""
     target = save_tiny(family, folder / "target", **overrides)
     loaded = load_model(target)
@@ -60,14 +65,21 @@ def make_pair(folder: Path, family: str = "llama", shape: Mapping[str, Any] | No
     drafter = new_drafter(DrafterConfig.for_target(loaded.facts, **shape or {}), loaded.model)
     with torch.no_grad():
         for parameter in drafter.parameters():
-            parameter.mul_(4.0)  # large enough that a wrong path through the graph shows in the logits
+            parameter.mul_(
+                4.0
+            )  # large enough that a wrong path through the graph shows in the logits
     save_drafter(drafter, folder / "drafter")
     return Pair(target, folder / "drafter")
 
 
 def settings_for(pair: Pair, out: Path, **changes: Any) -> BuildSettings:
     """Settings of a build that measures no times."""
-    given = {"target": str(pair.target), "drafter": str(pair.drafter), "out": out, "time_steps": False}
+    given = {
+        "target": str(pair.target),
+        "drafter": str(pair.drafter),
+        "out": out,
+        "time_steps": False,
+    }
     return BuildSettings(**(given | changes))
 
 
@@ -84,4 +96,8 @@ def tied_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 @pytest.fixture(scope="session")
 def bundle(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """Calibrated, with three variants."""
-    return build(settings_for(pair, tmp_path_factory.mktemp("out") / "bundle", prompts=PROMPTS, new_tokens=10))
+    return build(
+        settings_for(
+            pair, tmp_path_factory.mktemp("out") / "bundle", prompts=PROMPTS, new_tokens=10
+        )
+    )

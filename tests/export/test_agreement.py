@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from export.agreement import CHAIN, TREE, Continuation, Reference, Replay, encode_prompts, make_traces, offline, rounds
+from export.agreement import (
+    CHAIN,
+    TREE,
+    Continuation,
+    Reference,
+    Replay,
+    encode_prompts,
+    make_traces,
+    offline,
+    rounds,
+)
 from export.runner import StepInput, StepOutput, TorchRunner
 from export.source import Source
 from moa.errors import UsageError
@@ -20,10 +30,12 @@ VOCABULARY = 32
 
 
 class Oracle:
-    """A drafter that knows that the text counts upwards, and is wrong after every multiple of `blind`."""
+    """A drafter that knows that the text counts upwards, and is wrong after every multiple of
+    `blind`."""
 
     def __init__(self, source: Source, blind: int) -> None:
-        self.spec, self.blind = source.spec, blind
+        self.spec = source.spec
+        self.blind = blind
 
     def step(self, step: StepInput) -> StepOutput:
         ids = np.array(step.ids)[list(step.queries)]
@@ -51,7 +63,8 @@ def counting(length: int, prompt: int) -> Continuation:
 
 
 def test_every_round_is_counted_until_the_text_ends(source: Source) -> None:
-    # blind after 5 and 10: from 3 on, the guesses 4, 5 are right, then the target's own 6; 7..10 are right, then 11.
+    # blind after 5 and 10: from 3 on, the guesses 4, 5 are right, then the target's own 6; 7..10
+    # are right, then 11.
     chain = rounds(Oracle(source, 5), [counting(13, 2)], CHAIN)
     assert chain.accepted == [2, 4, 2]
     assert chain.tokens_per_round == pytest.approx(8 / 3 + 1)
@@ -66,15 +79,19 @@ def test_offline_agreement_is_by_distance(source: Source) -> None:
 
 
 def test_a_cold_start_holds_no_record_and_a_cut_those_of_the_prompt(source: Source) -> None:
-    rows, oracle = np.zeros((1, 12, 16), np.float32), Oracle(source, 5)
-    trace, spy = Continuation(list(range(1, 14)), 2, rows, rows), Mock(wraps=oracle.step)
+    rows = np.zeros((1, 12, 16), np.float32)
+    oracle = Oracle(source, 5)
+    trace = Continuation(list(range(1, 14)), 2, rows, rows)
+    spy = Mock(wraps=oracle.step)
     oracle.step = spy  # type: ignore[method-assign]
     for cold, held in ((True, 0), (False, 2)):
         offline(oracle, [trace], cold=cold)
         assert spy.call_args.args[0].record_k.shape == (1, held, 16)
 
 
-def test_traces_hold_the_targets_own_text_and_records(pair: Pair, source: Source, traces: list[Continuation]) -> None:
+def test_traces_hold_the_targets_own_text_and_records(
+    pair: Pair, source: Source, traces: list[Continuation]
+) -> None:
     target = Target.load(pair.target, capacity=64)
     for trace, prompt in zip(traces, encode_prompts(target, PROMPTS), strict=True):
         assert trace.ids[: trace.prompt] == prompt
@@ -84,20 +101,28 @@ def test_traces_hold_the_targets_own_text_and_records(pair: Pair, source: Source
         assert trace.record_k.shape == (1, len(trace.ids) - 1, 16)
 
 
-def test_a_replayed_round_is_a_plain_step_of_the_drafter(source: Source, traces: list[Continuation]) -> None:
-    """The first guess of a replay is the module's own, from the whole text with exactly the records before it."""
-    trace, runner = traces[0], TorchRunner(source, 4)
+def test_a_replayed_round_is_a_plain_step_of_the_drafter(
+    source: Source, traces: list[Continuation]
+) -> None:
+    """The first guess of a replay is the module's own, from the whole text with exactly the records
+    before it."""
+    trace = traces[0]
+    runner = TorchRunner(source, 4)
     at = trace.prompt + 3
     module = source.module
     assert trace.record_k is not None
     assert trace.record_v is not None
-    ids, positions = torch.tensor([trace.ids[: at + 1]]), torch.arange(at + 1)[None]
+    ids = torch.tensor([trace.ids[: at + 1]])
+    positions = torch.arange(at + 1)[None]
     heads = source.spec.cache[0]
     past = [(torch.zeros(1, heads.kv_heads, 0, heads.head_dim),) * 2]
     mask = torch.full((1, 1, at + 1, at + 1), -1e9).triu(1)
-    key, value = torch.from_numpy(trace.record_k[None, :, :at]), torch.from_numpy(trace.record_v[None, :, :at])
+    key = torch.from_numpy(trace.record_k[None, :, :at])
+    value = torch.from_numpy(trace.record_v[None, :, :at])
     with torch.inference_mode():
-        hidden, _ = module.features(ids, positions, mask, past, key, value, torch.zeros(1, 1, 1, at))
+        hidden, _ = module.features(
+            ids, positions, mask, past, key, value, torch.zeros(1, 1, 1, at)
+        )
         logits = module.logits(hidden)
     assert Replay(runner, trace).guesses(at, at + 1, at)[0] == int(logits[0, -1].argmax())
 

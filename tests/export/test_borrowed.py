@@ -1,4 +1,5 @@
-"""Borrowed target layers (TLI) on the device: records bring the target's rows, and drafts equal those on the server."""
+"""Borrowed target layers (TLI) on the device: records bring the target's rows, and drafts equal
+those on the server."""
 
 from __future__ import annotations
 
@@ -24,7 +25,12 @@ SHAPE = TreeShape(breadth=2, depth=3, nodes=6)
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """Two body layers, two borrowed ones; CA's heads are half as wide as the target's."""
-    shape = {"layers": 2, "tli": 2, "num_attention_heads": 8, "cross_attention_num_key_value_heads": 4}
+    shape = {
+        "layers": 2,
+        "tli": 2,
+        "num_attention_heads": 8,
+        "cross_attention_num_key_value_heads": 4,
+    }
     return make_pair(tmp_path_factory.mktemp("borrows"), shape=shape)
 
 
@@ -35,12 +41,14 @@ def bundle(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 def beside(pair: Pair, ids: list[int]) -> tuple[DraftTree, list[np.ndarray]]:
-    """What the drafter beside the target drafts after all but the last of `ids`, and the keys and values that travel
-    to the device."""
+    """What the drafter beside the target drafts after all but the last of `ids`, and the keys and
+    values that travel to the device."""
     target = Target.load(pair.target, slots=1, capacity=64)
     drafter = load_drafter(pair.drafter, target.model, target.facts)
     drafting = MoaDrafting(drafter, slots=1, capacity=64)
-    done = target.commit(target.forward([Row.chain(target.pool.acquire(), ids[:-1])]), 0, range(len(ids) - 1))
+    done = target.commit(
+        target.forward([Row.chain(target.pool.acquire(), ids[:-1])]), 0, range(len(ids) - 1)
+    )
     drafting.observe(drafting.open(), ids[:-1], done)
     with torch.inference_mode():
         own = drafter.project(*done.kv, done.hidden, done.positions)
@@ -56,8 +64,11 @@ def drafted(drafter: OnnxDrafter, ids: list[int]) -> DraftTree:
 
 
 @pytest.mark.parametrize("arrival", ["before", "after", "in two runs", "while drafting"])
-def test_the_device_drafts_what_is_drafted_beside_the_target(pair: Pair, bundle: Bundle, arrival: str) -> None:
-    """Whenever the rows arrive: before the device has read the tokens, afterwards, or after it drafted them itself."""
+def test_the_device_drafts_what_is_drafted_beside_the_target(
+    pair: Pair, bundle: Bundle, arrival: str
+) -> None:
+    """Whenever the rows arrive: before the device has read the tokens, afterwards, or after it
+    drafted them itself."""
     theirs, (keys, values) = beside(pair, IDS)
     drafter = Device.load(bundle.folder, variant="cpu-fp32", threads=1).new_drafter()
     assert isinstance(drafter, OnnxDrafter)

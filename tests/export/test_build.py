@@ -34,7 +34,11 @@ def test_the_bundle_holds_what_the_design_says(bundle: Bundle, pair: Pair) -> No
     assert manifest.target.facts.weights_id
     assert manifest.drafter.kind == "moa"
     assert manifest.records is not None
-    files = {path.relative_to(bundle.folder).as_posix() for path in bundle.folder.rglob("*") if path.is_file()}
+    files = {
+        path.relative_to(bundle.folder).as_posix()
+        for path in bundle.folder.rglob("*")
+        if path.is_file()
+    }
     assert set(manifest.files) == files - {MANIFEST}
     exact = manifest.variants["cpu-fp32"]
     assert exact.parity is not None
@@ -52,10 +56,14 @@ def test_the_bundle_holds_what_the_design_says(bundle: Bundle, pair: Pair) -> No
         assert f"| {name} | {variant.runtime} |" in card
         session = open_session(bundle.path(variant.model))
         for case in bundle.golden():
-            assert case.difference(name, *session.run(["top_logp", "top_tokens"], case.inputs)) < 1e-3
+            assert (
+                case.difference(name, *session.run(["top_logp", "top_tokens"], case.inputs)) < 1e-3
+            )
 
 
-def test_room_is_checked_before_work(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_is_checked_before_work(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr("export.atomic_folder.shutil.disk_usage", lambda _: usage)
     with pytest.raises(UsageError, match=r"not enough room .* \d\.\d MB wanted, 0.0 MB free"):
@@ -85,7 +93,10 @@ def test_the_plan_counts_what_the_bundle_holds(pair: Pair, bundle: Bundle) -> No
     exact = bundle.manifest.files["variants/cpu-fp32/model.onnx.data"].size
     assert abs(plan.variant_bytes["cpu-fp32"] - exact) < 0.2 * exact  # pages are padded
     assert plan.cache == [(1, 16)]
-    assert make_plan(str(pair.target), str(pair.drafter), ["nnapi"], None).variant_bytes["nnapi"] < 1.1 * exact
+    assert (
+        make_plan(str(pair.target), str(pair.drafter), ["nnapi"], None).variant_bytes["nnapi"]
+        < 1.1 * exact
+    )
     independent = make_plan(str(pair.target), f"independent:{pair.target}", [], 50)
     assert len(independent.cache) == 4
     assert independent.draft_vocabulary == 50
@@ -94,13 +105,21 @@ def test_the_plan_counts_what_the_bundle_holds(pair: Pair, bundle: Bundle) -> No
 def test_a_plan_for_8_billion_weights_reads_none_of_them(tmp_path: Path) -> None:
     """The target's weights are a sparse file of 16 GB: only its headers have contents."""
     config = LlamaConfig(
-        vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32,
-        num_attention_heads=32, num_key_value_heads=8, tie_word_embeddings=False,
-    )  # fmt: skip
+        vocab_size=128_256,
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        tie_word_embeddings=False,
+    )
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(tmp_path / "target")
     ends = dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), (128_256, 4096))
-    _hole(tmp_path / "target", ends | {f"model.layers.{i}.mlp.up_proj.weight": (14_336, 14_336) for i in range(32)})
+    _hole(
+        tmp_path / "target",
+        ends | {f"model.layers.{i}.mlp.up_proj.weight": (14_336, 14_336) for i in range(32)},
+    )
     settings = DrafterConfig.for_target(read_facts(tmp_path / "target")[0])
     (tmp_path / "drafter").mkdir()
     settings.write(tmp_path / "drafter")
@@ -116,24 +135,33 @@ def test_a_plan_for_8_billion_weights_reads_none_of_them(tmp_path: Path) -> None
 
 
 def _hole(folder: Path, shapes: dict[str, tuple[int, int]]) -> None:
-    header, end = {}, 0
+    header = {}
+    end = 0
     for name, (rows, width) in shapes.items():
-        start, end = end, end + 2 * rows * width
+        start = end
+        end = end + 2 * rows * width
         header[name] = {"dtype": "BF16", "shape": [rows, width], "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
     os.truncate(folder / "model.safetensors", 8 + len(text) + end)
 
 
-def test_prompts_are_read_from_both_kinds_of_file_before_anything_is_loaded(pair: Pair, tmp_path: Path) -> None:
+def test_prompts_are_read_from_both_kinds_of_file_before_anything_is_loaded(
+    pair: Pair, tmp_path: Path
+) -> None:
     (tmp_path / "a.txt").write_text("one\n\ntwo\n")
     (tmp_path / "b.jsonl").write_text(json.dumps({"prompt": "three\nlines"}) + "\n")
-    assert read_prompts([tmp_path / "a.txt", tmp_path / "b.jsonl"]) == ["one", "two", "three\nlines"]
+    assert read_prompts([tmp_path / "a.txt", tmp_path / "b.jsonl"]) == [
+        "one",
+        "two",
+        "three\nlines",
+    ]
     said: list[str] = []
     for name, content, wrong in (
-        ("c.jsonl", "{}", "c.jsonl:1: .* must be text"), ("d.jsonl", "{", "d.jsonl:1: not valid JSON"),
+        ("c.jsonl", "{}", "c.jsonl:1: .* must be text"),
+        ("d.jsonl", "{", "d.jsonl:1: not valid JSON"),
         ("e.txt", "\n", "no prompt in"),
-    ):  # fmt: skip
+    ):
         (tmp_path / name).write_text(content)
         with pytest.raises(UsageError, match=wrong):
             build(settings_for(pair, tmp_path / "out", calibration=(tmp_path / name,)), said.append)
@@ -146,7 +174,9 @@ def test_an_independent_drafter_must_share_the_tokenizer(pair: Pair, tmp_path: P
         load_source(str(pair.target), f"independent:{other}")
 
 
-def test_the_draft_vocabulary_takes_ends_first_then_the_most_frequent(pair: Pair, tmp_path: Path) -> None:
+def test_the_draft_vocabulary_takes_ends_first_then_the_most_frequent(
+    pair: Pair, tmp_path: Path
+) -> None:
     (tmp_path / "text.txt").write_text("aaaa bbb c")
     source = pair.source()
     counts = count_files(source.tokenizer.json, [tmp_path / "text.txt"])

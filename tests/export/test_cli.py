@@ -1,4 +1,5 @@
-"""The commands: results on stdout, progress on stderr, one line and exit code 2 for a user's mistake."""
+"""The commands: results on stdout, progress on stderr, one line and exit code 2 for a user's
+mistake."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
     return code, out, err
 
 
-def test_a_dry_run_tells_and_writes_nothing(capsys: pytest.CaptureFixture[str], pair: Pair, tmp_path: Path) -> None:
+def test_a_dry_run_tells_and_writes_nothing(
+    capsys: pytest.CaptureFixture[str], pair: Pair, tmp_path: Path
+) -> None:
     arguments = ["build", "-t", pair.target, "-d", pair.drafter, "-o", tmp_path / "b", "--dry-run"]
     code, out, err = run(capsys, *arguments)
     assert (code, err) == (0, "")
@@ -40,17 +43,35 @@ def test_a_build_reports_progress_on_stderr_and_its_manifest_on_stdout(
     capsys: pytest.CaptureFixture[str], pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("export.build.step_times", partial(step_times, threads=(1,), seconds=0.001))
-    arguments = ["build", "-t", pair.target, "-d", pair.drafter, "-o", tmp_path / "b", "-v", "cpu-fp32", "--json"]
+    arguments = [
+        "build",
+        "-t",
+        pair.target,
+        "-d",
+        pair.drafter,
+        "-o",
+        tmp_path / "b",
+        "-v",
+        "cpu-fp32",
+        "--json",
+    ]
     code, out, err = run(capsys, *arguments)
     assert code == 0
-    assert [time["tokens"] for time in json.loads(out)["variants"]["cpu-fp32"]["step_times"]] == [1, 8]
+    assert [time["tokens"] for time in json.loads(out)["variants"]["cpu-fp32"]["step_times"]] == [
+        1,
+        8,
+    ]
     assert "moa-export: variant cpu-fp32" in err
     assert json.loads(out)["calibration"] is None
     assert "were not measured" in (tmp_path / "b" / "README.md").read_text()
 
 
 def test_mistakes_are_one_line_and_exit_code_2(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, bundle: Bundle, pair: Pair, tmp_path: Path
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    bundle: Bundle,
+    pair: Pair,
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "ours").mkdir()
     (tmp_path / "ours" / "bundle").symlink_to(bundle.folder)
@@ -72,14 +93,32 @@ def test_mistakes_are_one_line_and_exit_code_2(
     found_with_torch = {
         "no model at ./none": ["build", "-t", "./none", "-d", pair.drafter, "-o", out],
         "no drafter at nowhere": ["build", "-t", pair.target, "-d", "nowhere", "-o", out],
-        "no model at ./nowhere": ["build", "-t", pair.target, "-d", "independent:./nowhere", "-o", out],
+        "no model at ./nowhere": [
+            "build",
+            "-t",
+            pair.target,
+            "-d",
+            "independent:./nowhere",
+            "-o",
+            out,
+        ],
         "--draft-vocab needs text": [*source, "-o", out, "--draft-vocab", "5"],
-        "must be 1..128": [*source, "-o", out, "--draft-vocab", "500", "--vocab-text", bundle.folder / "README.md"],
+        "must be 1..128": [
+            *source,
+            "-o",
+            out,
+            "--draft-vocab",
+            "500",
+            "--vocab-text",
+            bundle.folder / "README.md",
+        ],
     }
     for message, arguments in (mistakes | found_with_torch).items():
         # None makes the import fail: torch takes seconds.
         monkeypatch.setitem(sys.modules, "torch", torch if message in found_with_torch else None)
-        monkeypatch.setitem(sys.modules, "export.forms", export.forms if message in found_with_torch else None)
+        monkeypatch.setitem(
+            sys.modules, "export.forms", export.forms if message in found_with_torch else None
+        )
         code, said, err = run(capsys, *arguments)
         assert (code, said) == (2, ""), arguments
         last = err.strip().splitlines()[-1]

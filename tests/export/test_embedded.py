@@ -1,4 +1,5 @@
-"""The embedded pair, as a user exports it: every form keeps the share of acceptance that it promises."""
+"""The embedded pair, as a user exports it: every form keeps the share of acceptance that it
+promises."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ from export.build import BuildSettings, build
 from export.cli import embedded_prompts, embedded_sources
 from export.static_forms import StaticShape
 
-GOALS = {"cpu-int8": 0.99, "cpu-int4": 0.97, "portable": 0.97, "web": 0.97, "mobile": 0.97, "npu-qnn": 0.97}
+GOALS = {
+    "cpu-int8": 0.99,
+    "cpu-int4": 0.97,
+    "portable": 0.97,
+    "web": 0.97,
+    "mobile": 0.97,
+    "npu-qnn": 0.97,
+}
 
 
 @pytest.mark.slow
@@ -18,9 +26,14 @@ GOALS = {"cpu-int8": 0.99, "cpu-int4": 0.97, "portable": 0.97, "web": 0.97, "mob
 def test_every_form_of_the_embedded_pair_keeps_its_acceptance(tmp_path: Path) -> None:
     target, drafter = embedded_sources()
     settings = BuildSettings(
-        target=target, drafter=drafter, out=tmp_path / "bundle", variants=tuple(GOALS), time_steps=False,
-        prompts=embedded_prompts(24)[0], static_shape=StaticShape(tokens=8, past=256, records=256),
-    )  # fmt: skip
+        target=target,
+        drafter=drafter,
+        out=tmp_path / "bundle",
+        variants=tuple(GOALS),
+        time_steps=False,
+        prompts=embedded_prompts(24)[0],
+        static_shape=StaticShape(tokens=8, past=256, records=256),
+    )
     for name, variant in build(settings).manifest.variants.items():
         assert variant.agreement is not None
         assert variant.agreement.acceptance > 4, name

@@ -29,19 +29,30 @@ def shop(tied_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 
 def worst(shop: Workshop, model: Path) -> float:
     """Largest difference of a top log-probability from torch."""
-    reference, runner = TorchRunner(shop.source, 8), OrtRunner(model, shop.source.spec)
+    reference = TorchRunner(shop.source, 8)
+    runner = OrtRunner(model, shop.source.spec)
     steps = random_steps(shop.source.spec, shop.source.vocabulary)
-    return max(float(np.abs(runner.step(step).top_logp - reference.step(step).top_logp).max()) for step in steps)
+    return max(
+        float(np.abs(runner.step(step).top_logp - reference.step(step).top_logp).max())
+        for step in steps
+    )
 
 
 def saturates() -> bool:
-    """Whether 8-bit products of the default recipe overflow here: on an x86 processor without instructions for them."""
+    """Whether 8-bit products of the default recipe overflow here: on an x86 processor without
+    instructions for them."""
     cpuinfo = Path("/proc/cpuinfo")
     return cpuinfo.exists() and "vnni" not in (text := cpuinfo.read_text()) and "asimd" not in text
 
 
 @pytest.mark.parametrize(
-    "cpu", ["avx2", pytest.param("avx512_vnni", marks=pytest.mark.skipif(saturates(), reason="no 8-bit products"))]
+    "cpu",
+    [
+        "avx2",
+        pytest.param(
+            "avx512_vnni", marks=pytest.mark.skipif(saturates(), reason="no 8-bit products")
+        ),
+    ],
 )
 def test_int8_is_close_and_a_quarter_of_the_size(
     cpu: str, tied_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -50,17 +61,26 @@ def test_int8_is_close_and_a_quarter_of_the_size(
     graph, maker = shop.int8_graph(OPSET)
     exact = sum(value.nbytes for value in shop.float_graph(OPSET).weights.values())
     unpacked = shop.unpacked_graph(OPSET)
-    assert worst(shop, unpacked.save_whole(tmp_path / "unpacked.onnx")[0]) < 1.0  # random weights, wide logits
+    assert (
+        worst(shop, unpacked.save_whole(tmp_path / "unpacked.onnx")[0]) < 1.0
+    )  # random weights, wide logits
     assert sum(value.nbytes for value in unpacked.weights.values()) < 0.3 * exact
-    assert not {node.op_type for node in unpacked.proto.graph.node} & {"MatMulInteger", "DynamicQuantizeLinear"}
+    assert not {node.op_type for node in unpacked.proto.graph.node} & {
+        "MatMulInteger",
+        "DynamicQuantizeLinear",
+    }
     files = graph.save(tmp_path / "model.onnx")
     assert worst(shop, files[0]) < 1.0  # random weights, wide logits
     assert files[1].stat().st_size < 0.35 * exact
     monkeypatch.setitem(sys.modules, "optimum.onnxruntime", None)
     (tmp_path / "alone").mkdir()
     alone = onnx.load(int8_layers(shop.layers(OPSET), tmp_path / "alone", cpu)[0])
-    weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in alone.graph.initializer}
-    assert all((weights[name] == value).all() for name, value in graph.weights.items() if name in weights), maker
+    weights = {
+        tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in alone.graph.initializer
+    }
+    assert all(
+        (weights[name] == value).all() for name, value in graph.weights.items() if name in weights
+    ), maker
     kinds = {node.op_type for node in graph.proto.graph.node}
     assert "MatMul" not in kinds
     assert "Attention" in kinds
@@ -75,7 +95,10 @@ def test_four_bits_run_on_the_fast_path(shop: Workshop, blocks: Blocks, tmp_path
     assert len(products) == 13
     for node in products:
         assert onnx.helper.get_node_attr_value(node, "accuracy_level") == 4
-    assert {node.op_type for node in graph.proto.graph.node} >= {"GatherBlockQuantized", "Attention"}
+    assert {node.op_type for node in graph.proto.graph.node} >= {
+        "GatherBlockQuantized",
+        "Attention",
+    }
 
 
 def test_a_tied_table_is_stored_once(shop: Workshop, tmp_path: Path) -> None:
@@ -89,8 +112,11 @@ def test_a_tied_table_is_stored_once(shop: Workshop, tmp_path: Path) -> None:
     assert data.count(shop.source.embedding().tobytes()) == 1
 
 
-def _embedded(table: FloatTable | Int8Table | BlockTable, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """All rows as the table's graph gathers them, and its products with the unit vectors: the same matrix twice."""
+def _embedded(
+    table: FloatTable | Int8Table | BlockTable, folder: Path
+) -> tuple[np.ndarray, np.ndarray]:
+    """All rows as the table's graph gathers them, and its products with the unit vectors: the same
+    matrix twice."""
     text = f"""<ir_version: 10, opset_import: ["": {OPSET}]>
         g (int64[1, T] ids, float[1, N, 24] hidden) => (float[] rows, float[] logits) {{}}"""
     model = WeightedModel(onnx.parser.parse_model(text))
@@ -98,7 +124,8 @@ def _embedded(table: FloatTable | Int8Table | BlockTable, folder: Path) -> tuple
     table.project(model, "hidden", "logits")
     model.save(folder / "t.onnx")
     rows, logits = open_session(folder / "t.onnx").run(
-        ["rows", "logits"], {"ids": np.arange(40)[None], "hidden": np.eye(24, dtype=np.float32)[None]}
+        ["rows", "logits"],
+        {"ids": np.arange(40)[None], "hidden": np.eye(24, dtype=np.float32)[None]},
     )
     return rows[0], logits[0].T
 
@@ -106,13 +133,20 @@ def _embedded(table: FloatTable | Int8Table | BlockTable, folder: Path) -> tuple
 @pytest.mark.parametrize(
     ("table", "tolerance"),
     [
-        (FloatTable, 1e-6), (Int8Table, 0.02), (UnpackedTable, 0.02), (partial(BlockTable, bits=4, block=16), 0.3),
+        (FloatTable, 1e-6),
+        (Int8Table, 0.02),
+        (UnpackedTable, 0.02),
+        (partial(BlockTable, bits=4, block=16), 0.3),
         (partial(BlockTable, bits=8, block=16), 0.02),
     ],
     ids=["float", "int8", "unpacked", "b16", "b16-8"],
-)  # fmt: skip
-def test_both_uses_of_a_table_see_the_same_numbers(table: Any, tolerance: float, tmp_path: Path) -> None:
-    matrix = np.random.default_rng(0).standard_normal((40, 24), np.float32)  # 24 is no multiple of the block
+)
+def test_both_uses_of_a_table_see_the_same_numbers(
+    table: Any, tolerance: float, tmp_path: Path
+) -> None:
+    matrix = np.random.default_rng(0).standard_normal(
+        (40, 24), np.float32
+    )  # 24 is no multiple of the block
     matrix[7] = 0.0
     rows, columns = _embedded(table("t", matrix), tmp_path)
     np.testing.assert_allclose(rows, matrix, atol=tolerance)
@@ -126,7 +160,9 @@ def test_attention_over_activations_is_never_quantized(shop: Workshop) -> None:
     assert len(names) == 4  # scores and values, of SA and of CA
 
 
-def test_weights_beyond_protobufs_limit_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_weights_beyond_protobufs_limit_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("export.storage._LARGEST_MESSAGE", 10)
     model = WeightedModel(onnx.ModelProto(), {"w": np.zeros(8, np.float32)})
     with pytest.raises(UsageError, match="do not fit one ONNX file"):

@@ -1,4 +1,5 @@
-"""The float32 graph is the torch drafter: over random caches, trees, records, families, with and without TLI."""
+"""The float32 graph is the torch drafter: over random caches, trees, records, families, with and
+without TLI."""
 
 from __future__ import annotations
 
@@ -33,9 +34,14 @@ def saved(shop: Workshop, opset: int = OPSET) -> Path:
     ("family", "opset", "shape"),
     [("gemma2", OPSET, {"tli": 1}), ("llama", PORTABLE_OPSET, {"layers": 3, "final_norm": True})],
 )
-def test_the_graph_computes_what_torch_does(family: str, opset: int, shape: dict[str, Any], tmp_path: Path) -> None:
+def test_the_graph_computes_what_torch_does(
+    family: str, opset: int, shape: dict[str, Any], tmp_path: Path
+) -> None:
     shop = workshop(make_pair(tmp_path, family, shape).source(), tmp_path)
-    assert parity(TorchRunner(shop.source, 8), saved(shop, opset), shop.source.vocabulary, None) <= TOLERANCE
+    assert (
+        parity(TorchRunner(shop.source, 8), saved(shop, opset), shop.source.vocabulary, None)
+        <= TOLERANCE
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +50,20 @@ def shop(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 
 
 def test_noise_and_scale_change_the_order_as_documented(shop: Workshop) -> None:
-    reference, runner = TorchRunner(shop.source, 8), OrtRunner(saved(shop), shop.source.spec)
+    reference = TorchRunner(shop.source, 8)
+    runner = OrtRunner(saved(shop), shop.source.spec)
     (step,) = random_steps(shop.source.spec, shop.source.vocabulary, sizes=((4, 3, 6, 2),))
-    plain, found = reference.step(step), runner.step(step)
+    plain = reference.step(step)
+    found = runner.step(step)
     assert (found.top_tokens == plain.top_tokens).all()
     np.testing.assert_allclose(found.top_logp, plain.top_logp, atol=TOLERANCE)
     logits, _ = reference.logits(step)
     for shape in ((1, 1, 1), (1, 1, shop.source.vocabulary), (1, 3, shop.source.vocabulary)):
         noise = np.random.default_rng(0).gumbel(size=shape).astype(np.float32)
-        feeds = step.feeds(shop.source.spec) | {"scale": np.array([0.5], np.float32), "noise": noise}
+        feeds = step.feeds(shop.source.spec) | {
+            "scale": np.array([0.5], np.float32),
+            "noise": noise,
+        }
         logp, tokens = runner.session.run(["top_logp", "top_tokens"], feeds)
         wanted = torch.log_softmax(logits * 0.5 + torch.from_numpy(noise)[0], -1).topk(8)
         assert (tokens[0] == wanted.indices.numpy()).all()
@@ -69,12 +80,23 @@ def test_a_wrong_graph_is_not_let_through(shop: Workshop, tmp_path: Path) -> Non
 
 def test_inputs_have_the_documented_names_and_shapes(shop: Workshop) -> None:
     graph = onnx.load(saved(shop), load_external_data=False).graph
-    shapes = {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.input}
+    shapes = {
+        v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim]
+        for v in graph.input
+    }
     assert shapes == {
-        "ids": [1, "T"], "positions": [1, "T"], "queries": ["N"], "mask": [1, 1, "T", "P+T"],
-        "record_k": [1, 1, "R", 16], "record_v": [1, 1, "R", 16], "record_mask": [1, 1, 1, "R"],
-        "past_k_0": [1, 1, "P", 16], "past_v_0": [1, 1, "P", 16], "scale": [1], "noise": [1, "n", "v"],
-    }  # fmt: skip
+        "ids": [1, "T"],
+        "positions": [1, "T"],
+        "queries": ["N"],
+        "mask": [1, 1, "T", "P+T"],
+        "record_k": [1, 1, "R", 16],
+        "record_v": [1, 1, "R", 16],
+        "record_mask": [1, 1, 1, "R"],
+        "past_k_0": [1, 1, "P", 16],
+        "past_v_0": [1, 1, "P", 16],
+        "scale": [1],
+        "noise": [1, "n", "v"],
+    }
     assert [v.name for v in graph.output] == ["top_logp", "top_tokens", "new_k_0", "new_v_0"]
     kinds = [node.op_type for node in graph.node]
     assert (kinds.count("Attention"), kinds.count("RMSNormalization")) == (2, 4), "they stay whole"
@@ -85,7 +107,8 @@ def test_a_reduced_vocabulary_returns_target_ids(pair: Pair, tmp_path: Path) -> 
     shop = workshop(pair.source(), tmp_path, draft_to_target=chosen)
     path = saved(shop)
     assert parity(TorchRunner(shop.source, 8), path, shop.source.vocabulary, chosen) <= TOLERANCE
-    reference, runner = TorchRunner(shop.source, 8), OrtRunner(path, shop.source.spec)
+    reference = TorchRunner(shop.source, 8)
+    runner = OrtRunner(path, shop.source.spec)
     for step in random_steps(shop.source.spec, shop.source.vocabulary):
         best = reference.logits(step)[0][:, chosen].topk(8).indices.numpy()
         assert (runner.step(step).top_tokens == chosen[best]).all()
@@ -101,7 +124,16 @@ def test_an_independent_drafter_needs_no_records_and_large_logits_may_differ_by_
     shop = workshop(source, tmp_path)
     path = saved(shop)
     assert parity(TorchRunner(source, 8), path, source.vocabulary, None) <= TOLERANCE
-    assert not [v.name for v in OrtRunner(path, source.spec).session.get_inputs() if v.name.startswith("record")]
-    with torch.no_grad():  # a trained model's numbers are larger than random ones, and so is float32's rounding
+    assert not [
+        v.name
+        for v in OrtRunner(path, source.spec).session.get_inputs()
+        if v.name.startswith("record")
+    ]
+    with (
+        torch.no_grad()
+    ):  # a trained model's numbers are larger than random ones, and so is float32's rounding
         source.shared.head.mul_(2.0**14)
-    assert parity(TorchRunner(source, 8), saved(workshop(source, tmp_path)), source.vocabulary, None) <= TOLERANCE
+    assert (
+        parity(TorchRunner(source, 8), saved(workshop(source, tmp_path)), source.vocabulary, None)
+        <= TOLERANCE
+    )

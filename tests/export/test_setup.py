@@ -1,4 +1,5 @@
-"""`moa-export setup`: from a target and a sibling to texts that are the target's own, with and without training."""
+"""`moa-export setup`: from a target and a sibling to texts that are the target's own, with and
+without training."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48}
 
 
 def save_siblings(folder: Path, family: str, small: str = "") -> tuple[Path, Path]:
-    return save_tiny(family, folder / "target"), save_tiny(small or family, folder / "small", seed=5, **SMALL)
+    return save_tiny(family, folder / "target"), save_tiny(
+        small or family, folder / "small", seed=5, **SMALL
+    )
 
 
 async def verified_text(bundle: Path, serve: list[str], count: int) -> list[int]:
@@ -47,10 +50,17 @@ def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("export.build.step_times", partial(step_times, threads=(1,), seconds=0.001))
 
 
-async def test_a_sibling_drafts_and_the_text_is_the_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_sibling_drafts_and_the_text_is_the_targets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target, small = save_siblings(tmp_path, "gemma3")
     out = tmp_path / "out"
-    assert await asyncio.to_thread(main, ["setup", str(target), "--sibling", str(small), "--out", str(out)]) == 0
+    assert (
+        await asyncio.to_thread(
+            main, ["setup", str(target), "--sibling", str(small), "--out", str(out)]
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     assert f"cloud-verifier serve --target {target} --host" in printed
     assert not (out / "drafter").exists()
@@ -61,12 +71,26 @@ async def test_a_sibling_drafts_and_the_text_is_the_targets(tmp_path: Path, caps
 async def test_with_records_the_sibling_stays_and_its_attention_to_records_is_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A body of another family and width, with its own embedding and head: the build compares its graph with torch."""
+    """A body of another family and width, with its own embedding and head: the build compares its
+    graph with torch."""
     target, small = save_siblings(tmp_path, "llama", "qwen3")
     chats = tmp_path / "chats.jsonl"
-    chats.write_text("".join(json.dumps({"text": f"{n} and {n + 1} " * 12}) + "\n" for n in range(40)))
+    chats.write_text(
+        "".join(json.dumps({"text": f"{n} and {n + 1} " * 12}) + "\n" for n in range(40))
+    )
     out = tmp_path / "out"
-    words = ["setup", str(target), "--sibling", str(small), "--out", str(out), "--records", str(chats), "--steps", "2"]
+    words = [
+        "setup",
+        str(target),
+        "--sibling",
+        str(small),
+        "--out",
+        str(out),
+        "--records",
+        str(chats),
+        "--steps",
+        "2",
+    ]
     assert await asyncio.to_thread(main, words) == 0
     assert f"--drafter {out / 'drafter'}" in capsys.readouterr().out
     manifest = Bundle.open(out / "bundle").manifest
@@ -76,16 +100,31 @@ async def test_with_records_the_sibling_stays_and_its_attention_to_records_is_tr
     assert await verified_text(out / "bundle", serve, 16) == generate(tiny("llama"), IDS, 16)
 
 
-def test_a_dry_run_says_sizes_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_says_sizes_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target, small = save_siblings(tmp_path, "qwen3")
     out = tmp_path / "out"
-    words = ["setup", str(target), "--sibling", str(small), "--out", str(out), "--dry-run", "--json"]
+    words = [
+        "setup",
+        str(target),
+        "--sibling",
+        str(small),
+        "--out",
+        str(out),
+        "--dry-run",
+        "--json",
+    ]
     assert main(words) == 0
     plan = json.loads(capsys.readouterr().out)["plan"]
-    assert plan["kv_bytes_per_token"] == 2 * 4 * 2 * 16 * 2  # keys and values, layers, heads, width, bytes
+    assert (
+        plan["kv_bytes_per_token"] == 2 * 4 * 2 * 16 * 2
+    )  # keys and values, layers, heads, width, bytes
     assert plan["target_bytes"] == 2 * plan["target_weights"]
     assert plan["disk_bytes"] > 0
     assert not out.exists()
     other = save_tiny("llama", tmp_path / "other", vocab_size=144)
-    assert main(["setup", str(target), "--sibling", str(other), "--out", str(out), "--dry-run"]) == 2
+    assert (
+        main(["setup", str(target), "--sibling", str(other), "--out", str(out), "--dry-run"]) == 2
+    )
     assert "has another tokenizer than" in capsys.readouterr().err

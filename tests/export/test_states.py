@@ -1,5 +1,5 @@
-"""A drafter of states on the device: records bring what the target's states make of its rows, and drafts equal those on
-the server; without them it feeds on its own outputs."""
+"""A drafter of states on the device: records bring what the target's states make of its rows, and
+drafts equal those on the server; without them it feeds on its own outputs."""
 
 from __future__ import annotations
 
@@ -45,10 +45,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp("states")
     loaded = load_model(save_tiny("gemma3", folder / "target"))
     torch.manual_seed(3)
-    drafter = StateDrafter.new(StateDrafterConfig.for_target(loaded.facts), SharedWeights.of(loaded.model))
+    drafter = StateDrafter.new(
+        StateDrafterConfig.for_target(loaded.facts), SharedWeights.of(loaded.model)
+    )
     with torch.no_grad():
         for parameter in drafter.parameters():
-            parameter.mul_(4.0)  # large enough that a wrong path through the graph shows in the logits
+            parameter.mul_(
+                4.0
+            )  # large enough that a wrong path through the graph shows in the logits
     save_drafter(drafter, folder / "drafter")
     return Pair(folder / "target", folder / "drafter")
 
@@ -56,9 +60,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 @pytest.fixture(scope="module")
 def bundle(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     settings = BuildSettings(
-        target=str(pair.target), drafter=str(pair.drafter), out=tmp_path_factory.mktemp("built") / "bundle",
-        variants=("cpu-fp32", "cpu-int8", "cpu-int4"), prompts=("hello", "1+1="), new_tokens=6, time_steps=False,
-    )  # fmt: skip
+        target=str(pair.target),
+        drafter=str(pair.drafter),
+        out=tmp_path_factory.mktemp("built") / "bundle",
+        variants=("cpu-fp32", "cpu-int8", "cpu-int4"),
+        prompts=("hello", "1+1="),
+        new_tokens=6,
+        time_steps=False,
+    )
     return build(settings)
 
 
@@ -72,13 +81,19 @@ class Beside:
 
     def __init__(self, pair: Pair, ids: list[int]) -> None:
         self.target = Target.load(pair.target, slots=1, capacity=64)
-        self.drafter = StateDrafter.load(pair.drafter, self.target.facts, SharedWeights.of(self.target.model))
+        self.drafter = StateDrafter.load(
+            pair.drafter, self.target.facts, SharedWeights.of(self.target.model)
+        )
         self.target.tap(self.drafter.config.taps)
         self.drafting = FeatureDrafting(self.drafter, slots=1, capacity=64)
         slot, self.slot = self.target.pool.acquire(), self.drafting.open()
         pieces: list[Committed] = []
         for part in (ids[:4], ids[4:]):
-            pieces.append(self.target.commit(self.target.forward([Row.chain(slot, part)]), 0, range(len(part))))
+            pieces.append(
+                self.target.commit(
+                    self.target.forward([Row.chain(slot, part)]), 0, range(len(part))
+                )
+            )
             self.drafting.observe(self.slot, part, pieces[-1])
         self.whole = Committed.joined(pieces)
         self.keys, self.values = self.drafter.whole_records([self.whole])
@@ -98,7 +113,9 @@ def device_drafter(bundle: Bundle) -> OnnxDrafter:
 
 
 @pytest.mark.parametrize("arrival", ["before", "after", "in two runs", "while drafting"])
-def test_the_device_drafts_what_is_drafted_beside_the_target(beside: Beside, bundle: Bundle, arrival: str) -> None:
+def test_the_device_drafts_what_is_drafted_beside_the_target(
+    beside: Beside, bundle: Bundle, arrival: str
+) -> None:
     drafter = device_drafter(bundle)
     assert drafter.records is not None
     if arrival != "before":
@@ -106,7 +123,8 @@ def test_the_device_drafts_what_is_drafted_beside_the_target(beside: Beside, bun
             drafter.records.put(3, beside.keys[3:], beside.values[3:])
         drafted(drafter, IDS if arrival != "while drafting" else IDS[:6])
     drafter.records.put(0, beside.keys, beside.values)
-    mine, theirs = drafted(drafter, IDS), beside.draft(IDS[-1])
+    mine = drafted(drafter, IDS)
+    theirs = beside.draft(IDS[-1])
     assert mine.tokens == theirs.tokens
     assert mine.parents == theirs.parents
     np.testing.assert_allclose(mine.scores, theirs.scores, atol=1e-3)
@@ -121,22 +139,30 @@ def test_records_are_the_same_in_any_pieces(beside: Beside) -> None:
     np.testing.assert_allclose(values, beside.values[order], atol=1e-4)
 
 
-def test_without_records_each_token_reads_what_the_one_before_it_made(beside: Beside, bundle: Bundle) -> None:
+def test_without_records_each_token_reads_what_the_one_before_it_made(
+    beside: Beside, bundle: Bundle
+) -> None:
     """Token by token on the device, and by hand in torch."""
     drafter, model = device_drafter(bundle), beside.drafter
     mine = [run(drafter.guess(IDS[: at + 1], SamplingSettings())) for at in range(len(IDS))]
-    past, feature, wanted = model.empty_rows(torch.tensor([IDS])), torch.zeros(1, 1, model.feature_size), []
+    past = model.empty_rows(torch.tensor([IDS]))
+    feature = torch.zeros(1, 1, model.feature_size)
+    wanted = []
     with torch.inference_mode():
         for at, token in enumerate(IDS):
             mask = torch.zeros(1, 1, 1, at + 1)
-            hidden, rows = model.step(torch.tensor([[token]]), feature, torch.tensor([[at]]), mask, past)
+            hidden, rows = model.step(
+                torch.tensor([[token]]), feature, torch.tensor([[at]]), mask, past
+            )
             past = torch.cat([past[0], rows[0]], -2), torch.cat([past[1], rows[1]], -2)
             feature = model.again(hidden)
             wanted.append(int(model.logits(hidden)[0, 0].argmax()))
     assert mine == wanted
 
 
-def test_a_prompt_in_one_run_is_read_in_two_passes_as_it_was_trained(beside: Beside, bundle: Bundle) -> None:
+def test_a_prompt_in_one_run_is_read_in_two_passes_as_it_was_trained(
+    beside: Beside, bundle: Bundle
+) -> None:
     ids = torch.tensor([IDS])
     hidden = absent(beside.drafter, ids, torch.arange(len(IDS))[None], torch.ones_like(ids))
     (guess,) = beside.drafter.logits(hidden[:, -1]).argmax(-1).tolist()
@@ -145,7 +171,9 @@ def test_a_prompt_in_one_run_is_read_in_two_passes_as_it_was_trained(beside: Bes
 
 def test_no_product_of_a_wide_drafter_is_left_unquantized(tmp_path: Path) -> None:
     """Tiny weights are folded by the exporter however they are used; wide ones are not."""
-    wide = save_tiny("llama", tmp_path / "target", hidden_size=256, num_attention_heads=4, num_key_value_heads=2)
+    wide = save_tiny(
+        "llama", tmp_path / "target", hidden_size=256, num_attention_heads=4, num_key_value_heads=2
+    )
     loaded = load_model(wide)
     config = StateDrafterConfig.for_target(loaded.facts)
     save_drafter(StateDrafter.new(config, SharedWeights.of(loaded.model)), tmp_path / "drafter")
@@ -153,9 +181,15 @@ def test_no_product_of_a_wide_drafter_is_left_unquantized(tmp_path: Path) -> Non
     shop = Workshop(source, tmp_path, top_k=4)
     graph = block_layers(shop.layers(OPSET), bits=4, block=32).graph
     count = Counter(node.op_type for node in graph.node)
-    products = sum(isinstance(part, nn.Linear) for name, part in source.module.named_modules() if name != "fuse")
+    products = sum(
+        isinstance(part, nn.Linear)
+        for name, part in source.module.named_modules()
+        if name != "fuse"
+    )
     assert count["MatMulNBits"] == products
-    assert count["MatMul"] == len(products_of_activations(onnx.load(shop.layers(OPSET), load_external_data=False)))
+    assert count["MatMul"] == len(
+        products_of_activations(onnx.load(shop.layers(OPSET), load_external_data=False))
+    )
 
 
 class Twice(nn.Module):
@@ -165,15 +199,24 @@ class Twice(nn.Module):
         super().__init__()
         self.weight = nn.Linear(512, 512, bias=False)
 
-    def forward(self, x: Tensor, positions: Tensor, queries: Tensor, mask: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
-        row = x[:, None, :, :8] + positions[:, None, :, None] + sum(part.sum() for part in (mask, *past))
+    def forward(
+        self, x: Tensor, positions: Tensor, queries: Tensor, mask: Tensor, *past: Tensor
+    ) -> tuple[Tensor, ...]:
+        row = (
+            x[:, None, :, :8]
+            + positions[:, None, :, None]
+            + sum(part.sum() for part in (mask, *past))
+        )
         return self.weight(self.weight(x)).index_select(1, queries), row, row + 1
 
 
 def test_layers_that_no_quantizer_would_find_are_not_exported(tmp_path: Path) -> None:
     with pytest.raises(MoaError, match="turned at run time"):
         export_body(
-            Twice(), BodySpec(512, (KVHeads(kv_heads=1, head_dim=8),), None), tmp_path / "layers.onnx", opset=OPSET
+            Twice(),
+            BodySpec(512, (KVHeads(kv_heads=1, head_dim=8),), None),
+            tmp_path / "layers.onnx",
+            opset=OPSET,
         )
 
 
@@ -182,13 +225,25 @@ def test_quantized_forms_and_calibration_are_made(bundle: Bundle) -> None:
     assert manifest.drafter.kind == "states"
     assert manifest.calibration is not None
     assert {name: variant.agreement is not None for name, variant in manifest.variants.items()} == {
-        "cpu-fp32": True, "cpu-int8": True, "cpu-int4": True,
-    }  # fmt: skip
+        "cpu-fp32": True,
+        "cpu-int8": True,
+        "cpu-int4": True,
+    }
     assert manifest.variants["cpu-fp32"].agreement is not None
     assert manifest.variants["cpu-fp32"].agreement.top1_same == 1.0
 
 
-def test_a_form_for_npus_is_refused(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["build", "--target", str(pair.target), "--drafter", str(pair.drafter), "--out", str(tmp_path / "b")]
+def test_a_form_for_npus_is_refused(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [
+        "build",
+        "--target",
+        str(pair.target),
+        "--drafter",
+        str(pair.drafter),
+        "--out",
+        str(tmp_path / "b"),
+    ]
     assert main([*command, "-v", "npu-qnn"]) == 2
     assert "reads states" in capsys.readouterr().err

@@ -1,9 +1,9 @@
 """Schemas that others wrote, and their judge.
 
-`schemas.json.gz` holds those schemas of the JSON-Schema-Test-Suite (MIT), drafts 4 to 2020-12, as jsonschema 4.26 ships
-it, that llguidance can follow: 861 of 1,540. Left out are those with two readings (keywords beside a `$ref` are ignored
-up to draft 7, and a schema that does not name its draft is read as 2020-12), and the two whose patterns Python's own
-`re` cannot read.
+`schemas.json.gz` holds those schemas of the JSON-Schema-Test-Suite (MIT), drafts 4 to 2020-12, as
+jsonschema 4.26 ships it, that llguidance can follow: 861 of 1,540. Left out are those with two
+readings (keywords beside a `$ref` are ignored up to draft 7, and a schema that does not name its
+draft is read as 2020-12), and the two whose patterns Python's own `re` cannot read.
 """
 
 from __future__ import annotations

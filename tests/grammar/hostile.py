@@ -10,8 +10,20 @@ from moa.grammar.spec import Grammar, Kind
 
 KINDS: list[Kind] = ["regex", "lark", "json_schema"]
 PATTERNS = (
-    *("(a|a)*b", "(a*)*b", ".*a.{SIZE}", "(.*)(.*)(.*)[^x]{SIZE}x", "(a{1,SIZE}){1,SIZE}", "\\p{L}{1,SIZE}"),
-    *("((a{0,SIZE}){0,SIZE}){0,SIZE}b", "(?i)[a-z]{SIZE}|.*z", "(\\w+\\s?){SIZE}", "[^\\x00-\\x{10FFFF}]"),
+    *(
+        "(a|a)*b",
+        "(a*)*b",
+        ".*a.{SIZE}",
+        "(.*)(.*)(.*)[^x]{SIZE}x",
+        "(a{1,SIZE}){1,SIZE}",
+        "\\p{L}{1,SIZE}",
+    ),
+    *(
+        "((a{0,SIZE}){0,SIZE}){0,SIZE}b",
+        "(?i)[a-z]{SIZE}|.*z",
+        "(\\w+\\s?){SIZE}",
+        "[^\\x00-\\x{10FFFF}]",
+    ),
 )
 
 
@@ -32,15 +44,21 @@ def hostile() -> Iterator[Grammar]:
     for count in (10**3, 10**6, 10**9):
         for kind, bound in (("string", "Length"), ("array", "Items")):
             for name in (f"min{bound}", f"max{bound}"):
-                yield Grammar.of_schema({"type": kind, name: count, "pattern": "^(a|b)*c$", "items": {"const": 1}})
+                yield Grammar.of_schema(
+                    {"type": kind, name: count, "pattern": "^(a|b)*c$", "items": {"const": 1}}
+                )
     for count in (100, 1000, 2000):
-        yield Grammar.of_schema({"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(count)}})
+        yield Grammar.of_schema(
+            {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(count)}}
+        )
         yield Grammar.of_schema({"enum": [f"value {n}" for n in range(count)]})
     yield Grammar.of_schema({"type": "array", "items": {"$ref": "#"}})
     for size in (1, 10, 50, 250, 1000):
         for pattern in PATTERNS:
             yield Grammar("regex", pattern.replace("SIZE", str(size)))
-            yield Grammar.of_schema({"type": "string", "pattern": f"^{pattern.replace('SIZE', str(size))}$"})
+            yield Grammar.of_schema(
+                {"type": "string", "pattern": f"^{pattern.replace('SIZE', str(size))}$"}
+            )
         yield Grammar("regex", "(" * size + "a" + ")*" * size)
         yield Grammar("lark", "start: " + " ".join(["a?"] * size) + '\na: "x" "y"?')
         yield Grammar("lark", f'start: a{{{size}}}\na: "x"')

@@ -1,4 +1,5 @@
-"""Schemas that others wrote: whatever a model writes under one of them, its finished answers are valid."""
+"""Schemas that others wrote: whatever a model writes under one of them, its finished answers are
+valid."""
 
 from __future__ import annotations
 
@@ -21,9 +22,12 @@ EVERY = [pytest.param(31, id="some"), pytest.param(1, id="all", marks=pytest.mar
 @pytest.mark.parametrize("every", EVERY)
 def test_whatever_is_chosen_is_valid(every: int) -> None:
     """A model that chooses any allowed token."""
-    tokenizer, rng, finished = Tokenizer.from_file(str(FILE)), random.Random(1), 0
+    tokenizer = Tokenizer.from_file(str(FILE))
+    rng = random.Random(1)
+    finished = 0
     for schema in schemas(every):
-        matcher, text = compiler().compile(schema.grammar).matcher(0), list[int]()
+        matcher = compiler().compile(schema.grammar).matcher(0)
+        text = list[int]()
         for _ in range(100):
             tokens = np.flatnonzero(unpacked(matcher.after(text).allowed(), 4096)).tolist()
             if tokens[0] == 0 and (len(tokens) == 1 or rng.random() < 0.5):

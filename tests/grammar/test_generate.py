@@ -27,7 +27,12 @@ KINDS = {
     "colour": {"enum": ["red", "green", "blue"]},
     "tags": {"type": "array", "items": {"type": "string", "maxLength": 5}, "maxItems": 3},
 }
-PERSON = {"type": "object", "properties": KINDS, "required": list(KINDS), "additionalProperties": False}
+PERSON = {
+    "type": "object",
+    "properties": KINDS,
+    "required": list(KINDS),
+    "additionalProperties": False,
+}
 GRAMMARS = {
     "schema": Grammar.of_schema(PERSON),
     "regex": Grammar("regex", "(yes|no|maybe), [a-z ]{5,30}\\."),
@@ -50,16 +55,22 @@ def drafter(target: Target, kind: str) -> Drafting:
     return GraphDrafting(model, LoadedGraph.load(Bundle.open(demo.paths().bundle)), slots=4)
 
 
-def answers(target: Target, drafting: Drafting | None, settings: GenerationSettings) -> list[Generation]:
+def answers(
+    target: Target, drafting: Drafting | None, settings: GenerationSettings
+) -> list[Generation]:
     prompts = [target.tokenizer(text)["input_ids"] for text in PROMPTS]
     return Speculator(target, drafting).generate(prompts, settings)
 
 
 @pytest.mark.parametrize("sampling", [SamplingSettings(), SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", GRAMMARS)
-def test_speculative_text_is_plain_text(target: Target, name: str, sampling: SamplingSettings) -> None:
+def test_speculative_text_is_plain_text(
+    target: Target, name: str, sampling: SamplingSettings
+) -> None:
     def settings(shape: TreeShape | None) -> GenerationSettings:
-        return GenerationSettings(max_new_tokens=120, sampling=sampling, shape=shape, grammar=GRAMMARS[name])
+        return GenerationSettings(
+            max_new_tokens=120, sampling=sampling, shape=shape, grammar=GRAMMARS[name]
+        )
 
     plain = answers(target, None, settings(None))
     assert {one.finish for one in plain} == {"eos"}

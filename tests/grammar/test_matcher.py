@@ -1,4 +1,5 @@
-"""The mask of a grammar is a function of the text, and the host's and the accelerator's choice under it is the same."""
+"""The mask of a grammar is a function of the text, and the host's and the accelerator's choice
+under it is the same."""
 
 from __future__ import annotations
 
@@ -20,11 +21,16 @@ from moa.model.accelerator.sampling import choose as choose_all
 from moa.sampling import SamplingSettings, choose
 from tests.grammar.corpus import compiler
 
-SIZE, EOS = 4096, 0
+SIZE = 4096
+EOS = 0
 SCHEMA = Grammar.of_schema(
     {
         "type": "object",
-        "properties": {"name": {"type": "string"}, "kind": {"enum": ["red", "green"]}, "n": {"type": "integer"}},
+        "properties": {
+            "name": {"type": "string"},
+            "kind": {"enum": ["red", "green"]},
+            "n": {"type": "integer"},
+        },
         "required": ["name", "kind", "n"],
         "additionalProperties": False,
     }
@@ -36,8 +42,10 @@ def tokens_of(bits: Bits) -> list[int]:
 
 
 def test_a_mask_depends_on_nothing_but_the_text() -> None:
-    compiled, rng = compiler().compile(SCHEMA), random.Random(3)
-    matcher, text = compiled.matcher(2), [7, 8]
+    compiled = compiler().compile(SCHEMA)
+    rng = random.Random(3)
+    matcher = compiled.matcher(2)
+    text = [7, 8]
     for _ in range(300):
         if rng.random() < 0.2:
             text = text[: rng.randint(2, len(text))]
@@ -49,16 +57,25 @@ def test_a_mask_depends_on_nothing_but_the_text() -> None:
 
 def test_a_draft_is_judged_node_by_node() -> None:
     compiled = compiler().compile(Grammar("regex", "[ab]{3}"))
-    a, b, c = (tokens_of(compiler().compile(Grammar("regex", one)).matcher(0).after([]).allowed())[0] for one in "abc")
+    a, b, c = (
+        tokens_of(compiler().compile(Grammar("regex", one)).matcher(0).after([]).allowed())[0]
+        for one in "abc"
+    )
     mask = compiled.matcher(1).after([5])
-    tokens, masks = mask.judge([5, a, b, c, b, b, EOS, a], [-1, 0, 1, 1, 2, 3, 4, 6], until=math.inf)
-    assert tokens == [5, a, b, -1, b, -1, -1, -1], "forbidden tokens, and those behind them or behind the end"
+    tokens, masks = mask.judge(
+        [5, a, b, c, b, b, EOS, a], [-1, 0, 1, 1, 2, 3, 4, 6], until=math.inf
+    )
+    assert tokens == [5, a, b, -1, b, -1, -1, -1], (
+        "forbidden tokens, and those behind them or behind the end"
+    )
     assert [one is None for one in masks] == [token < 0 for token in tokens]
     for path, bits in (([], masks[0]), ([a], masks[1]), ([a, b], masks[2]), ([a, b, b], masks[4])):
         assert bits is not None
         assert (bits == mask.allowed(path)).all()
     assert tokens_of(masks[4]) == [EOS]  # type: ignore[arg-type]
-    assert mask.judge([5, a, b], [-1, 0, 1], until=0)[0] == [5, -1, -1], "no time: only what must be known"
+    assert mask.judge([5, a, b], [-1, 0, 1], until=0)[0] == [5, -1, -1], (
+        "no time: only what must be known"
+    )
 
 
 def test_what_must_follow_is_drafted_for_nothing() -> None:
@@ -69,7 +86,10 @@ def test_what_must_follow_is_drafted_for_nothing() -> None:
     assert forced.parents == list(range(-1, len(forced) - 1))
     assert forced_draft(mask, 5, least=6, most=8) is None, "a drafter may win more"
     assert (
-        forced_draft(compiler().compile(Grammar("regex", "[a-z]+")).matcher(1).after([5]), 5, least=0, most=8) is None
+        forced_draft(
+            compiler().compile(Grammar("regex", "[a-z]+")).matcher(1).after([5]), 5, least=0, most=8
+        )
+        is None
     )
     guesses = mask.guesses()
     assert guesses is not None
@@ -88,7 +108,8 @@ def test_what_must_follow_is_drafted_for_nothing() -> None:
 )
 def test_host_and_accelerator_choose_the_same_allowed_token(settings: SamplingSettings) -> None:
     rng = np.random.default_rng(1)
-    size, nodes = 1000, 12
+    size = 1000
+    nodes = 12
     logits = rng.normal(size=(nodes, size)).astype(np.float32) * 4
     masks: list[Bits | None] = []
     for node in range(nodes):
@@ -135,8 +156,11 @@ def test_a_grammar_is_refused_twice_at_the_price_of_once(monkeypatch: pytest.Mon
 
 
 def test_a_grammar_that_becomes_too_ambiguous_is_given_up() -> None:
-    matcher = compiler().compile(Grammar("lark", 'start: s\ns: "a" s "a" | "a" | "b" | s s')).matcher(0)
-    a, text = tokens_of(matcher.after([]).allowed())[0], list[int]()
+    matcher = (
+        compiler().compile(Grammar("lark", 'start: s\ns: "a" s "a" | "a" | "b" | s s')).matcher(0)
+    )
+    a = tokens_of(matcher.after([]).allowed())[0]
+    text = list[int]()
     began = time.thread_time()
     with pytest.raises(GrammarError, match="too much work"):  # noqa: PT012 - some look is the one
         while len(text) < 500:
@@ -146,7 +170,8 @@ def test_a_grammar_that_becomes_too_ambiguous_is_given_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "eos_ids", "why"), [("{}", [0], "tokenizer"), ("nonsense", [0], "tokenizer"), ("{}", [], "end token")]
+    ("content", "eos_ids", "why"),
+    [("{}", [0], "tokenizer"), ("nonsense", [0], "tokenizer"), ("{}", [], "end token")],
 )
 def test_a_tokenizer_that_cannot_be_used(content: str, eos_ids: list[int], why: str) -> None:
     with pytest.raises(UsageError, match=why):

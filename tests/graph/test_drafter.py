@@ -16,7 +16,8 @@ from tests.edge import kit
 from tests.verifier import kit as verifier_kit
 
 SHAPES = (TreeShape.chain(4, min_score=-1e9), TreeShape(3, 3, 9, min_score=-1e9))
-GREEDY, SAMPLED = SamplingSettings(), SamplingSettings(temperature=0.7, seed=11)
+GREEDY = SamplingSettings()
+SAMPLED = SamplingSettings(temperature=0.7, seed=11)
 
 
 def fresh(records: int = 0) -> OnnxDrafter:
@@ -29,7 +30,9 @@ def fresh(records: int = 0) -> OnnxDrafter:
 def give_records(drafter: OnnxDrafter, rows: int, *, start: int = 0) -> None:
     assert drafter.records is not None
     heads = drafter.records.heads
-    keys, values = np.random.default_rng(0).normal(size=(2, rows, heads.count, heads.width)).astype(np.float32)
+    keys, values = (
+        np.random.default_rng(0).normal(size=(2, rows, heads.count, heads.width)).astype(np.float32)
+    )
     drafter.records.put(start, keys[start:], values[start:])
 
 
@@ -49,7 +52,9 @@ def test_a_used_cache_drafts_what_a_fresh_one_does(sampling: SamplingSettings) -
         same(tree, run(fresh(20).draft(ids, shape, sampling)))
         path: list[int] = []
         at = 0
-        while rng.random() < 0.7 and (children := [n for n, p in enumerate(tree.parents) if p == at and n]):
+        while rng.random() < 0.7 and (
+            children := [n for n, p in enumerate(tree.parents) if p == at and n]
+        ):
             at = rng.choice(children)
             path.append(tree.tokens[at])
         ids = ids + path
@@ -64,15 +69,21 @@ def test_a_grown_tree_says_what_a_fresh_drafter_says_and_what_is_passed_is_not_r
     sampling: SamplingSettings,
 ) -> None:
     rng = random.Random(1)
-    used, ids = fresh(20), verifier_kit.prompt(0, 20)
+    used = fresh(20)
+    ids = verifier_kit.prompt(0, 20)
     for round in range(8):
-        runs, steps = used.runs, rng.randrange(1, 5)
+        runs = used.runs
+        steps = rng.randrange(1, 5)
         for _ in range(steps):
             growth = run(used.grow(ids, 3, -1e9, sampling))
         assert used.runs == runs + steps, "a step is a run, wherever the tree goes on from"
         tree = growth.tree
-        for node in rng.sample([n for n in range(len(tree)) if n not in growth.open], 2 if len(tree) > 4 else 1):
-            expected = run(fresh(20).grow([*ids, *path_of(tree.tokens, tree.parents, node)], 3, -1e9, sampling)).tree
+        for node in rng.sample(
+            [n for n in range(len(tree)) if n not in growth.open], 2 if len(tree) > 4 else 1
+        ):
+            expected = run(
+                fresh(20).grow([*ids, *path_of(tree.tokens, tree.parents, node)], 3, -1e9, sampling)
+            ).tree
             children = [n for n, parent in enumerate(tree.parents) if parent == node]
             assert [tree.tokens[n] for n in children] == expected.tokens[1:]
             scores = [tree.scores[n] - tree.scores[node] for n in children]
@@ -80,7 +91,10 @@ def test_a_grown_tree_says_what_a_fresh_drafter_says_and_what_is_passed_is_not_r
         if round % 4 == 3:
             ids = [*ids, rng.randrange(4, 128)]  # off the tree, or on it by luck
         else:
-            ids = [*ids, *path_of(tree.tokens, tree.parents, rng.choice([n for n in range(len(tree)) if n]))]
+            ids = [
+                *ids,
+                *path_of(tree.tokens, tree.parents, rng.choice([n for n in range(len(tree)) if n])),
+            ]
         if round == 5:
             assert run(used.guess(ids, sampling)) == run(fresh(20).guess(ids, sampling))
 
@@ -101,7 +115,9 @@ def test_accepted_nodes_are_not_run_again_and_what_was_not_drafted_is_run_with_t
 
 def test_long_prompts_come_in_pieces_and_outgrow_the_first_arrays() -> None:
     ids = verifier_kit.prompt(2, 300)
-    assert sum(1 for _ in fresh().draft(ids, SHAPES[0], GREEDY)) >= 5  # three pieces of prompt, then level by level
+    assert (
+        sum(1 for _ in fresh().draft(ids, SHAPES[0], GREEDY)) >= 5
+    )  # three pieces of prompt, then level by level
     one_by_one = fresh()
     for length in (100, 200, 257, 300):
         tree = run(one_by_one.draft(ids[:length], SHAPES[0], GREEDY))
@@ -110,7 +126,9 @@ def test_long_prompts_come_in_pieces_and_outgrow_the_first_arrays() -> None:
 
 def test_records_are_seen_by_position_and_holes_are_masked() -> None:
     ids = verifier_kit.prompt(3, 20)
-    whole, holes, late = fresh(20), fresh(), fresh()
+    whole = fresh(20)
+    holes = fresh()
+    late = fresh()
     give_records(holes, 20, start=12)
     without = run(fresh().draft(ids, SHAPES[1], GREEDY))
     assert run(whole.draft(ids, SHAPES[1], GREEDY)).scores != without.scores
@@ -131,11 +149,17 @@ def test_record_buffer_grows_and_keeps_its_rows() -> None:
     feeds = buffer.feeds()
     assert feeds["record_k"].shape == (1, 2, 512, 4)
     np.testing.assert_array_equal(feeds["record_k"][0, :, 390:400], rows[390:].transpose(1, 0, 2))
-    assert list(np.flatnonzero(feeds["record_mask"][0, 0, 0] == 0)) == [*range(10), *range(390, 400)]
+    assert list(np.flatnonzero(feeds["record_mask"][0, 0, 0] == 0)) == [
+        *range(10),
+        *range(390, 400),
+    ]
 
 
-def test_a_run_that_computed_no_numbers_spoils_none_that_comes_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter, ids = fresh(), verifier_kit.prompt(0, 20)
+def test_a_run_that_computed_no_numbers_spoils_none_that_comes_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drafter = fresh()
+    ids = verifier_kit.prompt(0, 20)
     ran = Call.run
 
     def broken(call: Call, noise: np.ndarray) -> float:
@@ -155,7 +179,8 @@ def test_a_run_that_computed_no_numbers_spoils_none_that_comes_after(monkeypatch
 
 def test_a_tree_of_guesses_that_was_handed_out_does_not_change() -> None:
     """The event loop reads it while the drafter's thread grows it on."""
-    drafter, ids = fresh(), verifier_kit.prompt(0, 12)
+    drafter = fresh()
+    ids = verifier_kit.prompt(0, 12)
     first = run(drafter.grow(ids, 3, -1e9, GREEDY))
     before = list(first.tree.tokens), dict(first.open)
     second = run(drafter.grow(ids, 3, -1e9, GREEDY))

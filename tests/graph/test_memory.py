@@ -1,4 +1,5 @@
-"""A graph that asks for more memory than a drafter needs fails before it has it, whatever operator asks."""
+"""A graph that asks for more memory than a drafter needs fails before it has it, whatever operator
+asks."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ GREEDY: dict[str, Sequence[NodeProto]] = {
     "Expand": [helper.make_node("Expand", ["scale", "many"], ["big"])],
     "ConstantOfShape": [helper.make_node("ConstantOfShape", ["many"], ["big"])],
     "Concat, again and again": [
-        helper.make_node("Concat", [f"c{n}" if n else "scale"] * 2, [f"c{n + 1}" if n < 33 else "big"], axis=0)
+        helper.make_node(
+            "Concat", [f"c{n}" if n else "scale"] * 2, [f"c{n + 1}" if n < 33 else "big"], axis=0
+        )
         for n in range(34)
     ],
 }
@@ -61,7 +64,9 @@ def greedy(nodes: Sequence[NodeProto]) -> bytes:
 def test_memory_is_bounded_before_it_is_taken(kind: str, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(greedy(GREEDY[kind]))
     command = [sys.executable, "-c", _RUN, str(tmp_path / "model.onnx")]
-    said, megabytes = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    said, megabytes = subprocess.run(
+        command, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     assert int(megabytes) < _WITHIN
     if kind == "nothing":
         assert said.startswith("guess")

@@ -1,4 +1,5 @@
-"""Random EAGLE-3 checkpoints in the layouts that others publish, and their forward by the public formulas."""
+"""Random EAGLE-3 checkpoints in the layouts that others publish, and their forward by the public
+formulas."""
 
 from __future__ import annotations
 
@@ -24,26 +25,37 @@ Weights = dict[str, Tensor]
 def layer_config(vocab_size: int) -> dict[str, Any]:
     """The Llama fields."""
     return {
-        "model_type": "llama", "hidden_size": WIDTH, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD, "intermediate_size": MIDDLE, "num_hidden_layers": 1, "rms_norm_eps": EPS,
-        "rope_theta": 20000.0, "vocab_size": vocab_size, "max_position_embeddings": 512,
-    }  # fmt: skip
+        "model_type": "llama",
+        "hidden_size": WIDTH,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD,
+        "intermediate_size": MIDDLE,
+        "num_hidden_layers": 1,
+        "rms_norm_eps": EPS,
+        "rope_theta": 20000.0,
+        "vocab_size": vocab_size,
+        "max_position_embeddings": 512,
+    }
 
 
 def flags(layout: str) -> dict[str, bool]:
     """What the layout's norms are in these tests."""
     newest = layout == "specforge-3.1"
     return {
-        "fc_norm": newest, "norm_output": newest,
-        "norm_before_residual": layout == "speculators", "norm_before_fc": layout == "speculators",
-    }  # fmt: skip
+        "fc_norm": newest,
+        "norm_output": newest,
+        "norm_before_residual": layout == "speculators",
+        "norm_before_fc": layout == "speculators",
+    }
 
 
 def write(folder: Path, layout: str, target: Any, words: Sequence[int]) -> Weights:
     """A checkpoint for this target whose draft vocabulary is `words`; its weights, under our names."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(len(layout))
-    vocab, states = target.config.vocab_size, 3 * target.config.hidden_size
+    vocab = target.config.vocab_size
+    states = 3 * target.config.hidden_size
 
     def some(*shape: int) -> Tensor:
         return torch.randn(shape) * shape[-1] ** -0.5
@@ -53,9 +65,10 @@ def write(folder: Path, layout: str, target: Any, words: Sequence[int]) -> Weigh
         "self_attn.k_proj.weight": some(KV_HEADS * HEAD, 2 * WIDTH),
         "self_attn.v_proj.weight": some(KV_HEADS * HEAD, 2 * WIDTH),
         "self_attn.o_proj.weight": some(WIDTH, HEADS * HEAD),
-        "mlp.gate_proj.weight": some(MIDDLE, WIDTH), "mlp.up_proj.weight": some(MIDDLE, WIDTH),
+        "mlp.gate_proj.weight": some(MIDDLE, WIDTH),
+        "mlp.up_proj.weight": some(MIDDLE, WIDTH),
         "mlp.down_proj.weight": some(WIDTH, MIDDLE),
-    }  # fmt: skip
+    }
     layer |= {
         f"{name}.weight": 1 + 0.3 * torch.randn(WIDTH)
         for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")
@@ -65,14 +78,19 @@ def write(folder: Path, layout: str, target: Any, words: Sequence[int]) -> Weigh
         rest |= {f"fc_norm.{tap}.weight": 1 + 0.3 * torch.randn(states // 3) for tap in range(3)}
     if flags(layout)["norm_before_fc"]:
         rest["input_norm.weight"] = 1 + 0.3 * torch.randn(states)
-    rest |= {"lm_head.weight": 3 * some(len(words), WIDTH), "embed_tokens.weight": some(vocab, WIDTH)}
+    rest |= {
+        "lm_head.weight": 3 * some(len(words), WIDTH),
+        "embed_tokens.weight": some(vocab, WIDTH),
+    }
     prefix = "layers.0." if layout == "speculators" else "midlayer."
     known = torch.zeros(vocab, dtype=torch.bool)
     known[list(words)] = True
     maps = {"d2t": torch.tensor(words) - torch.arange(len(words)), "t2d": known}
     stored = {**{prefix + name: value for name, value in layer.items()}, **rest, **maps}
     save_file(stored, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config(layout, vocab, len(words), target.config.hidden_size)))
+    (folder / "config.json").write_text(
+        json.dumps(config(layout, vocab, len(words), target.config.hidden_size))
+    )
     return {**{f"layer.{name}": value for name, value in layer.items()}, **rest}
 
 
@@ -81,19 +99,31 @@ def config(layout: str, vocab: int, words: int, width: int) -> dict[str, Any]:
     fields = layer_config(vocab)
     if layout == "speculators":
         return {
-            "speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"], "draft_vocab_size": words,
-            "transformer_layer_config": fields, "target_hidden_size": width, **flags(layout),
+            "speculators_model_type": "eagle3",
+            "architectures": ["Eagle3Speculator"],
+            "draft_vocab_size": words,
+            "transformer_layer_config": fields,
+            "target_hidden_size": width,
+            **flags(layout),
             "eagle_aux_hidden_state_layer_ids": [1, 2, 3],
-        }  # fmt: skip
-    fields |= {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": words, "target_hidden_size": width}
+        }
+    fields |= {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": words,
+        "target_hidden_size": width,
+    }
     if layout == "authors":
         return fields
-    return fields | flags(layout) | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
+    return (
+        fields | flags(layout) | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
+    )
 
 
 def forward(weights: Weights, layout: str, ids: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits and what is fed back, over a whole text: token p with the feature before it. `[T]` and `[T, *]`."""
-    on, count = flags(layout), len(ids)
+    """Logits and what is fed back, over a whole text: token p with the feature before it. `[T]` and
+    `[T, *]`."""
+    on = flags(layout)
+    count = len(ids)
 
     def norm(x: Tensor, name: str) -> Tensor:
         return rms_norm(x, x.shape[-1:], weights[f"{name}.weight"], EPS)
@@ -105,16 +135,23 @@ def forward(weights: Weights, layout: str, ids: Tensor, features: Tensor) -> tup
     normed = norm(features, "layer.hidden_norm")
     joined = torch.cat([embedded, normed], -1)
     query, key, value = (
-        project(joined, f"self_attn.{name}_proj").view(1, count, -1, HEAD).transpose(1, 2) for name in "qkv"
+        project(joined, f"self_attn.{name}_proj").view(1, count, -1, HEAD).transpose(1, 2)
+        for name in "qkv"
     )
-    cos, sin = LlamaRotaryEmbedding(LlamaConfig(**layer_config(8)))(joined, torch.arange(count)[None])
+    cos, sin = LlamaRotaryEmbedding(LlamaConfig(**layer_config(8)))(
+        joined, torch.arange(count)[None]
+    )
     query, key = apply_rotary_pos_emb(query, key, cos, sin)
     seen = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
     x = normed if on["norm_before_residual"] else features
     x = x + project(seen.transpose(1, 2).reshape(count, -1), "self_attn.o_proj")
     inner = norm(x, "layer.post_attention_layernorm")
-    x = x + project(silu(project(inner, "mlp.gate_proj")) * project(inner, "mlp.up_proj"), "mlp.down_proj")
-    return linear(norm(x, "norm"), weights["lm_head.weight"]), norm(x, "norm") if on["norm_output"] else x
+    x = x + project(
+        silu(project(inner, "mlp.gate_proj")) * project(inner, "mlp.up_proj"), "mlp.down_proj"
+    )
+    return linear(norm(x, "norm"), weights["lm_head.weight"]), norm(x, "norm") if on[
+        "norm_output"
+    ] else x
 
 
 def fused(weights: Weights, layout: str, states: Tensor) -> Tensor:
@@ -123,6 +160,9 @@ def fused(weights: Weights, layout: str, states: Tensor) -> Tensor:
         states = rms_norm(states, states.shape[-1:], weights["input_norm.weight"], EPS)
     if flags(layout)["fc_norm"]:
         parts = states.chunk(3, -1)
-        normed = [rms_norm(p, p.shape[-1:], weights[f"fc_norm.{i}.weight"], EPS) for i, p in enumerate(parts)]
+        normed = [
+            rms_norm(p, p.shape[-1:], weights[f"fc_norm.{i}.weight"], EPS)
+            for i, p in enumerate(parts)
+        ]
         states = torch.cat(normed, -1)
     return linear(states, weights["fc.weight"])

@@ -27,7 +27,9 @@ KNOWN = 7
 """Tokens that the target has run; the next is pending."""
 
 
-def loaded(folder: Path, layout: str, family: str = "llama") -> tuple[Target, PublishedEagle3, published.Weights]:
+def loaded(
+    folder: Path, layout: str, family: str = "llama"
+) -> tuple[Target, PublishedEagle3, published.Weights]:
     """A tiny target that keeps what the drafter in `folder` reads, the drafter, and its weights."""
     model = tiny(family)
     weights = published.write(folder, layout, model, WORDS)
@@ -46,9 +48,13 @@ def test_drafting_is_the_published_forward(layout: str, family: str, tmp_path: P
     # hidden_states[i] is the input of layer i.
     taps = (2, 2, 1) if layout == "authors" else (1, 2, 3)
     features = published.fused(weights, layout, torch.cat([states[tap][0] for tap in taps], -1))
-    slot, drafting = target.pool.acquire(), FeatureDrafting(drafter, slots=2, capacity=64)
+    slot = target.pool.acquire()
+    drafting = FeatureDrafting(drafter, slots=2, capacity=64)
     place = drafting.open()
-    for start, stop in ((0, 4), (4, KNOWN)):  # a piece of the prompt, and an accepted draft beside a wrong node
+    for start, stop in (
+        (0, 4),
+        (4, KNOWN),
+    ):  # a piece of the prompt, and an accepted draft beside a wrong node
         tokens = [*TEXT[start:stop], 3]
         step = target.forward([Row(slot, tokens, [*range(-1, stop - start - 1), 0])])
         path = range(stop - start)
@@ -73,14 +79,20 @@ def test_drafts_are_tokens_of_the_target(temperature: float, tmp_path: Path) -> 
     place = drafting.open()
     drafting.take(place, [7], torch.zeros(1, 3 * 64))
     shape = TreeShape(breadth=8, depth=3, nodes=20)
-    (tree,) = drafting.draft([DraftRequest(place, 30, shape, SamplingSettings(temperature=temperature, seed=2))])
+    (tree,) = drafting.draft(
+        [DraftRequest(place, 30, shape, SamplingSettings(temperature=temperature, seed=2))]
+    )
     assert len(tree) == 21
     assert set(tree.tokens[1:]) <= set(WORDS)
 
 
 def test_a_layer_is_counted_as_the_layout_counts_it(tmp_path: Path) -> None:
     target = Target.from_model(tiny("llama", num_hidden_layers=12))
-    for layout, taps in (("authors", (2, 6, 9)), ("specforge", (1, 2, 3)), ("speculators", (1, 2, 3))):
+    for layout, taps in (
+        ("authors", (2, 6, 9)),
+        ("specforge", (1, 2, 3)),
+        ("speculators", (1, 2, 3)),
+    ):
         published.write(tmp_path / layout, layout, tiny("llama"), WORDS)
         assert PublishedConfig.read(tmp_path / layout, target.facts).taps == taps
 
@@ -116,7 +128,9 @@ def test_what_a_checkpoint_leaves_out_is_the_targets(tmp_path: Path) -> None:
         ({"hidden_size": 64}, "its head must have the shape"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_is_one_line(change: dict[str, object], says: str, tmp_path: Path) -> None:
+def test_a_checkpoint_that_does_not_fit_is_one_line(
+    change: dict[str, object], says: str, tmp_path: Path
+) -> None:
     model = tiny("llama")
     published.write(tmp_path, "specforge", model, WORDS)
     path = tmp_path / "config.json"
@@ -128,7 +142,8 @@ def test_a_checkpoint_that_does_not_fit_is_one_line(change: dict[str, object], s
 
 def test_words_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
     model = tiny("llama")
-    facts, shared = Target.from_model(model).facts, SharedWeights.of(model)
+    facts = Target.from_model(model).facts
+    shared = SharedWeights.of(model)
     published.write(tmp_path, "specforge", model, WORDS)
     kept = load_file(tmp_path / "model.safetensors")
     for name, value, says in (

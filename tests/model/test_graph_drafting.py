@@ -1,4 +1,5 @@
-"""Drafting beside a target by an exported graph: the drafts are torch's, and the text is the target's."""
+"""Drafting beside a target by an exported graph: the drafts are torch's, and the text is the
+target's."""
 
 from __future__ import annotations
 
@@ -50,9 +51,14 @@ def run(target: Target, slot: int, tokens: list[int]) -> Committed:
 def test_it_drafts_what_torch_drafts_after_every_round(pair: Path) -> None:
     target, drafter, graph = opened(pair)
     torch_drafting = MoaDrafting(drafter, capacity=160)
-    slot, places = target.pool.acquire(), (graph.open(), torch_drafting.open())
+    slot = target.pool.acquire()
+    places = (graph.open(), torch_drafting.open())
     text = verifier_kit.prompt(3, 100)
-    for start, stop in ((0, 30), (30, 30 + LATE + 1), (39, 60)):  # always so many that records are made at once
+    for start, stop in (
+        (0, 30),
+        (30, 30 + LATE + 1),
+        (39, 60),
+    ):  # always so many that records are made at once
         committed = run(target, slot, text[start:stop])
         for drafting, place in zip((graph, torch_drafting), places, strict=True):
             drafting.observe(place, text[start:stop], committed)
@@ -71,13 +77,17 @@ def test_a_slot_that_is_used_again_drafts_as_a_new_one() -> None:
     with pytest.raises(FullError):
         [graph.open() for _ in range(2)]
     graph.close(0)
-    slot, place, first = target.pool.acquire(), graph.open(), verifier_kit.prompt(1, 40)
+    slot = target.pool.acquire()
+    place = graph.open()
+    first = verifier_kit.prompt(1, 40)
     graph.observe(place, first, run(target, slot, first))
     graph.close(place)
     target.pool.release(slot)
-    drafts, text = [], verifier_kit.prompt(2, 20)
+    drafts = []
+    text = verifier_kit.prompt(2, 20)
     for drafting in (graph, opened(kit.pair())[2]):
-        slot, place = target.pool.acquire(), drafting.open()
+        slot = target.pool.acquire()
+        place = drafting.open()
         drafting.observe(place, text, run(target, slot, text))
         drafts += drafting.draft([DraftRequest(place, 7, SHAPES[1], SAMPLINGS[0])])
         target.pool.release(slot)
@@ -94,7 +104,9 @@ def test_records_of_the_latest_tokens_are_made_together(monkeypatch: pytest.Monk
         return real(pieces)
 
     monkeypatch.setattr(drafter, "whole_records", count)
-    slot, place, text = target.pool.acquire(), graph.open(), verifier_kit.prompt(1, 60)
+    slot = target.pool.acquire()
+    place = graph.open()
+    text = verifier_kit.prompt(1, 60)
     for start in range(0, 60, 3):
         graph.observe(place, text[start : start + 3], run(target, slot, text[start : start + 3]))
     assert made == [9] * 6, "three rounds of three each time"

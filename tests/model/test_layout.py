@@ -1,5 +1,5 @@
-"""Which rows of a batch are attended together. What they see is compared with plain forwards: `test_target`, of sliding
-windows too, and `test_packed`, of unlike rows."""
+"""Which rows of a batch are attended together. What they see is compared with plain forwards:
+`test_target`, of sliding windows too, and `test_packed`, of unlike rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from moa.model.pages import PagePool
 
 
 def test_long_rows_attend_alone_and_short_ones_with_their_like() -> None:
-    lengths, sizes = (4000, 30, 20, 25, 10), (1, 8, 8, 7, 60)
+    lengths = (4000, 30, 20, 25, 10)
+    sizes = (1, 8, 8, 7, 60)
     pool = PagePool(layers=1, slots=5, kv_heads=2, capacity=8192, head_dim=4)
     for length in lengths:
         slot = pool.acquire()

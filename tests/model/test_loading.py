@@ -49,7 +49,8 @@ def test_a_saved_model_loads_with_its_facts(family: str, tmp_path: Path) -> None
     assert facts.tie_embeddings == family.startswith("gemma")
     assert facts.eos_ids == (EOS,)
     assert len(facts.tokenizer_hash) == len(facts.weights_id) == 64
-    here, there = tiny(family), dict(loaded.model.named_parameters())
+    here = tiny(family)
+    there = dict(loaded.model.named_parameters())
     assert all(torch.equal(weight, there[name]) for name, weight in here.named_parameters())
     assert not any(weight.requires_grad for weight in there.values())
 
@@ -60,7 +61,9 @@ def test_the_dtype_is_the_one_asked_for(folder: Path) -> None:
     target.forward([Row(target.pool.acquire(), [5], [-1])])
 
 
-def test_all_end_tokens_of_the_generation_settings_count_and_a_model_in_memory_is_checked_too(folder: Path) -> None:
+def test_all_end_tokens_of_the_generation_settings_count_and_a_model_in_memory_is_checked_too(
+    folder: Path,
+) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 9]}))
     assert load_model(folder).facts.eos_ids == (2, 9)
     with pytest.raises(UnsupportedModelError, match="gpt2"):
@@ -82,7 +85,10 @@ def test_all_end_tokens_of_the_generation_settings_count_and_a_model_in_memory_i
         ("gpt_oss", "learned sinks"),
         ("t5", "encoder-decoder"),
         ("gemma3", "more than text"),
-        ("gpt2", "supported: gemma2, gemma3_text, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe"),
+        (
+            "gpt2",
+            "supported: gemma2, gemma3_text, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe",
+        ),
     ],
 )
 def test_what_cannot_branch_is_refused_by_name_and_reason(family: str, reason: str) -> None:
@@ -106,10 +112,15 @@ def test_what_cannot_branch_is_refused_by_name_and_reason(family: str, reason: s
         ({"rope_scaling": {"type": "longrope"}}, "longest row"),
         ({"rope_scaling": {"type": "su"}}, "longest row"),
         ({"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "longest row"),
-        ({"model_type": "somebody_elses", "auto_map": {"AutoModelForCausalLM": "code.Model"}}, "not a family"),
+        (
+            {"model_type": "somebody_elses", "auto_map": {"AutoModelForCausalLM": "code.Model"}},
+            "not a family",
+        ),
     ],
 )
-def test_settings_that_cannot_work_are_refused_on_load(folder: Path, changes: dict[str, Any], reason: str) -> None:
+def test_settings_that_cannot_work_are_refused_on_load(
+    folder: Path, changes: dict[str, Any], reason: str
+) -> None:
     edit_config(folder, **changes)
     with pytest.raises(UnsupportedModelError) as caught:
         load_model(folder)
@@ -118,9 +129,13 @@ def test_settings_that_cannot_work_are_refused_on_load(folder: Path, changes: di
 
 def test_scaled_rope_that_is_the_same_for_every_row_is_fine() -> None:
     scaling = {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64, "rope_theta": 10_000.0,
-    }  # fmt: skip
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "rope_theta": 10_000.0,
+    }
     refuse_unsupported(tiny_config("llama", rope_scaling=scaling).to_dict())
 
 
@@ -157,7 +172,9 @@ DAMAGED = "is not a safetensors file, or is damaged"
         ("tokenizer.json", b"[]", "is not a tokenizer"),
     ],
 )
-def test_a_missing_or_damaged_file_is_named(folder: Path, file: str, content: bytes | None, said: str) -> None:
+def test_a_missing_or_damaged_file_is_named(
+    folder: Path, file: str, content: bytes | None, said: str
+) -> None:
     (folder / file).unlink() if content is None else (folder / file).write_bytes(content)
     assert said in refusal(folder)
 
@@ -187,7 +204,9 @@ def test_a_model_without_a_tokenizer_loads_and_says_so_when_asked(folder: Path) 
 
 
 def test_the_tokenizer_hash_sees_meaning_and_not_layout() -> None:
-    base: dict[str, Any] = {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}}
+    base: dict[str, Any] = {
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
+    }
     same = {
         "truncation": {"max_length": 9},
         "padding": None,
@@ -199,7 +218,8 @@ def test_the_tokenizer_hash_sees_meaning_and_not_layout() -> None:
 
 
 def test_a_model_in_several_files_has_the_same_id_until_its_weights_change(folder: Path) -> None:
-    facts, weights = load_model(folder).facts, load_file(folder / "model.safetensors")
+    facts = load_model(folder).facts
+    weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     tiny("llama").save_pretrained(folder, max_shard_size="350KB")
     assert torch.equal(load_model(folder).model.lm_head.weight, tiny("llama").lm_head.weight)

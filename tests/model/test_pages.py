@@ -13,7 +13,9 @@ from tests.model.test_slots import HEADS, LAYERS, WIDTH, fill, held, write
 
 
 def make_pool(slots: int = 4, capacity: int = 6 * PAGE, tokens: int = 0) -> PagePool:
-    return PagePool(layers=LAYERS, slots=slots, kv_heads=HEADS, capacity=capacity, head_dim=WIDTH, tokens=tokens)
+    return PagePool(
+        layers=LAYERS, slots=slots, kv_heads=HEADS, capacity=capacity, head_dim=WIDTH, tokens=tokens
+    )
 
 
 def test_a_sequence_takes_the_pages_that_it_needs() -> None:
@@ -32,9 +34,12 @@ def test_a_sequence_takes_the_pages_that_it_needs() -> None:
 
 def test_full_memory_is_a_typed_error_that_takes_nothing() -> None:
     pool = make_pool(tokens=8 * PAGE)
-    first, second = pool.acquire(), pool.acquire()
+    first = pool.acquire()
+    second = pool.acquire()
     fill(pool, first, 6 * PAGE)
-    with pytest.raises(CapacityError, match="3 more pages of 16 tokens are needed, 2 of 8 are free"):
+    with pytest.raises(
+        CapacityError, match="3 more pages of 16 tokens are needed, 2 of 8 are free"
+    ):
         pool.begin([second], [3 * PAGE])
     assert (pool.free_pages, pool.held[second], pool.versions[second]) == (2, 0, 0)
     with pytest.raises(CapacityError, match=f"cannot take 1 more: its capacity is {6 * PAGE}"):
@@ -58,8 +63,11 @@ def test_a_shared_beginning_is_the_same_pages_and_outlives_its_source(share: int
     rows = fill(pool, source, 2 * PAGE + 5)
     free = pool.free_pages
     slot = pool.share(source, share)
-    assert free - pool.free_pages == (1 if share % PAGE else 0), "only what ends within a page is copied"
-    own, others = fill(pool, slot, 4), fill(pool, source, 7)
+    assert free - pool.free_pages == (1 if share % PAGE else 0), (
+        "only what ends within a page is copied"
+    )
+    own = fill(pool, slot, 4)
+    others = fill(pool, source, 7)
     pool.release(source)
     assert torch.equal(held(pool, slot), torch.cat([rows[:, :, :share], own], 2))
     pool.release(slot)
@@ -68,7 +76,9 @@ def test_a_shared_beginning_is_the_same_pages_and_outlives_its_source(share: int
     assert others.any()
 
 
-def test_sharing_needs_a_source_that_holds_so_much_and_leaves_no_slot_behind_when_it_fails() -> None:
+def test_sharing_needs_a_source_that_holds_so_much_and_leaves_no_slot_behind_when_it_fails() -> (
+    None
+):
     pool = make_pool(tokens=6 * PAGE)
     source = pool.acquire()
     fill(pool, source, 5 * PAGE + 3)
@@ -81,7 +91,9 @@ def test_sharing_needs_a_source_that_holds_so_much_and_leaves_no_slot_behind_whe
     assert pool.free_pages == 6
 
 
-def test_crowded_sequences_are_read_in_order_wherever_their_pages_lie_and_others_lie_straight() -> None:
+def test_crowded_sequences_are_read_in_order_wherever_their_pages_lie_and_others_lie_straight() -> (
+    None
+):
     roomy = make_pool()
     slots = [roomy.acquire() for _ in range(4)]
     for slot in slots * 6:
@@ -101,7 +113,9 @@ def test_crowded_sequences_are_read_in_order_wherever_their_pages_lie_and_others
             del texts[slot]
             continue
         count = int(rng.integers(1, 20))
-        fits = -(-count // PAGE) + 1 <= pool.free_pages and pool.lengths[slot] + count <= pool.capacity
+        fits = (
+            -(-count // PAGE) + 1 <= pool.free_pages and pool.lengths[slot] + count <= pool.capacity
+        )
         if slot in texts and fits:
             texts[slot] = torch.cat([texts[slot], fill(pool, slot, count)], 2)
         for one, text in texts.items():

@@ -17,24 +17,38 @@ from tests.tiny import FAMILIES, save_tiny
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("borrowed", [0, 2])
-def test_the_drafter_of_a_streamed_target_is_that_of_a_loaded_one(family: str, borrowed: int, tmp_path: Path) -> None:
+def test_the_drafter_of_a_streamed_target_is_that_of_a_loaded_one(
+    family: str, borrowed: int, tmp_path: Path
+) -> None:
     folder = save_tiny(family, tmp_path / "target")
     whole = load_model(folder)
     torch.manual_seed(1)
-    save_drafter(new_drafter(DrafterConfig.for_target(whole.facts, tli=borrowed), whole.model), tmp_path / "drafter")
+    save_drafter(
+        new_drafter(DrafterConfig.for_target(whole.facts, tli=borrowed), whole.model),
+        tmp_path / "drafter",
+    )
     part = read_partial_target(folder, borrowed=borrowed)
     assert part.facts.weights_id == whole.facts.weights_id
     assert part.facts.eos_ids == whole.facts.eos_ids
-    ours, theirs = (load_drafter(tmp_path / "drafter", one.model, one.facts) for one in (part, whole))
+    ours, theirs = (
+        load_drafter(tmp_path / "drafter", one.model, one.facts) for one in (part, whole)
+    )
     for name in ("embedding", "head", "embedding_scale", "logit_softcap"):
-        torch.testing.assert_close(getattr(ours.shared, name), getattr(theirs.shared, name), rtol=0, atol=0)
+        torch.testing.assert_close(
+            getattr(ours.shared, name), getattr(theirs.shared, name), rtol=0, atol=0
+        )
     if borrowed:
         assert ours.borrowed is not None
         assert theirs.borrowed is not None
-        torch.testing.assert_close(ours.borrowed.state_dict(), theirs.borrowed.state_dict(), rtol=0, atol=0)
-        x, positions = torch.randn(1, 3, whole.facts.hidden_size), torch.tensor([[4, 5, 6]])
+        torch.testing.assert_close(
+            ours.borrowed.state_dict(), theirs.borrowed.state_dict(), rtol=0, atol=0
+        )
+        x = torch.randn(1, 3, whole.facts.hidden_size)
+        positions = torch.tensor([[4, 5, 6]])
         past = [(torch.randn(1, whole.facts.kv_heads, 4, whole.facts.head_dim),) * 2] * borrowed
-        found, wanted = (one.borrowed(x, positions, torch.zeros(1, 1, 3, 7), past)[0] for one in (ours, theirs))
+        found, wanted = (
+            one.borrowed(x, positions, torch.zeros(1, 1, 3, 7), past)[0] for one in (ours, theirs)
+        )
         torch.testing.assert_close(found, wanted)
 
 

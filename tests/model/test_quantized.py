@@ -40,7 +40,9 @@ def test_what_is_quantized_and_cannot_be_run_is_refused_in_one_line(tmp_path: Pa
     folder = save_tiny("llama", tmp_path / "model")
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    path.write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq", "bits": 4}}))
+    path.write_text(
+        json.dumps(config | {"quantization_config": {"quant_method": "awq", "bits": 4}})
+    )
     with pytest.raises(UsageError, match="quantized already"):
         Target.load(folder, quantize="int8", **ROOM)
     with pytest.raises(ConfigError, match="unknown quantization"):
@@ -52,6 +54,10 @@ def test_what_is_quantized_and_cannot_be_run_is_refused_in_one_line(tmp_path: Pa
 
 def test_cudnns_attention_is_off_wherever_a_cuda_device_is_asked_for(tmp_path: Path) -> None:
     torch.backends.cuda.enable_cudnn_sdp(True)
-    with contextlib.nullcontext() if torch.cuda.is_available() else pytest.raises(UsageError, match="cannot use dev"):
+    with (
+        contextlib.nullcontext()
+        if torch.cuda.is_available()
+        else pytest.raises(UsageError, match="cannot use dev")
+    ):
         Target.load(save_tiny("llama", tmp_path), device="cuda")
     assert not torch.backends.cuda.cudnn_sdp_enabled()

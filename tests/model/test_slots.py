@@ -1,4 +1,5 @@
-"""Both KV caches, of slots and of pages: what is kept, what the next user finds, and what there is no room for."""
+"""Both KV caches, of slots and of pages: what is kept, what the next user finds, and what there is
+no room for."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from moa.errors import CapacityError, UsageError
 from moa.model.pages import PagePool
 from moa.model.slots import SlotPool
 
-LAYERS, HEADS, WIDTH = 3, 2, 4
+LAYERS = 3
+HEADS = 2
+WIDTH = 4
 BOTH = pytest.mark.parametrize("kind", [SlotPool, PagePool])
 
 
@@ -22,8 +25,8 @@ def make_pool(kind: Any, slots: int = 4, capacity: int = 64) -> Any:
 
 
 def write(pool: Any, slot: int, count: int) -> Tensor:
-    """Let one forward write `count` random tokens behind a slot's prefix; returns their keys and values
-    `[2,layers,n,H,D]`."""
+    """Let one forward write `count` random tokens behind a slot's prefix; returns their keys and
+    values `[2,layers,n,H,D]`."""
     rows = torch.randn(2, LAYERS, count, HEADS, WIDTH)
     pool.begin([slot], [count])
     start = pool.lengths[slot]
@@ -31,7 +34,9 @@ def write(pool: Any, slot: int, count: int) -> Tensor:
         where = torch.from_numpy(pool.columns(slot, np.arange(start, start + count)))
         pool.k[:, where], pool.v[:, where] = rows
     else:
-        pool.k[:, slot, :, start : start + count], pool.v[:, slot, :, start : start + count] = rows.transpose(2, 3)
+        pool.k[:, slot, :, start : start + count], pool.v[:, slot, :, start : start + count] = (
+            rows.transpose(2, 3)
+        )
     return rows
 
 
@@ -60,7 +65,8 @@ def test_slots_run_out_with_a_typed_error_and_come_back(kind: Any) -> None:
         with pytest.raises(UsageError, match="at least one slot"):
             make_pool(kind, **size)
     pool = make_pool(kind, slots=2)
-    first, second = pool.acquire(), pool.acquire()
+    first = pool.acquire()
+    second = pool.acquire()
     assert {first, second} == {0, 1}
     assert pool.free == 0
     with pytest.raises(CapacityError, match="all 2 slots"):
@@ -86,7 +92,8 @@ def test_a_prefix_grows_and_scratch_is_written_over(kind: Any) -> None:
 @BOTH
 def test_a_released_slot_is_zero_everywhere_even_behind_its_length(kind: Any) -> None:
     pool = make_pool(kind)
-    kept, slot = pool.acquire(), pool.acquire()
+    kept = pool.acquire()
+    slot = pool.acquire()
     fill(pool, kept, 5)
     fill(pool, slot, 4)
     write(pool, slot, 40)  # rejected drafts: scratch that no length covers
@@ -102,9 +109,12 @@ def test_a_released_slot_is_zero_everywhere_even_behind_its_length(kind: Any) ->
 @BOTH
 def test_a_forward_over_the_capacity_touches_nothing(kind: Any) -> None:
     pool = make_pool(kind, capacity=32)
-    slot, other = pool.acquire(), pool.acquire()
+    slot = pool.acquire()
+    other = pool.acquire()
     before = fill(pool, slot, 30)
-    with pytest.raises(CapacityError, match="holds 30 tokens and cannot take 3 more: its capacity is 32"):
+    with pytest.raises(
+        CapacityError, match="holds 30 tokens and cannot take 3 more: its capacity is 32"
+    ):
         pool.begin([other, slot], [1, 3])
     assert pool.lengths == [30 if one == slot else 0 for one in range(4)]
     assert torch.equal(held(pool, slot), before)

@@ -24,8 +24,11 @@ def prefill(target: Target, ids: list[int], chunk: int = 7) -> int:
     return slot
 
 
-def check_random_trees(target: Target, plain: PreTrainedModel, batch: int, **close: float) -> Iterator[None]:
-    """Verify random trees behind random texts, in three rounds, of which each continues what the last one committed."""
+def check_random_trees(
+    target: Target, plain: PreTrainedModel, batch: int, **close: float
+) -> Iterator[None]:
+    """Verify random trees behind random texts, in three rounds, of which each continues what the
+    last one committed."""
     rng = np.random.default_rng(batch)
     texts = [rng.integers(4, 128, int(rng.integers(3, 30))).tolist() for _ in range(batch)]
     slots = [prefill(target, text) for text in texts]
@@ -36,20 +39,28 @@ def check_random_trees(target: Target, plain: PreTrainedModel, batch: int, **clo
         step = target.forward([Row(slots[b], *trees[b]) for b in order])
         for place, b in enumerate(order):
             tokens, parents = trees[b]
-            expected, found = tree_logits(plain, texts[b], tokens, parents), step.logits(place, range(len(tokens)))
-            torch.testing.assert_close(found, expected, **close) if close else assert_rounded(found, expected)
+            expected = tree_logits(plain, texts[b], tokens, parents)
+            found = step.logits(place, range(len(tokens)))
+            torch.testing.assert_close(found, expected, **close) if close else assert_rounded(
+                found, expected
+            )
             np.testing.assert_array_equal(step.argmax(place), expected.argmax(-1).numpy())
             path = path_to(parents, int(rng.integers(0, len(tokens))))
             committed = target.commit(step, place, path)
-            assert committed.positions.tolist() == list(range(len(texts[b]), len(texts[b]) + len(path)))
+            assert committed.positions.tolist() == list(
+                range(len(texts[b]), len(texts[b]) + len(path))
+            )
             texts[b] = texts[b] + [tokens[node] for node in path]
             assert target.pool.lengths[slots[b]] == len(texts[b])
 
 
 @pytest.mark.parametrize(
-    ("family", "batch"), [*((family, 4) for family in (*FAMILIES, "mixtral", "qwen3_moe")), ("llama", 1), ("gemma3", 1)]
+    ("family", "batch"),
+    [*((family, 4) for family in (*FAMILIES, "mixtral", "qwen3_moe")), ("llama", 1), ("gemma3", 1)],
 )
-def test_random_trees_score_as_plain_forwards_do_and_commits_continue_exactly(family: str, batch: int) -> None:
+def test_random_trees_score_as_plain_forwards_do_and_commits_continue_exactly(
+    family: str, batch: int
+) -> None:
     target = Target.from_model(tiny(family), slots=batch + 1, capacity=96)
     assert len(list(check_random_trees(target, reference(family), batch))) == 3
 
@@ -65,7 +76,9 @@ def test_the_model_itself_still_runs_plainly(family: str) -> None:
 def test_committed_rows_are_the_models_own_cache_and_states() -> None:
     model = tiny("llama")
     target = Target.from_model(tiny("llama"), slots=2, capacity=32)
-    prefix, tokens, parents = [7, 8, 9], [10, 11, 12, 13], [-1, 0, 0, 2]
+    prefix = [7, 8, 9]
+    tokens = [10, 11, 12, 13]
+    parents = [-1, 0, 0, 2]
     slot = prefill(target, prefix)
     committed = target.commit(target.forward([Row(slot, tokens, parents)]), 0, [0, 2, 3])
     with torch.no_grad():
@@ -81,7 +94,11 @@ def test_only_judged_nodes_pass_through_the_head_in_pieces(monkeypatch: pytest.M
     monkeypatch.setattr("moa.model.target._LOGITS_AT_ONCE", 128)
     target = Target.from_model(tiny("llama"), slots=3, capacity=32)
     slots = [target.pool.acquire() for _ in range(3)]
-    rows = [Row(slots[0], [5, 6], [-1, 0]), Row.chain(slots[1], [7, 8, 9]), Row.chain(slots[2], [4], judged="none")]
+    rows = [
+        Row(slots[0], [5, 6], [-1, 0]),
+        Row.chain(slots[1], [7, 8, 9]),
+        Row.chain(slots[2], [4], judged="none"),
+    ]
     step = target.forward(rows)
     assert step.argmax(0).tolist() == step.logits(0, [0, 1]).argmax(-1).tolist()
     assert step.argmax(1).tolist() == [-1, -1, int(step.logits(1, [2]).argmax())]
@@ -107,7 +124,8 @@ def test_only_judged_nodes_pass_through_the_head_in_pieces(monkeypatch: pytest.M
 )
 def test_bad_rows_are_refused_before_the_model_runs(tokens: list, parents: list, said: str) -> None:
     target = Target.from_model(tiny("llama"), slots=2, capacity=16)
-    good, bad = target.pool.acquire(), target.pool.acquire()
+    good = target.pool.acquire()
+    bad = target.pool.acquire()
     with pytest.raises(UsageError, match=said):
         target.forward([Row(good, [5], [-1]), Row(bad, tokens, parents)])
     assert target.pool.versions == [0, 0]
@@ -126,7 +144,8 @@ def test_rows_of_one_slot_or_of_no_slot_are_refused() -> None:
 
 def test_a_full_slot_is_a_typed_error_and_harms_no_other() -> None:
     target = Target.from_model(tiny("llama", max_position_embeddings=16), slots=2, capacity=100)
-    full, other = prefill(target, [5] * 14), prefill(target, [6] * 3)
+    full = prefill(target, [5] * 14)
+    other = prefill(target, [6] * 3)
     with pytest.raises(CapacityError, match="capacity is 16"):
         target.forward([Row(other, [5], [-1]), Row(full, [5, 6, 7], [-1, 0, 1])])
     step = target.forward([Row(full, [5, 6], [-1, 0])])  # the last columns can be used
@@ -174,11 +193,14 @@ def test_low_precision_weights_get_a_float32_head(family: str) -> None:
 
 @pytest.mark.parametrize(("family", "scale"), [("llama", 1.0), ("gemma2", 8.0), ("gemma3", 8.0)])
 def test_embedding_scale_is_what_the_first_layer_gets(family: str, scale: float) -> None:
-    target = Target.from_model(tiny(family), capacity=16, packed=False)  # the library's own layers can be listened to
+    target = Target.from_model(
+        tiny(family), capacity=16, packed=False
+    )  # the library's own layers can be listened to
     assert target.embedding_scale == scale
     seen: list[torch.Tensor] = []
     hook = target.model.model.layers[0].register_forward_pre_hook(
-        lambda _, args, kwargs: seen.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+        lambda _, args, kwargs: seen.append(args[0] if args else kwargs["hidden_states"]),
+        with_kwargs=True,
     )
     target.forward([Row(target.pool.acquire(), [5], [-1])])
     hook.remove()
@@ -189,7 +211,8 @@ def test_logits_that_are_no_numbers_are_told_as_such_and_only_of_their_row() -> 
     target = Target.from_model(tiny("llama", seed=3), slots=2, capacity=32)
     with torch.no_grad():
         target.embedding_weight[77] = torch.nan
-    good, bad = target.pool.acquire(), target.pool.acquire()
+    good = target.pool.acquire()
+    bad = target.pool.acquire()
     step = target.forward([Row.chain(good, [5, 6]), Row.chain(bad, [5, 77])])
     alone = target.forward([Row.chain(good, [5, 6])])
     np.testing.assert_array_equal(step.argmax(0), alone.argmax(0))

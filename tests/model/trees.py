@@ -12,8 +12,11 @@ from transformers import PreTrainedModel
 from tests.tiny import tiny
 
 
-def random_tree(rng: np.random.Generator, size: int, vocab: int = 128) -> tuple[list[int], list[int]]:
-    """Tokens and parents: node 0 continues the prefix, every other node has any earlier one as its parent."""
+def random_tree(
+    rng: np.random.Generator, size: int, vocab: int = 128
+) -> tuple[list[int], list[int]]:
+    """Tokens and parents: node 0 continues the prefix, every other node has any earlier one as its
+    parent."""
     tokens = rng.integers(4, vocab, size).tolist()
     return tokens, [-1, *(int(rng.integers(0, i)) for i in range(1, size))]
 
@@ -28,7 +31,8 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
 
 
 def reference(family: str) -> PreTrainedModel:
-    """The same weights under the library's plainest attention, the only one that applies Gemma 2's soft cap."""
+    """The same weights under the library's plainest attention, the only one that applies Gemma 2's
+    soft cap."""
     model = tiny(family)
     model.set_attn_implementation("eager")
     return model
@@ -41,7 +45,11 @@ def plain_logits(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
 
 
 @torch.no_grad()
-def tree_logits(model: PreTrainedModel, prefix: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
+def tree_logits(
+    model: PreTrainedModel, prefix: Sequence[int], tokens: Sequence[int], parents: Sequence[int]
+) -> Tensor:
     """Logits after every node, each from its own plain forward over prefix and path."""
     paths = [path_to(parents, node) for node in range(len(tokens))]
-    return torch.stack([plain_logits(model, [*prefix, *(tokens[i] for i in path)]) for path in paths])
+    return torch.stack(
+        [plain_logits(model, [*prefix, *(tokens[i] for i in path)]) for path in paths]
+    )

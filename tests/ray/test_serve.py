@@ -78,7 +78,10 @@ def _processes(process: subprocess.Popen[bytes], word: str = "") -> list[psutil.
 def _wait_for(process: subprocess.Popen[bytes], address: str, replicas: int) -> None:
     until = time.monotonic() + PATIENCE
     while True:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address}/health/ready", timeout=10):
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"http://{address}/health/ready", timeout=10),
+        ):
             if len(_processes(process, "ServeReplica")) == replicas:
                 return
         assert process.poll() is None
@@ -91,11 +94,18 @@ def _wait_for(process: subprocess.Popen[bytes], address: str, replicas: int) -> 
 def test_texts_are_the_targets_own_also_after_a_replica_has_died() -> None:
     audit = "from edge_client.cli import main; main()", "audit", "What is 17 plus 25?", "--verifier"
     with (
-        tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as folder,  # paths of sockets are short
+        tempfile.TemporaryDirectory(
+            prefix="r", ignore_cleanup_errors=True
+        ) as folder,  # paths of sockets are short
         serving(Path(folder)) as (process, address),
     ):
         for kill in (False, True):
             _wait_for(process, address, 2)
             if kill:
                 _processes(process, "ServeReplica")[0].send_signal(signal.SIGKILL)
-            subprocess.run([sys.executable, "-c", *audit, f"ws://{address}"], cwd=ROOT, check=True, timeout=PATIENCE)
+            subprocess.run(
+                [sys.executable, "-c", *audit, f"ws://{address}"],
+                cwd=ROOT,
+                check=True,
+                timeout=PATIENCE,
+            )

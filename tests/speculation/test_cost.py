@@ -11,7 +11,8 @@ from moa.speculation.cost import Cost, attention_pairs
 
 def learned(fixed: float, each: float, noise: float = 0.0, samples: int = 600) -> Cost:
     """Forwards of all sizes to 300, slower than they must be by up to so much."""
-    cost, rng = Cost(), random.Random(0)
+    cost = Cost()
+    rng = random.Random(0)
     for _ in range(samples):
         tokens = round(2 ** rng.uniform(0, 8.2))
         cost.observe(tokens, (fixed + each * tokens) * (1 + noise * rng.random()))
@@ -21,7 +22,9 @@ def learned(fixed: float, each: float, noise: float = 0.0, samples: int = 600) -
 @pytest.mark.parametrize("noise", [0.0, 0.3])
 @pytest.mark.parametrize("size", [1, 5, 30, 100, 290])
 def test_it_learns_what_a_forward_takes(noise: float, size: int) -> None:
-    assert learned(0.004, 0.0003, noise).seconds(size) == pytest.approx(0.004 + 0.0003 * size, rel=0.02 + noise / 2)
+    assert learned(0.004, 0.0003, noise).seconds(size) == pytest.approx(
+        0.004 + 0.0003 * size, rel=0.02 + noise / 2
+    )
 
 
 def test_any_shape_of_curve_is_learned() -> None:
@@ -30,10 +33,14 @@ def test_any_shape_of_curve_is_learned() -> None:
     for number in range(400):
         size = (1, 8, 64, 128, 256)[number % 5]
         cost.observe(size, 0.01 * max(1.0, size / 64))
-    assert [cost.seconds(size) for size in (1, 30, 64, 192)] == pytest.approx([0.01, 0.01, 0.01, 0.03])
+    assert [cost.seconds(size) for size in (1, 30, 64, 192)] == pytest.approx(
+        [0.01, 0.01, 0.01, 0.03]
+    )
 
 
-def test_the_first_run_of_a_size_does_not_count_and_a_size_never_measured_is_cheap_so_that_it_is_tried() -> None:
+def test_the_first_run_of_a_size_does_not_count_and_a_size_never_measured_is_cheap_so_that_it_is_tried() -> (
+    None
+):
     cost = Cost()
     cost.observe(4, 9.0)
     assert cost.seconds(4) == 0.0
@@ -59,7 +66,8 @@ def test_a_stalled_machine_changes_nothing_and_a_slower_one_is_noticed() -> None
 
 
 def test_no_size_is_dearer_than_a_larger_one() -> None:
-    """What was measured while other work ran, and never again, must not forbid what is smaller; nor hold it down."""
+    """What was measured while other work ran, and never again, must not forbid what is smaller; nor
+    hold it down."""
     cost = Cost()
     for size, seconds in (*((1, 1.0), (2, 7.0)) * 3, *((1, 1.0), (8, 1.5)) * 20):
         cost.observe(size, seconds)
@@ -70,14 +78,17 @@ def test_no_size_is_dearer_than_a_larger_one() -> None:
 
 
 def test_what_a_token_attends_to_has_its_own_price() -> None:
-    """Pieces of a prompt among short drafts: at its end one that fits is a fraction of one at its beginning."""
-    cost, rng = Cost(), random.Random(0)
+    """Pieces of a prompt among short drafts: at its end one that fits is a fraction of one at its
+    beginning."""
+    cost = Cost()
+    rng = random.Random(0)
     for n in range(600):
         size, context = (8, 100) if n % 2 else (round(2 ** rng.uniform(2, 6)), 10 * n)
         pairs = attention_pairs([(size, context)])
         cost.observe(size, 0.005 + 0.0003 * size + 1e-7 * pairs, pairs)
     assert cost.seconds(16, attention_pairs([(16, 6000)])) == pytest.approx(0.0266, rel=0.1)
-    begin, end = cost.fitting(0.02, 256), cost.fitting(0.02, 256, context=6000)
+    begin = cost.fitting(0.02, 256)
+    end = cost.fitting(0.02, 256, context=6000)
     assert begin == pytest.approx(66, abs=8)
     assert end == pytest.approx(14, abs=4)
     assert cost.added(end, 6000) <= 0.02 < cost.added(end + 1, 6000)
@@ -97,9 +108,15 @@ def test_a_forward_takes_some_time_whatever_was_measured() -> None:
     for _ in range(20):
         cost = Cost(0.005)
         for _ in range(60):
-            size, context = rng.choice([1, 4, 8, 200]), rng.choice([0, 10, 8000])
+            size = rng.choice([1, 4, 8, 200])
+            context = rng.choice([0, 10, 8000])
             cost.observe(size, rng.expovariate(50), attention_pairs([(size, context)]))
-            assert cost.seconds(64, attention_pairs([(64, 8000)])) >= cost.seconds(64) >= cost.seconds(1) > 0
+            assert (
+                cost.seconds(64, attention_pairs([(64, 8000)]))
+                >= cost.seconds(64)
+                >= cost.seconds(1)
+                > 0
+            )
         short = Cost()
         for context in range(400):  # short contexts put no price of noise on long ones
             short.observe(1, 0.004 * (1 + 0.1 * rng.random()), attention_pairs([(1, context)]))

@@ -17,7 +17,10 @@ Paths = dict[tuple[int, ...], int]
 def told(rng: random.Random, log: list[int]) -> tuple[int, list[int], list[int], list[int]]:
     """A tree that begins somewhere near the log's end, and follows it now and then."""
     base = max(0, len(log) - rng.randrange(1, 5))
-    tokens, parents, neg_log_probs, places = [log[base]], [-1], [0], [base]
+    tokens = [log[base]]
+    parents = [-1]
+    neg_log_probs = [0]
+    places = [base]
     for node in range(1, rng.randrange(2, 9)):
         parent = rng.randrange(node)
         place = places[parent] + 1
@@ -29,7 +32,9 @@ def told(rng: random.Random, log: list[int]) -> tuple[int, list[int], list[int],
     return base, tokens, parents, neg_log_probs
 
 
-def remember(paths: Paths, log: list[int], tree: tuple[int, list[int], list[int], list[int]]) -> None:
+def remember(
+    paths: Paths, log: list[int], tree: tuple[int, list[int], list[int], list[int]]
+) -> None:
     base, tokens, parents, neg_log_probs = tree
     texts = [tuple(log[: base + 1])]
     for token, parent, neg_log_prob in zip(tokens[1:], parents[1:], neg_log_probs[1:], strict=True):
@@ -42,7 +47,9 @@ def remember(paths: Paths, log: list[int], tree: tuple[int, list[int], list[int]
 @pytest.mark.parametrize("seed", range(30))
 def test_what_is_held_are_the_paths_that_still_fit(seed: int) -> None:
     rng = random.Random(seed)
-    log, paths, foreseen = [rng.randrange(4) for _ in range(3)], Paths(), GuessTree()
+    log = [rng.randrange(4) for _ in range(3)]
+    paths = Paths()
+    foreseen = GuessTree()
     for _ in range(40):
         if rng.random() < 0.6:
             tree = told(rng, log)
@@ -51,7 +58,9 @@ def test_what_is_held_are_the_paths_that_still_fit(seed: int) -> None:
         else:
             log += [rng.randrange(4) for _ in range(rng.randrange(3))]
             foreseen.follow(log)
-        paths = {p: d for p, d in paths.items() if len(p) > len(log) and p[: len(log)] == tuple(log)}
+        paths = {
+            p: d for p, d in paths.items() if len(p) > len(log) and p[: len(log)] == tuple(log)
+        }
         assert len(foreseen) == len(paths)
         tokens, parents, expected = foreseen.pick(1000, 0.0)
         texts = [tuple(log)]
@@ -59,18 +68,27 @@ def test_what_is_held_are_the_paths_that_still_fit(seed: int) -> None:
             assert parent < len(texts)
             texts.append((*texts[parent], token))
         assert set(texts[1:]) == set(paths)
-        chances = [math.exp(-sum(paths[p[: n + 1]] for n in range(len(log), len(p))) / 8) for p in texts[1:]]
+        chances = [
+            math.exp(-sum(paths[p[: n + 1]] for n in range(len(log), len(p))) / 8)
+            for p in texts[1:]
+        ]
         assert expected == pytest.approx(sum(chances))
-        assert chances == sorted(chances, reverse=True), "the likeliest first, so that any beginning is the best draft"
+        assert chances == sorted(chances, reverse=True), (
+            "the likeliest first, so that any beginning is the best draft"
+        )
         assert all(foreseen.judge(path[len(log) :]) in ("likeliest", "branch") for path in paths)
 
 
-def test_a_draft_and_what_is_held_are_no_larger_and_a_draft_no_less_likely_than_was_asked_for() -> None:
+def test_a_draft_and_what_is_held_are_no_larger_and_a_draft_no_less_likely_than_was_asked_for() -> (
+    None
+):
     foreseen = GuessTree()
     foreseen.add([7], 0, [7, 1, 2, 3], [-1, 0, 0, 1], [0, 6, 18, 0])
     assert foreseen.pick(9, 0.3)[:2] == ([7, 1, 3], [-1, 0, 1])
     assert foreseen.pick(1, 0.0)[:2] == ([7, 1], [-1, 0])
-    assert foreseen.pick(9, 0.9)[:2] == ([7, 1], [-1, 0]), "the best one, however unlikely: a stream may wait for it"
+    assert foreseen.pick(9, 0.9)[:2] == ([7, 1], [-1, 0]), (
+        "the best one, however unlikely: a stream may wait for it"
+    )
     small = GuessTree(most=3)
     small.add([7], 0, [7, 1, 2, 3, 4, 5], [-1, 0, 1, 2, 3, 4], [0] * 6)
     assert len(small) == 3
@@ -102,7 +120,11 @@ def test_a_tree_grows_where_it_is_likeliest_and_keeps_what_is_below_its_new_root
     assert growth.won([1, 9]) == (1, True)
     assert growth.won([9]) == (0, True)
     below, were = growth.below(1)
-    assert (below.tree.tokens, below.tree.parents, below.depths) == ([1, 3, 4], [-1, 0, 0], [0, 1, 1])
+    assert (below.tree.tokens, below.tree.parents, below.depths) == (
+        [1, 3, 4],
+        [-1, 0, 0],
+        [0, 1, 1],
+    )
     assert below.tree.scores == pytest.approx([0.0, -0.2, -3.0])
     assert were == [1, 3, 4]
     assert list(below.open) == [1, 2]

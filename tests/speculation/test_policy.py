@@ -17,8 +17,9 @@ PROMPT = 100
 
 @dataclass
 class World:
-    """A forward of one token takes a second, and `token` more for each further one; a level takes `level` for each text
-    that drafts; reading a token takes `reading`. A level is accepted with the chance `right`."""
+    """A forward of one token takes a second, and `token` more for each further one; a level takes
+    `level` for each text that drafts; reading a token takes `reading`. A level is accepted with the
+    chance `right`."""
 
     level: float = 0.1
     token: float = 0.0
@@ -33,22 +34,28 @@ class World:
     before: Sequence[tuple[float, int]] = ()
     """Texts before those that are measured: how often a level is right, and tokens."""
     cold: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """How many of the first forwards, drafts and readings of a new process are slower, and by what factor."""
+    """How many of the first forwards, drafts and readings of a new process are slower, and by what
+    factor."""
 
     def forward(self, tokens: float) -> float:
         return 1.0 + self.token * (tokens - 1)
 
     def speed(self, right: float, tokens: int, *, of_text: int = 10**9) -> float:
-        """Tokens a second of texts of so many tokens, `texts` at a time, in units of plain decoding's."""
-        spent, won = 0.0, 0
+        """Tokens a second of texts of so many tokens, `texts` at a time, in units of plain
+        decoding's."""
+        spent = 0.0
+        won = 0
         while won < tokens:
             batch = [self.policy.text(0.0) for _ in range(self.texts)]
-            missed, begun = [PROMPT] * self.texts, won
+            missed = [PROMPT] * self.texts
+            begun = won
             while won < tokens and won - begun < of_text * self.texts:
                 depths = self.policy.plan(batch, list(missed))
                 for place, depth in enumerate(depths):
                     if depth and missed[place]:
-                        spent += (seconds := missed[place] * self.reading * self._coldness("reading"))
+                        spent += (
+                            seconds := missed[place] * self.reading * self._coldness("reading")
+                        )
                         self.policy.read(missed[place], seconds)
                     missed[place] = 0 if depth else missed[place] + 1
                 accepted = [self._accepted(right, depth) for depth in depths]
@@ -58,11 +65,16 @@ class World:
 
     def run(self, batch: list[TextAcceptance], depths: list[int], accepted: list[int]) -> float:
         """A round; returns its seconds."""
-        tokens, luck = len(batch) + sum(depths), self.rng.lognormvariate(-(self.noise**2) / 2, self.noise)
+        tokens = len(batch) + sum(depths)
+        luck = self.rng.lognormvariate(-(self.noise**2) / 2, self.noise)
         draft = luck * self.level * max(depths) * sum(map(bool, depths))
         draft *= self._coldness("draft") if draft else 1.0
         forward = luck * self.forward(tokens) * self._coldness("forward")
-        drafts = [Drafted(text, d, d, d, right) for text, d, right in zip(batch, depths, accepted, strict=True) if d]
+        drafts = [
+            Drafted(text, d, d, d, right)
+            for text, d, right in zip(batch, depths, accepted, strict=True)
+            if d
+        ]
         self.policy.record(drafts, RoundTime(tokens, forward, draft))
         self.depths.append(max(depths))
         return draft + forward
@@ -79,35 +91,59 @@ class World:
         """The best speed of texts of so many tokens, one at a time, at a fixed depth, 0 included."""
         speeds = [1.0]
         for depth in range(1, 9):
-            speed = sum(right**n for n in range(depth + 1)) / (self.forward(1 + depth) + self.level * depth)
+            speed = sum(right**n for n in range(depth + 1)) / (
+                self.forward(1 + depth) + self.level * depth
+            )
             speeds.append(of_text / (PROMPT * self.reading + of_text / speed))
         return max(speeds)
 
 
-SHORT, COLD, MANY = 50, 10.0, 10**9
+SHORT = 50
+COLD = 10.0
+MANY = 10**9
 WORLDS: dict[str, tuple[World, float, int, float]] = {
     **{
         f"right in {right}, a level takes {level}, a token {token}": (
-            World(level=level, token=token, before=[(right, 200)]), right, MANY, 0.92
+            World(level=level, token=token, before=[(right, 200)]),
+            right,
+            MANY,
+            0.92,
         )
-        for right in (0.0, 0.5, 0.85, 0.95) for level, token in ((0.02, 0.0), (0.1, 0.1), (0.3, 0.0), (1.0, 0.1))
+        for right in (0.0, 0.5, 0.85, 0.95)
+        for level, token in ((0.02, 0.0), (0.1, 0.1), (0.3, 0.0), (1.0, 0.1))
     },
     "a dear drafter that seemed right": (World(level=0.3, before=[(0.5, 200)]), 0.2, MANY, 0.98),
-    "short texts, only misses": (World(level=0.05, reading=0.03, before=[(0.0, 200)]), 0.0, 40, 0.87),
+    "short texts, only misses": (
+        World(level=0.05, reading=0.03, before=[(0.0, 200)]),
+        0.0,
+        40,
+        0.87,
+    ),
     "texts, only misses": (World(level=0.65, reading=0.03, before=[(0.0, 200)]), 0.0, 150, 0.93),
     "reading takes longer than it saves": (World(reading=3.0, before=[(0.9, 100)]), 0.9, 100, 0.85),
     "a noisy machine": (World(level=1.0, noise=0.7, before=[(0.7, 600)]), 0.7, MANY, 0.96),
-    "a noisy machine, dear drafts": (World(level=0.3, noise=0.7, before=[(0.0, 600)]), 0.0, MANY, 0.96),
+    "a noisy machine, dear drafts": (
+        World(level=0.3, noise=0.7, before=[(0.0, 600)]),
+        0.0,
+        MANY,
+        0.96,
+    ),
     "slow first forwards": (
-        World(level=0.05, token=0.25, cold={"forward": (12, 5.0)}, before=[(0.4, 300)]), 0.4, SHORT, 0.93
+        World(level=0.05, token=0.25, cold={"forward": (12, 5.0)}, before=[(0.4, 300)]),
+        0.4,
+        SHORT,
+        0.93,
     ),
     **{
         f"a cold {what}": (
-            World(level=0.1, token=0.02, cold={what: (count, COLD)}, before=[(0.9, 500)]), 0.9, SHORT, 0.9
+            World(level=0.1, token=0.02, cold={what: (count, COLD)}, before=[(0.9, 500)]),
+            0.9,
+            SHORT,
+            0.9,
         )
         for what, count in (("draft", 6), ("reading", 1), ("forward", 6))
     },
-}  # fmt: skip
+}
 """A world, how often a level is right, tokens of a text, and the least share of the best speed."""
 
 
@@ -160,7 +196,9 @@ def test_it_recovers_when_a_text_becomes_easy_or_hard() -> None:
 def test_a_full_batch_that_pays_for_every_token_does_not_draft(token: float) -> None:
     world = World(level=0.02)
     world.speed(0.8, 400)  # a single text learns that drafts are cheap
-    world.texts, world.token, world.reading = 48, token, 0.01
+    world.texts = 48
+    world.token = token
+    world.reading = 0.01
     world.speed(0.8, 10_000)
     assert world.speed(0.8, 20_000) > 0.98
 
@@ -187,11 +225,15 @@ def test_reading_holds_the_others_of_a_batch_up_for_few_at_a_time() -> None:
     world = World(level=0.001, reading=0.01)
     world.speed(0.95, 200)
     texts = [world.policy.text(0.0) for _ in range(10)]
-    readers = [sum(map(bool, world.policy.plan(texts, [missed] * 10))) for missed in (PROMPT, 10, 0)]
+    readers = [
+        sum(map(bool, world.policy.plan(texts, [missed] * 10))) for missed in (PROMPT, 10, 0)
+    ]
     assert 1 == readers[0] < readers[1] < readers[2] == 10
 
 
-def test_it_drafts_for_nobody_before_plain_rounds_were_measured_nor_where_the_drafter_cannot() -> None:
+def test_it_drafts_for_nobody_before_plain_rounds_were_measured_nor_where_the_drafter_cannot() -> (
+    None
+):
     world = World()
     text = world.policy.text(0.0)
     assert world.policy.plan([text], [0]) == [0]
@@ -215,9 +257,15 @@ def shape_of(token: float, level: float) -> TreeShape:
 
 
 def test_a_tree_is_as_wide_and_as_deep_as_its_nodes_and_levels_are_cheap() -> None:
-    free, dear, slow = shape_of(1e-6, 1e-3), shape_of(0.05, 1e-3), shape_of(1e-6, 0.2)
-    assert free.least < -7 < -4 < dear.least < 0, "a node must promise what its part of the forward is worth"
-    assert free.min_score < -4 < -2 < slow.min_score < 0, "a level's nodes what the drafter's time is worth"
+    free = shape_of(1e-6, 1e-3)
+    dear = shape_of(0.05, 1e-3)
+    slow = shape_of(1e-6, 0.2)
+    assert free.least < -7 < -4 < dear.least < 0, (
+        "a node must promise what its part of the forward is worth"
+    )
+    assert free.min_score < -4 < -2 < slow.min_score < 0, (
+        "a level's nodes what the drafter's time is worth"
+    )
     assert shape_of(5.0, 5.0).least < 0, "never certainty"
 
 
@@ -235,7 +283,8 @@ def test_clients_with_many_temperatures_cost_no_memory() -> None:
 
 
 def test_the_fuller_a_batch_the_likelier_a_guess_must_be_to_go_along() -> None:
-    """So guesses yield first under load: alone almost any of them pays, beside many rows only the likely ones."""
+    """So guesses yield first under load: alone almost any of them pays, beside many rows only the
+    likely ones."""
     cost = Cost()
     for size in (1, 4, 16, 64, 256) * 30:
         cost.observe(size, 0.020 + 0.0005 * size)

@@ -27,15 +27,19 @@ class Client:
     longest_pause = 0.05
     """Seconds before a refused request is sent again, at most: tests are in a hurry."""
 
-    def __init__(self, connection: ClientConnection, *, ack: bool = True, patience: float = PATIENCE) -> None:
-        self.connection, self._patience = connection, patience
+    def __init__(
+        self, connection: ClientConnection, *, ack: bool = True, patience: float = PATIENCE
+    ) -> None:
+        self.connection = connection
+        self._patience = patience
         self.sessions: dict[bytes, ClientSession] = {}
         self.rows: list[Activations] = []
         self.other: list[ServerMessage] = []
         """Messages of no session, such as a goaway."""
         self.record_bytes = self.token_bytes = 0
         """Of frames with records; of all others, up and down."""
-        self._ack, self._received = ack, 0
+        self._ack = ack
+        self._received = 0
 
     async def send(self, *messages: Message) -> None:
         """Send messages."""
@@ -85,8 +89,11 @@ class Client:
             else:
                 self.other.append(message)
 
-    async def start(self, ids: Sequence[int], *, patient: bool = False, **settings: Any) -> ClientSession:
-        """Open a session and wait for the answer; a patient client asks again while all slots are busy."""
+    async def start(
+        self, ids: Sequence[int], *, patient: bool = False, **settings: Any
+    ) -> ClientSession:
+        """Open a session and wait for the answer; a patient client asks again while all slots are
+        busy."""
         session = ClientSession(list(ids), **settings)
         self.sessions[session.id] = session
         while True:
@@ -96,7 +103,9 @@ class Client:
                 return session
             await asyncio.sleep(min(self.longest_pause, event.retry_after))
 
-    async def advance(self, session: ClientSession, tokens: Sequence[int], parents: Sequence[int] = ()) -> Advanced:
+    async def advance(
+        self, session: ClientSession, tokens: Sequence[int], parents: Sequence[int] = ()
+    ) -> Advanced:
         """One verify round, patiently repeated while the server is busy."""
         message = session.verify(tokens, parents)
         while True:
@@ -114,7 +123,8 @@ class Client:
             await asyncio.sleep(min(self.longest_pause, event.retry_after))
 
     async def stream(self, session: ClientSession, *, speculate: bool = True) -> None:
-        """One round that the server decodes, to the end of the turn; patiently repeated while the server is busy."""
+        """One round that the server decodes, to the end of the turn; patiently repeated while the
+        server is busy."""
         message = session.stream(speculate=speculate)
         await self.send(message)
         while session.busy:
@@ -126,7 +136,8 @@ class Client:
 
 
 def connection(url: str, *, token: str = "", key: str = "", **options: Any) -> connect:
-    """A plain websocket to a verifier. The `key` is for routing to one of several verifiers behind one address."""
+    """A plain websocket to a verifier. The `key` is for routing to one of several verifiers behind
+    one address."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     return connect(
         url,
@@ -142,12 +153,23 @@ def connection(url: str, *, token: str = "", key: str = "", **options: Any) -> c
 
 @contextlib.asynccontextmanager
 async def client(
-    url: str, *, ack: bool = True, token: str = "", key: str = "", patience: float = PATIENCE, **hello: Any
+    url: str,
+    *,
+    ack: bool = True,
+    token: str = "",
+    key: str = "",
+    patience: float = PATIENCE,
+    **hello: Any,
 ) -> AsyncIterator[Client]:
-    """A client after hello and welcome; `patience` are seconds without a message that count as a hang."""
+    """A client after hello and welcome; `patience` are seconds without a message that count as a
+    hang."""
     async with connection(url, token=token, key=key, ping_interval=None) as raw:
         made = Client(raw, ack=ack, patience=patience)
-        said: dict[str, Any] = {"versions": list(PROTOCOL_VERSIONS), "features": sorted(FEATURES), **hello}
+        said: dict[str, Any] = {
+            "versions": list(PROTOCOL_VERSIONS),
+            "features": sorted(FEATURES),
+            **hello,
+        }
         await made.send(Hello(**said))
         welcome = await made.receive()
         if not isinstance(welcome, Welcome):

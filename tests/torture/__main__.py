@@ -1,4 +1,5 @@
-"""`make torture`: every part, as long as it is told to take. Each part prints what it found, and fails when it must.
+"""`make torture`: every part, as long as it is told to take. Each part prints what it found, and
+fails when it must.
 
 python -m tests.torture                                  minutes: a bit of everything
 python -m tests.torture --full                           the counts of docs/reliability.md: hours
@@ -19,20 +20,42 @@ from typing import Any
 from tests.torture.fuzz import seed_from_clock
 from tests.torture.parts import PARTS
 
-_FULL = {"frames": 2_000_000, "messages": 200_000, "kills": 1000, "cuts": 10_000, "seconds": 20.0, "hours": 2.0}
-_SHORT = {"frames": 20_000, "messages": 2_000, "kills": 20, "cuts": 200, "seconds": 5.0, "hours": 0.05}
+_FULL = {
+    "frames": 2_000_000,
+    "messages": 200_000,
+    "kills": 1000,
+    "cuts": 10_000,
+    "seconds": 20.0,
+    "hours": 2.0,
+}
+_SHORT = {
+    "frames": 20_000,
+    "messages": 2_000,
+    "kills": 20,
+    "cuts": 200,
+    "seconds": 5.0,
+    "hours": 0.05,
+}
 _FULL["schemas"], _SHORT["schemas"] = 1000, 40
 
 
 def main() -> None:
     """Run the parts that are named, or all."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.torture", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.torture",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
-    parser.add_argument("--full", action="store_true", help="the counts of docs/reliability.md: hours")
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)"
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="the counts of docs/reliability.md: hours"
+    )
     parser.add_argument("--seed", type=int, default=None, help="repeat a run")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep counts there, and go on where they stand")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="keep counts there, and go on where they stand"
+    )
     parser.add_argument("--out", type=Path, default=None, help="write what was found as JSON")
     for name, value in _SHORT.items():
         parser.add_argument(f"--{name}", type=type(value), default=None)
@@ -59,7 +82,8 @@ async def _run(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
             result, problems = await PARTS[part](options)
         except Exception as error:  # the other parts are run all the same
             traceback.print_exception(error)
-            result, problems = {}, [repr(error)]
+            result = {}
+            problems = [repr(error)]
         found[part] = result | {"seconds": round(time.monotonic() - began, 1)}
         wrong += [f"{part}: {problem}" for problem in problems]
         print(part, json.dumps(found[part], default=vars), *problems, sep="\n  ", flush=True)

@@ -1,7 +1,8 @@
-"""Kills clients during `edge-client chat` and `edge-client use`, and checks that their files are complete and right.
+"""Kills clients during `edge-client chat` and `edge-client use`, and checks that their files are
+complete and right.
 
-The next client continues the conversation from the last saved file. Greedy answers depend only on the text before, so
-every transcript is a prefix of the same conversation.
+The next client continues the conversation from the last saved file. Greedy answers depend only on
+the text before, so every transcript is a prefix of the same conversation.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from edge_client.cli import main as edge_client
 from edge_client.settings import read_config_file
 from tests.torture.server import CONTEXT, redirect
 
-QUESTIONS = ("What is 17 plus 25?", "Reverse the word: stone", "What is 9 times 4?", "What is 81 minus 13?")
+QUESTIONS = (
+    "What is 17 plus 25?",
+    "Reverse the word: stone",
+    "What is 9 times 4?",
+    "What is 81 minus 13?",
+)
 _COMMENT = "# written by hand\n"
 
 
@@ -29,7 +35,9 @@ class Home:
 
     def __init__(self, folder: Path, url: str) -> None:
         self.url = url
-        self.transcript, self.config, self.log = folder / "talk.json", folder / "config.toml", folder / "log"
+        self.transcript = folder / "talk.json"
+        self.config = folder / "config.toml"
+        self.log = folder / "log"
         self.config.write_text(_COMMENT + 'verifier = "ws://a0:1"\n')
         self.truth: list[str] = []
 
@@ -40,7 +48,10 @@ class Home:
             return []
         said = json.loads(self.transcript.read_text())["messages"]
         for number, (question, answer) in enumerate(zip(said[::2], said[1::2], strict=True)):
-            if question != {"role": "user", "content": QUESTIONS[number]} or answer["role"] != "assistant":
+            if (
+                question != {"role": "user", "content": QUESTIONS[number]}
+                or answer["role"] != "assistant"
+            ):
                 raise ValueError(f"message {2 * number} is not what was asked")
         return [one["content"] for one in said[1::2]]
 
@@ -70,7 +81,16 @@ class Home:
 
 def talk(home: Home, lines: Sequence[str]) -> None:
     """A client that is typed these lines; the body of its process."""
-    flags = ["--verifier", home.url, "--config", os.devnull, "--max-new-tokens", "8", "--offline-after", "60"]
+    flags = [
+        "--verifier",
+        home.url,
+        "--config",
+        os.devnull,
+        "--max-new-tokens",
+        "8",
+        "--offline-after",
+        "60",
+    ]
     _run(home, ["chat", *flags, "--threads", "1", "--sync", "off"], "\n".join(lines) + "\n")
 
 
@@ -88,7 +108,9 @@ def _run(home: Home, words: Sequence[str], typed: str = "") -> None:
 
 async def kill_clients(home: Home, kills: int, seed: int) -> tuple[Counter[str], list[str]]:
     """Kill so many, half of them while they talk; what was counted, and what was wrong."""
-    rng, counts, wrong = random.Random(seed), Counter[str](), list[str]()
+    rng = random.Random(seed)
+    counts = Counter[str]()
+    wrong = list[str]()
     began = time.monotonic()
     await _live(talk, home, home.script(), seconds=None)  # one that nobody disturbs
     whole = time.monotonic() - began
@@ -109,7 +131,9 @@ async def kill_clients(home: Home, kills: int, seed: int) -> tuple[Counter[str],
     known = {home.transcript, home.config, home.log}
     counts["left over"] = len(set(home.transcript.parent.iterdir()) - known)
     said = home.log.read_text(errors="replace")
-    return counts, wrong + ["a traceback" for line in said.splitlines() if line.startswith("Traceback")]
+    return counts, wrong + [
+        "a traceback" for line in said.splitlines() if line.startswith("Traceback")
+    ]
 
 
 async def _live(target: Callable[..., None], *args: object, seconds: float | None) -> bool:

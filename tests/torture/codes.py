@@ -1,4 +1,5 @@
-"""Each error for ever through the endpoint, in each mode: when text comes, and when the answer ends."""
+"""Each error for ever through the endpoint, in each mode: when text comes, and when the answer
+ends."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from tests.torture.fake_verifier import BEHAVIOURS, FOR_EVER
 
 MODES = "keep", "provisional", "hold"
 CASES = [*FOR_EVER, "silence", "silence to every open", "cut after each opening"]
-_FIRST, _END = 3.0, 30.0
+_FIRST = 3.0
+_END = 30.0
 _TOKENS = 40
 _MODEL = "demo"
 _PATIENCE = 90.0
@@ -49,11 +51,18 @@ class Cell:
 
 
 async def cell(case: str, mode: str, device: Device, **more: object) -> Cell:
-    """Ask for a short answer beside a verifier that answers so, with the mode's own patience unless there is `more`."""
-    asked: dict[str, object] = {"model": _MODEL, "stream": True, "max_tokens": _TOKENS, "ignore_eos": True}
+    """Ask for a short answer beside a verifier that answers so, with the mode's own patience unless
+    there is `more`."""
+    asked: dict[str, object] = {
+        "model": _MODEL,
+        "stream": True,
+        "max_tokens": _TOKENS,
+        "ignore_eos": True,
+    }
     asked["moa"] = {"mode": mode, **more}
     asked["messages"] = [{"role": "user", "content": "What is 17 + 25 - 9?"}]
-    first, finish = 0.0, ""
+    first = 0.0
+    finish = ""
     async with (
         beside_device(BEHAVIOURS[case], device) as made,
         EdgeClient(device=device, verifier=made.url) as client,
@@ -66,14 +75,18 @@ async def cell(case: str, mode: str, device: Device, **more: object) -> Cell:
         with contextlib.suppress(TimeoutError):
             async with (
                 asyncio.timeout(_PATIENCE),
-                http.stream("POST", f"http://127.0.0.1:{port.number}/v1/chat/completions", json=asked) as answer,
+                http.stream(
+                    "POST", f"http://127.0.0.1:{port.number}/v1/chat/completions", json=asked
+                ) as answer,
             ):
                 async for line in answer.aiter_lines():
                     if line.startswith(('data: {"', '{"error"')):
                         told = json.loads(line.removeprefix("data: "))
                         finish = told["error"]["code"] if "error" in told else finish
                         for choice in told.get("choices", ()):
-                            first = first or (time.monotonic() - began if choice["delta"].get("content") else 0.0)
+                            first = first or (
+                                time.monotonic() - began if choice["delta"].get("content") else 0.0
+                            )
                             finish = choice.get("finish_reason") or finish
         end = time.monotonic() - began
     return Cell(case, mode, first or end, end, finish)

@@ -1,6 +1,8 @@
-"""What has once done harm to a verifier, as messages. What a message can carry goes here when found.
+"""What has once done harm to a verifier, as messages. What a message can carry goes here when
+found.
 
-Those that need a flood are in `tests/verifier/test_floods.py`; what harmed a device is in `fake_verifier.py`.
+Those that need a flood are in `tests/verifier/test_floods.py`; what harmed a device is in
+`fake_verifier.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from moa.wire import encode
 from moa.wire import messages as m
 
 HUGE = 2**31 - 1
-_NAN, _INFINITY = float("nan"), float("inf")
+_NAN = float("nan")
+_INFINITY = float("inf")
 
 
 def _sampled(**fields: float) -> Callable[[bytes, list[int]], m.Message]:
@@ -30,17 +33,27 @@ TO_A_VERIFIER: dict[str, Callable[[bytes, list[int]], m.Message | bytes]] = {
     "a min_p below nothing": _sampled(temperature=0.5, min_p=-1.0),
     "a token beyond the vocabulary": lambda s, ids: m.Verify(s, 1, len(ids) - 1, [ids[-1], HUGE]),
     "a draft of nothing": lambda s, ids: pack(["verify", s, 1, len(ids) - 1, [], []]),
-    "a parent that comes later": lambda s, ids: m.Verify(s, 1, len(ids) - 1, [ids[-1], 4, 5], [-1, 2, 0]),
+    "a parent that comes later": lambda s, ids: m.Verify(
+        s, 1, len(ids) - 1, [ids[-1], 4, 5], [-1, 2, 0]
+    ),
     "a parent that is itself": lambda s, ids: m.Verify(s, 1, len(ids) - 1, [ids[-1], 4], [-1, 1]),
     "two roots": lambda s, ids: m.Verify(s, 1, len(ids) - 1, [ids[-1], 4], [-1, -1]),
-    "fewer parents than tokens": lambda s, ids: m.Verify(s, 1, len(ids) - 1, [ids[-1], 4, 5], [-1, 0]),
+    "fewer parents than tokens": lambda s, ids: m.Verify(
+        s, 1, len(ids) - 1, [ids[-1], 4, 5], [-1, 0]
+    ),
     "a round that is far ahead": lambda s, ids: m.Verify(s, HUGE, len(ids) - 1, [ids[-1]]),
     "a base beyond the log": lambda s, ids: m.Verify(s, 1, HUGE, [ids[-1]]),
     "a draft of 4,096 tokens": lambda s, ids: m.Verify(s, 1, len(ids) - 1, [ids[-1]] * 4096),
-    "guesses without a stream": lambda s, ids: m.Foresee(s, 1, len(ids) - 1, [ids[-1], 4], [-1, 0], [0, 0]),
-    "guesses that are their own parents": lambda s, ids: m.Foresee(s, 1, len(ids) - 1, [ids[-1], 4], [1, 0], [0, 0]),
+    "guesses without a stream": lambda s, ids: m.Foresee(
+        s, 1, len(ids) - 1, [ids[-1], 4], [-1, 0], [0, 0]
+    ),
+    "guesses that are their own parents": lambda s, ids: m.Foresee(
+        s, 1, len(ids) - 1, [ids[-1], 4], [1, 0], [0, 0]
+    ),
     "held rows in reverse": lambda s, ids: m.Sync(s, held=[(9, 3), (2, 2), (0, HUGE)]),
-    "4,096 held rows with holes": lambda s, ids: m.Sync(s, held=[(2 * n, 2 * n + 1) for n in range(4096)]),
+    "4,096 held rows with holes": lambda s, ids: m.Sync(
+        s, held=[(2 * n, 2 * n + 1) for n in range(4096)]
+    ),
     "an append into the middle": lambda s, ids: m.Append(s, 1, [4, 5]),
     "an append of nothing": lambda s, ids: m.Append(s, len(ids), []),
     "a resume of another's log": lambda s, ids: m.Resume(bytes(16), HUGE, bytes(16), HUGE),

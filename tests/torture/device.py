@@ -1,4 +1,5 @@
-"""A device with a fake verifier that breaks a rule: it must end without loops, and tell a story that can be true."""
+"""A device with a fake verifier that breaks a rule: it must end without loops, and tell a story
+that can be true."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from tests.torture.fake_verifier import BEHAVIOURS, Behaviour, Fake, fake
 
 _TOKENS = 24
 _A_SECOND, _AT_ONCE, _A_TOKEN = 5, 10, 4
-"""Requests and connections that are no loop. A token may take a connection, a hello, an opening and a round."""
+"""Requests and connections that are no loop. A token may take a connection, a hello, an opening and
+a round."""
 PROMPT = range(40, 60)
 
 
@@ -42,12 +44,18 @@ class Told:
     problems: list[str] = field(default_factory=list)
 
 
-async def ask(client: EdgeClient, patience: float, tokens: int, prompt: Sequence[int] = PROMPT) -> Told:
+async def ask(
+    client: EdgeClient, patience: float, tokens: int, prompt: Sequence[int] = PROMPT
+) -> Told:
     """Ask for so many tokens. The client must end by itself, with an answer or a word."""
-    told, transcript, began = Told(), Reader(), time.monotonic()
+    told = Told()
+    transcript = Reader()
+    began = time.monotonic()
     try:
         async with asyncio.timeout(patience):
-            async for event in client.generate(ids=list(prompt), max_new_tokens=tokens, ignore_eos=True):
+            async for event in client.generate(
+                ids=list(prompt), max_new_tokens=tokens, ignore_eos=True
+            ):
                 transcript.take(event, time.monotonic() - began)
     except TimeoutError:
         told.problems.append(f"did not end within {patience:.0f} s")
@@ -55,23 +63,36 @@ async def ask(client: EdgeClient, patience: float, tokens: int, prompt: Sequence
         told.problems += [] if str(error) else ["an error without a word"]
     except Exception as error:  # a story that cannot be true is one of them
         told.problems.append(f"{type(error).__name__}: {error}"[:300])
-    told.seconds, told.answer = time.monotonic() - began, transcript.tokens
-    told.first_token, told.tokens = next(iter(transcript.told_at), 0.0), len(transcript.told_at)
-    told.verified = sum(isinstance(one, Token) and one.status == "verified" for one in transcript.events)
+    told.seconds = time.monotonic() - began
+    told.answer = transcript.tokens
+    told.first_token = next(iter(transcript.told_at), 0.0)
+    told.tokens = len(transcript.told_at)
+    told.verified = sum(
+        isinstance(one, Token) and one.status == "verified" for one in transcript.events
+    )
     if transcript.done is not None:
         told.done = "verified" if transcript.done.verified else "not verified"
     return told
 
 
-def beside_device(behaviour: Behaviour, device: Device) -> contextlib.AbstractAsyncContextManager[Fake]:
+def beside_device(
+    behaviour: Behaviour, device: Device
+) -> contextlib.AbstractAsyncContextManager[Fake]:
     """A fake verifier with the device's vocabulary."""
-    return fake(behaviour, range(60, 90), {"vocab_size": device.bundle.manifest.target.facts.vocab_size})
+    return fake(
+        behaviour, range(60, 90), {"vocab_size": device.bundle.manifest.target.facts.vocab_size}
+    )
 
 
 async def beside(behaviour: str, device: Device, patience: float = 60.0) -> Told:
     """Ask for a short answer, whatever the client is told."""
     before = megabytes()
-    waits = {"settle_seconds": 0.5, "offline_after": 0.3, "answer_seconds": 5.0, "connect_seconds": 3.0}
+    waits = {
+        "settle_seconds": 0.5,
+        "offline_after": 0.3,
+        "answer_seconds": 5.0,
+        "connect_seconds": 3.0,
+    }
     async with (
         beside_device(BEHAVIOURS[behaviour], device) as made,
         EdgeClient(device=device, verifier=made.url, **waits) as client,  # type: ignore[arg-type]
@@ -79,7 +100,9 @@ async def beside(behaviour: str, device: Device, patience: float = 60.0) -> Told
         with contextlib.suppress(MoaError):
             await client.wait_online(2.0)
         told = await ask(client, patience, _TOKENS)
-    told.behaviour, told.asked, told.megabytes = behaviour, made.asked, megabytes() - before
+    told.behaviour = behaviour
+    told.asked = made.asked
+    told.megabytes = megabytes() - before
     if told.tokens > 4 * _TOKENS:
         told.problems.append(f"{told.tokens} tokens for a limit of {_TOKENS}")
     if told.asked > _AT_ONCE + _A_SECOND * told.seconds + _A_TOKEN * told.verified:

@@ -1,7 +1,8 @@
-"""A verifier that breaks one rule at a time. It uses only the wire package and does not depend on the client.
+"""A verifier that breaks one rule at a time. It uses only the wire package and does not depend on
+the client.
 
-A behaviour looks at a message and says what to send: messages, raw frames, or an `End` of the connection. What it does
-not care about is answered as an honest verifier would, one token a round.
+A behaviour looks at a message and says what to send: messages, raw frames, or an `End` of the
+connection. What it does not care about is answered as an honest verifier would, one token a round.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ Behaviour = Callable[[m.ClientMessage, list[m.Message]], Sequence[Reply]]
 _FEATURES = ["append", "records", "resume", "stream", "tree"]
 _RECORDS = m.RecordContract(2, 32, ["int8", "int4", "fp16"])
 LIMITS = m.WireLimits(262144, 8192, 8192, 4096, max_tree_nodes=64, max_chain_tokens=256)
-WELCOME = m.Welcome(PROTOCOL_VERSIONS[0], _FEATURES, "fake", "fake", "", "", "", 4096, [2], LIMITS, _RECORDS)
+WELCOME = m.Welcome(
+    PROTOCOL_VERSIONS[0], _FEATURES, "fake", "fake", "", "", "", 4096, [2], LIMITS, _RECORDS
+)
 
 
 def honest(message: m.ClientMessage, token: int) -> list[m.Message]:
@@ -56,7 +59,9 @@ def honest(message: m.ClientMessage, token: int) -> list[m.Message]:
         case m.Resume():
             return [m.Resumed(message.session, "gone")]
         case m.Verify():
-            return [m.Verdict(message.session, message.round, message.base, [0], token, forward_ms=1.0)]
+            return [
+                m.Verdict(message.session, message.round, message.base, [0], token, forward_ms=1.0)
+            ]
         case m.Stream():
             return [m.StreamTokens(message.session, message.round, message.base, [token] * 4, True)]
         case _:
@@ -68,7 +73,9 @@ def honest(message: m.ClientMessage, token: int) -> list[m.Message]:
 
 def _with(kinds: Any, **fields: Any) -> Behaviour:
     """Answers of these kinds with other fields."""
-    return lambda message, right: [replace(one, **fields) if isinstance(one, kinds) else one for one in right]
+    return lambda message, right: [
+        replace(one, **fields) if isinstance(one, kinds) else one for one in right
+    ]
 
 
 def _instead(kinds: tuple[type, ...], make: Callable[[Any], Sequence[Reply]]) -> Behaviour:
@@ -95,7 +102,15 @@ def _streamed(ask: Any, tokens: list[int], *, done: bool = False) -> m.Message:
 
 def _activations(**fields: Any) -> Callable[[Any], Sequence[Reply]]:
     def make(message: Any) -> Sequence[Reply]:
-        right = {"epoch": 0, "start": 0, "rows": 1, "dtype": "int8", "heads": 2, "head_dim": 32, "payload": bytes(136)}
+        right = {
+            "epoch": 0,
+            "start": 0,
+            "rows": 1,
+            "dtype": "int8",
+            "heads": 2,
+            "head_dim": 32,
+            "payload": bytes(136),
+        }
         return [m.Activations(message.session, **(right | fields))]
 
     return make
@@ -121,7 +136,8 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "another round": _with(_ADVANCES, round=HUGE),
     "log-probabilities of nobody": _with(_ADVANCES, logprobs=b"\xff" * 999),
     "unknown finish": _instead(
-        _ROUNDS, lambda ask: [encode(m.Verdict(ask.session, ask.round, ask.base, [0], 40)) + b"\xa3xxx"]
+        _ROUNDS,
+        lambda ask: [encode(m.Verdict(ask.session, ask.round, ask.base, [0], 40)) + b"\xa3xxx"],
     ),
     "quarantined": _instead((m.Open, *_ROUNDS), _error("quarantined")),
     "unknown session": _instead(_ROUNDS, _error("unknown_session")),
@@ -132,19 +148,29 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "an unknown code": _instead(_ROUNDS, _error(f"new{ESCAPE}")),
     "a limit": _instead(_ASKS, _error("limit", limit=ESCAPE)),
     "empty stream tokens": _instead(_ROUNDS, lambda ask: [_streamed(ask, []), 0.01] * 100),
-    "tokens without end": _instead(_ROUNDS, lambda ask: [_streamed(ask, [40 + n % 9 for n in range(100_000)])] * 20),
-    "stream tokens for a verify": _instead((m.Verify,), lambda ask: [_streamed(ask, [40], done=True)]),
-    "unrelated frames": _instead(_ROUNDS, lambda ask: [m.Opened(bytes(16), 3), 2.0, m.Opened(bytes(16), 3), 2.0]),
+    "tokens without end": _instead(
+        _ROUNDS, lambda ask: [_streamed(ask, [40 + n % 9 for n in range(100_000)])] * 20
+    ),
+    "stream tokens for a verify": _instead(
+        (m.Verify,), lambda ask: [_streamed(ask, [40], done=True)]
+    ),
+    "unrelated frames": _instead(
+        _ROUNDS, lambda ask: [m.Opened(bytes(16), 3), 2.0, m.Opened(bytes(16), 3), 2.0]
+    ),
     "silence": _instead(_ROUNDS, lambda ask: []),
     "silence to hello": _instead((m.Hello,), lambda ask: []),
     "activations at 2^31": _behind(_ROUNDS, _activations(start=HUGE)),
     "activations of 2^31 rows": _behind(_ROUNDS, _activations(rows=HUGE)),
     "activations of other heads": _behind(_ROUNDS, _activations(heads=HUGE, head_dim=HUGE)),
     "activations of no rows": _behind(_ROUNDS, _activations(rows=0, payload=b"")),
-    "activations that are no numbers": _behind(_ROUNDS, _activations(dtype="fp16", payload=b"\xff" * 256)),
+    "activations that are no numbers": _behind(
+        _ROUNDS, _activations(dtype="fp16", payload=b"\xff" * 256)
+    ),
     "activations of another epoch": _behind(_ROUNDS, _activations(epoch=HUGE)),
     "opened far too long": _instead((m.Open,), lambda ask: [m.Opened(ask.session, HUGE)]),
-    "opened twice": _behind((m.Open,), lambda ask: [m.Opened(ask.session, len(ask.ids)), m.Opened(ask.session, 1)]),
+    "opened twice": _behind(
+        (m.Open,), lambda ask: [m.Opened(ask.session, len(ask.ids)), m.Opened(ask.session, 1)]
+    ),
     "resumed with a wrong tail": _instead(
         (m.Resume,), lambda ask: [m.Resumed(ask.session, "resumed", HUGE, HUGE, [1] * 9)]
     ),
@@ -155,10 +181,14 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "records of 2^31 heads": _with(m.Welcome, records=m.RecordContract(HUGE, HUGE, ["int8"])),
     "records of no kind": _with(m.Welcome, records=m.RecordContract(0, 0, [])),
     "another version": _with(m.Welcome, version=99),
-    "notices with escapes": _with(m.Welcome, notices=[ESCAPE * 50] * 20, server=ESCAPE, instance=ESCAPE),
+    "notices with escapes": _with(
+        m.Welcome, notices=[ESCAPE * 50] * 20, server=ESCAPE, instance=ESCAPE
+    ),
     "goaway at once": _behind((m.Hello,), lambda ask: [m.Goaway(ESCAPE), End(1012, "bye")]),
     "goaway for 2^31 ms": _behind((m.Hello,), lambda ask: [m.Goaway(ESCAPE, HUGE, HUGE)]),
-    "frames that are none": _behind(_ROUNDS, lambda ask: [b"\xc1", b"", b"\x90", b"\x92\xa5error\xc0"]),
+    "frames that are none": _behind(
+        _ROUNDS, lambda ask: [b"\xc1", b"", b"\x90", b"\x92\xa5error\xc0"]
+    ),
     "text frames": _behind(_ROUNDS, lambda ask: ["hello \x1b[2J"]),
     "a frame of 16 MB": _behind(_ROUNDS, lambda ask: [bytes(16 * 2**20)]),
     "nested frames": _behind(_ROUNDS, lambda ask: [b"\x91" * 100_000]),
@@ -172,7 +202,8 @@ BEHAVIOURS: dict[str, Behaviour] = {
 
 def _no_session(code: str) -> Behaviour:
     """No opening is taken, so there is no session for a round."""
-    refused, unknown = _instead(_OPENS, _error(code)), _instead(_ROUNDS, _error("unknown_session"))
+    refused = _instead(_OPENS, _error(code))
+    unknown = _instead(_ROUNDS, _error("unknown_session"))
     return lambda message, right: refused(message, unknown(message, right))  # type: ignore[arg-type]
 
 
@@ -186,8 +217,12 @@ BEHAVIOURS |= FOR_EVER
 class Fake:
     """A running fake."""
 
-    def __init__(self, behaviour: Behaviour, tokens: Sequence[int], welcome: dict[str, Any]) -> None:
-        self._behaviour, self._tokens, self.url = behaviour, tokens, ""
+    def __init__(
+        self, behaviour: Behaviour, tokens: Sequence[int], welcome: dict[str, Any]
+    ) -> None:
+        self._behaviour = behaviour
+        self._tokens = tokens
+        self.url = ""
         self.asked = 0
         """Requests and connections."""
         self._welcome = replace(WELCOME, **welcome)
@@ -225,7 +260,9 @@ class Fake:
 
 
 @contextlib.asynccontextmanager
-async def fake(behaviour: Behaviour, tokens: Sequence[int], welcome: dict[str, Any]) -> AsyncIterator[Fake]:
+async def fake(
+    behaviour: Behaviour, tokens: Sequence[int], welcome: dict[str, Any]
+) -> AsyncIterator[Fake]:
     """A fake verifier on loopback, whose target says these tokens over and over."""
     made = Fake(behaviour, tokens, welcome)
     async with serve(

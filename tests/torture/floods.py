@@ -1,7 +1,7 @@
 """Hostile clients, each within the rules of websockets and most within those of the protocol.
 
-A flood is a coroutine that runs for some seconds and knows only the server's port and a token. It records errors and
-closes in a `Report`, and reconnects at once when it is closed.
+A flood is a coroutine that runs for some seconds and knows only the server's port and a token. It
+records errors and closes in a `Report`, and reconnects at once when it is closed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def _on_each(lanes: int, body: Callable[[Raw, float, Report], Awaitable[None]]) 
                 await asyncio.sleep(0.2)
                 continue
             report.connections += 1
-            with contextlib.suppress(ConnectionError, OSError, TimeoutError, asyncio.IncompleteReadError):
+            with contextlib.suppress(
+                ConnectionError, OSError, TimeoutError, asyncio.IncompleteReadError
+            ):
                 await body(raw, until, report)
             report.note(raw)
             raw.abort()
@@ -141,7 +143,11 @@ async def _wrong_verifies(raw: Raw) -> bytes:
 
 async def _resumes(raw: Raw) -> bytes:
     """Resumes of a long session: each has its log hashed."""
-    return _many(m.Resume(session=await _opened(raw, 4000), length=4000, chain=chain_hash(_ids(4000)), round=0))
+    return _many(
+        m.Resume(
+            session=await _opened(raw, 4000), length=4000, chain=chain_hash(_ids(4000)), round=0
+        )
+    )
 
 
 async def _held(raw: Raw) -> bytes:
@@ -150,7 +156,9 @@ async def _held(raw: Raw) -> bytes:
 
 async def _replays(raw: Raw) -> bytes:
     """The answer of a settled stream, again and again."""
-    stream = m.Stream(await _opened(raw, max_new_tokens=100, ignore_eos=True), 1, 15, speculate=False)
+    stream = m.Stream(
+        await _opened(raw, max_new_tokens=100, ignore_eos=True), 1, 15, speculate=False
+    )
     raw.write(binary(stream))
     while not getattr(await raw.message(), "done", False):
         pass
@@ -159,8 +167,14 @@ async def _replays(raw: Raw) -> bytes:
 
 async def _penalty_chains(raw: Raw, until: float, report: Report) -> None:
     """Chains of 255 that the target agrees with, under a repetition penalty, from a long log."""
-    how = {"sampling": m.Sampling(repetition_penalty=1.0001), "max_new_tokens": 4000, "ignore_eos": True}
-    session, last, tokens = await _opened(raw, 4000, **how), _ids(4000)[-1], list[int]()
+    how = {
+        "sampling": m.Sampling(repetition_penalty=1.0001),
+        "max_new_tokens": 4000,
+        "ignore_eos": True,
+    }
+    session = await _opened(raw, 4000, **how)
+    last = _ids(4000)[-1]
+    tokens = list[int]()
     raw.write(binary(m.Stream(session, 1, 3999)))
     while len(tokens) < 255:
         tokens += getattr(await raw.message(), "tokens", [])
@@ -182,10 +196,11 @@ async def _slow_reader(raw: Raw, until: float, report: Report) -> None:
 
 
 async def _hostile_grammars(raw: Raw, until: float, report: Report) -> None:
-    """Sessions under one hostile grammar after another, as many at once as a batch has room for; each asks for a
-    stream."""
+    """Sessions under one hostile grammar after another, as many at once as a batch has room for;
+    each asks for a stream."""
     while time.monotonic() < until:
-        session, grammar = os.urandom(16), next(_GRAMMARS)
+        session = os.urandom(16)
+        grammar = next(_GRAMMARS)
         raw.write(binary(m.Open(session=session, ids=_ids(20), grammar=grammar, max_new_tokens=40)))
         raw.write(binary(m.Stream(session=session, round=1, base=19)))
         report.sent += len(grammar.text)
@@ -196,7 +211,8 @@ async def _hostile_grammars(raw: Raw, until: float, report: Report) -> None:
 
 
 def holding(most: int, pause: float, say: Callable[[list[Raw]], None]) -> Flood:
-    """One more connection after each pause, `most` at a time; `say` knows all that are open, the newest last."""
+    """One more connection after each pause, `most` at a time; `say` knows all that are open, the
+    newest last."""
 
     async def flood(port: int, token: str, until: float, report: Report) -> None:
         held: list[Raw] = []
@@ -235,7 +251,10 @@ FLOODS: dict[str, Flood] = {
     "pings": _hosed(frame(PING) * (_BLOB // 6)),
     "pings unread": _hosed(frame(PING, bytes(125)) * (_BLOB // 131), reads=False),
     "pongs": _hosed(frame(PONG) * (_BLOB // 6)),
-    "fragments": _hosed((frame(BINARY, b"", final=False) + frame(0, b"", final=False) * 1000 + frame(0, b"\x90")) * 10),
+    "fragments": _hosed(
+        (frame(BINARY, b"", final=False) + frame(0, b"", final=False) * 1000 + frame(0, b"\x90"))
+        * 10
+    ),
     "acks": _hosed(_acks, connections=1),
     "cancels": _hosed(_many(*(m.Cancel(bytes([n] * 16), 1) for n in range(100)))),
     "wrong verifies": _hosed(_wrong_verifies),
@@ -281,8 +300,12 @@ Request = tuple[str, bytes, str]
 """Path, body and host line."""
 
 
-def _again_and_again(requests: Callable[[], list[Request]], *, lanes: int, keyed: bool = True) -> Flood:
-    made = functools.cache(requests)  # writing megabytes of JSON would cost the flood more than they cost the endpoint
+def _again_and_again(
+    requests: Callable[[], list[Request]], *, lanes: int, keyed: bool = True
+) -> Flood:
+    made = functools.cache(
+        requests
+    )  # writing megabytes of JSON would cost the flood more than they cost the endpoint
 
     async def lane(port: int, key: str, until: float, report: Report) -> None:
         again = itertools.cycle(made())
@@ -302,13 +325,18 @@ def _again_and_again(requests: Callable[[], list[Request]], *, lanes: int, keyed
 
 
 def _predictions() -> list[Request]:
-    return [(*large_request(_MODEL, name), _HOST) for name in ("prediction", "prediction of one letter")]
+    return [
+        (*large_request(_MODEL, name), _HOST) for name in ("prediction", "prediction of one letter")
+    ]
 
 
 def _stop_texts() -> list[Request]:
     asked = {"model": _MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     texts: list[Any] = ["x" * 129, "x" * 200, "x" * 256, ["\u00e9" * 64] * 8, ["x"] * 16]
-    return [("/v1/chat/completions", json.dumps({**asked, "stop": text}).encode(), _HOST) for text in texts]
+    return [
+        ("/v1/chat/completions", json.dumps({**asked, "stop": text}).encode(), _HOST)
+        for text in texts
+    ]
 
 
 def _half_of_a_head(held: list[Raw]) -> None:
@@ -322,7 +350,9 @@ HTTP_FLOODS: dict[str, Flood] = {
     "predictions": _again_and_again(_predictions, lanes=3),
     "idle connections": holding(1200, 0.002, _half_of_a_head),
     "stop texts": _again_and_again(_stop_texts, lanes=4),
-    "malformed heads": _again_and_again(lambda: [("/v1/models", b"", host) for host in _HEADS], lanes=4, keyed=False),
+    "malformed heads": _again_and_again(
+        lambda: [("/v1/models", b"", host) for host in _HEADS], lanes=4, keyed=False
+    ),
 }
 EVERY_FLOOD = FLOODS | HTTP_FLOODS
 

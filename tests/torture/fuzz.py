@@ -1,6 +1,8 @@
-"""Invalid frames: valid messages with changed bytes, messages with invalid fields, broken websockets.
+"""Invalid frames: valid messages with changed bytes, messages with invalid fields, broken
+websockets.
 
-Everything is derived from a seed. The verifier runs with raised budgets, or it would close the connection at once.
+Everything is derived from a seed. The verifier runs with raised budgets, or it would close the
+connection at once.
 """
 
 from __future__ import annotations
@@ -24,22 +26,77 @@ from tests.torture.raw import BINARY, PATIENCE, Raw, binary, frame, request
 
 UNBOUNDED = (
     *("--max-empty-frames-per-second", "1000000", "--max-bytes-per-second", "1000000000"),
-    *("--max-refusals-per-second", "1000000", "--max-bad-messages", "1000000", "--max-log-lines-per-second", "1"),
+    *(
+        "--max-refusals-per-second",
+        "1000000",
+        "--max-bad-messages",
+        "1000000",
+        "--max-log-lines-per-second",
+        "1",
+    ),
 )
 """Flags of a verifier for fuzzing."""
 
 _AT_A_TIME = 25
 _FEATURES = ["append", "foresee", "records", "stream", "tree"]
-_NUMBERS = [0, 1, 2, 7, 15, 16, 127, 128, 255, 4095, 4096, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**64 - 1, -1, -(2**63)]
-_FLOATS = [0.0, -0.0, 1.0, 5e-324, 1e-308, 1e308, -1e308, float("nan"), float("inf"), float("-inf"), 0.5, 100.0]
-_STRINGS = ["", "a", "int8", "fp16", "\x1b[2J", "\x00", "\u202e", "é" * 50, "x" * 1025, "records", "stop"]
+_NUMBERS = [
+    0,
+    1,
+    2,
+    7,
+    15,
+    16,
+    127,
+    128,
+    255,
+    4095,
+    4096,
+    2**31 - 1,
+    2**31,
+    2**32,
+    2**63 - 1,
+    2**64 - 1,
+    -1,
+    -(2**63),
+]
+_FLOATS = [
+    0.0,
+    -0.0,
+    1.0,
+    5e-324,
+    1e-308,
+    1e308,
+    -1e308,
+    float("nan"),
+    float("inf"),
+    float("-inf"),
+    0.5,
+    100.0,
+]
+_STRINGS = [
+    "",
+    "a",
+    "int8",
+    "fp16",
+    "\x1b[2J",
+    "\x00",
+    "\u202e",
+    "é" * 50,
+    "x" * 1025,
+    "records",
+    "stop",
+]
 
 
 class Fuzzer:
     """Makes what is sent, from a seed."""
 
     def __init__(
-        self, seed: int, sessions: Sequence[bytes] = (), ids: Sequence[int] = (40,), kinds: Any = m.ClientMessage
+        self,
+        seed: int,
+        sessions: Sequence[bytes] = (),
+        ids: Sequence[int] = (40,),
+        kinds: Any = m.ClientMessage,
     ) -> None:
         self._rng = random.Random(seed)
         self._sessions = list(sessions) or [bytes(16)]
@@ -51,7 +108,8 @@ class Fuzzer:
 
     def about(self, session: bytes, **likely: int) -> None:
         """Speak of this session from now on, and name these numbers half of the time."""
-        self._sessions, self._likely = [session], likely
+        self._sessions = [session]
+        self._likely = likely
 
     def frame(self) -> bytes:
         """The next websocket frame. What it holds may be anything."""
@@ -65,15 +123,22 @@ class Fuzzer:
     def broken(self) -> bytes:
         """What mostly is no websocket frame: the other end may hang up."""
         self.kinds["websocket"] += 1
-        rng, valid = self._rng, encode(self._valid())
+        rng = self._rng
+        valid = encode(self._valid())
         made: Callable[[], bytes] = rng.choice(
             [
-                lambda: frame(rng.randrange(16), rng.randbytes(rng.randrange(130)), final=rng.random() < 0.5),
+                lambda: frame(
+                    rng.randrange(16), rng.randbytes(rng.randrange(130)), final=rng.random() < 0.5
+                ),
                 lambda: self.mutated(frame(BINARY, valid)),
-                lambda: bytes([0x80 | rng.randrange(128), rng.randrange(128)]) + rng.randbytes(10),  # not masked
+                lambda: (
+                    bytes([0x80 | rng.randrange(128), rng.randrange(128)]) + rng.randbytes(10)
+                ),  # not masked
                 lambda: frame(8, rng.randbytes(rng.randrange(10))),
                 lambda: b"\x82\xff" + rng.randbytes(8) + bytes(4),  # a length of up to 2^64
-                lambda: frame(BINARY, valid, final=False) + frame(0, b"", final=False) * 3 + frame(0),
+                lambda: (
+                    frame(BINARY, valid, final=False) + frame(0, b"", final=False) * 3 + frame(0)
+                ),
                 lambda: rng.randbytes(rng.randrange(1, 200)),
             ]
         )
@@ -83,7 +148,10 @@ class Fuzzer:
         """A message whose fields are of the right kind now and then."""
         rng = self._rng
         kind, info = rng.choice(list(self._kinds.items()))
-        fields: list[Any] = [kind.__struct_config__.tag, *(self._value(f.type, f.name) for f in info.fields)]
+        fields: list[Any] = [
+            kind.__struct_config__.tag,
+            *(self._value(f.type, f.name) for f in info.fields),
+        ]
         if rng.random() < 0.1:
             fields = fields[: rng.randrange(len(fields) + 1)]
         elif rng.random() < 0.05:
@@ -92,7 +160,8 @@ class Fuzzer:
 
     def mutated(self, data: bytes) -> bytes:
         """The same with some bytes changed, cut out, doubled or put in."""
-        rng, out = self._rng, bytearray(data)
+        rng = self._rng
+        out = bytearray(data)
         for _ in range(rng.randrange(1, 6)):
             at = rng.randrange(len(out) + 1)
             match rng.randrange(4):
@@ -109,21 +178,32 @@ class Fuzzer:
     # ---- valid messages
 
     def _valid(self) -> m.Message:
-        rng, session = self._rng, self._rng.choice(self._sessions)
-        base, round = rng.choice([*[len(self._ids) - 1] * 4, 0, 5]), rng.choice([0, 1, 1, 1, 1, 1, 2, 3])
+        rng = self._rng
+        session = self._rng.choice(self._sessions)
+        base = rng.choice([*[len(self._ids) - 1] * 4, 0, 5])
+        round = rng.choice([0, 1, 1, 1, 1, 1, 2, 3])
         parents = [-1, *(rng.randrange(n) for n in range(1, rng.randrange(2, 12)))]
         tokens = [self._ids[-1], *(rng.randrange(200) for _ in parents[1:])]
         made: Callable[[], m.Message] = rng.choice(
             [
                 lambda: m.Open(session, self._ids, rng.choice([1, 8, 64])),
-                lambda: m.Open(self._fresh(), self._ids, sampling=self._sampling(), ignore_eos=True),
+                lambda: m.Open(
+                    self._fresh(), self._ids, sampling=self._sampling(), ignore_eos=True
+                ),
                 lambda: m.Verify(session, round, base, tokens[:9], parents[:9]),
                 lambda: m.Verify(session, round, base, tokens[:9]),
                 lambda: m.Stream(session, round, base, rng.random() < 0.5, rng.random() < 0.3),
-                *[lambda: m.Foresee(session, round, base, tokens, parents, [rng.randrange(256) for _ in parents])] * 2,
+                *[
+                    lambda: m.Foresee(
+                        session, round, base, tokens, parents, [rng.randrange(256) for _ in parents]
+                    )
+                ]
+                * 2,
                 lambda: m.Cancel(session, round),
                 lambda: m.Resume(session, rng.randrange(40), rng.randbytes(16), round),
-                lambda: m.Sync(session, rng.choice(["off", "int8", "int4", "fp16"]), held=[(0, 9), (7, 3)]),
+                lambda: m.Sync(
+                    session, rng.choice(["off", "int8", "int4", "fp16"]), held=[(0, 9), (7, 3)]
+                ),
                 lambda: m.Append(session, rng.randrange(40), [40, 41]),
                 lambda: rng.choice([m.Close(session), m.Hello(list(PROTOCOL_VERSIONS), ["tree"])]),
             ]
@@ -139,7 +219,9 @@ class Fuzzer:
         if self._rng.random() < 0.5:
             return m.Sampling(self._rng.choice([0.0, 0.7]), seed=self._rng.getrandbits(62))
         numbers = [self._rng.choice([0.0, 0.5, 1.0, *_FLOATS]) for _ in range(4)]
-        return m.Sampling(numbers[0], self._rng.choice([0, 1, 5]), *numbers[1:], self._rng.getrandbits(62))
+        return m.Sampling(
+            numbers[0], self._rng.choice([0, 1, 5]), *numbers[1:], self._rng.getrandbits(62)
+        )
 
     # ---- values
 
@@ -165,8 +247,16 @@ class Fuzzer:
             case inspect.LiteralType():
                 return rng.choice([*kind.values, "other"])
             case inspect.ListType():
-                size = rng.choice([0, 1, 2, 3, 8, 40]) if rng.random() < 0.97 else rng.choice([300, 5000])
-                return [self._value(kind.item_type) for _ in range(min(size, 8))] * max(1, size // 8) if size else []
+                size = (
+                    rng.choice([0, 1, 2, 3, 8, 40])
+                    if rng.random() < 0.97
+                    else rng.choice([300, 5000])
+                )
+                return (
+                    [self._value(kind.item_type) for _ in range(min(size, 8))] * max(1, size // 8)
+                    if size
+                    else []
+                )
             case inspect.TupleType():
                 return [self._value(item) for item in kind.item_types]
             case inspect.UnionType():
@@ -181,29 +271,51 @@ class Fuzzer:
         deep: Any = []
         for _ in range(rng.randrange(40)):
             deep = [deep]
-        return rng.choice([None, True, -1, 2**63, 1.5, "x", b"y", [], {}, {"a": 1}, deep, rng.randbytes(3)])
+        return rng.choice(
+            [None, True, -1, 2**63, 1.5, "x", b"y", [], {}, {"a": 1}, deep, rng.randbytes(3)]
+        )
 
 
 async def fuzz(
-    port: int, token: str, frames: int, seed: int, *, a_connection: int = 250, lanes: int = 1, until: float = math.inf
+    port: int,
+    token: str,
+    frames: int,
+    seed: int,
+    *,
+    a_connection: int = 250,
+    lanes: int = 1,
+    until: float = math.inf,
 ) -> Counter[str]:
-    """Send this many on each lane; how many were looked at, of which kind, and how many connections it took.
+    """Send this many on each lane; how many were looked at, of which kind, and how many connections
+    it took.
 
-    A frame counts when a request behind it was answered: what is sent into a connection that has ended proves nothing.
-    A verifier with limits ends most of them, so `until` ends a lane that gets nowhere.
+    A frame counts when a request behind it was answered: what is sent into a connection that has
+    ended proves nothing. A verifier with limits ends most of them, so `until` ends a lane that gets
+    nowhere.
     """
     seeds = random.Random(seed)
-    parts = (_lane(port, token, frames, seeds.getrandbits(60), a_connection, until) for _ in range(lanes))
+    parts = (
+        _lane(port, token, frames, seeds.getrandbits(60), a_connection, until) for _ in range(lanes)
+    )
     return sum(await asyncio.gather(*parts), Counter[str]())
 
 
-async def _lane(port: int, token: str, frames: int, seed: int, a_connection: int, until: float) -> Counter[str]:
-    rng, counts = random.Random(seed), Counter[str]()
-    while counts["frames"] + counts["handshakes"] + counts["endings"] < frames and time.monotonic() < until:
-        sessions, ids = [rng.randbytes(16) for _ in range(2)], [rng.randrange(40, 90) for _ in range(12)]
+async def _lane(
+    port: int, token: str, frames: int, seed: int, a_connection: int, until: float
+) -> Counter[str]:
+    rng = random.Random(seed)
+    counts = Counter[str]()
+    while (
+        counts["frames"] + counts["handshakes"] + counts["endings"] < frames
+        and time.monotonic() < until
+    ):
+        sessions = [rng.randbytes(16) for _ in range(2)]
+        ids = [rng.randrange(40, 90) for _ in range(12)]
         fuzzer = Fuzzer(rng.getrandbits(60), sessions, ids)
         counts["connections"] += 1
-        with contextlib.suppress(ConnectionError, OSError, TimeoutError, asyncio.IncompleteReadError):
+        with contextlib.suppress(
+            ConnectionError, OSError, TimeoutError, asyncio.IncompleteReadError
+        ):
             raw = await Raw.connect(port)
             try:
                 if rng.random() < 0.03:
@@ -217,13 +329,29 @@ async def _lane(port: int, token: str, frames: int, seed: int, a_connection: int
                     await raw.pour(fuzzer.frame())  # where a hello should be
                     await raw.listen()
                     continue
-                raw.write(binary(m.Hello(list(PROTOCOL_VERSIONS), sorted(rng.sample(_FEATURES, len(_FEATURES) - 1)))))
+                raw.write(
+                    binary(
+                        m.Hello(
+                            list(PROTOCOL_VERSIONS),
+                            sorted(rng.sample(_FEATURES, len(_FEATURES) - 1)),
+                        )
+                    )
+                )
                 for session in sessions:
-                    raw.write(binary(m.Open(session=session, ids=ids, max_new_tokens=16, ignore_eos=True)))
+                    raw.write(
+                        binary(m.Open(session=session, ids=ids, max_new_tokens=16, ignore_eos=True))
+                    )
                 for _ in range(0, a_connection, _AT_A_TIME):
                     marker = rng.randbytes(16)
                     pieces = [fuzzer.frame() for _ in range(_AT_A_TIME)]
-                    raw.write(b"".join([*pieces, binary(m.Resume(session=marker, length=1, chain=marker, round=0))]))
+                    raw.write(
+                        b"".join(
+                            [
+                                *pieces,
+                                binary(m.Resume(session=marker, length=1, chain=marker, round=0)),
+                            ]
+                        )
+                    )
                     async with asyncio.timeout(PATIENCE):
                         while marker not in (await raw.receive())[1]:
                             pass

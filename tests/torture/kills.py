@@ -1,4 +1,5 @@
-"""Kills a verifier again and again and cuts its clients' connections; every text must be the target's own."""
+"""Kills a verifier again and again and cuts its clients' connections; every text must be the
+target's own."""
 
 from __future__ import annotations
 
@@ -26,14 +27,15 @@ class Toll:
     """The counts of a run, and whether it was right."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    """Kills; cuts, after each of which a client made another connection; answers; sessions that were opened again."""
+    """Kills; cuts, after each of which a client made another connection; answers; sessions that
+    were opened again."""
     wrong: list[str] = field(default_factory=list)
 
 
 @dataclass
 class Asker(ScriptedDevice):
-    """A device that drafts, streams, or streams with guesses, from round to round another way. It compares what it is
-    told with the target's own text, each time."""
+    """A device that drafts, streams, or streams with guesses, from round to round another way. It
+    compares what it is told with the target's own text, each time."""
 
     rng: random.Random = field(default_factory=random.Random)
 
@@ -57,8 +59,8 @@ class Link(LinkProxy):
             writer.transport.abort()
 
     def lose(self) -> bool:
-        """Reset the connection, reset it in the middle of a frame, or at the client's end alone. Whether there was one
-        to lose."""
+        """Reset the connection, reset it in the middle of a frame, or at the client's end alone.
+        Whether there was one to lose."""
         if not self._live or min(self._cuts.values()) < math.inf:
             return False
         match self._rng.randrange(3):
@@ -79,7 +81,9 @@ class Link(LinkProxy):
             self._gone.pop(0).transport.abort()
 
 
-async def answer(link: LinkProxy, script: Script, toll: Toll, rng: random.Random, token: str = "") -> None:
+async def answer(
+    link: LinkProxy, script: Script, toll: Toll, rng: random.Random, token: str = ""
+) -> None:
     """One answer, through as many connections as it takes."""
     device = Asker(link.url, script, records="int8", token=token, rng=rng)
     try:
@@ -99,7 +103,9 @@ async def calm(url: str, count: int, token: str = "") -> list[Script]:
 
 async def run(place: Mortal, *, kills: int, cuts: int, clients: int = 4, seed: int = 0) -> Toll:
     """Answers by several clients, until there were so many kills and cuts."""
-    toll, rng, ended = Toll(), random.Random(seed), asyncio.Event()
+    toll = Toll()
+    rng = random.Random(seed)
+    ended = asyncio.Event()
     counts = toll.counts
 
     async def ask(link: Link, script: Script) -> None:
@@ -115,7 +121,9 @@ async def run(place: Mortal, *, kills: int, cuts: int, clients: int = 4, seed: i
             await asyncio.sleep(rng.uniform(0.0, _PAUSE))
             if counts["cuts"] < cuts:
                 counts["cuts"] += rng.choice(links).lose()
-            if counts["kills"] < kills and (counts["cuts"] >= cuts or rng.random() < kills / max(1, cuts)):
+            if counts["kills"] < kills and (
+                counts["cuts"] >= cuts or rng.random() < kills / max(1, cuts)
+            ):
                 place.kill()
                 await place.start()
                 counts["kills"] += 1

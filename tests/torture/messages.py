@@ -1,7 +1,7 @@
 """A verifier that sends fuzzed messages before, after and instead of the right answers.
 
-The pauses between two dials are shortened, or the connections that a broken message ends would take days: that a
-device does not loop is shown beside the fakes of `device.py`, with the pauses it has.
+The pauses between two dials are shortened, or the connections that a broken message ends would take
+days: that a device does not loop is shown beside the fakes of `device.py`, with the pauses it has.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ from tests.torture.fuzz import Fuzzer
 
 _TOKENS = 16
 _TURN_SECONDS = 300.0
-_HASTY = {"settle_seconds": 0.05, "offline_after": 0.05, "answer_seconds": 0.5, "connect_seconds": 1.0}
+_HASTY = {
+    "settle_seconds": 0.05,
+    "offline_after": 0.05,
+    "answer_seconds": 0.5,
+    "connect_seconds": 1.0,
+}
 
 
 class _Eager(Retry):
@@ -37,15 +42,27 @@ class _Eager(Retry):
 
 def saying_anything(seed: int, counts: Counter[str]) -> Behaviour:
     """A behaviour that fuzzes; what it sent is counted."""
-    rng, fuzzer = random.Random(seed), Fuzzer(seed, kinds=ServerMessage)
+    rng = random.Random(seed)
+    fuzzer = Fuzzer(seed, kinds=ServerMessage)
 
     def behave(message: ClientMessage, right: list[Message]) -> Sequence[Reply]:
         if isinstance(message, Hello) and rng.random() < 0.9:
             return right
-        round, base = getattr(message, "round", 0), getattr(message, "base", 0)
-        fuzzer.about(getattr(message, "session", bytes(16)), round=round, base=base, start=base, length=base + 1)
+        round = getattr(message, "round", 0)
+        base = getattr(message, "base", 0)
+        fuzzer.about(
+            getattr(message, "session", bytes(16)),
+            round=round,
+            base=base,
+            start=base,
+            length=base + 1,
+        )
         replies: list[Reply] = [_one(fuzzer, rng) for _ in range(rng.choice([0, 1, 4, 12]))]
-        replies += [fuzzer.mutated(encode(one)) if rng.random() < 0.05 else one for one in right if rng.random() < 0.97]
+        replies += [
+            fuzzer.mutated(encode(one)) if rng.random() < 0.05 else one
+            for one in right
+            if rng.random() < 0.97
+        ]
         replies += [_one(fuzzer, rng) for _ in range(rng.choice([0, 1, 4, 12]))]
         counts["sent"] += len(replies)
         return replies
@@ -54,7 +71,8 @@ def saying_anything(seed: int, counts: Counter[str]) -> Behaviour:
 
 
 def _one(fuzzer: Fuzzer, rng: random.Random) -> bytes:
-    """Mostly one that can be read: another ends the connection, and with it what could be found behind it."""
+    """Mostly one that can be read: another ends the connection, and with it what could be found
+    behind it."""
     while True:
         made = fuzzer.message()
         try:
@@ -65,9 +83,13 @@ def _one(fuzzer: Fuzzer, rng: random.Random) -> bytes:
         return made
 
 
-async def fuzz_device(device: Device, messages: int, seed: int, *, lanes: int = 4) -> tuple[Counter[str], list[str]]:
+async def fuzz_device(
+    device: Device, messages: int, seed: int, *, lanes: int = 4
+) -> tuple[Counter[str], list[str]]:
     """So many messages to devices that want answers, one turn after the other on each lane."""
-    counts, wrong, seeds = Counter[str](), list[str](), random.Random(seed)
+    counts = Counter[str]()
+    wrong = list[str]()
+    seeds = random.Random(seed)
 
     def decode(frame: bytes) -> ServerMessage:
         counts["messages"] += 1
@@ -76,11 +98,15 @@ async def fuzz_device(device: Device, messages: int, seed: int, *, lanes: int = 
         return message
 
     with mock.patch.object(websocket, "decode_server", decode):
-        await asyncio.gather(*(_lane(device, messages, seeds.getrandbits(60), counts, wrong) for _ in range(lanes)))
+        await asyncio.gather(
+            *(_lane(device, messages, seeds.getrandbits(60), counts, wrong) for _ in range(lanes))
+        )
     return counts, wrong
 
 
-async def _lane(device: Device, messages: int, seed: int, counts: Counter[str], wrong: list[str]) -> None:
+async def _lane(
+    device: Device, messages: int, seed: int, counts: Counter[str], wrong: list[str]
+) -> None:
     async with (
         beside_device(saying_anything(seed, counts), device) as made,
         EdgeClient(device=device, verifier=made.url, **_HASTY) as client,  # type: ignore[arg-type]

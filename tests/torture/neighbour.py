@@ -1,4 +1,5 @@
-"""A normal client of the verifier: it keeps asking, checks every token, and measures each answer. Many are a crowd."""
+"""A normal client of the verifier: it keeps asking, checks every token, and measures each answer.
+Many are a crowd."""
 
 from __future__ import annotations
 
@@ -30,7 +31,11 @@ class Watched:
     def percentile(self, share: float) -> float:
         """Milliseconds that this share of the rounds took at most."""
         ordered = sorted(self.seconds)
-        return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else math.inf
+        return (
+            1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+            if ordered
+            else math.inf
+        )
 
     @property
     def p50(self) -> float:
@@ -46,9 +51,12 @@ async def neighbour(url: str, token: str, seconds: float) -> Watched:
     return watched
 
 
-async def _ask(edge: Client, seconds: float, watched: Watched, prompt: tuple[int, ...], tokens: int) -> None:
+async def _ask(
+    edge: Client, seconds: float, watched: Watched, prompt: tuple[int, ...], tokens: int
+) -> None:
     """One round after another; a text is `tokens` long, then comes the next session."""
-    began, edge.longest_pause = time.monotonic(), math.inf
+    began = time.monotonic()
+    edge.longest_pause = math.inf
     while time.monotonic() - began < seconds:
         session = await edge.start(prompt, patient=True, max_new_tokens=tokens, ignore_eos=True)
         watched.texts.append([])
@@ -65,7 +73,11 @@ def problems(*seen: Watched) -> list[str]:
     """What is wrong with what was told: all texts are beginnings of one."""
     texts = [text for watched in seen for text in watched.texts]
     longest = max(texts, key=len, default=[])
-    return ["the neighbour's text changed"] if any(text != longest[: len(text)] for text in texts) else []
+    return (
+        ["the neighbour's text changed"]
+        if any(text != longest[: len(text)] for text in texts)
+        else []
+    )
 
 
 @contextlib.asynccontextmanager
@@ -76,7 +88,9 @@ async def crowd(url: str, token: str, sessions: int) -> AsyncIterator[list[Watch
         # One after another: so many half-open connections at a time are a flood, which is dropped.
         edges = [await stack.enter_async_context(client(url, token=token)) for _ in seen]
         tasks = [
-            group.create_task(_ask(edge, math.inf, one, (40 + number % 50, *range(50, 60)), _CROWDS_TOKENS))
+            group.create_task(
+                _ask(edge, math.inf, one, (40 + number % 50, *range(50, 60)), _CROWDS_TOKENS)
+            )
             for number, (edge, one) in enumerate(zip(edges, seen, strict=True))
         ]
         yield seen

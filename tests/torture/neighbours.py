@@ -18,7 +18,8 @@ from tests.torture.server import SOAKED, Server, server
 from tests.torture.tally import Found
 
 _HEALTH_SECONDS, _TIMES, _MEGABYTES, _LOG_BYTES = 0.2, 2.0, 150.0, 1_000_000
-"""What a flood may cost: `/health` and the neighbour beyond what they take when calm, memory, and the log a minute."""
+"""What a flood may cost: `/health` and the neighbour beyond what they take when calm, memory, and
+the log a minute."""
 _REST = 3.0
 """Seconds until what was cut off has been put away."""
 
@@ -29,8 +30,8 @@ class Beside:
 
     flood: str
     figures: dict[str, tuple[float, float]]
-    """Each with its limit. Times depend on what else the machine does: where the verifier's processor time in a second
-    is far below 1, waiting was for other programs."""
+    """Each with its limit. Times depend on what else the machine does: where the verifier's
+    processor time in a second is far below 1, waiting was for other programs."""
     report: Report
     texts: list[str]
     """What was wrong with the neighbour's."""
@@ -39,15 +40,21 @@ class Beside:
     def problems(self) -> list[str]:
         """What is beyond its limit."""
         beyond = [
-            f"{name}: {found:.2f} of {limit:.2f}" for name, (found, limit) in self.figures.items() if found > limit
+            f"{name}: {found:.2f} of {limit:.2f}"
+            for name, (found, limit) in self.figures.items()
+            if found > limit
         ]
         nothing = [] if self.report.connections else ["nothing was sent"]
         return [f"{self.flood}: {one}" for one in (*beyond, *nothing, *self.texts)]
 
 
 async def _watched(running: Server, seconds: float) -> tuple[Watched, float, float, float]:
-    """The neighbour for so long; meanwhile the longest `/health`, the most memory, and the processor time a second."""
-    began, used, longest, most = time.monotonic(), running.processor, 0.0, 0.0
+    """The neighbour for so long; meanwhile the longest `/health`, the most memory, and the
+    processor time a second."""
+    began = time.monotonic()
+    used = running.processor
+    longest = 0.0
+    most = 0.0
 
     async def watch() -> None:
         nonlocal longest, most
@@ -63,11 +70,15 @@ async def _watched(running: Server, seconds: float) -> tuple[Watched, float, flo
 async def beside(running: Server, flood: str, seconds: float) -> Beside:
     """Run a flood from another process."""
     calm, calm_health, _, calm_processor = await _watched(running, seconds)
-    memory, descriptors, log = running.memory, running.descriptors, len(running.said)
+    memory = running.memory
+    descriptors = running.descriptors
+    log = len(running.said)
     port = running.api_port if flood in HTTP_FLOODS else running.port
     loop = asyncio.get_running_loop()
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        await loop.run_in_executor(process, run_flood, flood, port, "", 0.0)  # it has imported what it needs now
+        await loop.run_in_executor(
+            process, run_flood, flood, port, "", 0.0
+        )  # it has imported what it needs now
         began = time.monotonic()
         flooding = loop.run_in_executor(process, run_flood, flood, port, running.greedy, seconds)
         seen, health, most, processor = await _watched(running, seconds)
@@ -94,12 +105,15 @@ async def beside(running: Server, flood: str, seconds: float) -> Beside:
 
 
 async def all_beside(options: argparse.Namespace) -> Found:
-    """Each flood in turn; it is repeated once if it exceeds a limit, since another program may have had the machine."""
+    """Each flood in turn; it is repeated once if it exceeds a limit, since another program may have
+    had the machine."""
     results = []
     async with server(*SOAKED) as running:
         await neighbour(running.url, running.honest, 2.0)
         for name in EVERY_FLOOD:
             result = await beside(running, name, options.seconds)
-            results.append(await beside(running, name, options.seconds) if result.problems else result)
+            results.append(
+                await beside(running, name, options.seconds) if result.problems else result
+            )
         problems = [problem for one in results for problem in one.problems] + running.complaints()
     return {"floods": results}, problems

@@ -1,4 +1,5 @@
-"""The parts of `python -m tests.torture`. Each runs as long as its options say; what it counted, and what was wrong."""
+"""The parts of `python -m tests.torture`. Each runs as long as its options say; what it counted,
+and what was wrong."""
 
 from __future__ import annotations
 
@@ -27,15 +28,20 @@ async def _fuzz(options: argparse.Namespace) -> Found:
     tally = Tally(options, "fuzz", frames=20_000)
     async with server(*UNBOUNDED) as running:
         before = await neighbour(running.url, running.honest, 2.0)
-        memory, descriptors = running.memory, running.descriptors
+        memory = running.memory
+        descriptors = running.descriptors
         for seed, batch in tally.batches():
             beside = asyncio.create_task(neighbour(running.url, running.honest, 1.0))
-            counts = await fuzz(running.port, running.greedy, batch["frames"] // _LANES + 1, seed, lanes=_LANES)
+            counts = await fuzz(
+                running.port, running.greedy, batch["frames"] // _LANES + 1, seed, lanes=_LANES
+            )
             wrong = [*problems(before, await beside), *running.complaints()]
             tally.add(seed, counts, wrong, megabytes=running.memory - memory)
         await asyncio.sleep(3.0)  # what was cut off has been put away
         more = running.descriptors - descriptors
-        tally.add(options.seed, {}, [f"{more} descriptors leaked"] if more > 8 else [], descriptors=more)
+        tally.add(
+            options.seed, {}, [f"{more} descriptors leaked"] if more > 8 else [], descriptors=more
+        )
     return tally.found
 
 
@@ -62,7 +68,8 @@ async def _clients(options: argparse.Namespace) -> Found:
 
 
 async def _messages(options: argparse.Namespace) -> Found:
-    tally, device = Tally(options, "messages", messages=2_000), demo_device()
+    tally = Tally(options, "messages", messages=2_000)
+    device = demo_device()
     for seed, batch in tally.batches():
         counts, wrong = await messages.fuzz_device(device, seed=seed, lanes=_LANES, **batch)
         tally.add(seed, counts, wrong, megabytes=megabytes())
@@ -70,7 +77,8 @@ async def _messages(options: argparse.Namespace) -> Found:
 
 
 async def _device(options: argparse.Namespace) -> Found:
-    outcomes, device = [], demo_device()
+    outcomes = []
+    device = demo_device()
     for name in BEHAVIOURS:
         outcomes.append(await beside(name, device))
         print(json.dumps(outcomes[-1], default=vars), flush=True)

@@ -13,7 +13,11 @@ from typing import Any
 from moa.wire import FEATURES, PROTOCOL_VERSIONS, SUBPROTOCOL, Refusal, decode_server, encode
 from moa.wire.messages import Error, Hello, Message, ServerMessage
 
-BINARY, TEXT, CLOSE, PING, PONG = 2, 1, 8, 9, 10
+BINARY = 2
+TEXT = 1
+CLOSE = 8
+PING = 9
+PONG = 10
 PATIENCE = 60.0  # seconds; much longer than anything takes, so that only a hang reaches it
 
 
@@ -55,7 +59,8 @@ class Raw:
     """One connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
+        self.reader = reader
+        self.writer = writer
         self.limits: list[str] = []
         """Limits that the other end has named."""
         self.closed: tuple[int, str] | None = None
@@ -90,7 +95,16 @@ class Raw:
             status = await made.shake(token)
             if status != 101:
                 raise ConnectionError(f"HTTP {status}")
-            made.write(binary(Hello(**({"versions": list(PROTOCOL_VERSIONS), "features": sorted(FEATURES)} | hello))))
+            made.write(
+                binary(
+                    Hello(
+                        **(
+                            {"versions": list(PROTOCOL_VERSIONS), "features": sorted(FEATURES)}
+                            | hello
+                        )
+                    )
+                )
+            )
             await made.message()
         except BaseException:
             await made.gone()

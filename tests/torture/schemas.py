@@ -1,7 +1,8 @@
-"""Schemas that others wrote, through real models: however an answer is drafted and cut, it is the same and valid.
+"""Schemas that others wrote, through real models: however an answer is drafted and cut, it is the
+same and valid.
 
-Each schema is answered by the embedded pair and by a random one, greedily and sampled: without drafts, drafted by the
-device, by the server, through cuts, and by the device alone.
+Each schema is answered by the embedded pair and by a random one, greedily and sampled: without
+drafts, drafted by the device, by the server, through cuts, and by the device alone.
 """
 
 from __future__ import annotations
@@ -41,8 +42,13 @@ _LANES = 16
 _PART = 40
 _MOST = 32
 """Tokens of an answer. One that needs more is compared, too, but not finished."""
-_PROMPT = "Can you find name, age and city and answer in JSON: At the age of 32, Sofia moved to Denver."
-_SAMPLINGS: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": {"temperature": 0.8, "top_p": 0.95, "seed": 5}}
+_PROMPT = (
+    "Can you find name, age and city and answer in JSON: At the age of 32, Sofia moved to Denver."
+)
+_SAMPLINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 0.8, "top_p": 0.95, "seed": 5},
+}
 _PATIENT = {"offline_after": 60.0}
 _HASTY = {"offline_after": 0.1, "settle_seconds": 30.0, "reconnect_seconds": 0.05}
 _WAYS: dict[str, dict[str, Any]] = {
@@ -65,10 +71,12 @@ class Pair(NamedTuple):
 
 
 class _Cuts:
-    """Cuts the link while it watches the answers' events, and counts what the device wrote alone meanwhile."""
+    """Cuts the link while it watches the answers' events, and counts what the device wrote alone
+    meanwhile."""
 
     def __init__(self, link: LinkProxy) -> None:
-        self._link, self._tokens = link, 0
+        self._link = link
+        self._tokens = 0
         self.counts: Counter[str] = Counter()
 
     def __call__(self, event: Event) -> None:
@@ -106,9 +114,15 @@ class Checked:
 
     async def pair(self, pair: Pair, schemas: Sequence[Schema]) -> None:
         """Answer all schemas in all ways."""
-        settings = Settings(port=0, slots=4 * _LANES, kv_tokens=_LANES * 1024, device="cpu", dtype="float32")
-        known = pair.served.target  # with slots of its own: a verifier that ends keeps those of its sessions
-        target = Target.from_model(known.model, slots=settings.slots, capacity=512, folder=known.folder)
+        settings = Settings(
+            port=0, slots=4 * _LANES, kv_tokens=_LANES * 1024, device="cpu", dtype="float32"
+        )
+        known = (
+            pair.served.target
+        )  # with slots of its own: a verifier that ends keeps those of its sessions
+        target = Target.from_model(
+            known.model, slots=settings.slots, capacity=512, folder=known.folder
+        )
         async with (
             Verifier(dataclasses.replace(pair.served, target=target), settings).open() as running,
             LinkProxy("127.0.0.1", running.transport.port) as link,
@@ -116,9 +130,12 @@ class Checked:
             for sampled, sampling in _SAMPLINGS.items():
                 plain: list[Reader] = []
                 for way, how in _WAYS.items():
-                    began, cuts = time.process_time(), _Cuts(link)
+                    began = time.process_time()
+                    cuts = _Cuts(link)
                     where = (
-                        {} if way == "offline" else {"verifier": link.url if way == "cut" else running.transport.url}
+                        {}
+                        if way == "offline"
+                        else {"verifier": link.url if way == "cut" else running.transport.url}
                     )
                     watch = cuts if way == "cut" else lambda _: None
                     found = await _answers(pair.device, schemas, watch, **how, **sampling, **where)
@@ -129,10 +146,13 @@ class Checked:
                     for schema, answer, truth in zip(schemas, found, plain, strict=True):
                         self._judge(name, schema, answer)
                         if way != "offline" and not self._same(name, answer, truth):
-                            self.wrong.append(f"{name}: {answer.text!r}, not {truth.text!r}, under {schema.schema}")
+                            self.wrong.append(
+                                f"{name}: {answer.text!r}, not {truth.text!r}, under {schema.schema}"
+                            )
 
     def _same(self, name: str, answer: Reader, truth: Reader) -> bool:
-        """Whether what is verified is the plain answer; a link that is cut on and on may leave the end unverified."""
+        """Whether what is verified is the plain answer; a link that is cut on and on may leave the
+        end unverified."""
         if all(answer.verified):
             return (answer.tokens, answer.text) == (truth.tokens, truth.text)
         self.counts[name]["unverified"] += 1
@@ -156,8 +176,11 @@ async def _answers(
     device: Device, schemas: Sequence[Schema], watch: Callable[[Event], None], **how: Any
 ) -> list[Reader]:
     """Ask for an answer under each schema, some at once."""
-    room, ids = asyncio.Semaphore(_LANES), prompt_ids(device.codec, _PROMPT)[0]
-    async with EdgeClient(device=device, max_new_tokens=_MOST, max_offline_tokens=_MOST, **how) as client:
+    room = asyncio.Semaphore(_LANES)
+    ids = prompt_ids(device.codec, _PROMPT)[0]
+    async with EdgeClient(
+        device=device, max_new_tokens=_MOST, max_offline_tokens=_MOST, **how
+    ) as client:
 
         async def answer(schema: Schema) -> Reader:
             transcript = Reader()
@@ -171,8 +194,9 @@ async def _answers(
 
 
 def random_pair(folder: Path) -> Pair:
-    """A random pair over the embedded tokenizer. One feature of its hidden states is constant and makes quotes, closing
-    brackets and ends likelier: else nearly no answer would end within hundreds of tokens."""
+    """A random pair over the embedded tokenizer. One feature of its hidden states is constant and
+    makes quotes, closing brackets and ends likelier: else nearly no answer would end within
+    hundreds of tokens."""
     tokenizer = AutoTokenizer.from_pretrained(demo.paths().tokenizer)
     target = tiny("llama", vocab_size=tokenizer.vocab_size, eos_token_id=tokenizer.eos_token_id)
     texts = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
@@ -209,11 +233,16 @@ async def check(schemas: Sequence[Schema]) -> Checked:
     torch.set_num_threads(1)
     checked = Checked()
     with tempfile.TemporaryDirectory() as folder:
-        embedded = load(Settings(slots=4 * _LANES, kv_tokens=_LANES * 1024))  # the pair that is in the wheel
+        embedded = load(
+            Settings(slots=4 * _LANES, kv_tokens=_LANES * 1024)
+        )  # the pair that is in the wheel
         pairs = random_pair(Path(folder)), Pair("embedded", embedded, Device.load(threads=1))
         for start in range(0, len(schemas), _PART):
             for pair in pairs:
                 await checked.pair(pair, schemas[start : start + _PART])
             total = sum(checked.counts.values(), Counter())
-            print(f"{min(len(schemas), start + _PART)} schemas, {dict(total)}, {len(checked.wrong)} wrong", flush=True)
+            print(
+                f"{min(len(schemas), start + _PART)} schemas, {dict(total)}, {len(checked.wrong)} wrong",
+                flush=True,
+            )
     return checked

@@ -1,6 +1,8 @@
-"""Real verifiers of the embedded pair in processes of their own: one as users start it, and one that is killed.
+"""Real verifiers of the embedded pair in processes of their own: one as users start it, and one
+that is killed.
 
-What is killed is forked off a process that has imported the programs and loaded the model: a kill costs no start.
+What is killed is forked off a process that has imported the programs and loaded the model: a kill
+costs no start.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from cloud_verifier.settings import Settings
 from moa.process.listening import Port
 
 SOAKED = ("--slots", "32", "--openai", "0")
-"""Flags: so few slots that they are all in use after minutes; then their number has no slope of its own."""
+"""Flags: so few slots that they are all in use after minutes; then their number has no slope of its
+own."""
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.torture.loaded"])
 _START_SECONDS = 1800.0  # at low priority a run starts slowly
@@ -33,8 +36,10 @@ class _Logged:
     """A verifier with a log."""
 
     def __init__(self, url: str, log: Path) -> None:
-        self.url, self.port = url, int(url.rpartition(":")[2])
-        self._log, self._read = log, 0
+        self.url = url
+        self.port = int(url.rpartition(":")[2])
+        self._log = log
+        self._read = 0
 
     @property
     def said(self) -> str:
@@ -43,9 +48,14 @@ class _Logged:
 
     def complaints(self) -> list[str]:
         """What no log should hold, of the lines since the last look."""
-        said, before = self.said, self._read
+        said = self.said
+        before = self._read
         self._read = len(said)
-        return [line[:2000] for line in said[before:].splitlines() if '"exception"' in line or "Traceback" in line][:3]
+        return [
+            line[:2000]
+            for line in said[before:].splitlines()
+            if '"exception"' in line or "Traceback" in line
+        ][:3]
 
 
 class Server(_Logged):
@@ -53,7 +63,9 @@ class Server(_Logged):
 
     def __init__(self, running: Running, log: Path, honest: str, greedy: str) -> None:
         super().__init__(running.url, log)
-        self.process, self.honest, self.greedy = running.stats, honest, greedy
+        self.process = running.stats
+        self.honest = honest
+        self.greedy = greedy
         self.api_port = 0
 
     @property
@@ -80,9 +92,11 @@ class Server(_Logged):
 @contextlib.asynccontextmanager
 async def server(*flags: str) -> AsyncIterator[Server]:
     """A verifier for as long as the context lasts."""
-    honest, greedy = new_token(), new_token()
+    honest = new_token()
+    greedy = new_token()
     with tempfile.TemporaryDirectory() as folder:
-        tokens, said = Path(folder, "tokens"), Path(folder, "log")
+        tokens = Path(folder, "tokens")
+        said = Path(folder, "log")
         tokens.write_text(f"{token_line('honest', honest)}\n{token_line('greedy', greedy)}\n")
         own = (f"--auth-tokens={tokens}", "--log-level=info")
         with said.open("a") as log, verifier(*own, *flags, threads=1, log=log) as running:

@@ -55,7 +55,8 @@ class Slope:
 
 
 def slopes(samples: Sequence[Sample]) -> dict[str, Slope]:
-    """The slope of each quantity that was seen three times; a sample without an answer says nothing of latency."""
+    """The slope of each quantity that was seen three times; a sample without an answer says nothing
+    of latency."""
     found = {}
     for name in samples[0].keys() - {"second"} if samples else ():
         pairs = [(one["second"], one[name]) for one in samples if math.isfinite(one[name])]
@@ -65,19 +66,22 @@ def slopes(samples: Sequence[Sample]) -> dict[str, Slope]:
 
 
 def slope(seconds: Sequence[float], values: Sequence[float]) -> Slope:
-    """Least squares. A sample that is mostly like the one before says little more than that one: the error counts such
-    samples for less, by the correlation of neighbours."""
+    """Least squares. A sample that is mostly like the one before says little more than that one:
+    the error counts such samples for less, by the correlation of neighbours."""
     n, (by, start) = len(seconds), statistics.linear_regression(seconds, values)
     rest = [v - start - by * s for s, v in zip(seconds, values, strict=True)]
     square = sum(r * r for r in rest)
     alike = sum(a * b for a, b in itertools.pairwise(rest)) / square if square else 0.0
     alike = min(max(alike, 0.0), 1 - 2 / n)
-    error = math.sqrt(square / max(1, n - 2) / (n * statistics.pvariance(seconds)) * (1 + alike) / (1 - alike))
+    error = math.sqrt(
+        square / max(1, n - 2) / (n * statistics.pvariance(seconds)) * (1 + alike) / (1 - alike)
+    )
     return Slope(3600 * by, 3600 * error)
 
 
 class ShortLink(LinkProxy):
-    """Every connection is cut after so many bytes received, whatever is on its way. One client at a time."""
+    """Every connection is cut after so many bytes received, whatever is on its way. One client at a
+    time."""
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.cut_after(self._random.randint(_FEWEST, _MOST), "down")
@@ -85,27 +89,40 @@ class ShortLink(LinkProxy):
 
 
 async def soak(options: argparse.Namespace) -> Found:
-    """Clients that come and go, cuts, a fuzzer and a flood now and then; a sample every few seconds, kept beside `out`.
+    """Clients that come and go, cuts, a fuzzer and a flood now and then; a sample every few
+    seconds, kept beside `out`.
 
-    Each rests longer than it works: the load is light, so that what a sample says of latency is of the verifier.
+    Each rests longer than it works: the load is light, so that what a sample says of latency is of
+    the verifier.
     """
     async with server(*SOAKED) as running:
         samples, toll, hostile = await _soaked(running, options)
         wrong = [*toll.wrong[:5], *running.complaints()]
     found = slopes(samples[len(samples) // 4 :])  # what it takes to warm up is no growth
     wrong += [f"{name} is not flat: {one}" for name, one in found.items() if not one.flat]
-    wrong += [f"no answer was {name} over short connections" for name in _SHORT if not toll.counts[name]]
+    wrong += [
+        f"no answer was {name} over short connections" for name in _SHORT if not toll.counts[name]
+    ]
     return {"slopes": found, "toll": toll.counts, "hostile": hostile}, wrong
 
 
-async def _soaked(running: Server, options: argparse.Namespace) -> tuple[list[Sample], Toll, Counter[str]]:
+async def _soaked(
+    running: Server, options: argparse.Namespace
+) -> tuple[list[Sample], Toll, Counter[str]]:
     began = time.monotonic()
-    until, rng = began + 3600 * options.hours, random.Random(options.seed)
-    samples, toll, hostile = list[Sample](), Toll(), Counter[str]()
+    until = began + 3600 * options.hours
+    rng = random.Random(options.seed)
+    samples = list[Sample]()
+    toll = Toll()
+    hostile = Counter[str]()
     out = options.out and options.out.with_suffix(".samples")
-    undisturbed, device, longest = await neighbour(running.url, running.honest, 2.0), demo_device(), list[float]()
+    undisturbed = await neighbour(running.url, running.honest, 2.0)
+    device = demo_device()
+    longest = list[float]()
 
-    async def again_and_again(what: Callable[[], Awaitable[None]], least: float, most: float) -> None:
+    async def again_and_again(
+        what: Callable[[], Awaitable[None]], least: float, most: float
+    ) -> None:
         while time.monotonic() < until:
             await what()
             await asyncio.sleep(rng.uniform(least, most))
@@ -125,11 +142,15 @@ async def _soaked(running: Server, options: argparse.Namespace) -> tuple[list[Sa
     async def harm() -> None:
         with contextlib.suppress(ConnectionError, OSError, TimeoutError):
             turn = time.monotonic() + _FUZZING
-            hostile.update(await fuzz(running.port, running.greedy, 100, rng.getrandbits(32), until=turn))
+            hostile.update(
+                await fuzz(running.port, running.greedy, 100, rng.getrandbits(32), until=turn)
+            )
         await asyncio.sleep(rng.uniform(5.0, 15.0))
         name = rng.choice([*_MILD, *HTTP_FLOODS])
         port = running.api_port if name in HTTP_FLOODS else running.port
-        await EVERY_FLOOD[name](port, running.greedy, time.monotonic() + rng.uniform(0.2, 0.5), report := Report())
+        await EVERY_FLOOD[name](
+            port, running.greedy, time.monotonic() + rng.uniform(0.2, 0.5), report := Report()
+        )
         hostile[f"flood of {name}"] += 1
         hostile.update({f"{name}: {how}": count for how, count in report.closes.items()})
 
@@ -159,7 +180,9 @@ async def _soaked(running: Server, options: argparse.Namespace) -> tuple[list[Sa
                 "pages_free": free["moa_kv_pages_free"],
                 "p50_ms": seen.p50,
                 # What latency is when nobody else wants the machine.
-                "processor_ms_of_a_round": 1000 * (running.processor - used) / max(1, len(seen.seconds)),
+                "processor_ms_of_a_round": 1000
+                * (running.processor - used)
+                / max(1, len(seen.seconds)),
                 "longest_health_ms": 1000 * max(longest, default=math.nan),
             }
         )
@@ -192,9 +215,14 @@ async def _cuts(link: Link, toll: Toll, rng: random.Random) -> None:
         toll.counts["cuts"] += link.lose()
 
 
-async def _devices_answer(link: ShortLink, running: Server, device: Device, script: Script, toll: Toll) -> None:
-    """A device's answer, with records and guesses: verified, or its own where the verifier was not reached in time."""
-    async with EdgeClient(device=device, verifier=link.url, token=running.honest, reconnect_seconds=0.5) as client:
+async def _devices_answer(
+    link: ShortLink, running: Server, device: Device, script: Script, toll: Toll
+) -> None:
+    """A device's answer, with records and guesses: verified, or its own where the verifier was not
+    reached in time."""
+    async with EdgeClient(
+        device=device, verifier=link.url, token=running.honest, reconnect_seconds=0.5
+    ) as client:
         told = await ask(client, _STUCK, len(script.truth), script.ids)
     toll.counts[told.done] += 1
     toll.wrong += told.problems

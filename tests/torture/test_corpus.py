@@ -34,10 +34,16 @@ OPEN_WIDE = dataclasses.replace(
 
 
 @contextlib.asynccontextmanager
-async def unharmed(caplog: pytest.LogCaptureFixture) -> AsyncIterator[tuple[kit.Verifier, kit.Client]]:
-    """A verifier and a good client; in the end it runs, has put no session aside, and logged no exception."""
+async def unharmed(
+    caplog: pytest.LogCaptureFixture,
+) -> AsyncIterator[tuple[kit.Verifier, kit.Client]]:
+    """A verifier and a good client; in the end it runs, has put no session aside, and logged no
+    exception."""
     settings = kit.Settings(port=0, slots=8, limits=OPEN_WIDE)
-    with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING, logger="cloud_verifier"):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        caplog.at_level(logging.WARNING, logger="cloud_verifier"),
+    ):
         patch.setattr(log, "propagate", True)
         async with kit.verifier(settings) as running, kit.client(running) as good:
             yield running, good
@@ -46,15 +52,21 @@ async def unharmed(caplog: pytest.LogCaptureFixture) -> AsyncIterator[tuple[kit.
     assert not [record for record in caplog.records if record.exc_info]
 
 
-async def test_a_verifier_answers_what_has_once_done_harm_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_verifier_answers_what_has_once_done_harm_and_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with unharmed(caplog) as (running, good), Raw.of(running) as bad:
         neighbour = await good.start(IDS, max_new_tokens=100)
         for number, (name, make) in enumerate(TO_A_VERIFIER.items()):
-            session, marker = number.to_bytes(16, "big"), number.to_bytes(16, "little")
-            opened, made = ClientSession(IDS, id=session), make(session, IDS)
+            session = number.to_bytes(16, "big")
+            marker = number.to_bytes(16, "little")
+            opened = ClientSession(IDS, id=session)
+            made = make(session, IDS)
             harm = binary(made) if isinstance(made, Message) else frame(BINARY, made)
             bad.write(binary(opened.open()) + harm + binary(opened.close()))
-            bad.write(binary(Resume(marker, 1, marker, 0)))  # has its answer when all before it was looked at
+            bad.write(
+                binary(Resume(marker, 1, marker, 0))
+            )  # has its answer when all before it was looked at
             while True:
                 opcode, payload = await bad.receive()
                 assert opcode == BINARY, name
@@ -65,7 +77,9 @@ async def test_a_verifier_answers_what_has_once_done_harm_and_goes_on(caplog: py
 
 
 @pytest.mark.timeout(600)
-async def test_a_fuzzed_verifier_goes_on_and_nothing_raises(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_fuzzed_verifier_goes_on_and_nothing_raises(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with unharmed(caplog) as (running, good):
         session = await good.start(IDS, max_new_tokens=100)
         for seed in range(3):
@@ -77,7 +91,8 @@ async def test_a_fuzzed_verifier_goes_on_and_nothing_raises(caplog: pytest.LogCa
 
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_a_frame_holds_it_is_a_message_or_a_refusal(seed: int) -> None:
-    fuzzer, refused = Fuzzer(seed), list[str]()
+    fuzzer = Fuzzer(seed)
+    refused = list[str]()
     for _ in range(1000):
         try:
             decode_client(fuzzer.message())
@@ -95,7 +110,11 @@ def test_a_device_refuses_what_has_once_done_harm_or_is_unharmed(name: str) -> N
         with contextlib.suppress(Refusal, ProtocolError):
             for number in range(2):
                 request = (
-                    session.open() if not number else session.stream() if streams else session.verify([IDS[-1], 5])
+                    session.open()
+                    if not number
+                    else session.stream()
+                    if streams
+                    else session.verify([IDS[-1], 5])
                 )
                 for reply in BEHAVIOURS[name](request, honest(request, 40)):
                     if isinstance(reply, Message):

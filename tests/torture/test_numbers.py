@@ -30,7 +30,8 @@ def assert_right(transcript: kit.Reader) -> None:
 async def test_a_drafter_without_numbers_costs_acceptance_and_no_token(
     monkeypatch: pytest.MonkeyPatch, draft: Any
 ) -> None:
-    ran, projected = Call.run, Drafter.project
+    ran = Call.run
+    projected = Drafter.project
 
     def run(call: Call, noise: np.ndarray) -> float:
         seconds = ran(call, noise)
@@ -45,7 +46,9 @@ async def test_a_drafter_without_numbers_costs_acceptance_and_no_token(
     monkeypatch.setattr(Drafter, "project", project)  # the server's, and all records
     async with kit.verifier() as running:
         url = running.transport.url
-        async with EdgeClient(verifier=url, device=kit.device(), draft=draft, max_new_tokens=COUNT) as client:
+        async with EdgeClient(
+            verifier=url, device=kit.device(), draft=draft, max_new_tokens=COUNT
+        ) as client:
             assert_right(await kit.transcribe(client, IDS))
 
 
@@ -63,7 +66,12 @@ async def test_a_target_without_numbers_ends_that_answer_with_a_word_and_no_othe
         return step
 
     monkeypatch.setattr(Target, "forward", broken)
-    settings: dict[str, Any] = {"draft": "none", "max_new_tokens": COUNT, "settle_seconds": 0.1, "offline_after": 5.0}
+    settings: dict[str, Any] = {
+        "draft": "none",
+        "max_new_tokens": COUNT,
+        "settle_seconds": 0.1,
+        "offline_after": 5.0,
+    }
     async with kit.verifier() as running:
         url = running.transport.url
         async with (

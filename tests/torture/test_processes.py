@@ -12,11 +12,13 @@ pytestmark = pytest.mark.timeout(900)  # processes start slowly on a busy machin
 
 
 async def test_a_flood_of_pings_is_cut_and_the_neighbour_and_the_memory_are_well() -> None:
-    async with server("--openai", "0", "--max-empty-frames-per-second", "100", "--flood-seconds", "0.5") as running:
+    async with server(
+        "--openai", "0", "--max-empty-frames-per-second", "100", "--flood-seconds", "0.5"
+    ) as running:
         result = await beside(running, "pings", 2.0)
-        assert [one for one in result.problems if ", s: " not in one and ", ms: " not in one] == [], (
-            "times are for a calm machine"
-        )
+        assert [
+            one for one in result.problems if ", s: " not in one and ", ms: " not in one
+        ] == [], "times are for a calm machine"
         assert set(result.report.limits) == {"max_empty_frames_per_second"}
         assert "Traceback" not in running.said
 

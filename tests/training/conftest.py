@@ -30,13 +30,21 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def chat(question: str, answer: str) -> dict[str, list[dict[str, str]]]:
-    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+    return {
+        "messages": [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": answer},
+        ]
+    }
 
 
 @pytest.fixture(scope="session")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "chats.jsonl"
-    lines = (json.dumps(chat(f"{i} plus {i}?", f"It is {2 * i}, and {i} times {i} is {i * i}.")) for i in range(24))
+    lines = (
+        json.dumps(chat(f"{i} plus {i}?", f"It is {2 * i}, and {i} times {i} is {i * i}."))
+        for i in range(24)
+    )
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
@@ -46,8 +54,9 @@ _SERVER.set_forkserver_preload(["tests.training.test_cli", "tests.training.test_
 
 
 def in_processes(*functions: Callable[[], object]) -> list[int | None]:
-    """Run each in a process of its own; their exit codes. They are forked from a process that has imported torch once
-    and nothing else: torch refuses to go backward in a fork of this one, where autograd's threads have started."""
+    """Run each in a process of its own; their exit codes. They are forked from a process that has
+    imported torch once and nothing else: torch refuses to go backward in a fork of this one, where
+    autograd's threads have started."""
     children = [_SERVER.Process(target=function) for function in functions]
     for child in children:
         child.start()

@@ -28,7 +28,19 @@ from tests.close import assert_rounded
 from tests.tiny import save_tiny
 from tests.training.conftest import in_processes
 
-SMALL = ["--length", "64", "--batch", "2", "--steps", "4", "--precision", "fp32", "--quiet", "--device", "cpu"]
+SMALL = [
+    "--length",
+    "64",
+    "--batch",
+    "2",
+    "--steps",
+    "4",
+    "--precision",
+    "fp32",
+    "--quiet",
+    "--device",
+    "cpu",
+]
 
 
 def train(target: Path, data: Path, out: Path, *more: str) -> int:
@@ -44,7 +56,9 @@ def test_a_run_leaves_a_drafter_and_its_provenance(
     target: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert train(target, chats, out, "--json", "--tli", "1", "--final-norm", "--weights", "fp16") == 0
+    assert (
+        train(target, chats, out, "--json", "--tli", "1", "--final-norm", "--weights", "fp16") == 0
+    )
     result = json.loads(capsys.readouterr().out)
     assert result["steps"] == 4
     assert result["tokens_per_s"] > 0
@@ -52,7 +66,9 @@ def test_a_run_leaves_a_drafter_and_its_provenance(
     loaded = load_model(target)
     drafter = load_drafter(out, loaded.model, loaded.facts)
     assert (drafter.config.tli, drafter.config.final_norm) == (1, True)
-    assert {value.dtype for value in load_file(out / "model.safetensors").values()} == {torch.float16}
+    assert {value.dtype for value in load_file(out / "model.safetensors").values()} == {
+        torch.float16
+    }
     record = json.loads((out / "training.json").read_text(encoding="utf-8"))
     assert record["target"]["weights_id"] == loaded.facts.weights_id
     assert record["data"]["data"][0]["file"] == chats.name
@@ -64,15 +80,25 @@ KINDS = pytest.mark.parametrize("kind", [(), ("--states",)], ids=["of a device",
 
 
 def train_as(rank: int, port: int, target: Path, data: Path, out: Path, *more: str) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+        "RANK": str(rank),
+    }
     os._exit(train(target, data, out, "--batch", "2", *more))
 
 
 @KINDS
-def test_two_processes_learn_what_one_does(target: Path, chats: Path, tmp_path: Path, kind: tuple[str, ...]) -> None:
+def test_two_processes_learn_what_one_does(
+    target: Path, chats: Path, tmp_path: Path, kind: tuple[str, ...]
+) -> None:
     assert train(target, chats, tmp_path / "one", "--batch", "4", *kind) == 0
     with Port("127.0.0.1", 0) as port:
-        ranks = [partial(train_as, rank, port.number, target, chats, tmp_path / "two", *kind) for rank in (0, 1)]
+        ranks = [
+            partial(train_as, rank, port.number, target, chats, tmp_path / "two", *kind)
+            for rank in (0, 1)
+        ]
         assert in_processes(*ranks) == [0, 0]
     assert_rounded(history(tmp_path / "two"), history(tmp_path / "one"))
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
@@ -88,19 +114,29 @@ def train_until_the_third_step(target: Path, data: Path, out: Path, *more: str) 
 
 @KINDS
 def test_the_same_command_goes_on_where_it_was_killed_and_says_what_a_drafter_is_worth(
-    target: Path, chats: Path, tmp_path: Path, kind: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    target: Path,
+    chats: Path,
+    tmp_path: Path,
+    kind: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert worth(reached_at(0.65)) == "about 2.7 tokens a round, 65% of drafts right"
     assert worth(reached_at(0.5, 0.4)) == "about 1.8 tokens a round, 50% of drafts right"
-    assert worth(reached_at(0.9), 10_000).endswith("90% of drafts right in the text of the last steps")
+    assert worth(reached_at(0.9), 10_000).endswith(
+        "90% of drafts right in the text of the last steps"
+    )
     assert "WARNING: it may know these 9,999 tokens by heart" in worth(reached_at(0.9), 9_999)
     assert train(target, chats, tmp_path / "whole", *kind) == 0
-    assert in_processes(partial(train_until_the_third_step, target, chats, tmp_path / "out", *kind)) == [-9]
+    assert in_processes(
+        partial(train_until_the_third_step, target, chats, tmp_path / "out", *kind)
+    ) == [-9]
     assert len(history(tmp_path / "out")) == 3
     assert train(target, chats, tmp_path / "out", *kind) == 0
     said = capsys.readouterr().out
     assert "tokens a round" in said
-    assert ("WARNING: below 1.5" in said) == (not kind), "four steps make a drafter where least squares do"
+    assert ("WARNING: below 1.5" in said) == (not kind), (
+        "four steps make a drafter where least squares do"
+    )
     assert history(tmp_path / "out") == history(tmp_path / "whole")
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "whole")]
     assert weights[0] == weights[1]
@@ -110,14 +146,29 @@ def test_the_papers_published_layout_is_a_start(target: Path, chats: Path, tmp_p
     published = tmp_path / "published"
     assert train(target, chats, published, "--steps", "1") == 0
     ours = DrafterConfig.read(published)
-    unknown_to_the_paper = ("target_layers", "target_kv_heads", "tli", "final_state", "use_lsa", "use_ca")
+    unknown_to_the_paper = (
+        "target_layers",
+        "target_kv_heads",
+        "tli",
+        "final_state",
+        "use_lsa",
+        "use_ca",
+    )
     values = {k: v for k, v in vars(ours).items() if k not in unknown_to_the_paper}
-    values |= {"model_type": "moa_spec", "architectures": ["MOASpec"], "rope_scaling": None, "torch_dtype": "bfloat16"}
+    values |= {
+        "model_type": "moa_spec",
+        "architectures": ["MOASpec"],
+        "rope_scaling": None,
+        "torch_dtype": "bfloat16",
+    }
     (published / "config.json").write_text(json.dumps(values), encoding="utf-8")
     weights = {k: v.bfloat16() for k, v in load_file(published / "model.safetensors").items()}
     save_file(weights, published / "model.safetensors")
     out = tmp_path / "out"
-    assert train(target, chats, out, "--init", str(published), "--learning-rate", "1e-9", "--tli", "1") == 0
+    assert (
+        train(target, chats, out, "--init", str(published), "--learning-rate", "1e-9", "--tli", "1")
+        == 0
+    )
     for name, value in load_file(out / "model.safetensors").items():
         torch.testing.assert_close(value, weights[name].float(), atol=1e-5, rtol=0)
 
@@ -135,7 +186,9 @@ def test_a_dry_run_measures_and_leaves_nothing(
     target: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert train(target, chats, out, "--dry-run", "--json", "--gradient-checkpointing", "--paper") == 0
+    assert (
+        train(target, chats, out, "--dry-run", "--json", "--gradient-checkpointing", "--paper") == 0
+    )
     found = json.loads(capsys.readouterr().out)
     assert found["parameters"]["target"] > found["parameters"]["drafter"] > 0
     assert found["estimated_seconds"] > 0
@@ -147,7 +200,8 @@ def test_the_paper_preset_gives_way_to_flags() -> None:
     args = options.parser().parse_args(
         ["t", "--data", "d", "--out", "o", "--paper", "--spacing", "4-8", "--epochs", "1"]
     )
-    lesson, loop = options.distill_settings(args), options.loop_settings(args, rows=100, world=2)
+    lesson = options.distill_settings(args)
+    loop = options.loop_settings(args, rows=100, world=2)
     assert (lesson.loss_weight, lesson.feature_weight, lesson.staircase) == (0.1, 1.0, True)
     assert lesson.anchors.spacings == (Spacing(4, 8, 1.0),)
     assert not lesson.anchors.strict
@@ -158,7 +212,9 @@ def test_a_cpu_that_only_emulates_bf16_trains_in_fp32(
     target: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for computes, expected in ((True, "bf16"), (False, "fp32")):
-        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda it=computes: it, raising=False)
+        monkeypatch.setattr(
+            torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda it=computes: it, raising=False
+        )
         assert fast_precision(torch.device("cpu")) == expected
     assert fast_precision(torch.device("cuda")) == "bf16"
     rest = ["--length", "64", "--steps", "1", "--quiet", "--device", "cpu"]
@@ -175,23 +231,34 @@ def test_little_data_is_seen_more_than_once(rows: int, steps: int) -> None:
 
 
 def test_spacings() -> None:
-    assert options.parse_spacings("6-14:0.6,32-64:0.2") == AnchorRule((Spacing(6, 14, 0.6), Spacing(32, 64, 0.2)))
+    assert options.parse_spacings("6-14:0.6,32-64:0.2") == AnchorRule(
+        (Spacing(6, 14, 0.6), Spacing(32, 64, 0.2))
+    )
     assert options.parse_spacings("8") == AnchorRule((Spacing(8, 8, 1.0),))
     assert options.parse_spacings("8,cold:0.25") == AnchorRule((Spacing(8, 8, 0.75),), cold=0.25)
 
 
-def test_a_body_begins_as_the_model_that_it_is_made_of(target: Path, chats: Path, tmp_path: Path) -> None:
-    """Without records a small frozen model, of another width, family and head, behaves exactly as before."""
+def test_a_body_begins_as_the_model_that_it_is_made_of(
+    target: Path, chats: Path, tmp_path: Path
+) -> None:
+    """Without records a small frozen model, of another width, family and head, behaves exactly as
+    before."""
     sibling = save_tiny("qwen2", tmp_path / "sibling", num_hidden_layers=2, hidden_size=32, seed=5)
-    loaded, ids = load_model(target), torch.tensor([[7, 9, 30, 11]])
+    loaded = load_model(target)
+    ids = torch.tensor([[7, 9, 30, 11]])
     causal = torch.full((4, 4), MASKED).triu(1)[None, None]
     assert train(target, chats, tmp_path / "out", "--body", str(sibling), "--freeze-body") == 0
     drafter = load_drafter(tmp_path / "out", loaded.model, loaded.facts)
     inputs = ids, torch.arange(4)[None], causal, drafter.empty_rows(ids)
     with torch.no_grad():
         alone = drafter.logits(drafter.features(*inputs)[0])
-        torch.testing.assert_close(alone, load_model(sibling).model(ids).logits, atol=1e-3, rtol=1e-3)
-        records = [torch.randn(1, drafter.config.record_heads, 3, drafter.config.head_dim) for _ in range(2)]
+        torch.testing.assert_close(
+            alone, load_model(sibling).model(ids).logits, atol=1e-3, rtol=1e-3
+        )
+        records = [
+            torch.randn(1, drafter.config.record_heads, 3, drafter.config.head_dim)
+            for _ in range(2)
+        ]
         informed = drafter.logits(drafter.features(*inputs, *records, torch.zeros(1, 1, 1, 3))[0])
     assert not torch.equal(informed, alone), "cross-attention adds what it has learnt"
 
@@ -203,7 +270,10 @@ def test_a_body_begins_as_the_model_that_it_is_made_of(target: Path, chats: Path
 def broken(target: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Things that are wrong in one way each."""
     root = tmp_path_factory.mktemp("broken")
-    found = {name: root / name for name in ("no_files", "drafter", "foreign_drafter", "empty_drafter", "stranger")}
+    found = {
+        name: root / name
+        for name in ("no_files", "drafter", "foreign_drafter", "empty_drafter", "stranger")
+    }
     for name, content in {"empty": b"", "torn": b'{"text": "abc', "short": b'{"text": ""}'}.items():
         found[name] = root / f"{name}.jsonl"
         found[name].write_bytes(content)
@@ -215,7 +285,9 @@ def broken(target: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) 
     assert train(target, chats, found["drafter"], "--steps", "1") == 0
     shutil.copytree(found["drafter"], found["foreign_drafter"])
     config = found["foreign_drafter"] / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text(encoding="utf-8")) | {"hidden_size": 128}))
+    config.write_text(
+        json.dumps(json.loads(config.read_text(encoding="utf-8")) | {"hidden_size": 128})
+    )
     for name in ("no_files", "empty_drafter", "stranger"):
         found[name].mkdir()
     shutil.copy(target / "model.safetensors", found["stranger"])
@@ -238,40 +310,87 @@ BAD_INPUTS: dict[str, tuple[list[str], str]] = {
     "no new tokens": (["{target}", "--max-new-tokens", "0"], "--max-new-tokens must be 1 or more"),
     "no batch": (["{target}", "--batch", "0"], "batch must be at least 1"),
     "a short row": (["{target}", "--length", "2"], "--length must be within 16..512"),
-    "a row beyond the target": (["{target}", "--length", "1024"], "--length must be within 16..512"),
+    "a row beyond the target": (
+        ["{target}", "--length", "1024"],
+        "--length must be within 16..512",
+    ),
     "too many borrowed layers": (["{target}", "--tli", "5"], "tli must be 0..4"),
     "too few layers for a server's drafter": (["{two_layers}", "--states"], "too few layers"),
     "heads that do not divide": (["{target}", "--heads", "3"], "must divide"),
     "a spacing of words": (["{target}", "--spacing", "few"], "'few' is not LOW-HIGH"),
     "shares above one": (["{target}", "--spacing", "6-14:0.9,32-64:0.9"], "more than 1"),
-    "a learning rate below zero": (["{target}", "--learning-rate", "-1"], "learning_rate must be above 0"),
+    "a learning rate below zero": (
+        ["{target}", "--learning-rate", "-1"],
+        "learning_rate must be above 0",
+    ),
     "cold documents beyond all": (["{target}", "--spacing", "6-14:0.9,cold:0.5"], "more than 1"),
-    "a body beside --init": (["{target}", "--init", "{drafter}", "--body", "{target}"], "brings its own body"),
-    "a frozen body of nothing": (["{target}", "--freeze-body"], "--freeze-body is for --body MODEL"),
-    "a body of another tokenizer": (["{target}", "--body", "{other_tokenizer}"], "another tokenizer"),
-    "fewer layers than the body's": (["{target}", "--body", "{target}", "--layers", "2"], "layers must be 4"),
-    "a loss that is no number": (["{target}", "--learning-rate", "1e30", "--optimizer", "adam"], "the loss is nan"),
+    "a body beside --init": (
+        ["{target}", "--init", "{drafter}", "--body", "{target}"],
+        "brings its own body",
+    ),
+    "a frozen body of nothing": (
+        ["{target}", "--freeze-body"],
+        "--freeze-body is for --body MODEL",
+    ),
+    "a body of another tokenizer": (
+        ["{target}", "--body", "{other_tokenizer}"],
+        "another tokenizer",
+    ),
+    "fewer layers than the body's": (
+        ["{target}", "--body", "{target}", "--layers", "2"],
+        "layers must be 4",
+    ),
+    "a loss that is no number": (
+        ["{target}", "--learning-rate", "1e30", "--optimizer", "adam"],
+        "the loss is nan",
+    ),
     "no such device": (["{target}", "--device", "abacus"], "cannot use device 'abacus'"),
-    "no drafter to start from": (["{target}", "--init", "{empty_drafter}"], "config.json is missing"),
-    "a drafter of another target": (["{target}", "--init", "{foreign_drafter}"], "made for another target"),
-    "a shape beside --init": (["{target}", "--init", "{drafter}", "--heads", "2"], "brings its own shape"),
-    "a checkpoint of other flags": (["{target}", "--out", "{drafter}"], "is of a run with steps 1, not 4"),
+    "no drafter to start from": (
+        ["{target}", "--init", "{empty_drafter}"],
+        "config.json is missing",
+    ),
+    "a drafter of another target": (
+        ["{target}", "--init", "{foreign_drafter}"],
+        "made for another target",
+    ),
+    "a shape beside --init": (
+        ["{target}", "--init", "{drafter}", "--heads", "2"],
+        "brings its own shape",
+    ),
+    "a checkpoint of other flags": (
+        ["{target}", "--out", "{drafter}"],
+        "is of a run with steps 1, not 4",
+    ),
     "a checkpoint of another kind": (
         ["{target}", "--out", "{drafter}", "--states", "--steps=1"],
         "with --states False",
     ),
-    "a checkpoint of other data": (["{target}", "--out", "{drafter}", "--data", "{short}"], "run on other data"),
+    "a checkpoint of other data": (
+        ["{target}", "--out", "{drafter}", "--data", "{short}"],
+        "run on other data",
+    ),
     "an out that is a file": (["{target}", "--out", "{empty}"], "is a file"),
     "an out of somebody else's": (["{target}", "--out", "{stranger}"], "not of a run of moa-train"),
     "an out that cannot be": (["{target}", "--out", "/proc/drafter"], "cannot write to"),
-    "too long an answer": (["{target}", "--generate", "--max-new-tokens", "500"], "and with --length within"),
-    "a negative temperature": (["{target}", "--generate", "--temperature", "-1"], "temperature must be"),
+    "too long an answer": (
+        ["{target}", "--generate", "--max-new-tokens", "500"],
+        "and with --length within",
+    ),
+    "a negative temperature": (
+        ["{target}", "--generate", "--temperature", "-1"],
+        "temperature must be",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", BAD_INPUTS)
 def test_a_mistake_is_one_clear_line(
-    case: str, target: Path, chats: Path, broken: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    case: str,
+    target: Path,
+    chats: Path,
+    broken: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     given, message = BAD_INPUTS[case]
     arguments = [part.format(target=target, **broken) for part in given]

@@ -44,21 +44,29 @@ def test_nothing_to_learn_is_an_error_and_leaves_no_file(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_batch_is_a_function_of_seed_and_step_that_processes_and_micro_steps_share_out(rows: PackedRows) -> None:
+def test_a_batch_is_a_function_of_seed_and_step_that_processes_and_micro_steps_share_out(
+    rows: PackedRows,
+) -> None:
     batches = [rows.batch(*at).rows.tolist() for at in ((3, 5, 4), (3, 5, 4), (4, 5, 4), (3, 6, 4))]
     assert batches[0] == batches[1]
     assert batches[0] not in batches[2:]
     alone = {int(row) for row in rows.batch(0, 1, 8).rows}
     ranks = [rows.batch(0, 1, 4, rank=rank, world=2).rows for rank in range(2)]
     micro = [rows.batch(0, step, 4).rows for step in (2, 3)]
-    assert {int(r) for part in ranks for r in part} == alone == {int(r) for part in micro for r in part}
+    assert (
+        {int(r) for part in ranks for r in part}
+        == alone
+        == {int(r) for part in micro for r in part}
+    )
 
 
 def test_an_epoch_shows_every_row_once(rows: PackedRows) -> None:
     size = 3
     seen = np.concatenate([rows.batch(0, step, size).rows for step in range(len(rows))])
     for epoch in range(size):
-        assert sorted(seen[epoch * len(rows) : (epoch + 1) * len(rows)].tolist()) == list(range(len(rows)))
+        assert sorted(seen[epoch * len(rows) : (epoch + 1) * len(rows)].tolist()) == list(
+            range(len(rows))
+        )
 
 
 @pytest.mark.parametrize("damage", [b"", b"not numpy"])

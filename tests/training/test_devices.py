@@ -1,4 +1,5 @@
-"""Training, drafting and verification on a device of their own compute what they compute on the CPU."""
+"""Training, drafting and verification on a device of their own compute what they compute on the
+CPU."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def there(value: torch.Tensor | None) -> torch.Tensor:
 
 def twin(drafter: Drafter, model: Any) -> Drafter:
     """The same drafter on the stand-in, beside a model there."""
-    borrowed = BorrowedLayers(backbone_of(model), drafter.config.tli) if drafter.config.tli else None
+    borrowed = (
+        BorrowedLayers(backbone_of(model), drafter.config.tli) if drafter.config.tli else None
+    )
     other = Drafter(drafter.config, SharedWeights.of(model), borrowed).to(drafter.weight.dtype)
     other.load_state_dict(drafter.state_dict())
     made: Any = moved(other)
@@ -60,9 +63,12 @@ def on_device(target: Path, like: Distillation) -> Distillation:
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_training_computes_the_same_on_a_device_of_its_own(target: Path, rows: PackedRows, flavour: str) -> None:
+def test_training_computes_the_same_on_a_device_of_its_own(
+    target: Path, rows: PackedRows, flavour: str
+) -> None:
     settings, shape = FLAVOURS[flavour]
-    batch, mine = rows.batch(0, 0, 4), task(target, settings, **shape)
+    batch = rows.batch(0, 0, 4)
+    mine = task(target, settings, **shape)
     loss = mine.loss(batch, 0, 0.0)
     loss.total.backward()
     with stand_in():
@@ -79,9 +85,12 @@ def test_training_computes_the_same_on_a_device_of_its_own(target: Path, rows: P
             assert_rounded(there(parameter.grad), same.grad)
 
 
-def test_a_servers_drafter_starts_and_learns_on_a_device_of_its_own(target: Path, rows: PackedRows) -> None:
+def test_a_servers_drafter_starts_and_learns_on_a_device_of_its_own(
+    target: Path, rows: PackedRows
+) -> None:
     torch.manual_seed(0)
-    loaded, batch = load_model(target), rows.batch(0, 0, 4)
+    loaded = load_model(target)
+    batch = rows.batch(0, 0, 4)
     config = StateDrafterConfig.for_target(loaded.facts)
 
     def taught(model: Any, drafter: StateDrafter) -> torch.Tensor:
@@ -104,8 +113,13 @@ def test_a_servers_drafter_starts_and_learns_on_a_device_of_its_own(target: Path
 
 
 def test_layers_are_inherited_on_a_device_of_its_own(target: Path, rows: PackedRows) -> None:
-    shape = {"layers": 2, "self_attention_intermediate_size": 32, "self_attention_num_key_value_heads": 2}
-    batch, mine = rows.batch(0, 0, 4), task(target, **shape)
+    shape = {
+        "layers": 2,
+        "self_attention_intermediate_size": 32,
+        "self_attention_num_key_value_heads": 2,
+    }
+    batch = rows.batch(0, 0, 4)
+    mine = task(target, **shape)
     with stand_in():
         other = on_device(target, mine)
         inherit(other.module, other.teacher, (0, 2), batch)
@@ -116,17 +130,26 @@ def test_layers_are_inherited_on_a_device_of_its_own(target: Path, rows: PackedR
 
 @pytest.mark.parametrize(
     ("family", "shape", "dtype"),
-    [("gemma2", {"tli": 1}, torch.float32), ("llama", {"layers": 3, "final_norm": True}, torch.bfloat16)],
+    [
+        ("gemma2", {"tli": 1}, torch.float32),
+        ("llama", {"layers": 3, "final_norm": True}, torch.bfloat16),
+    ],
 )
-def test_drafts_and_verification_on_a_device_of_its_own(family: str, shape: dict[str, Any], dtype: torch.dtype) -> None:
+def test_drafts_and_verification_on_a_device_of_its_own(
+    family: str, shape: dict[str, Any], dtype: torch.dtype
+) -> None:
     """In the target's precision, masks included; in float32 the text is the same as on the CPU."""
-    settings = GenerationSettings(max_new_tokens=12, sampling=SamplingSettings(), shape=TreeShape(2, 3, 6))
+    settings = GenerationSettings(
+        max_new_tokens=12, sampling=SamplingSettings(), shape=TreeShape(2, 3, 6)
+    )
     prompts = [[5, 9, 77, 30], [64, 12, 8, 40, 41, 42, 43, 44, 45, 46]]
     model: Any = tiny(family).to(dtype)
     place = Target.from_model(model, slots=2, capacity=64)
     torch.manual_seed(0)
     drafter = new_drafter(DrafterConfig.for_target(place.facts, **shape), model).to(dtype).eval()
-    wanted = Speculator(place, MoaDrafting(drafter, slots=2, capacity=64)).generate(prompts, settings)
+    wanted = Speculator(place, MoaDrafting(drafter, slots=2, capacity=64)).generate(
+        prompts, settings
+    )
     with stand_in():
         other: Any = moved(tiny(family).to(dtype))
         elsewhere = Target.from_model(other, slots=2, capacity=64)

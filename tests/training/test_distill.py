@@ -21,13 +21,19 @@ from tests.tiny import FAMILIES, tiny
 
 
 def task(
-    target: Path, settings: DistillSettings | None = None, *, checkpointing: bool = False, **shape: Any
+    target: Path,
+    settings: DistillSettings | None = None,
+    *,
+    checkpointing: bool = False,
+    **shape: Any,
 ) -> Distillation:
     loaded = load_model(target)
     torch.manual_seed(0)
     drafter = new_drafter(DrafterConfig.for_target(loaded.facts, **shape), loaded.model)
     settings = settings or DistillSettings()
-    return Distillation(drafter, Teacher(loaded.model), settings, gradient_checkpointing=checkpointing)
+    return Distillation(
+        drafter, Teacher(loaded.model), settings, gradient_checkpointing=checkpointing
+    )
 
 
 def gradients(task: Distillation, batch: Batch) -> dict[str, torch.Tensor]:
@@ -38,7 +44,9 @@ def gradients(task: Distillation, batch: Batch) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_teacher_says_of_packed_rows_what_the_model_says_of_each_document(family: str, batch: Batch) -> None:
+def test_the_teacher_says_of_packed_rows_what_the_model_says_of_each_document(
+    family: str, batch: Batch
+) -> None:
     model = tiny(family)
     lesson = Teacher(model)(batch)
     segments = batch.segments[0]
@@ -46,7 +54,9 @@ def test_the_teacher_says_of_packed_rows_what_the_model_says_of_each_document(fa
         inside = segments == segment
         ids = torch.from_numpy(batch.ids[0][inside])[None]
         alone = model.get_decoder()(input_ids=ids).last_hidden_state[0]
-        torch.testing.assert_close(lesson.hidden[0][torch.from_numpy(inside)], alone, atol=2e-4, rtol=1e-3)
+        torch.testing.assert_close(
+            lesson.hidden[0][torch.from_numpy(inside)], alone, atol=2e-4, rtol=1e-3
+        )
 
 
 def test_a_half_precision_teacher_is_a_copy(target: Path, batch: Batch) -> None:
@@ -68,15 +78,20 @@ def test_a_document_does_not_depend_on_its_row(target: Path, tmp_path: Path) -> 
     assert losses[0].weight == losses[1].weight == 10  # the five answer tokens of each
 
 
-def test_strict_anchors_never_let_a_query_see_its_own_activation(target: Path, rows: PackedRows) -> None:
-    """With no activation of its own, changing the target's state of a token cannot change the draft at that token."""
+def test_strict_anchors_never_let_a_query_see_its_own_activation(
+    target: Path, rows: PackedRows
+) -> None:
+    """With no activation of its own, changing the target's state of a token cannot change the draft
+    at that token."""
     batch = rows.batch(0, 0, 2)
     for strict, moves in ((True, False), (False, True)):
         learner = task(target, DistillSettings(anchors=AnchorRule(strict=strict)), final_state=True)
         lesson = learner.teacher(batch)
         learner.module.eval()
         at = int(np.argmax(batch.positions[0] == 2))  # inside the first document
-        learner.settings = replace(learner.settings, anchors=AnchorRule((Spacing(1, 1, 1.0),), strict))
+        learner.settings = replace(
+            learner.settings, anchors=AnchorRule((Spacing(1, 1, 1.0),), strict)
+        )
         latest = learner.settings.anchors.latest(batch, 0, 0)
         with torch.no_grad():
             before = learner._draft(batch, lesson, latest, 0, 0.0)
@@ -101,7 +116,8 @@ def test_gradient_checkpointing_changes_no_gradient(
 def test_activations_that_nobody_reads_are_not_computed_but_to_fill_up_a_shape(
     target: Path, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A CPU's bf16 kernels keep memory for every shape: a run grew by 18 MiB a step. What fills up changes nothing."""
+    """A CPU's bf16 kernels keep memory for every shape: a run grew by 18 MiB a step. What fills up
+    changes nothing."""
     monkeypatch.setattr(distill, "TOKENS_STEP", 8)
     learner = task(target)
     seen: list[int] = []
@@ -130,7 +146,9 @@ def test_the_papers_loss_is_a_tenth_of_kl_and_the_features(target: Path, batch: 
         "features": DistillSettings(anchors=PAPER.anchors, loss_weight=0.0, feature_weight=1.0),
         "paper": replace(PAPER, staircase=False),
     }
-    found = {name: task(target, settings).loss(batch, 0, 0.0).total for name, settings in parts.items()}
+    found = {
+        name: task(target, settings).loss(batch, 0, 0.0).total for name, settings in parts.items()
+    }
     torch.testing.assert_close(found["paper"], 0.1 * found["kl"] + found["features"])
 
 

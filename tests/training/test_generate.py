@@ -28,12 +28,19 @@ def _run(model: Target, chats: Path, out: Path, **changes: object) -> str:
     return answers.path.read_text(encoding="utf-8")
 
 
-def test_answers_are_the_targets_own_and_made_once(model: Target, chats: Path, tmp_path: Path) -> None:
+def test_answers_are_the_targets_own_and_made_once(
+    model: Target, chats: Path, tmp_path: Path
+) -> None:
     lines = [json.loads(line) for line in _run(model, chats, tmp_path).splitlines()]
     assert len(lines) == 10
-    assert model.tokenizer.decode(lines[3]["ids"][: lines[3]["prompt_tokens"]]) == "<bos>u>3 plus 3?<eos>\na>"
+    assert (
+        model.tokenizer.decode(lines[3]["ids"][: lines[3]["prompt_tokens"]])
+        == "<bos>u>3 plus 3?<eos>\na>"
+    )
     prompt = torch.tensor([lines[3]["ids"][: lines[3]["prompt_tokens"]]])
-    other = model.model.generate(prompt, max_new_tokens=6, do_sample=False, attention_mask=torch.ones_like(prompt))
+    other = model.model.generate(
+        prompt, max_new_tokens=6, do_sample=False, attention_mask=torch.ones_like(prompt)
+    )
     assert other[0].tolist() == lines[3]["ids"]
     before = (tmp_path / "generated.jsonl").read_text(encoding="utf-8")
     GeneratedAnswers(tmp_path, WITH).write(None, [])  # type: ignore[arg-type]

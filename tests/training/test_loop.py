@@ -25,14 +25,25 @@ class Bigrams:
 
     def loss(self, batch: Batch, step: int, progress: float) -> Loss:
         ids = torch.from_numpy(batch.ids)
-        wanted = torch.from_numpy(batch.wanted[:, 1:] & (batch.segments[:, 1:] == batch.segments[:, :-1]))
+        wanted = torch.from_numpy(
+            batch.wanted[:, 1:] & (batch.segments[:, 1:] == batch.segments[:, :-1])
+        )
         logits = self.module(ids[:, :-1][wanted]).float()
         total = nn.functional.cross_entropy(logits, ids[:, 1:][wanted], reduction="sum")
-        return Loss(total, wanted.sum().float(), {"agree": (logits.argmax(-1) == ids[:, 1:][wanted]).float().sum()})
+        return Loss(
+            total,
+            wanted.sum().float(),
+            {"agree": (logits.argmax(-1) == ids[:, 1:][wanted]).float().sum()},
+        )
 
 
 def settings(**changes) -> LoopSettings:
-    return LoopSettings(**({"steps": 8, "batch": 2, "warmup": 2, "precision": "fp32", "checkpoint_every": 3} | changes))
+    return LoopSettings(
+        **(
+            {"steps": 8, "batch": 2, "warmup": 2, "precision": "fp32", "checkpoint_every": 3}
+            | changes
+        )
+    )
 
 
 def losses(loop: Loop, **run) -> list[float]:
@@ -44,7 +55,9 @@ def test_a_stopped_run_goes_on_exactly(rows: PackedRows, tmp_path: Path, optimiz
     chosen = settings(optimizer=optimizer)
     whole = losses(Loop(Bigrams(), rows, chosen, tmp_path / "whole", quiet=True))
     for stop in (1, 4, None):
-        parts = losses(Loop(Bigrams(), rows, chosen, tmp_path / "parts", quiet=True), stop_after=stop)
+        parts = losses(
+            Loop(Bigrams(), rows, chosen, tmp_path / "parts", quiet=True), stop_after=stop
+        )
     assert parts == whole
     assert {type(value) for value in parts} == {float}, "no step leaves tensors behind"
     assert whole[-1] < whole[0]
@@ -58,16 +71,21 @@ def test_accumulated_micro_steps_are_one_large_step(rows: PackedRows, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "change", [{"seed": 1}, {"steps": 9}, {"learning_rate": 1e-3}, {"optimizer": "adam"}, {"batch": 3}]
+    "change",
+    [{"seed": 1}, {"steps": 9}, {"learning_rate": 1e-3}, {"optimizer": "adam"}, {"batch": 3}],
 )
-def test_a_checkpoint_of_other_settings_is_refused(rows: PackedRows, tmp_path: Path, change: dict[str, object]) -> None:
+def test_a_checkpoint_of_other_settings_is_refused(
+    rows: PackedRows, tmp_path: Path, change: dict[str, object]
+) -> None:
     Loop(Bigrams(), rows, settings(), tmp_path, quiet=True).run(stop_after=1)
     with pytest.raises(UsageError, match=r"is of a run with .* not ") as caught:
         Loop(Bigrams(), rows, settings(**change), tmp_path, quiet=True).run()
     assert "--out" in caught.value.hint
 
 
-def test_a_checkpoint_of_another_shape_or_a_damaged_one_is_refused(rows: PackedRows, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_shape_or_a_damaged_one_is_refused(
+    rows: PackedRows, tmp_path: Path
+) -> None:
     Loop(Bigrams(), rows, settings(), tmp_path, quiet=True).run(stop_after=1)
     other = Bigrams()
     other.module = nn.Sequential(nn.Embedding(100, 8), nn.Linear(8, 100))
@@ -89,10 +107,14 @@ def run_until_the_second_checkpoint(rows: Path, out: Path) -> None:
     Loop(Bigrams(), PackedRows(rows), settings(), out, quiet=True).run()
 
 
-def test_kill_9_while_a_checkpoint_is_written_costs_nothing_but_time(rows: PackedRows, tmp_path: Path) -> None:
+def test_kill_9_while_a_checkpoint_is_written_costs_nothing_but_time(
+    rows: PackedRows, tmp_path: Path
+) -> None:
     whole = losses(Loop(Bigrams(), rows, settings(), tmp_path / "whole", quiet=True))
     out = tmp_path / "out"
-    assert in_processes(partial(run_until_the_second_checkpoint, tmp_path / "rows", out)) == [-signal.SIGKILL]
+    assert in_processes(partial(run_until_the_second_checkpoint, tmp_path / "rows", out)) == [
+        -signal.SIGKILL
+    ]
     again = Loop(Bigrams(), rows, settings(), out, quiet=True)
     assert again.checkpointed_step() == 3
     assert losses(again) == whole

@@ -23,7 +23,9 @@ every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_masks_are_what_their_definition_says(batch: Batch, rule: AnchorRule) -> None:
     latest = rule.latest(batch, 0, 0)
     seen = record_mask(batch, latest, strict=rule.strict)
-    causal, stairs, borrowed = token_mask(batch, None), token_mask(batch, latest), borrowed_mask(batch, seen)
+    causal = token_mask(batch, None)
+    stairs = token_mask(batch, latest)
+    borrowed = borrowed_mask(batch, seen)
     count, length = batch.ids.shape
     for b, i, j in np.ndindex(count, length, length):
         same = batch.segments[b, i] == batch.segments[b, j]
@@ -36,7 +38,9 @@ def test_masks_are_what_their_definition_says(batch: Batch, rule: AnchorRule) ->
 
 
 @every_rule
-def test_an_anchor_is_latest_from_itself_on_and_stays_in_its_document(batch: Batch, rule: AnchorRule) -> None:
+def test_an_anchor_is_latest_from_itself_on_and_stays_in_its_document(
+    batch: Batch, rule: AnchorRule
+) -> None:
     latest = rule.latest(batch, 0, 0)
     for b, row in enumerate(latest):
         for i, anchor in enumerate(row):
@@ -47,15 +51,23 @@ def test_an_anchor_is_latest_from_itself_on_and_stays_in_its_document(batch: Bat
             assert row[anchor] == anchor
     if not rule.cold:
         index = np.broadcast_to(np.arange(batch.ids.shape[1]), batch.ids.shape)
-        assert (latest[~batch.wanted] == index[~batch.wanted]).all(), "every token of a prompt is one"
+        assert (latest[~batch.wanted] == index[~batch.wanted]).all(), (
+            "every token of a prompt is one"
+        )
     if not rule.spacings:
-        assert not batch.wanted[np.nonzero(latest >= 0)[0], latest[latest >= 0]].any(), "and no other"
+        assert not batch.wanted[np.nonzero(latest >= 0)[0], latest[latest >= 0]].any(), (
+            "and no other"
+        )
 
 
 def test_gaps_between_anchors_are_of_the_spacing() -> None:
     length = 200
-    batch = Batch(*(np.ones((6, length), np.int64),) * 2, np.tile(np.arange(length), (6, 1)),
-                  np.ones((6, length), bool), np.arange(6))  # fmt: skip
+    batch = Batch(
+        *(np.ones((6, length), np.int64),) * 2,
+        np.tile(np.arange(length), (6, 1)),
+        np.ones((6, length), bool),
+        np.arange(6),
+    )
     latest = AnchorRule((Spacing(6, 14, 1.0),)).latest(batch, 0, 0)
     for row in latest:
         anchors = sorted({int(a) for a in row if a >= 0})
@@ -65,7 +77,8 @@ def test_gaps_between_anchors_are_of_the_spacing() -> None:
 
 
 def test_cold_documents_see_no_activation_at_all() -> None:
-    documents, length = 400, 8
+    documents = 400
+    length = 8
     segments = np.repeat(np.arange(1, documents + 1), length)[None]
     positions = np.tile(np.arange(length), documents)[None]
     wanted = positions >= 3
@@ -88,11 +101,15 @@ def test_anchors_are_a_function_of_seed_step_and_row(rows) -> None:
 @pytest.mark.parametrize(
     ("spacing", "cold", "said"),
     [
-        ((0, 4, 1.0), 0.0, "spacing"), ((5, 4, 1.0), 0.0, "spacing"), ((4, 5, 1.5), 0.0, "spacing"),
-        ((4, 5, -0.1), 0.0, "spacing"), ((2, 5, 0.5), -0.1, "cold"), ((2, 5, 0.5), 1.1, "cold"),
+        ((0, 4, 1.0), 0.0, "spacing"),
+        ((5, 4, 1.0), 0.0, "spacing"),
+        ((4, 5, 1.5), 0.0, "spacing"),
+        ((4, 5, -0.1), 0.0, "spacing"),
+        ((2, 5, 0.5), -0.1, "cold"),
+        ((2, 5, 0.5), 1.1, "cold"),
         ((2, 5, 0.5), 0.6, "cold"),
     ],
-)  # fmt: skip
+)
 def test_anchors_that_cannot_be(spacing: tuple[int, int, float], cold: float, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         AnchorRule((Spacing(*spacing),), cold=cold)

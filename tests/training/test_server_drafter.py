@@ -1,4 +1,5 @@
-"""`moa-train --states`: its start, its options, and that the file it leaves is of this target alone."""
+"""`moa-train --states`: its start, its options, and that the file it leaves is of this target
+alone."""
 
 from __future__ import annotations
 
@@ -23,26 +24,36 @@ from tests.training.test_cli import train
 
 
 @torch.inference_mode()
-def test_the_start_is_the_best_linear_map_of_states_and_token(target: Path, rows: PackedRows) -> None:
+def test_the_start_is_the_best_linear_map_of_states_and_token(
+    target: Path, rows: PackedRows
+) -> None:
     loaded = load_model(target)
-    model = StateDrafter.new(StateDrafterConfig.for_target(loaded.facts), SharedWeights.of(loaded.model))
+    model = StateDrafter.new(
+        StateDrafterConfig.for_target(loaded.facts), SharedWeights.of(loaded.model)
+    )
     teacher = Teacher(loaded.model)
     teacher.tap(model.config.taps)
     solve(model, teacher, rows)
     batch = rows.rows(np.arange(len(rows)))
-    ids, positions, segments = (torch.from_numpy(x) for x in (batch.ids, batch.positions, batch.segments))
+    ids, positions, segments = (
+        torch.from_numpy(x) for x in (batch.ids, batch.positions, batch.segments)
+    )
     lesson = teacher(batch)
     features = shifted(model.read(lesson.states), positions)
     mask = additive(visible(model, positions, segments)).unsqueeze(1)
     found, _ = model.step(ids, features, positions, mask, model.empty_rows(ids))
     inside = (positions > 0) & (segments > 0)
-    x = torch.cat([shifted(model.normed(lesson.states), positions), model.embed(ids)], -1)[inside].double()
+    x = torch.cat([shifted(model.normed(lesson.states), positions), model.embed(ids)], -1)[
+        inside
+    ].double()
     y = lesson.hidden[inside].double()
     best = (x @ torch.linalg.lstsq(x, y).solution - y).square().sum()
     assert (found[inside].double() - y).square().sum() < 1.1 * best
     again = model.again(lesson.hidden)[inside].double()
     fused = model.read(lesson.states)[inside].double()
-    assert (again - fused).square().sum() < (fused - fused.mean(0)).square().sum(), "a drafted state says something"
+    assert (again - fused).square().sum() < (fused - fused.mean(0)).square().sum(), (
+        "a drafted state says something"
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,7 +71,12 @@ def test_the_start_is_the_best_linear_map_of_states_and_token(target: Path, rows
     ],
 )
 def test_options_of_the_devices_drafter_are_refused(
-    target: Path, chats: Path, tmp_path: Path, more: list[str], error: str, capsys: pytest.CaptureFixture[str]
+    target: Path,
+    chats: Path,
+    tmp_path: Path,
+    more: list[str],
+    error: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert train(target, chats, tmp_path / "out", "--states", *more) == 2
     assert error in capsys.readouterr().err

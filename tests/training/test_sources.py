@@ -14,7 +14,8 @@ from moa.training.sources import DocumentReader, SourceExample, examples, finger
 from tests.tiny import BOS, EOS
 from tests.training.conftest import chat
 
-FORGETFUL = (  # drops the answers of earlier turns once there is a later one, as some templates drop old reasoning
+# Drops the answers of earlier turns once there is a later one, as some templates drop old reasoning
+FORGETFUL = (
     "<bos>{% for m in messages %}{{ m.role[0] }}>"
     "{% if m.role == 'user' or loop.last %}{{ m.content }}{% endif %}<eos>{% endfor %}"
     "{% if add_generation_prompt %}a>{% endif %}"
@@ -32,7 +33,10 @@ def reader(tokenizer: Any) -> DocumentReader:
 
 
 def _write(path: Path, *lines: object) -> str:
-    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines), encoding="utf-8")
+    path.write_text(
+        "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines),
+        encoding="utf-8",
+    )
     return str(path)
 
 
@@ -41,7 +45,9 @@ def _read(reader: DocumentReader, *sources: str) -> list[Document]:
 
 
 def _wanted(reader: DocumentReader, document: Document) -> str:
-    return reader.tokenizer.decode([i for i, wanted in zip(document.ids, document.wanted, strict=True) if wanted])
+    return reader.tokenizer.decode(
+        [i for i, wanted in zip(document.ids, document.wanted, strict=True) if wanted]
+    )
 
 
 TWO_TURNS = {"messages": [*chat("hi", "hello")["messages"], *chat("1+1", "2")["messages"]]}
@@ -49,12 +55,16 @@ TWO_TURNS = {"messages": [*chat("hi", "hello")["messages"], *chat("1+1", "2")["m
 
 def test_only_answers_and_their_ends_are_wanted(reader: DocumentReader, tmp_path: Path) -> None:
     (document,) = _read(reader, _write(tmp_path / "c.jsonl", TWO_TURNS))
-    assert reader.tokenizer.decode(document.ids) == "<bos>u>hi<eos>\na>hello<eos>\nu>1+1<eos>\na>2<eos>"
+    assert (
+        reader.tokenizer.decode(document.ids)
+        == "<bos>u>hi<eos>\na>hello<eos>\nu>1+1<eos>\na>2<eos>"
+    )
     assert _wanted(reader, document) == "hello<eos>2<eos>"
 
 
 def test_the_prompt_of_every_answer_is_a_prefix(reader: DocumentReader) -> None:
-    """What the drafter sees before an answer in training is what it will see when the target is asked."""
+    """What the drafter sees before an answer in training is what it will see when the target is
+    asked."""
     example = SourceExample("here:1", chat("hi", "hello"))
     (document,) = reader.documents(example)
     asked = reader.prompt(example, 0)
@@ -64,14 +74,20 @@ def test_the_prompt_of_every_answer_is_a_prefix(reader: DocumentReader) -> None:
 
 
 @pytest.mark.parametrize(("asked", "prompt"), [(70, 70), (0, 3), (90, 90)])
-def test_the_prompt_of_ids_is_what_is_before_their_answer(reader: DocumentReader, asked: int, prompt: int) -> None:
+def test_the_prompt_of_ids_is_what_is_before_their_answer(
+    reader: DocumentReader, asked: int, prompt: int
+) -> None:
     """Lines that --generate wrote, answered again by another target; all or nothing may be prompt."""
     example = SourceExample("here:1", {"ids": [1] * 90, "prompt_tokens": asked})
     assert reader.prompt(example, 3) == [1] * prompt
-    assert reader.documents(example) == [Document([1] * 90, [place >= asked for place in range(90)])]
+    assert reader.documents(example) == [
+        Document([1] * 90, [place >= asked for place in range(90)])
+    ]
 
 
-def test_a_template_that_rewrites_the_past_gives_a_document_per_answer(tokenizer: Any, tmp_path: Path) -> None:
+def test_a_template_that_rewrites_the_past_gives_a_document_per_answer(
+    tokenizer: Any, tmp_path: Path
+) -> None:
     tokenizer.chat_template = FORGETFUL
     reader = DocumentReader(tokenizer, 128)
     documents = _read(reader, _write(tmp_path / "c.jsonl", TWO_TURNS))
@@ -94,7 +110,11 @@ def test_texts_files_and_folders(reader: DocumentReader, tmp_path: Path) -> None
     _write(tmp_path / ".hidden.txt", "not this")
     _write(tmp_path / "picture.bin", "nor this")
     found = _read(reader, str(tmp_path))
-    assert [reader.tokenizer.decode(d.ids) for d in found] == ["<bos>first", "<bos>more", "<bos>second"]
+    assert [reader.tokenizer.decode(d.ids) for d in found] == [
+        "<bos>first",
+        "<bos>more",
+        "<bos>second",
+    ]
     assert all(all(d.wanted) for d in found)
 
 

@@ -27,13 +27,25 @@ def new_lease(name: int, principal: str = "p", **more: Any) -> Lease:
 
 
 def new_job(
-    lease: Lease, ids: list[int], draft: list[int] | None, rules: TurnRules | None = None, now: float = 0.0
+    lease: Lease,
+    ids: list[int],
+    draft: list[int] | None,
+    rules: TurnRules | None = None,
+    now: float = 0.0,
 ) -> Job:
     """A round; without a draft a stream."""
     base = len(ids) - 1
     verify = Verify(lease.session, 1, base, [ids[-1], *draft]) if draft is not None else None
     rules = rules or TurnRules(len(ids), 100, 150)
-    return Job(lease, verify or Stream(lease.session, 1, base), list(ids), rules, SamplingSettings(), now, 1e12)
+    return Job(
+        lease,
+        verify or Stream(lease.session, 1, base),
+        list(ids),
+        rules,
+        SamplingSettings(),
+        now,
+        1e12,
+    )
 
 
 class Bench:
@@ -50,13 +62,18 @@ class Bench:
     ) -> None:
         self.served = served or kit.served()
         self.reports: list[Report] = []
-        self.scheduler = Scheduler(Limits(), batch_wait=0.0, prefill_tokens=prefill_tokens, now=clock())
+        self.scheduler = Scheduler(
+            Limits(), batch_wait=0.0, prefill_tokens=prefill_tokens, now=clock()
+        )
         self.work = Workload(self.scheduler, clock)
-        target, drafter = self.served.target, self.served.drafter
+        target = self.served.target
+        drafter = self.served.drafter
         self.recorder = Recorder(drafter, self.post, rows=rows, clock=clock)
         self.drafting = ServerDrafting()
         if drafter is not None:
-            self.drafting = MoaServerDrafting(target, drafter, self.recorder, shape=TreeShape.chain(3))
+            self.drafting = MoaServerDrafting(
+                target, drafter, self.recorder, shape=TreeShape.chain(3)
+            )
         self.engine = Engine(
             target,
             self.recorder,
@@ -73,7 +90,11 @@ class Bench:
 
     def of(self, kind: type) -> list[Any]:
         """The reports of one kind."""
-        return [report for report in self.reports if isinstance(getattr(report, "message", report), kind)]
+        return [
+            report
+            for report in self.reports
+            if isinstance(getattr(report, "message", report), kind)
+        ]
 
     def submit(self, lease: Lease, ids: list[int], draft: list[int] | None) -> Job:
         """A round; without a draft a stream."""

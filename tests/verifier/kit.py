@@ -1,4 +1,5 @@
-"""Helpers of the verifier's tests: tiny models in memory, a verifier on loopback, and a small client."""
+"""Helpers of the verifier's tests: tiny models in memory, a verifier on loopback, and a small
+client."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ from tests.tiny import tiny
 __all__ = ["Client", "Row", "Verifier", "decode_server"]
 
 VOCAB = 128
-LIMITS = Limits(max_context_tokens=160, max_prompt_tokens=150, max_chain_tokens=32, max_tree_nodes=32)
+LIMITS = Limits(
+    max_context_tokens=160, max_prompt_tokens=150, max_chain_tokens=32, max_tree_nodes=32
+)
 SETTINGS = Settings(port=0, slots=8, limits=LIMITS)
 PATIENCE = 100.0  # seconds; much longer than anything takes, so that only a hang reaches it
 
@@ -56,8 +59,10 @@ def principals(folder: Path, *names: str) -> tuple[Authenticator, *tuple[str, ..
 
 @contextlib.contextmanager
 def held_forward(running: Verifier) -> Iterator[tuple[threading.Event, threading.Event]]:
-    """The next forward stops before it runs: the first event is set when it does, the second lets it go on."""
-    entered, release = threading.Event(), threading.Event()
+    """The next forward stops before it runs: the first event is set when it does, the second lets
+    it go on."""
+    entered = threading.Event()
+    release = threading.Event()
     target = running.engine.target
     real = target.forward
 
@@ -72,7 +77,8 @@ def held_forward(running: Verifier) -> Iterator[tuple[threading.Event, threading
 
 
 target_options: dict[str, Any] = {}
-"""How targets are made beside that; a test that sets an accelerator here runs the same verifier on it."""
+"""How targets are made beside that; a test that sets an accelerator here runs the same verifier on
+it."""
 
 
 @cache
@@ -83,7 +89,12 @@ def model(family: str = "llama") -> Any:
 
 
 def served(
-    settings: Settings = SETTINGS, *, own: Any = None, family: str = "llama", drafter: bool = True, decode: Any = None
+    settings: Settings = SETTINGS,
+    *,
+    own: Any = None,
+    family: str = "llama",
+    drafter: bool = True,
+    decode: Any = None,
 ) -> Served:
     """A tiny target with slots of its own, or `own` weights, and a random drafter."""
     target = Target.from_model(
@@ -142,7 +153,9 @@ def metric(running: Verifier, name: str) -> float:
     return float(next(line for line in lines if line.startswith(name + " ")).split()[-1])
 
 
-def generated(ids: Sequence[int], count: int, sampling: SamplingSettings | None = None) -> list[int]:
+def generated(
+    ids: Sequence[int], count: int, sampling: SamplingSettings | None = None
+) -> list[int]:
     """The library's own text, computed once."""
     return list(_generated(tuple(ids), count, sampling))
 
@@ -152,7 +165,9 @@ def _generated(ids: tuple[int, ...], count: int, sampling: SamplingSettings | No
     return generate(model(), ids, count, sampling)
 
 
-def generate(model: Any, ids: Sequence[int], count: int, sampling: SamplingSettings | None = None) -> list[int]:
+def generate(
+    model: Any, ids: Sequence[int], count: int, sampling: SamplingSettings | None = None
+) -> list[int]:
     """The result of `model.generate`; with sampling, the sampler's choice on its logits."""
 
     def chosen(log: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
@@ -186,7 +201,9 @@ def random_draft(
     rng: random.Random, truth: Sequence[int], pending: int, nodes: int, vocab: int = VOCAB
 ) -> tuple[list[int], list[int]]:
     """A random tree whose nodes are right about half of the time."""
-    tokens, parents, depth = [pending], [-1], [0]
+    tokens = [pending]
+    parents = [-1]
+    depth = [0]
     for node in range(1, nodes):
         parent = rng.randrange(node)
         right = depth[parent] < len(truth) and rng.random() < 0.6
@@ -197,7 +214,8 @@ def random_draft(
 
 
 def decoded(target: Target, ids: list[int], truth: list[int], rng: random.Random) -> list[int]:
-    """As many tokens as `truth`, by trees that are right about half of the time, the prompt in unlike pieces."""
+    """As many tokens as `truth`, by trees that are right about half of the time, the prompt in
+    unlike pieces."""
     slot = target.pool.acquire()
     step = target.forward([Row.chain(slot, ids[:-1], judged="none")])
     target.commit(step, 0, range(len(ids) - 1))
@@ -209,7 +227,10 @@ def decoded(target: Target, ids: list[int], truth: list[int], rng: random.Random
         best = step.argmax(0).tolist()
         path = [0]
         while (
-            child := next((n for n in range(6) if parents[n] == path[-1] and tokens[n] == best[path[-1]]), None)
+            child := next(
+                (n for n in range(6) if parents[n] == path[-1] and tokens[n] == best[path[-1]]),
+                None,
+            )
         ) is not None:
             path.append(child)
         target.commit(step, 0, path)

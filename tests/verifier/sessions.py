@@ -20,12 +20,23 @@ def outbox() -> Outbox:
 
 
 def session(
-    name: int, *, principal: str = "p", ids: Sequence[int] = (4, 5, 6), live: bool = True, now: float = 0.0
+    name: int,
+    *,
+    principal: str = "p",
+    ids: Sequence[int] = (4, 5, 6),
+    live: bool = True,
+    now: float = 0.0,
 ) -> ServerSession:
     """A session without a slot."""
     message = Open(bytes([name] * 16), list(ids))
     made = ServerSession(
-        message, LIMITS, eos_ids=frozenset(), max_context=90, principal=principal, features=FEATURES, now=now
+        message,
+        LIMITS,
+        eos_ids=frozenset(),
+        max_context=90,
+        principal=principal,
+        features=FEATURES,
+        now=now,
     )
     if live:
         made.attach(outbox())

@@ -30,7 +30,9 @@ async def behind_uvicorn(auth: Authenticator | None = None, **limits: Any) -> As
     settings = kit.limited(**limits)
     verifier = Verifier(kit.served(settings), settings, auth)
     app = AsgiVerifier(verifier, ["https://here"])
-    config = uvicorn.Config(app, ws="websockets-sansio", lifespan="off", log_level="error", server_header=False)
+    config = uvicorn.Config(
+        app, ws="websockets-sansio", lifespan="off", log_level="error", server_header=False
+    )
     server = uvicorn.Server(config)
     with Port("127.0.0.1", 0) as port:
         async with verifier.running():
@@ -51,7 +53,12 @@ async def test_http_and_refused_handshakes_are_answered_as_on_its_own_port(tmp_p
     auth, token = kit.principals(tmp_path, "alice")
     known = {"Authorization": f"Bearer {token}"}
     async with behind_uvicorn(auth) as url:
-        for path, status in {"/health/live": 200, "/health/ready": 200, "/metrics": 401, "/": 401}.items():
+        for path, status in {
+            "/health/live": 200,
+            "/health/ready": 200,
+            "/metrics": 401,
+            "/": 401,
+        }.items():
             assert (await kit.get(url, path))[0] == status
         for path, status in {"/metrics": 200, "/nothing": 404, "/": 426}.items():
             assert (await kit.get(url, path, token))[0] == status
@@ -68,7 +75,12 @@ async def test_http_and_refused_handshakes_are_answered_as_on_its_own_port(tmp_p
 
 
 async def test_text_is_the_targets_own_and_what_breaks_the_rules_or_floods_is_closed() -> None:
-    limits = {"max_empty_frames_per_second": 20, "burst_seconds": 0.5, "flood_seconds": 0.2, "max_frame_bytes": 8192}
+    limits = {
+        "max_empty_frames_per_second": 20,
+        "burst_seconds": 0.5,
+        "flood_seconds": 0.2,
+        "max_frame_bytes": 8192,
+    }
     async with behind_uvicorn(**limits) as url, wire_client.client(url) as edge:
         for frame, wanted in (("text", 1003), (b"\0" * 9000, 1009)):
             async with bare(url) as raw:
@@ -80,7 +92,11 @@ async def test_text_is_the_targets_own_and_what_breaks_the_rules_or_floods_is_cl
         for _ in range(200):
             await edge.connection.send(encode(Cancel(bytes(16), 1)))
         frames, code = await _until_closed(edge.connection)
-        told = {message.limit for message in map(kit.decode_server, frames) if isinstance(message, Error)} - {""}
+        told = {
+            message.limit
+            for message in map(kit.decode_server, frames)
+            if isinstance(message, Error)
+        } - {""}
         assert told
         assert told <= {"max_empty_frames_per_second", "max_refusals_per_second"}
         assert code == 1008

@@ -9,14 +9,17 @@ from cloud_verifier.serving.auth import Authenticator, new_token, token_line
 from moa.api.access import ANONYMOUS
 from moa.errors import ConfigError, UsageError
 
-ALICE, BOB = new_token(), new_token()
+ALICE = new_token()
+BOB = new_token()
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """A token file of alice and bob, with a comment."""
     made = tmp_path / "tokens"
-    made.write_text(f"# who may connect\n{token_line('alice', ALICE)}\n\n{token_line('bob', BOB)} # a comment\n")
+    made.write_text(
+        f"# who may connect\n{token_line('alice', ALICE)}\n\n{token_line('bob', BOB)} # a comment\n"
+    )
     return made
 
 
@@ -26,14 +29,24 @@ def test_a_token_lets_its_principal_in(file: Path) -> None:
     auth = Authenticator(file)
     assert auth.principal([f"Bearer {ALICE}"]) == "alice"
     assert auth.principal([f"bearer  {BOB} "]) == "bob"
-    for wrong in ("", "Bearer", "Bearer ", f"Basic {ALICE}", ALICE, f"Bearer {ALICE}x", "Bearer \udcff"):
+    for wrong in (
+        "",
+        "Bearer",
+        "Bearer ",
+        f"Basic {ALICE}",
+        ALICE,
+        f"Bearer {ALICE}x",
+        "Bearer \udcff",
+    ):
         assert auth.principal([wrong]) is None
     for several in ([], [f"Bearer {ALICE}", f"Bearer {ALICE}"], [f"Bearer {ALICE}", "Basic eA=="]):
         assert auth.principal(several) is None
     assert Authenticator().principal([]) == ANONYMOUS, "without a file everybody is one principal"
 
 
-def test_every_entry_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+def test_every_entry_is_compared_in_constant_time(
+    monkeypatch: pytest.MonkeyPatch, file: Path
+) -> None:
     auth = Authenticator(file)
     compared: list[int] = []
     real = hmac.compare_digest
@@ -43,7 +56,8 @@ def test_every_entry_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    "line", ["edge", "edge token", "edge sha256:12", "ed ge sha256:" + "0" * 64, "é sha256:" + "0" * 64]
+    "line",
+    ["edge", "edge token", "edge sha256:12", "ed ge sha256:" + "0" * 64, "é sha256:" + "0" * 64],
 )
 def test_a_bad_line_is_named_but_not_repeated(file: Path, line: str) -> None:
     file.write_text(f"# first\n{line}\n")

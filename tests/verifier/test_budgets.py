@@ -15,17 +15,25 @@ LIMITS = Limits(
 )
 
 
-def run(meter: Meter, per_second: float, seconds: float, name: str = FRAMES, piece: int = 50) -> tuple[int, float, str]:
-    """A client that sends so many a second, in pieces: how many are accepted, when it is closed, and by which limit."""
-    now, done, wanted = 0.0, 0, 0.0
+def run(
+    meter: Meter, per_second: float, seconds: float, name: str = FRAMES, piece: int = 50
+) -> tuple[int, float, str]:
+    """A client that sends so many a second, in pieces: how many are accepted, when it is closed,
+    and by which limit."""
+    now = 0.0
+    done = 0
+    wanted = 0.0
     while now < seconds:
         if (wait := meter.wait(now)) > 0:
             if limit := meter.held_back(wait, now):
                 return done, now, limit
         elif wanted >= piece:
             meter.spend(name, piece)
-            wanted, done, wait = wanted - piece, done + piece, 0.0
-        now, wanted = now + (step := max(wait, 0.001)), wanted + step * per_second
+            wanted = wanted - piece
+            done = done + piece
+            wait = 0.0
+        now = now + (step := max(wait, 0.001))
+        wanted = wanted + step * per_second
     return done, now, ""
 
 
@@ -43,7 +51,8 @@ def test_a_flood_gets_its_budget_and_no_more_and_is_cut_by_the_name_of_the_limit
 
 
 def test_bursts_are_welcome_or_slowed_down_and_not_cut() -> None:
-    meter, now = Meter(LIMITS, 0.0), 0.0
+    meter = Meter(LIMITS, 0.0)
+    now = 0.0
     for _ in range(100):
         assert meter.wait(now) == 0
         for free in (True, True, False, False, False):
@@ -57,7 +66,8 @@ def test_bursts_are_welcome_or_slowed_down_and_not_cut() -> None:
 
 def test_connections_of_a_principal_share_its_budget_and_none_is_cut_for_the_others() -> None:
     principal = Principal(WorkBudget(LIMITS, 0.0, times=2), TokenBucket(0, 1, 0.0))
-    flooder, honest = Meter(LIMITS, 0.0), Meter(LIMITS, 0.0)
+    flooder = Meter(LIMITS, 0.0)
+    honest = Meter(LIMITS, 0.0)
     flooder.belongs_to(principal)
     honest.belongs_to(principal)
     for _ in range(5):

@@ -27,7 +27,16 @@ from moa.wire.messages import Hello, Message, ServerMessage, Welcome
 from tests.edge import kit as edge_kit
 from tools.readme import cli_reference
 
-FAST = ["--max-context-tokens", "128", "--max-prompt-tokens", "100", "--slots", "4", "--device", "cpu"]
+FAST = [
+    "--max-context-tokens",
+    "128",
+    "--max-prompt-tokens",
+    "100",
+    "--slots",
+    "4",
+    "--device",
+    "cpu",
+]
 
 
 @pytest.fixture
@@ -50,7 +59,9 @@ Scheduler.schedule = schedule
 
 
 @contextlib.contextmanager
-def process_of(code: str, pair: tuple[Path, Path]) -> Iterator[tuple[subprocess.Popen[str], str, ClientConnection]]:
+def process_of(
+    code: str, pair: tuple[Path, Path]
+) -> Iterator[tuple[subprocess.Popen[str], str, ClientConnection]]:
     """`cloud-verifier serve` in a process, its address, and a connection to it."""
     command = [sys.executable, "-c", code, "serve", "--port", "0", *FAST]
     process = subprocess.Popen(
@@ -122,15 +133,29 @@ def test_serve_until_sigterm(pair: tuple[Path, Path]) -> None:
         (["serve", "--auth-tokens", "no/such/file"], "cannot read the token file"),
         (["serve", "--tls-cert", "x"], "--tls-key"),
         (
-            ["serve", "--tls-cert", "pyproject.toml", "--tls-key", "pyproject.toml", "--target", "no/such"],
+            [
+                "serve",
+                "--tls-cert",
+                "pyproject.toml",
+                "--tls-key",
+                "pyproject.toml",
+                "--target",
+                "no/such",
+            ],
             "the TLS cert",
         ),
-        (["serve", "--port", "9", "--openai", "9", "--target", "no/such"], "--openai needs a port of its own"),
+        (
+            ["serve", "--port", "9", "--openai", "9", "--target", "no/such"],
+            "--openai needs a port of its own",
+        ),
         (["serve", "--max-queue", "0"], "max_queue"),
         (["serve", "--max-queue", "x"], "invalid int"),
         (["check", "--dtype", "float8", "--target", "."], "float8"),
         (["check", "--slots", "65537", "--target", "TARGET", "--device", "cpu"], "slots must be"),
-        (["check", "--slots", "9", "--kv-tokens", "0", "--target", "TARGET", "--device", "cpu"], "kv_tokens must be"),
+        (
+            ["check", "--slots", "9", "--kv-tokens", "0", "--target", "TARGET", "--device", "cpu"],
+            "kv_tokens must be",
+        ),
         (["serve", "--device-map", "auto"], "--device-map"),
         (["serve", "--port", "0", "--device", "warp", "--target", "TARGET"], "warp"),
         ([], "name a command: serve, token, check (--help"),
@@ -153,7 +178,8 @@ def test_mistakes_are_one_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize(
-    ("flags", "warned"), [([], 0), (["--host", "0.0.0.0"], 1), (["--openai", "0"], 0), (["--openai", "0.0.0.0:0"], 1)]
+    ("flags", "warned"),
+    [([], 0), (["--host", "0.0.0.0"], 1), (["--openai", "0"], 0), (["--openai", "0.0.0.0:0"], 1)],
 )
 def test_tokens_that_others_can_read_are_warned_of(
     flags: list[str], warned: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -170,7 +196,9 @@ def test_tokens_that_others_can_read_are_warned_of(
 def test_that_a_port_is_taken_is_said_before_anything_is_loaded(
     flag: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "cloud_verifier.model", None)  # its import fails: with torch it takes seconds
+    monkeypatch.setitem(
+        sys.modules, "cloud_verifier.model", None
+    )  # its import fails: with torch it takes seconds
     with Port("127.0.0.1", 0) as theirs:
         theirs.listen(1)
         with pytest.raises(SystemExit) as caught:
@@ -185,7 +213,9 @@ def test_a_token_that_nobody_has_seen_opens_nothing(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     program = [sys.executable, "-c", _MAIN, "token", "new", "--append", str(file)]
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, timeout=300, check=False)
+        done = subprocess.run(
+            program, stdout=full, stderr=subprocess.PIPE, timeout=300, check=False
+        )
     assert done.returncode == 2
     assert file.read_text() == ""
 
@@ -198,16 +228,27 @@ def test_token_new_list_and_revoke(tmp_path: Path, capsys: pytest.CaptureFixture
             main(["token", *words])
         return caught.value.code, *capsys.readouterr()
 
-    secrets = [token("new", "--name", name, "--append", str(file))[1].strip() for name in ("phone", "phone", "tablet")]
+    secrets = [
+        token("new", "--name", name, "--append", str(file))[1].strip()
+        for name in ("phone", "phone", "tablet")
+    ]
     file.write_text("# keep me\n" + file.read_text())
     assert not any(secret in file.read_text() for secret in secrets)
     listed = token("list", str(file))[1].splitlines()
     assert [line.split()[0] for line in listed] == ["phone", "phone", "tablet"]
     assert not any(secret in line for secret in secrets for line in listed)
     assert token("revoke", str(file), listed[0].split()[1])[0] == 0
-    assert [Authenticator(file).principal([f"Bearer {s}"]) for s in secrets] == [None, "phone", "tablet"]
+    assert [Authenticator(file).principal([f"Bearer {s}"]) for s in secrets] == [
+        None,
+        "phone",
+        "tablet",
+    ]
     assert token("revoke", str(file), "phone")[2] == "1 token revoked\n"
-    assert [Authenticator(file).principal([f"Bearer {s}"]) for s in secrets] == [None, None, "tablet"]
+    assert [Authenticator(file).principal([f"Bearer {s}"]) for s in secrets] == [
+        None,
+        None,
+        "tablet",
+    ]
     assert file.read_text().startswith("# keep me\n")
     assert file.stat().st_mode & 0o077 == 0
     code, _, errors = token("revoke", str(file), "nobody")
@@ -228,7 +269,9 @@ run_loop(main())
 
 
 def test_the_garbage_collector_looks_no_longer_at_what_is_loaded() -> None:
-    ran = subprocess.run([sys.executable, "-c", _FROZEN], capture_output=True, text=True, timeout=300, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", _FROZEN], capture_output=True, text=True, timeout=300, check=True
+    )
     loaded, left_out, left = map(int, ran.stdout.split())
     assert left_out > 0.9 * loaded > 4500
     assert left < 0.1 * loaded
@@ -250,10 +293,14 @@ logging.getLogger("torch").warning("slow path")
 
 
 def test_libraries_log_as_json_too() -> None:
-    quiet = {name: value for name, value in os.environ.items() if name != "CI"}  # where it is set they say it twice
+    quiet = {
+        name: value for name, value in os.environ.items() if name != "CI"
+    }  # where it is set they say it twice
     quiet["USE_TORCH"] = "0"  # its import takes seconds, and is not asked about
     command = [sys.executable, "-c", _TALKATIVE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=quiet)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=True, env=quiet
+    )
     lines = done.stderr.partition("is new\n")[2].splitlines()  # the first warning came before
     assert [json.loads(line)["level"] for line in lines] == ["warning"] * 3, done.stderr
 
@@ -293,7 +340,9 @@ def test_check_prints_figures(
     assert all(tree["ms"] > 0 for tree in figures["trees"])
 
 
-def test_a_head_that_finds_no_memory_is_one_line(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_finds_no_memory_is_one_line(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(_: Target) -> None:
         raise RuntimeError("out of memory")
 

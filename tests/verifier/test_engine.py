@@ -1,5 +1,5 @@
-"""The engine's thread, stepped by hand: only the session that raises is quarantined, and records never come before
-verdicts."""
+"""The engine's thread, stepped by hand: only the session that raises is quarantined, and records
+never come before verdicts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ from tests.verifier import kit
 from tests.verifier.bench import Bench, new_lease
 
 
-def test_the_time_of_a_prompt_is_that_until_the_accelerator_has_computed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_a_prompt_is_that_until_the_accelerator_has_computed_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A forward of prompts alone reads nothing back: only waiting tells how long it took."""
     now = [0.0]
     bench = Bench(clock=lambda: now[0])
@@ -42,8 +44,11 @@ def test_the_time_of_a_prompt_is_that_until_the_accelerator_has_computed_it(monk
 
 
 @pytest.mark.parametrize("draft", [[5], None], ids=["verdict", "stream"])
-def test_an_answer_comes_before_the_records_of_its_tokens_and_prompts_newest_first(draft: list[int] | None) -> None:
-    """Also before those that the drafts of a stream need: on a thin link these would hold the first token up."""
+def test_an_answer_comes_before_the_records_of_its_tokens_and_prompts_newest_first(
+    draft: list[int] | None,
+) -> None:
+    """Also before those that the drafts of a stream need: on a thin link these would hold the first
+    token up."""
     bench = Bench()
     job = bench.submit(new_lease(0), kit.prompt(0, 100), draft)
     job.rules = dataclasses.replace(job.rules, max_new_tokens=1)
@@ -61,9 +66,12 @@ def test_an_answer_comes_before_the_records_of_its_tokens_and_prompts_newest_fir
 def test_records_that_only_the_server_s_drafter_may_want_are_made_when_it_drafts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bench, made = Bench(), list[int]()
+    bench = Bench()
+    made = list[int]()
     project = bench.served.drafter.project  # type: ignore[union-attr]
-    monkeypatch.setattr(bench.served.drafter, "project", lambda *of: made.append(of[0].shape[1]) or project(*of))
+    monkeypatch.setattr(
+        bench.served.drafter, "project", lambda *of: made.append(of[0].shape[1]) or project(*of)
+    )
     lease = new_lease(1)
     lease.eager_records = False
     ids = kit.prompt(1, 4)
@@ -72,7 +80,9 @@ def test_records_that_only_the_server_s_drafter_may_want_are_made_when_it_drafts
         bench.run()
     assert made == []
     assert len(lease.backlog) < 16, "what waits is joined"
-    assert lease.backlog[0].hidden.untyped_storage().nbytes() == lease.backlog[0].hidden.nbytes, "and no other's states"
+    assert lease.backlog[0].hidden.untyped_storage().nbytes() == lease.backlog[0].hidden.nbytes, (
+        "and no other's states"
+    )
     while not bench.recorder.finish(lease):  # as its drafter does, when it is worth it
         pass
     assert made == [16, 16, 11]
@@ -85,7 +95,9 @@ def test_an_idle_engine_runs_a_token_to_know_that_it_can() -> None:
     bench = Bench(serve_model(target), clock=lambda: now[0])
     taken: list[Callable[[], Any]] = [
         lambda: None,
-        lambda: [bench.submit(new_lease(i), kit.prompt(i, size), []) for i, size in enumerate((60, 5))],
+        lambda: [
+            bench.submit(new_lease(i), kit.prompt(i, size), []) for i, size in enumerate((60, 5))
+        ],
         target.pool.acquire,
     ]
     for take, free in zip(taken, [(3, 5), (1, 0), (0, 0)], strict=True):
@@ -105,14 +117,21 @@ def test_a_model_that_does_not_run_is_noticed_at_the_start(monkeypatch: pytest.M
 
 
 def test_who_finds_the_memory_full_comes_back_or_keeps_what_was_said_and_harms_nobody() -> None:
-    bench = Bench(served=serve_model(Target.from_model(kit.model(), slots=8, capacity=96, kv_tokens=96)))
-    good, waiting = new_lease(0), new_lease(1)
+    bench = Bench(
+        served=serve_model(Target.from_model(kit.model(), slots=8, capacity=96, kv_tokens=96))
+    )
+    good = new_lease(0)
+    waiting = new_lease(1)
     bench.submit(good, kit.prompt(0, 60), [5])
     bench.run()
     refused = bench.submit(waiting, kit.prompt(1, 50), [5])
     bench.run()
     (dropped,) = bench.of(Dropped)
-    assert (dropped.job, dropped.refusal.code, dropped.refusal.limit) == (refused, Code.BUSY, "kv_tokens")
+    assert (dropped.job, dropped.refusal.code, dropped.refusal.limit) == (
+        refused,
+        Code.BUSY,
+        "kv_tokens",
+    )
     assert (bench.work.queued, bench.scheduler._prompts) == (0, {})
     bench.work.release(waiting)
     bench.submit(new_lease(2), kit.prompt(0, 20), None)
@@ -130,13 +149,20 @@ def test_who_finds_the_memory_full_comes_back_or_keeps_what_was_said_and_harms_n
 
 def test_who_waited_too_long_or_is_cancelled_is_not_run_and_told_so() -> None:
     bench = Bench()
-    jobs = [bench.submit(new_lease(i), kit.prompt(i, 2), draft) for i, draft in enumerate(([5], [5], None, [5]))]
+    jobs = [
+        bench.submit(new_lease(i), kit.prompt(i, 2), draft)
+        for i, draft in enumerate(([5], [5], None, [5]))
+    ]
     late, cancelled, stream, good = jobs
-    late.deadline, cancelled.cancelled, stream.cancelled = 0.0, True, True
+    late.deadline = 0.0
+    cancelled.cancelled = True
+    stream.cancelled = True
     bench.run()
     told = {report.job: report.refusal.code for report in bench.of(Dropped)}
     assert told == {late: Code.DEADLINE, cancelled: Code.CANCELLED}
-    assert [(one.message.tokens, one.message.done) for one in bench.of(StreamTokens)] == [([], True)]
+    assert [(one.message.tokens, one.message.done) for one in bench.of(StreamTokens)] == [
+        ([], True)
+    ]
     assert [report.job for report in bench.of(Verdict)] == [good]
     assert bench.work.queued == 0
 
@@ -145,15 +171,19 @@ class VirtualDrafting(TreeDrafting):
     """Every level is drafted in half a second, and a token read in a fiftieth."""
 
     def __init__(self, now: list[float]) -> None:
-        super().__init__(kit.served().target, NothingRight(now), TreeShape.chain(6), clock=lambda: now[0])
-        self.now, self.read = now, 0
+        super().__init__(
+            kit.served().target, NothingRight(now), TreeShape.chain(6), clock=lambda: now[0]
+        )
+        self.now = now
+        self.read = 0
 
     def _known(self, lease: Lease) -> int:
         return self.read
 
     def _catch_up(self, job: Job, stop: int) -> bool:
         self.now[0] += 0.02 * (stop - self.read)
-        self.read, job.lease.draft_slot = stop, 0
+        self.read = stop
+        job.lease.draft_slot = 0
         return True
 
 
@@ -166,7 +196,10 @@ class NothingRight:
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         depth = requests[0].shape.depth
         self.now[0] += 0.5 * depth
-        return [DraftTree([1] * (depth + 1), list(range(-1, depth)), [0.0] * (depth + 1)) for _ in requests]
+        return [
+            DraftTree([1] * (depth + 1), list(range(-1, depth)), [0.0] * (depth + 1))
+            for _ in requests
+        ]
 
 
 def test_streams_whose_drafts_miss_are_as_fast_as_plain_ones() -> None:
@@ -174,7 +207,15 @@ def test_streams_whose_drafts_miss_are_as_fast_as_plain_ones() -> None:
     drafting = VirtualDrafting(now)
     lease = Lease(bytes(16), "p")
     ids = kit.prompt(0, 60)
-    job = Job(lease, Stream(lease.session, 1, 59), ids, TurnRules(60, 900, 2000), SamplingSettings(), 0.0, 1e12)
+    job = Job(
+        lease,
+        Stream(lease.session, 1, 59),
+        ids,
+        TurnRules(60, 900, 2000),
+        SamplingSettings(),
+        0.0,
+        1e12,
+    )
     began = rounds = 0.0
     for number in range(1, 1201):
         lease.length = job.base
@@ -184,7 +225,8 @@ def test_streams_whose_drafts_miss_are_as_fast_as_plain_ones() -> None:
         drafting.ran({job: 0}, len(draft[0]), forward)
         job.ids.append(5)  # nothing of the draft was right
         if number == 200:
-            began, rounds = now[0], 200.0
+            began = now[0]
+            rounds = 200.0
     assert (1200 - rounds) / (now[0] - began) > 0.98
 
 
@@ -192,7 +234,8 @@ def test_a_stream_whose_edge_has_guessed_nothing_is_not_compared_with_drafts_of_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Bench()
-    ids, compared = kit.prompt(0, 10), []
+    ids = kit.prompt(0, 10)
+    compared = []
     monkeypatch.setattr(bench.drafting, "matching", lambda job: compared.append(job) or 0.0)
     job = bench.submit(new_lease(0), ids, None)
     job.guesses = Guesses(waits=False)
@@ -207,8 +250,11 @@ def test_a_stream_whose_edge_has_guessed_nothing_is_not_compared_with_drafts_of_
     assert bench.of(StreamTokens)[-1].message.foreseen == 1
 
 
-def test_what_comes_between_two_rounds_of_a_stream_is_a_part_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, rests = [100.0], []
+def test_what_comes_between_two_rounds_of_a_stream_is_a_part_of_a_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    rests = []
     bench = Bench(clock=lambda: now[0])
     real = bench.served.target.forward
 
@@ -217,7 +263,9 @@ def test_what_comes_between_two_rounds_of_a_stream_is_a_part_of_a_round(monkeypa
         return real(rows)
 
     monkeypatch.setattr(bench.served.target, "forward", forward)
-    monkeypatch.setattr(bench.drafting, "ran", lambda won, tokens, took: won and rests.append(took - 1.0))
+    monkeypatch.setattr(
+        bench.drafting, "ran", lambda won, tokens, took: won and rests.append(took - 1.0)
+    )
     bench.submit(new_lease(0), kit.prompt(0, 10), None).enqueued = now[0]
     now[0] += 0.5
     while not rests:
@@ -228,12 +276,17 @@ def test_what_comes_between_two_rounds_of_a_stream_is_a_part_of_a_round(monkeypa
     assert rests == [0.0, 0.25, 0.25], "the first round has waited for nothing but its request"
 
 
-@pytest.mark.parametrize("sampling", [SamplingSettings(), SamplingSettings(temperature=0.7, seed=1)])
-def test_numbers_that_are_none_end_their_session_alone_and_leave_nothing_behind(sampling: SamplingSettings) -> None:
+@pytest.mark.parametrize(
+    "sampling", [SamplingSettings(), SamplingSettings(temperature=0.7, seed=1)]
+)
+def test_numbers_that_are_none_end_their_session_alone_and_leave_nothing_behind(
+    sampling: SamplingSettings,
+) -> None:
     bench = Bench(kit.served(own=tiny("llama")))
     with torch.no_grad():
         bench.served.target.embedding_weight[77] = torch.nan
-    good, bad = new_lease(1), new_lease(2)
+    good = new_lease(1)
+    bad = new_lease(2)
     right = bench.submit(good, kit.prompt(1, 9), [5])
     wrong = bench.submit(bad, [*kit.prompt(2, 9), 77, 5], [6])
     wrong.sampling = sampling
@@ -249,7 +302,9 @@ def test_numbers_that_are_none_end_their_session_alone_and_leave_nothing_behind(
         assert memory.isfinite().all(), "the next to have these pages finds nothing"
 
 
-def test_masks_that_are_late_hold_up_no_other_row_and_change_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_that_are_late_hold_up_no_other_row_and_change_no_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Without any time for masks a batch makes the first of one row: the others' rows run again."""
     faults: list[str] = []
     monkeypatch.setattr(runner, "_MASK_SECONDS", 0.0)
@@ -258,7 +313,9 @@ def test_masks_that_are_late_hold_up_no_other_row_and_change_no_text(monkeypatch
     bench = Bench(serve_model(target))
     prompt = target.tokenizer("Once upon a time")["input_ids"]
     choice = target.grammars.compile(Grammar("regex", "alpha|omega"))
-    expected = Speculator(target).generate([prompt], GenerationSettings(grammar=Grammar("regex", "alpha|omega")))
+    expected = Speculator(target).generate(
+        [prompt], GenerationSettings(grammar=Grammar("regex", "alpha|omega"))
+    )
     plain = bench.submit(new_lease(0), prompt, [])
     held = [bench.submit(new_lease(name), prompt, []) for name in range(1, 5)]
     for job in held:

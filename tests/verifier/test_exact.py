@@ -1,7 +1,7 @@
 """The text is the target's own, for any drafts and any other sessions in the batch.
 
-The reference is the library's `generate` on an unmodified model. A sampled token is a fixed function
-of the logits, so there the truth is what that function makes of `generate`'s own.
+The reference is the library's `generate` on an unmodified model. A sampled token is a fixed
+function of the logits, so there the truth is what that function makes of `generate`'s own.
 """
 
 from __future__ import annotations
@@ -49,12 +49,16 @@ class Speech:
 def library(family: str) -> Any:
     """The model as the library knows it."""
     if family == EMBEDDED:
-        return AutoModelForCausalLM.from_pretrained(paths().target, dtype="float32", trust_remote_code=False).eval()
+        return AutoModelForCausalLM.from_pretrained(
+            paths().target, dtype="float32", trust_remote_code=False
+        ).eval()
     return tiny(family)
 
 
 @cache
-def speech(seed: int, family: str = "llama", sampling: SamplingSettings = GREEDY, count: int = COUNT) -> Speech:
+def speech(
+    seed: int, family: str = "llama", sampling: SamplingSettings = GREEDY, count: int = COUNT
+) -> Speech:
     """A prompt of its own length, the same for every test."""
     model = library(family)
     ids = kit.prompt(seed, random.Random(seed).randrange(1, 60), model.config.vocab_size)
@@ -64,7 +68,8 @@ def speech(seed: int, family: str = "llama", sampling: SamplingSettings = GREEDY
 
 
 async def speak(running: Verifier, one: Speech, order: random.Random) -> None:
-    """One client from prompt to end, by random trees at random moments; every other one gets records along with it."""
+    """One client from prompt to end, by random trees at random moments; every other one gets
+    records along with it."""
     rng = random.Random(one.seed)
     start = len(one.ids)
     await asyncio.sleep(order.random() * 0.02)
@@ -104,7 +109,9 @@ async def test_sessions_alone_and_together_are_told_what_the_library_says(
         assert sampling == GREEDY or speech(0, family, sampling).truth != speech(0, family).truth
         for sessions in (1, 8, 32) if family == "llama" else (1, 8):
             await all_at_once(running, [speech(seed, family, sampling) for seed in range(sessions)])
-    alone, batches = (kit.metric(running, f"moa_batch_rows_{of}") for of in ('bucket{le="1.0"}', "count"))
+    alone, batches = (
+        kit.metric(running, f"moa_batch_rows_{of}") for of in ('bucket{le="1.0"}', "count")
+    )
     assert alone < batches, "some of them ran together"
 
 

@@ -1,5 +1,5 @@
-"""Faults in each collaborator of the engine, at each of its first calls: whose work it was is told, neighbours get the
-target's own tokens, slots and pages come back, and the engine goes on."""
+"""Faults in each collaborator of the engine, at each of its first calls: whose work it was is told,
+neighbours get the target's own tokens, slots and pages come back, and the engine goes on."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ class World(Bench):
         self.now += 1e-5
         return self.now
 
-    def open(self, name: int, *, streamed: bool, guesses: bool = False, share: Lease | None = None) -> Session:
+    def open(
+        self, name: int, *, streamed: bool, guesses: bool = False, share: Lease | None = None
+    ) -> Session:
         ids = kit.prompt(name % 4, 40)
         lease = new_lease(name, f"p{name}", share=share, share_tokens=20)
         session = self.sessions[lease] = Session(lease, ids, streamed, len(ids))
@@ -66,12 +68,20 @@ class World(Bench):
         return session
 
     def ask(self, session: Session, guesses: bool = False) -> None:
-        right = kit.generated(session.ids[: session.start], COUNT)[len(session.ids) - session.start :][:2]
+        right = kit.generated(session.ids[: session.start], COUNT)[
+            len(session.ids) - session.start :
+        ][:2]
         rules = TurnRules(session.start, COUNT, 150)
-        job = new_job(session.lease, session.ids, None if session.streamed else right, rules, self.now)
+        job = new_job(
+            session.lease, session.ids, None if session.streamed else right, rules, self.now
+        )
         if guesses:
             job.guesses = Guesses(waits=False)
-            job.guesses.add(Foresee(job.lease.session, 1, job.base, [session.ids[-1], right[0]], [-1, 0], [1, 1]))
+            job.guesses.add(
+                Foresee(
+                    job.lease.session, 1, job.base, [session.ids[-1], right[0]], [-1, 0], [1, 1]
+                )
+            )
         self.work.submit(job)
 
     def post(self, reports: list[Report]) -> None:
@@ -80,7 +90,10 @@ class World(Bench):
                 case Answered(job, Verdict() as verdict):
                     assert isinstance(job.request, Verify)
                     session = self.sessions[job.lease]
-                    session.ids += [*(job.request.tokens[node] for node in verdict.path[1:]), verdict.next_token]
+                    session.ids += [
+                        *(job.request.tokens[node] for node in verdict.path[1:]),
+                        verdict.next_token,
+                    ]
                     session.done = bool(verdict.finish)
                     if not session.done:
                         self.ask(session)
@@ -145,9 +158,15 @@ PLACES: dict[str, tuple[Callable[[World], Any], tuple[str, ...]]] = {
     "target": (lambda world: world.served.target, ("forward", "commit")),
     "engine": (lambda world: runner, ("accept_rows", "cut_path", "log_probabilities")),
     "pool": (lambda world: world.pool, ("acquire", "share", "begin", "release")),
-    "scheduler": (lambda world: world.scheduler, ("schedule", "finished", "background_room", "background_ran")),
+    "scheduler": (
+        lambda world: world.scheduler,
+        ("schedule", "finished", "background_room", "background_ran"),
+    ),
     "drafting": (lambda world: world.drafting, ("draft", "ran", "matching", "close")),
-    "recorder": (lambda world: world.recorder, ("add", "go", "report", "forget", "can_copy", "copy")),
+    "recorder": (
+        lambda world: world.recorder,
+        ("add", "go", "report", "forget", "can_copy", "copy"),
+    ),
     "metrics": (lambda world: world.metrics.forward_seconds, ("labels",)),
     "post": (lambda world: world, ("post",)),
 }
@@ -156,7 +175,11 @@ ANSWERS: dict[str, list[Callable[[Any], Any]]] = {
     "commit": [lambda committed: None],
     "accept_rows": [lambda found: found[:-1], lambda found: None, forked],
     "cut_path": [lambda found: None],
-    "draft": [lambda drafts: drafts[:-1], lambda drafts: None, lambda drafts: [([], []) for _ in drafts]],
+    "draft": [
+        lambda drafts: drafts[:-1],
+        lambda drafts: None,
+        lambda drafts: [([], []) for _ in drafts],
+    ],
     "matching": [lambda gain: float("nan")],
 }
 HARMLESS = {"drafting", "recorder", "metrics"}
@@ -166,15 +189,22 @@ HARMLESS = {"drafting", "recorder", "metrics"}
 def faults() -> Iterator[Any]:
     for place, (_, methods) in PLACES.items():
         for method in methods:
-            kinds = ["before", "after", "hang"] if place not in ("scheduler", "pool") else ["before", "hang"]
+            kinds = (
+                ["before", "after", "hang"]
+                if place not in ("scheduler", "pool")
+                else ["before", "hang"]
+            )
             for kind in [*kinds, *(f"answer {i}" for i in range(len(ANSWERS.get(method, []))))]:
                 yield pytest.param(place, method, kind, id=f"{place}.{method} {kind}")
 
 
-def inject(world: World, monkeypatch: pytest.MonkeyPatch, place: str, method: str, kind: str, at: int) -> list[int]:
+def inject(
+    world: World, monkeypatch: pytest.MonkeyPatch, place: str, method: str, kind: str, at: int
+) -> list[int]:
     """Make the call number `at` of a method fail; returns a list that holds the calls made."""
     owner = PLACES[place][0](world)
-    real, calls = getattr(owner, method), []
+    real = getattr(owner, method)
+    calls = []
 
     def faulty(*given: Any, **named: Any) -> Any:
         calls.append(len(calls))

@@ -1,4 +1,5 @@
-"""Hostile clients within the rules of the protocol: each is bounded, told the limit, and closed; others continue."""
+"""Hostile clients within the rules of the protocol: each is bounded, told the limit, and closed;
+others continue."""
 
 from __future__ import annotations
 
@@ -70,12 +71,23 @@ def few_descriptors() -> Iterator[None]:
     ],
     ids=["pings", "acknowledgements", "cancels", "bytes"],
 )
-async def test_a_flood_is_slowed_down_then_told_and_cut_and_a_neighbour_goes_on(attack: bytes, limit: str) -> None:
+async def test_a_flood_is_slowed_down_then_told_and_cut_and_a_neighbour_goes_on(
+    attack: bytes, limit: str
+) -> None:
     settings = kit.limited(
-        max_empty_frames_per_second=200, max_refusals_per_second=20, max_bytes_per_second=20_000, burst_seconds=0.2,
-        flood_seconds=0.3, max_bad_messages=10**6, connection_budgets_per_principal=100,
-    )  # fmt: skip
-    async with kit.verifier(settings) as running, kit.client(running) as good, Raw.of(running) as raw:
+        max_empty_frames_per_second=200,
+        max_refusals_per_second=20,
+        max_bytes_per_second=20_000,
+        burst_seconds=0.2,
+        flood_seconds=0.3,
+        max_bad_messages=10**6,
+        connection_budgets_per_principal=100,
+    )
+    async with (
+        kit.verifier(settings) as running,
+        kit.client(running) as good,
+        Raw.of(running) as raw,
+    ):
         session = await good.start(IDS, max_new_tokens=100)
         listening = asyncio.create_task(raw.listen())
         while not listening.done():
@@ -89,7 +101,9 @@ async def test_a_flood_is_slowed_down_then_told_and_cut_and_a_neighbour_goes_on(
         assert session.log[len(IDS) :] == kit.generated(IDS, len(session.log) - len(IDS))
 
 
-async def test_conversations_that_find_no_slot_are_no_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_conversations_that_find_no_slot_are_no_flood(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     settings = kit.limited(max_refusals_per_second=1, burst_seconds=1.0, flood_seconds=0.1)
     async with kit.verifier(settings) as running, kit.client(running) as client:
 
@@ -98,17 +112,26 @@ async def test_conversations_that_find_no_slot_are_no_flood(monkeypatch: pytest.
 
         with monkeypatch.context() as full:
             full.setattr(running.service.table, "reserve", no_slot)
-            for _ in range(20):  # each asks with its first round, as a device does that saves a round trip
+            for _ in range(
+                20
+            ):  # each asks with its first round, as a device does that saves a round trip
                 session = ClientSession(IDS)
                 await client.send(session.open(), session.verify([IDS[-1]]))
                 answers = [await client.receive(), await client.receive()]
-                assert [getattr(answer, "code", "") for answer in answers] == ["busy", "unknown_session"]
+                assert [getattr(answer, "code", "") for answer in answers] == [
+                    "busy",
+                    "unknown_session",
+                ]
         session = await client.start(IDS, max_new_tokens=3)
         assert isinstance(await client.advance(session, [IDS[-1]]), Advanced)
 
 
 async def test_pongs_do_not_pile_up_for_one_that_never_reads_and_it_is_dropped() -> None:
-    limits = {"max_empty_frames_per_second": 10**9, "max_bytes_per_second": 10**9, "send_timeout": 0.5}
+    limits = {
+        "max_empty_frames_per_second": 10**9,
+        "max_bytes_per_second": 10**9,
+        "send_timeout": 0.5,
+    }
     async with (
         kit.verifier(kit.limited(connection_budgets_per_principal=1, **limits)) as running,
         Raw.of(running) as raw,
@@ -131,7 +154,11 @@ async def test_pongs_do_not_pile_up_for_one_that_never_reads_and_it_is_dropped()
 
 
 async def test_one_that_asks_for_replays_and_never_reads_is_held_back_in_bounded_bytes() -> None:
-    limits = {"max_empty_frames_per_second": 10**9, "max_bytes_per_second": 10**9, "send_timeout": 0.5}
+    limits = {
+        "max_empty_frames_per_second": 10**9,
+        "max_bytes_per_second": 10**9,
+        "send_timeout": 0.5,
+    }
     async with kit.verifier(kit.limited(**limits)) as running, Raw.of(running) as raw:
         raw.write(binary(Open(session=bytes(16), ids=IDS, max_new_tokens=100, ignore_eos=True)))
         stream = Stream(bytes(16), 1, len(IDS) - 1)
@@ -162,7 +189,9 @@ async def test_answers_that_nobody_reads_end_the_connection_at_their_limit() -> 
         await kit.until(lambda: not running.service.connections)
 
 
-async def test_acknowledgements_and_repeated_cancels_look_at_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_acknowledgements_and_repeated_cancels_look_at_no_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with kit.verifier() as running, kit.client(running) as edge:
         session = await edge.start(IDS, records="off")
         (its,) = running.service.connections
@@ -185,12 +214,19 @@ async def test_the_log_says_nothing_of_tokens_and_text(
     with caplog.at_level(logging.DEBUG, logger="cloud_verifier"):
         async with kit.verifier() as running, kit.client(running, client=secret) as edge:
             session = await edge.start(IDS, max_new_tokens=5)
-            await edge.send(Verify(session.id, 1, len(IDS) - 1, [77]), Open(bytes(16), [1, 120_077]))
+            await edge.send(
+                Verify(session.id, 1, len(IDS) - 1, [77]), Open(bytes(16), [1, 120_077])
+            )
             await edge.connection.send(encode(Sync(session.id)).replace(b"int8", b"ge\x1bh"))
             for _ in range(3):
                 assert isinstance(await edge.receive(), Error)
-    # A test before may have left handlers of its own: a record counts once, however many of them it passes.
-    refused = list({id(record): record for record in caplog.records if record.getMessage() == "refused"}.values())
+    # A test before may have left handlers of its own: a record counts once, however many of them it
+    # passes.
+    refused = list(
+        {
+            id(record): record for record in caplog.records if record.getMessage() == "refused"
+        }.values()
+    )
     assert [record.code for record in refused] == ["conflict", "bad_message", "bad_message"]  # type: ignore[attr-defined]
     for record in caplog.records:
         for trace in ("geheim", "120077", "77", "\x1b", str(session.log[-1])):
@@ -202,7 +238,9 @@ async def test_ranges_of_held_rows_count_as_the_work_they_are() -> None:
     async with kit.verifier(kit.limited(flood_seconds=0.2)) as running, Raw.of(running) as bad:
         session = ClientSession(IDS)
         bad.write(binary(session.open()))
-        bad.write(binary(Sync(session.id, held=held)) * 40)  # a megabyte: within the budget of bytes
+        bad.write(
+            binary(Sync(session.id, held=held)) * 40
+        )  # a megabyte: within the budget of bytes
         await bad.listen()
         assert bad.limits == ["max_empty_frames_per_second"]
 
@@ -212,14 +250,29 @@ def certificate(tmp_path: Path) -> dict[str, Path]:
     """Settings of TLS."""
     if shutil.which("openssl") is None:
         pytest.skip("makes its certificate with openssl")
-    key, chain = tmp_path / "key", tmp_path / "certificate"
-    made = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=localhost")
-    subprocess.run(["openssl", *made, "-keyout", key, "-out", chain], check=True, capture_output=True)
+    key = tmp_path / "key"
+    chain = tmp_path / "certificate"
+    made = (
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-subj",
+        "/CN=localhost",
+    )
+    subprocess.run(
+        ["openssl", *made, "-keyout", key, "-out", chain], check=True, capture_output=True
+    )
     return {"tls_cert": chain, "tls_key": key}
 
 
 @pytest.mark.parametrize("secured", [False, True], ids=["plain", "TLS"])
-async def test_half_open_connections_do_not_keep_a_good_one_out(secured: bool, request: pytest.FixtureRequest) -> None:
+async def test_half_open_connections_do_not_keep_a_good_one_out(
+    secured: bool, request: pytest.FixtureRequest
+) -> None:
     files = request.getfixturevalue("certificate") if secured else {}
     options: dict[str, Any] = {}
     if secured:
@@ -277,7 +330,11 @@ def test_idle_connections_beyond_the_descriptors_keep_nobody_out_and_write_littl
     with caplog.at_level(logging.INFO):
         run(flooded())
     assert not [record for record in caplog.records if record.exc_info]
-    assert not [record for record in caplog.records if record.name == "asyncio" and record.levelno >= logging.WARNING]
+    assert not [
+        record
+        for record in caplog.records
+        if record.name == "asyncio" and record.levelno >= logging.WARNING
+    ]
 
 
 async def test_a_port_survives_that_something_else_takes_all_descriptors(
@@ -297,7 +354,9 @@ async def test_a_port_survives_that_something_else_takes_all_descriptors(
                 sock.connect_ex(("127.0.0.1", running.transport.port))
             async with asyncio.timeout(kit.PATIENCE):
                 with contextlib.suppress(ConnectionError):
-                    assert await silent.reader.read() == b"", "the oldest one that says nothing makes room"
+                    assert await silent.reader.read() == b"", (
+                        "the oldest one that says nothing makes room"
+                    )
         await silent.gone()
         async with kit.client(running) as edge:
             session = await edge.start(IDS)
@@ -333,5 +392,7 @@ async def no_task_is_left() -> AsyncIterator[None]:
     """After a flood nothing stays in the event loop."""
     yield
     await asyncio.sleep(0)
-    left = [task for task in asyncio.all_tasks() if "converse" in repr(task) or "_write" in repr(task)]
+    left = [
+        task for task in asyncio.all_tasks() if "converse" in repr(task) or "_write" in repr(task)
+    ]
     assert not left

@@ -1,4 +1,5 @@
-"""Streams with guesses ahead, over real websockets: what fits is verified, what does not is dropped."""
+"""Streams with guesses ahead, over real websockets: what fits is verified, what does not is
+dropped."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ COUNT = 40
 
 
 def chain(*tokens: int) -> DraftTree:
-    return DraftTree(list(tokens), list(range(-1, len(tokens) - 1)), [-0.1 * n for n in range(len(tokens))])
+    return DraftTree(
+        list(tokens), list(range(-1, len(tokens) - 1)), [-0.1 * n for n in range(len(tokens))]
+    )
 
 
 def guesses(session: ClientSession, tree: DraftTree) -> Foresee:
@@ -61,19 +64,29 @@ async def test_a_stream_that_waits_runs_over_what_is_foreseen_and_nothing_else()
         await edge.send(guesses(session, chain(IDS[-1], *truth[:3], truth[3] ^ 1)))
         first = await part(edge, session)
         assert (first.tokens, first.foreseen, first.done) == (truth[:4], 4, False)
-        # Rooted where the log has been: what was overtaken is walked through, and only the rest is verified.
+        # Rooted where the log has been: what was overtaken is walked through, and only the rest is
+        # verified.
         await edge.send(guesses(session, chain(session.log[-1], *truth[4:9])))
         second = await part(edge, session)
         assert (second.tokens, second.foreseen) == (truth[4:10], 5)
-        # An outcome of the round before, another text, and another round: of no use, and no error either.
+        # An outcome of the round before, another text, and another round: of no use, and no error
+        # either.
         message = guesses(session, chain(session.log[-1], truth[10]))
         await edge.send(
-            Foresee(session.id, stream.round, stream.base, [IDS[-1], truth[0] ^ 1], [-1, 0], [0, 0]),
-            Foresee(session.id, stream.round + 1, session.base, message.tokens, message.parents, [0, 0]),
+            Foresee(
+                session.id, stream.round, stream.base, [IDS[-1], truth[0] ^ 1], [-1, 0], [0, 0]
+            ),
+            Foresee(
+                session.id, stream.round + 1, session.base, message.tokens, message.parents, [0, 0]
+            ),
         )
         await silence(edge)
         assert session.streaming is stream
-        await edge.send(guesses(session, DraftTree([session.log[-1], 3, truth[10]], [-1, 0, 0], [0.0, -0.3, -0.5])))
+        await edge.send(
+            guesses(
+                session, DraftTree([session.log[-1], 3, truth[10]], [-1, 0, 0], [0.0, -0.3, -0.5])
+            )
+        )
         assert (await part(edge, session)).tokens == truth[10:12]
         await rest(edge, session, truth)
         assert session.round == 1, "all of it was one round"
@@ -84,7 +97,8 @@ async def test_where_nothing_was_foreseen_the_server_goes_on_by_itself() -> None
     async with kit.verifier(drafter=True) as running, kit.client(running) as edge:
         session = await edge.start(IDS, max_new_tokens=COUNT, ignore_eos=True)
         await edge.send(session.stream())
-        rng, parts = random.Random(0), []
+        rng = random.Random(0)
+        parts = []
         while session.busy:
             parts.append(await part(edge, session))
             done = len(session.log) - len(IDS)
@@ -95,7 +109,9 @@ async def test_where_nothing_was_foreseen_the_server_goes_on_by_itself() -> None
         assert any(not one.foreseen for one in parts)
 
 
-async def test_a_stream_that_waits_ends_when_it_is_cancelled_when_its_edge_goes_and_when_the_server_drains() -> None:
+async def test_a_stream_that_waits_ends_when_it_is_cancelled_when_its_edge_goes_and_when_the_server_drains() -> (
+    None
+):
     truth = kit.generated(IDS, COUNT)
     async with kit.verifier() as running:
         async with kit.client(running) as edge:
@@ -122,7 +138,9 @@ async def test_a_stream_that_waits_ends_when_it_is_cancelled_when_its_edge_goes_
             assert session.log[len(IDS) :] == truth[: len(session.log) - len(IDS)]
 
 
-async def test_a_waiting_stream_gives_its_slot_to_others_and_takes_another_when_it_goes_on() -> None:
+async def test_a_waiting_stream_gives_its_slot_to_others_and_takes_another_when_it_goes_on() -> (
+    None
+):
     truth = kit.generated(IDS, COUNT)
     async with kit.verifier() as running, kit.client(running) as edge:
         session = await edge.start(IDS, max_new_tokens=COUNT)
@@ -140,7 +158,9 @@ async def test_a_waiting_stream_gives_its_slot_to_others_and_takes_another_when_
 async def test_who_has_not_agreed_to_it_may_not_use_it() -> None:
     async with kit.verifier() as running, kit.client(running, features=["stream", "tree"]) as edge:
         session = await edge.start(IDS, max_new_tokens=COUNT)
-        await edge.send(session.stream(speculate=False, waits=True), guesses(session, chain(IDS[-1], 5)))
+        await edge.send(
+            session.stream(speculate=False, waits=True), guesses(session, chain(IDS[-1], 5))
+        )
         for answer in [await edge.receive(), await edge.receive()]:
             assert isinstance(answer, Error)
             assert answer.code == "unsupported"
@@ -155,7 +175,9 @@ async def test_guesses_of_a_stream_that_advances_are_work_and_no_flood() -> None
         while not session.finish:
             done = len(session.log) - len(IDS)
             for depth in range(1, 9):
-                await edge.send(guesses(session, chain(session.log[-1], *truth[done : done + depth])))
+                await edge.send(
+                    guesses(session, chain(session.log[-1], *truth[done : done + depth]))
+                )
             await part(edge, session)
         assert session.log[len(IDS) :] == truth
 

@@ -29,22 +29,32 @@ def settings() -> Settings:
     return replace(kit.SETTINGS, device="cpu", **parts)
 
 
-async def test_streams_drafted_by_the_graph_say_what_those_of_torch_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Greedy and sampled, and after a round that the edge drafted, which the graph has to catch up with."""
+async def test_streams_drafted_by_the_graph_say_what_those_of_torch_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Greedy and sampled, and after a round that the edge drafted, which the graph has to catch up
+    with."""
     kit.draft_in_every_round(monkeypatch)
     drafted: list[int] = []
     real = GraphDrafting.draft
-    monkeypatch.setattr(GraphDrafting, "draft", lambda self, asked: drafted.append(len(asked)) or real(self, asked))
+    monkeypatch.setattr(
+        GraphDrafting, "draft", lambda self, asked: drafted.append(len(asked)) or real(self, asked)
+    )
     served = load(settings())
     texts = []
     for graph, kind in ((served.graph, GraphServerDrafting), (None, MoaServerDrafting)):
-        async with Verifier(replace(served, graph=graph), settings()).open() as running, kit.client(running) as edge:
+        async with (
+            Verifier(replace(served, graph=graph), settings()).open() as running,
+            kit.client(running) as edge,
+        ):
             drafting = running.engine.drafting
             assert type(drafting) is kind
             for number, temperature in ((0, 0.0), (1, 0.0), (1, 0.7)):
                 ids = kit.prompt(number, 20 + 9 * number)
                 sampling = Sampling(temperature=temperature, seed=3)
-                session = await edge.start(ids, max_new_tokens=40, ignore_eos=True, sampling=sampling)
+                session = await edge.start(
+                    ids, max_new_tokens=40, ignore_eos=True, sampling=sampling
+                )
                 await edge.send(session.stream())
                 await edge.event(session)
                 await edge.send(session.cancel())
@@ -59,7 +69,9 @@ async def test_streams_drafted_by_the_graph_say_what_those_of_torch_say(monkeypa
                 (*_, (_, known)) = drafting._drafting._used.values()
                 assert known == session.log[: len(known)]
                 assert len(known) > len(ids)
-                assert drafting._drafting.held(2).newest_missing(len(ids) - 1, 1) is None, "all records of the prompt"
+                assert drafting._drafting.held(2).newest_missing(len(ids) - 1, 1) is None, (
+                    "all records of the prompt"
+                )
     assert texts[:3] == texts[3:]
     assert texts[0] == kit.generated(kit.prompt(0, 20), 40)
     assert len(drafted) > 20
@@ -81,6 +93,8 @@ def test_the_embedded_bundle_drafts_for_the_embedded_pair_on_a_cpu() -> None:
         ({"bundle": "nowhere"}, "cpu", "d", "no bundle at"),
     ],
 )
-def test_a_bundle_that_cannot_draft_is_one_line(wrong: dict[str, Any], device: str, drafter: str, said: str) -> None:
+def test_a_bundle_that_cannot_draft_is_one_line(
+    wrong: dict[str, Any], device: str, drafter: str, said: str
+) -> None:
     with pytest.raises(UsageError, match=said):
         load_graph(replace(settings(), **wrong), torch.device(device), drafter)

@@ -1,5 +1,5 @@
-"""Each collaborator of a connection raises, answers nonsense or hangs: the session or connection that it concerns is
-told and ended, the neighbour goes on, and nothing is kept."""
+"""Each collaborator of a connection raises, answers nonsense or hangs: the session or connection
+that it concerns is told and ended, the neighbour goes on, and nothing is kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,16 @@ from msgspec import structs
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cloud_verifier.engine.scheduler import EngineStep
-from cloud_verifier.engine.work import Answered, Dropped, Failed, Job, Lease, Recorded, RecordRows, Report
+from cloud_verifier.engine.work import (
+    Answered,
+    Dropped,
+    Failed,
+    Job,
+    Lease,
+    Recorded,
+    RecordRows,
+    Report,
+)
 from cloud_verifier.engine.workload import Workload
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
@@ -40,10 +49,17 @@ from tests.verifier import kit
 
 IDS = kit.prompt(1, 10)
 LIMITS = dataclasses.replace(
-    kit.LIMITS, detached_seconds=0.01, cold_seconds=0.01, hello_timeout=3.0, send_timeout=1.0, max_tokens_per_second=1e6
+    kit.LIMITS,
+    detached_seconds=0.01,
+    cold_seconds=0.01,
+    hello_timeout=3.0,
+    send_timeout=1.0,
+    max_tokens_per_second=1e6,
 )
 SETTINGS = dataclasses.replace(kit.SETTINGS, limits=LIMITS, kv_tokens=1024)
-DONE, TOLD, HTTP = "done", "closed with 1011 internal error", "HTTP 500"
+DONE = "done"
+TOLD = "closed with 1011 internal error"
+HTTP = "HTTP 500"
 
 
 class Defect(Exception):
@@ -54,7 +70,9 @@ class Two:
     """A verifier, a good client in the middle of a turn, and the keys of both principals."""
 
     def __init__(self, running: kit.Verifier, good: kit.Client, victim: str) -> None:
-        self.running, self.good, self.victim = running, good, victim
+        self.running = running
+        self.good = good
+        self.victim = victim
 
     async def converse(self) -> str:
         """The victim does everything that a device does; how it ended."""
@@ -63,7 +81,9 @@ class Two:
                 await self._everything()
         except ConnectionClosed as closed:
             return (
-                f"closed with {closed.rcvd.code} {closed.rcvd.reason}" if closed.rcvd is not None else "silent: cut off"
+                f"closed with {closed.rcvd.code} {closed.rcvd.reason}"
+                if closed.rcvd is not None
+                else "silent: cut off"
             )
         except InvalidStatus as refused:
             return f"HTTP {refused.response.status_code}"
@@ -80,7 +100,9 @@ class Two:
             await edge.send(Sync(mine.id, "int8", 0, [(0, 3)]))
             await edge.send(mine.stream(speculate=False, waits=True))
             first, second, third = kit.generated(mine.log, 3)
-            await edge.send(mine.foresee([mine.log[-1], first, second, third], [-1, 0, 1, 2], [0, 1, 1, 1]))
+            await edge.send(
+                mine.foresee([mine.log[-1], first, second, third], [-1, 0, 1, 2], [0, 1, 1, 1])
+            )
             await self._answered(edge, mine)
             while mine.busy:
                 await edge.send(Cancel(mine.id, mine.round + 1))
@@ -114,12 +136,17 @@ class Two:
             return
         event = mine.receive(message)  # type: ignore[arg-type]
         for request in (
-            event.resend if isinstance(event, Recovered) else mine.unsettled if isinstance(event, Refused) else ()
+            event.resend
+            if isinstance(event, Recovered)
+            else mine.unsettled
+            if isinstance(event, Refused)
+            else ()
         ):
             await edge.send(request)
 
     async def neighbour_goes_on(self) -> None:
-        """The good client's text is the target's, over the connection that it has had from the start."""
+        """The good client's text is the target's, over the connection that it has had from the
+        start."""
         (theirs,) = self.good.sessions.values()
         while not theirs.finish:
             await self.good.advance(theirs, [theirs.log[-1]])
@@ -127,14 +154,18 @@ class Two:
         await self.good.send(theirs.close())
 
     async def everything_is_given_back(self) -> None:
-        """Connections, sessions, leases, slots, pages and half-open places, once everybody has left."""
-        service, running = self.running.service, self.running
+        """Connections, sessions, leases, slots, pages and half-open places, once everybody has
+        left."""
+        service = self.running.service
+        running = self.running
 
         def left() -> dict[str, int]:
             service.sweep()
             return {
                 "connections": len(service.connections),
-                "connections of principals": sum(one.connections for one in service._principals.values()),
+                "connections of principals": sum(
+                    one.connections for one in service._principals.values()
+                ),
                 "half-open": len(running.transport._half_open),
                 "sessions": len(service.table),
                 "bytes of logs": service.table.log_bytes,
@@ -142,7 +173,10 @@ class Two:
                 "reserved pages": len(service.table._pages._leases) if service.table._pages else 0,
                 "queued": running.work.queued,
                 "leases": len(running.engine._runner.leases),
-                "tasks": sum("converse" in repr(task) or "_write" in repr(task) for task in asyncio.all_tasks()),
+                "tasks": sum(
+                    "converse" in repr(task) or "_write" in repr(task)
+                    for task in asyncio.all_tasks()
+                ),
             }
 
         try:
@@ -155,7 +189,9 @@ class Two:
 
 @pytest.fixture
 async def two(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Two]:
-    monkeypatch.setattr("cloud_verifier.app._SWEEP_SECONDS", 0.3)  # a lost round is found by the second of two sweeps
+    monkeypatch.setattr(
+        "cloud_verifier.app._SWEEP_SECONDS", 0.3
+    )  # a lost round is found by the second of two sweeps
     auth, good, victim = kit.principals(tmp_path, "good", "victim")
     async with kit.verifier(SETTINGS, auth=auth) as running:
         async with kit.client(running, token=good, features=["append", "resume"]) as neighbour:
@@ -197,11 +233,18 @@ FAULTS: dict[str, list[tuple[Any, str]]] = {
         (Service, "_pay"),
         (Metrics, "accepted"),
     ],
-    HTTP: [(Admission, "answer"), (Authenticator, "principal"), (Service, "principal full"), (HalfOpen, "leave")],
+    HTTP: [
+        (Admission, "answer"),
+        (Authenticator, "principal"),
+        (Service, "principal full"),
+        (HalfOpen, "leave"),
+    ],
 }
 """What raises, and how the victim's connection ends."""
 RAISING = [
-    pytest.param(owner, name, end, id=f"{getattr(owner, '__name__', 'log').rpartition('.')[2]}.{name}")
+    pytest.param(
+        owner, name, end, id=f"{getattr(owner, '__name__', 'log').rpartition('.')[2]}.{name}"
+    )
     for end, faults in FAULTS.items()
     for owner, names in faults
     for name in names.split()
@@ -210,10 +253,16 @@ RAISING = [
 
 @pytest.mark.parametrize(("owner", "name", "end"), RAISING)
 async def test_a_collaborator_that_raises_costs_its_own_connection_or_session_only(
-    two: Two, owner: Any, name: str, end: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    two: Two,
+    owner: Any,
+    name: str,
+    end: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(log, "propagate", True)
-    real, fired = getattr(owner, name), list[str]()
+    real = getattr(owner, name)
+    fired = list[str]()
 
     def once(*arguments: Any, **named: Any) -> Any:
         if fired:
@@ -225,7 +274,9 @@ async def test_a_collaborator_that_raises_costs_its_own_connection_or_session_on
     with caplog.at_level(logging.INFO):
         assert await two.converse() == end
     assert fired
-    defects = [record for record in caplog.records if record.exc_info and record.exc_info[0] is Defect]
+    defects = [
+        record for record in caplog.records if record.exc_info and record.exc_info[0] is Defect
+    ]
     assert defects, "a defect of ours is in the log, with its place"
     assert all(record.name == "cloud_verifier" for record in defects)
     assert await two.converse() == DONE, "the next connection finds all as it was"
@@ -241,20 +292,41 @@ NONSENSE = [
     ("a path outside of the draft", Verdict, lambda r: [_with(r, path=[0, 99])]),
     ("a path of no nodes", Verdict, lambda r: [_with(r, path=None)]),
     ("a verdict twice", Verdict, lambda r: [r, r]),
-    ("a verdict for a stream", StreamTokens, lambda r: [Answered(r.job, Verdict(r.job.lease.session, 1, 0, [0], 5))]),
-    ("a stream's tokens for a draft", Verdict,
-     lambda r: [Answered(r.job, StreamTokens(r.job.lease.session, 1, 0, [5], True))]),
+    (
+        "a verdict for a stream",
+        StreamTokens,
+        lambda r: [Answered(r.job, Verdict(r.job.lease.session, 1, 0, [0], 5))],
+    ),
+    (
+        "a stream's tokens for a draft",
+        Verdict,
+        lambda r: [Answered(r.job, StreamTokens(r.job.lease.session, 1, 0, [5], True))],
+    ),
     ("a stream that ends twice", StreamTokens, lambda r: [_with(r, done=True)] * 2),
     ("a failure of no job", Verdict, lambda r: [Failed(r.job.lease, None, "no reason")]),
-    ("a failure twice", Verdict, lambda r: [Failed(r.job.lease, r.job, "x"), Failed(r.job.lease, r.job, "x")]),
-    ("a refusal twice", Verdict, lambda r: [Dropped(r.job, Refusal(Code.BUSY, "no room", retry_after_ms=1))] * 2),
+    (
+        "a failure twice",
+        Verdict,
+        lambda r: [Failed(r.job.lease, r.job, "x"), Failed(r.job.lease, r.job, "x")],
+    ),
+    (
+        "a refusal twice",
+        Verdict,
+        lambda r: [Dropped(r.job, Refusal(Code.BUSY, "no room", retry_after_ms=1))] * 2,
+    ),
     ("rows that end before they begin", Recorded, lambda r: [Recorded(r.lease, 7, 2), r]),
-    ("reports of nobody's lease", Verdict, lambda r: [Recorded(UNKNOWN, 0, 5), Failed(UNKNOWN, None, "x"), r]),
+    (
+        "reports of nobody's lease",
+        Verdict,
+        lambda r: [Recorded(UNKNOWN, 0, 5), Failed(UNKNOWN, None, "x"), r],
+    ),
     ("a report that is none", Verdict, lambda r: [None, r]),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("kind", "other"), [pytest.param(*fault[1:], id=fault[0]) for fault in NONSENSE])
+@pytest.mark.parametrize(
+    ("kind", "other"), [pytest.param(*fault[1:], id=fault[0]) for fault in NONSENSE]
+)
 async def test_a_report_that_is_nonsense_costs_its_own_session_only(
     two: Two, kind: type[Any], other: Callable[[Any], list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,7 +339,9 @@ async def test_a_report_that_is_nonsense_costs_its_own_session_only(
         return other(report)
 
     take = Service.take
-    monkeypatch.setattr(Service, "take", lambda of, reports: take(of, [new for one in reports for new in once(one)]))
+    monkeypatch.setattr(
+        Service, "take", lambda of, reports: take(of, [new for one in reports for new in once(one)])
+    )
     assert await two.converse() == DONE, "what fails is opened again"
     assert fired
     await two.neighbour_goes_on()
@@ -279,7 +353,9 @@ async def test_a_round_that_is_swallowed_costs_its_own_session_only(
 ) -> None:
     """The engine never says anything of it: the session is told all the same, and opened again."""
     lost: list[Job] = []
-    submit, next_step, take = Workload.submit, Workload.next, Service.take
+    submit = Workload.submit
+    next_step = Workload.next
+    take = Service.take
 
     def swallows(job: Job) -> bool:
         if not lost and job.lease.principal == "victim":
@@ -293,11 +369,16 @@ async def test_a_round_that_is_swallowed_costs_its_own_session_only(
         return step
 
     def reported(service: Service, reports: list[Report]) -> None:
-        take(service, [one for one in reports if not (isinstance(one, Answered) and swallows(one.job))])
+        take(
+            service,
+            [one for one in reports if not (isinstance(one, Answered) and swallows(one.job))],
+        )
 
     match where:
         case "queue":
-            monkeypatch.setattr(Workload, "submit", lambda work, job: swallows(job) or submit(work, job))
+            monkeypatch.setattr(
+                Workload, "submit", lambda work, job: swallows(job) or submit(work, job)
+            )
         case "engine":
             monkeypatch.setattr(Workload, "next", taken)
         case _:
@@ -311,7 +392,8 @@ async def test_a_round_that_is_swallowed_costs_its_own_session_only(
 async def test_a_connection_whose_socket_hangs_ends_with_it(
     two: Two, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sends, real = itertools.count(1), Connection.send
+    sends = itertools.count(1)
+    real = Connection.send
 
     async def send(self: Connection, frame: bytes) -> None:
         await (asyncio.Event().wait() if next(sends) == 2 else real(self, frame))

@@ -1,4 +1,5 @@
-"""Log-probabilities are the target's own: those of a bare forward of the library, however the tokens were won."""
+"""Log-probabilities are the target's own: those of a bare forward of the library, however the
+tokens were won."""
 
 from __future__ import annotations
 
@@ -25,17 +26,26 @@ def check(session: ClientSession, start: int) -> None:
     for position, told in session.token_logprobs.items():
         row = truth[position - 1]
         assert told.logprob == pytest.approx(float(row[session.log[position]]), abs=1e-4)
-        assert [logprob for _, logprob in told.top] == pytest.approx(row.topk(TOP).values.tolist(), abs=1e-4)
-        assert [float(row[id]) for id, _ in told.top] == pytest.approx([p for _, p in told.top], abs=1e-4)
+        assert [logprob for _, logprob in told.top] == pytest.approx(
+            row.topk(TOP).values.tolist(), abs=1e-4
+        )
+        assert [float(row[id]) for id, _ in told.top] == pytest.approx(
+            [p for _, p in told.top], abs=1e-4
+        )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 async def test_drafted_and_streamed_tokens_have_the_targets_own(temperature: float) -> None:
-    rng, ids = random.Random(5), kit.prompt(5, 20)
+    rng = random.Random(5)
+    ids = kit.prompt(5, 20)
     truth = kit.generated(ids, COUNT)
     async with kit.verifier() as running, kit.client(running) as edge:
         session = await edge.start(
-            ids, max_new_tokens=COUNT, ignore_eos=True, logprobs=TOP, sampling=Sampling(temperature=temperature, seed=3)
+            ids,
+            max_new_tokens=COUNT,
+            ignore_eos=True,
+            logprobs=TOP,
+            sampling=Sampling(temperature=temperature, seed=3),
         )
         for _ in range(3):
             rest = truth[len(session.log) - len(ids) :]
@@ -46,7 +56,10 @@ async def test_drafted_and_streamed_tokens_have_the_targets_own(temperature: flo
         check(session, len(ids))
         turn = kit.prompt(6, 4)
         for top in (TOP, -1):
-            await edge.send(session.append(turn, max_new_tokens=2, ignore_eos=True, logprobs=top), session.stream())
+            await edge.send(
+                session.append(turn, max_new_tokens=2, ignore_eos=True, logprobs=top),
+                session.stream(),
+            )
             while not session.finish:
                 await edge.event(session)
             if top >= 0:

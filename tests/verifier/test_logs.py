@@ -18,7 +18,14 @@ def record(message: str = "refused", **extra: Any) -> logging.LogRecord:
 
 def test_a_line_is_one_object_and_what_strangers_sent_is_harmless() -> None:
     line = JsonFormatter().format(
-        record("a\nb\x1b[2J\u2028", principal="al\x9bice", peer="1.2.3.4:5", session=b"\x01" * 16, round=3, reason="")
+        record(
+            "a\nb\x1b[2J\u2028",
+            principal="al\x9bice",
+            peer="1.2.3.4:5",
+            session=b"\x01" * 16,
+            round=3,
+            reason="",
+        )
     )
     assert "\x1b" not in line
     assert len(line.splitlines()) == 1
@@ -46,7 +53,9 @@ def test_lines_are_shared_fairly_and_the_log_says_what_is_left_out() -> None:
     assert again.suppressed == 950  # type: ignore[attr-defined]
     for number in range(5000):
         share.filter(record(peer=f"10.0.{number >> 8}.{number & 255}:1"))
-    assert share._source.cache_info().currsize <= 1024, "sources without end cost no memory without end"
+    assert share._source.cache_info().currsize <= 1024, (
+        "sources without end cost no memory without end"
+    )
 
 
 def test_lines_of_libraries_are_limited_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
-"""The verifier's own tests of rounds, streams, sampling, cuts and resumes once more, on the accelerator's decoder: with
-reference kernels, and a recorder in place of graphs. And what is different there: drafts are chains."""
+"""The verifier's own tests of rounds, streams, sampling, cuts and resumes once more, on the
+accelerator's decoder: with reference kernels, and a recorder in place of graphs. And what is
+different there: drafts are chains."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ from tests.verifier.test_service import *  # noqa: F403
 @pytest.fixture(autouse=True)
 def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every target that the kit makes."""
-    monkeypatch.setitem(kit.target_options, "accelerator", Accelerator(ReferenceKernels(), lambda run: run))
+    monkeypatch.setitem(
+        kit.target_options, "accelerator", Accelerator(ReferenceKernels(), lambda run: run)
+    )
 
 
 @pytest.mark.parametrize(
@@ -33,39 +36,57 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     [("llama", test_exact.SAMPLED), ("qwen3", test_exact.GREEDY), ("mistral", test_exact.SAMPLED)],
     ids=lambda one: one if isinstance(one, str) else "",
 )
-async def test_sessions_in_a_crowd_are_told_what_the_library_says(family: str, sampling: Any) -> None:
-    await test_exact.test_sessions_alone_and_together_are_told_what_the_library_says(family, sampling)
+async def test_sessions_in_a_crowd_are_told_what_the_library_says(
+    family: str, sampling: Any
+) -> None:
+    await test_exact.test_sessions_alone_and_together_are_told_what_the_library_says(
+        family, sampling
+    )
 
 
 def low_precision() -> Any:
     return copy.deepcopy(kit.model()).to(torch.bfloat16)
 
 
-async def test_trees_are_refused_in_low_precision_unless_exactness_is_waived(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with kit.verifier(own=low_precision(), drafter=False) as running, kit.client(running) as edge:
+async def test_trees_are_refused_in_low_precision_unless_exactness_is_waived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with (
+        kit.verifier(own=low_precision(), drafter=False) as running,
+        kit.client(running) as edge,
+    ):
         assert set(edge.welcome.features) & {"stream", "foresee", "tree"} == {"stream", "foresee"}
         session = await edge.start([5, 6, 7], max_new_tokens=8)
         await edge.send(Verify(session.id, 1, 2, [7, 8, 9, 10], [-1, 0, 0, 1]))
         refused = await edge.receive()
         assert isinstance(refused, Error)
         assert refused.code == Code.UNSUPPORTED
-        await edge.send(Verify(session.id, 1, 2, [7, 8, 9, 10], [-1, 0, 1, 2]))  # a chain that is spelled out
+        await edge.send(
+            Verify(session.id, 1, 2, [7, 8, 9, 10], [-1, 0, 1, 2])
+        )  # a chain that is spelled out
         assert isinstance(await edge.receive(), Verdict)
     async with kit.verifier(drafter=False) as running, kit.client(running) as edge:
         assert "tree" in edge.welcome.features, "in float32"
     monkeypatch.setitem(kit.target_options, "exact", False)
-    async with kit.verifier(own=low_precision(), drafter=False) as running, kit.client(running) as edge:
+    async with (
+        kit.verifier(own=low_precision(), drafter=False) as running,
+        kit.client(running) as edge,
+    ):
         assert "tree" in edge.welcome.features
 
 
 async def test_streams_draft_chains_in_low_precision_and_count_the_paths_of_forwards() -> None:
     """The server's own drafts, and what it picks out of a tree of guesses."""
     async with kit.verifier(own=low_precision()) as running, kit.client(running) as edge:
-        target, branched, drafted = running.engine.target, [], []
+        target = running.engine.target
+        branched = []
+        drafted = []
         forward = target.forward
 
         def watched(rows: Any) -> Any:
-            branched.extend(row for row in rows if list(row.parents) != list(range(-1, len(row.parents) - 1)))
+            branched.extend(
+                row for row in rows if list(row.parents) != list(range(-1, len(row.parents) - 1))
+            )
             drafted.extend(len(row.tokens) for row in rows)
             return forward(rows)
 

@@ -1,4 +1,5 @@
-"""The verifier as an OpenAI-compatible endpoint: the target's own text, many at once, and no sessions left behind."""
+"""The verifier as an OpenAI-compatible endpoint: the target's own text, many at once, and no
+sessions left behind."""
 
 from __future__ import annotations
 
@@ -40,13 +41,20 @@ Both = tuple[Verifier, openai.AsyncOpenAI]
 @contextlib.asynccontextmanager
 async def running(settings: Settings = SETTINGS) -> AsyncIterator[Both]:
     """A verifier with its endpoint, and a client of it."""
-    tokenizer, auth = embedded().target.tokenizer, Authenticator()
+    tokenizer = embedded().target.tokenizer
+    auth = Authenticator()
     async with (
         Verifier(served(settings), settings, auth).running() as verifier,
         endpoint(
-            verifier, port=Port("127.0.0.1", 0), tokenizer=tokenizer, settings=settings, principals=auth.principal
+            verifier,
+            port=Port("127.0.0.1", 0),
+            tokenizer=tokenizer,
+            settings=settings,
+            principals=auth.principal,
         ) as address,
-        openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0, timeout=3 * PATIENCE) as client,
+        openai.AsyncOpenAI(
+            base_url=f"{address}/v1", api_key="any", max_retries=0, timeout=3 * PATIENCE
+        ) as client,
     ):
         yield verifier, client
 
@@ -62,8 +70,12 @@ async def both() -> AsyncIterator[Both]:
 def truth(count: int) -> str:
     """The target's own greedy answer."""
     target = embedded().target
-    ids = target.tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, return_dict=False)
-    return str(target.tokenizer.decode(generate(target.model, ids, count), skip_special_tokens=True))
+    ids = target.tokenizer.apply_chat_template(
+        QUESTION, add_generation_prompt=True, return_dict=False
+    )
+    return str(
+        target.tokenizer.decode(generate(target.model, ids, count), skip_special_tokens=True)
+    )
 
 
 async def said(client: openai.AsyncOpenAI, **how: Any) -> Any:
@@ -78,14 +90,18 @@ async def text_of(stream: Any) -> str:
 
 async def test_variables_reach_the_chat_template() -> None:
     tokenizer = copy.copy(embedded().target.tokenizer)
-    tokenizer.chat_template = "{{ messages[0].role }}{{ ' thinks' if enable_thinking is not defined }}"
+    tokenizer.chat_template = (
+        "{{ messages[0].role }}{{ ' thinks' if enable_thinking is not defined }}"
+    )
     assert Tokenizer(tokenizer).chat(QUESTION, {}) == "user thinks"
     assert Tokenizer(tokenizer).chat(QUESTION, {"enable_thinking": False}) == "user"
 
 
 async def test_many_at_once_and_streamed_are_told_the_targets_own_text(both: Both) -> None:
     _, client = both
-    streams = [said(client, max_tokens=30, stream=True) for _ in range(10)]  # more than there are slots
+    streams = [
+        said(client, max_tokens=30, stream=True) for _ in range(10)
+    ]  # more than there are slots
     assert set(await asyncio.gather(*map(text_of, await asyncio.gather(*streams)))) == {truth(30)}
 
 
@@ -98,7 +114,9 @@ async def test_a_prediction_changes_the_work_and_not_the_text(both: Both) -> Non
         ("Nothing of the kind at all.", 40, range(11)),
         (text, 4, [3]),  # no more of it is verified than the answer may have
     ]:
-        answer = await said(both[1], max_tokens=most, prediction={"type": "content", "content": predicted})
+        answer = await said(
+            both[1], max_tokens=most, prediction={"type": "content", "content": predicted}
+        )
         assert answer.choices[0].message.content == truth(most)
         details = answer.usage.completion_tokens_details
         assert (details.accepted_prediction_tokens or 0) in accepted
@@ -109,10 +127,17 @@ async def test_log_probabilities_are_the_models_own(both: Both) -> None:
     how: Any = {"max_tokens": 12, "logprobs": True, "top_logprobs": 2}
     answer = (await said(both[1], **how, seed=3, temperature=1.5)).choices[0]
     target = embedded().target
-    ids = target.tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, return_dict=False)
+    ids = target.tokenizer.apply_chat_template(
+        QUESTION, add_generation_prompt=True, return_dict=False
+    )
     words = target.tokenizer(answer.message.content, add_special_tokens=False)["input_ids"]
     with torch.inference_mode():
-        rows = target.model(torch.tensor([[*ids, *words]])).logits[0, len(ids) - 1 : -1].float().log_softmax(-1)
+        rows = (
+            target.model(torch.tensor([[*ids, *words]]))
+            .logits[0, len(ids) - 1 : -1]
+            .float()
+            .log_softmax(-1)
+        )
     told = answer.logprobs.content
     assert "".join(one.token for one in told) == answer.message.content
     assert [one.logprob for one in told] == pytest.approx(
@@ -154,9 +179,12 @@ async def test_a_drain_waits_for_the_answers_that_run(both: Both) -> None:
 
 
 @pytest.mark.parametrize("failures", [1, 1000])
-async def test_an_answer_ends_when_its_session_does(both: Both, failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_ends_when_its_session_does(
+    both: Both, failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     verifier, client = both
-    left, real = failures, verifier.engine.target.forward
+    left = failures
+    real = verifier.engine.target.forward
 
     def forward(rows: Any) -> Any:
         nonlocal left
@@ -189,7 +217,10 @@ async def test_limits_are_named(both: Both) -> None:
     for wrong, code, why in [
         ({"stop": "x" * 129}, None, None),
         ({"messages": [{"role": "user", "content": "a " * 9000}]}, "context_length_exceeded", None),
-        *(({"response_format": cannot, "stream": stream}, "invalid_grammar", unknown) for stream in (False, True)),
+        *(
+            ({"response_format": cannot, "stream": stream}, "invalid_grammar", unknown)
+            for stream in (False, True)
+        ),
     ]:
         with pytest.raises(openai.BadRequestError, match=why) as refused:
             await said(client, **wrong)  # type: ignore[arg-type]
@@ -212,7 +243,11 @@ async def test_the_operators_page_reads_the_metrics(both: Both) -> None:
         metrics = (await browser.get("/metrics")).text
         script = (await browser.get("/ui/ui.js")).text
 
-    offered = {line.split("{")[0].split(" ")[0] for line in metrics.splitlines() if not line.startswith("#")}
+    offered = {
+        line.split("{")[0].split(" ")[0]
+        for line in metrics.splitlines()
+        if not line.startswith("#")
+    }
     declared = {line.split(" ")[2] for line in metrics.splitlines() if line.startswith("# TYPE")}
     for name in set(re.findall(r'"(moa_\w+)"', script)):
         assert name in offered | declared, name
@@ -226,4 +261,6 @@ async def test_both_ends_give_the_embedded_target_one_name() -> None:
 @pytest.mark.parametrize("name", LARGE)
 async def test_no_request_keeps_others_from_the_event_loop(both: Both, name: str) -> None:
     _, api = both
-    await check_that_the_loop_turns(str(api.base_url).removesuffix("/v1/"), large_request(MODEL, name))
+    await check_that_the_loop_turns(
+        str(api.base_url).removesuffix("/v1/"), large_request(MODEL, name)
+    )

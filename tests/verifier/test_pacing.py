@@ -9,8 +9,10 @@ from tests.verifier.virtual import Reader, lease
 
 
 def after_rounds(*, seconds: float = 0.01, gap: float = 0.02) -> Pacing:
-    """At 100.0 a round has run, and so many before it that each is expected `gap` after the one before."""
-    between, now = Pacing(0.0), 100.0 - 99 * gap - 100 * seconds
+    """At 100.0 a round has run, and so many before it that each is expected `gap` after the one
+    before."""
+    between = Pacing(0.0)
+    now = 100.0 - 99 * gap - 100 * seconds
     for _ in range(100):
         between.round_ready(now)
         between.rounds_ran(seconds, 0.0, now + seconds)
@@ -35,8 +37,9 @@ def test_the_longest_piece_that_may_run_now_is_the_longest_that_is_not_held() ->
 def test_a_long_prompt_is_read_and_costs_verdicts_a_third_on_average(
     sessions: int, pause: float, seconds: float
 ) -> None:
-    """A token at its end takes three times as long as at its beginning, and to fetch what it attends to as long as a
-    round: where the least piece fits beside no round, credit of several pays for it."""
+    """A token at its end takes three times as long as at its beginning, and to fetch what it
+    attends to as long as a round: where the least piece fits beside no round, credit of several
+    pays for it."""
     machine = Reader(sessions, pause=pause)
     verdicts = machine.seconds["a"]
     while len(verdicts) < 200 * (sessions > 0):
@@ -53,7 +56,8 @@ def test_a_long_prompt_is_read_and_costs_verdicts_a_third_on_average(
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
-    machine, short = Reader(0), lease(length=0)
+    machine = Reader(0)
+    short = lease(length=0)
     machine.begin(3000)
     while machine.reader.length < 1000:
         machine.turn()

@@ -12,7 +12,8 @@ from moa.wire import Ranges
 from moa.wire.messages import RecordContract
 from tests.verifier.virtual import Clock
 
-HEADS, DIM = 2, 16
+HEADS = 2
+DIM = 16
 CONTRACT = RecordContract(HEADS, DIM, ["int8"])
 ROW = records.row_bytes("int8", HEADS, DIM)
 
@@ -75,7 +76,8 @@ def test_rows_that_are_new_overtake_those_that_wait() -> None:
 
 
 def test_the_session_that_is_most_up_to_date_goes_first() -> None:
-    behind, fresh = session(100, 1, ready=Ranges([(0, 50)])), session(100, 2)
+    behind = session(100, 1, ready=Ranges([(0, 50)]))
+    fresh = session(100, 2)
     frames = drain(record_sender(), behind, fresh)
     assert [f.session[0] for f in frames] == [2, 1]
 
@@ -86,7 +88,8 @@ def test_nothing_is_sent_where_there_is_nothing_to_send(settings: dict[str, Any]
 
 
 def test_the_window_bounds_what_is_under_way() -> None:
-    one, sender = session(5000), record_sender()
+    one = session(5000)
+    sender = record_sender()
     sent = 0
     while (found := ask(sender, one)[0]) is not None:
         sent += len(found.payload)
@@ -118,9 +121,11 @@ def test_the_window_shrinks_when_acknowledgements_come_late_and_grows_when_they_
 
 def test_a_byte_rate_is_kept() -> None:
     clock = Clock()
-    one, sender = session(500), record_sender(clock)
+    one = session(500)
+    sender = record_sender(clock)
     one.limit(4000)
-    sent, clock.now = 0, 0.0
+    sent = 0
+    clock.now = 0.0
     while clock.now < 3.0:
         frame, pause = ask(sender, one)
         if frame is not None:

@@ -23,16 +23,21 @@ class Client(Bench):
     """An engine, stepped by hand, and a session that asks again `pause` seconds after each verdict."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, pause: float) -> None:
-        self.clock, self.pause = Clock(), pause
+        self.clock = Clock()
+        self.pause = pause
         target = Target.from_model(kit.model(), slots=2, capacity=512)
         drafter = kit.served().drafter
         assert drafter is not None
-        super().__init__(serve_model(target, drafter), clock=self.clock, prefill_tokens=256, rows=64)
-        self.lease, self.ids = Lease(bytes(16), "p"), kit.prompt(0, 2)
+        super().__init__(
+            serve_model(target, drafter), clock=self.clock, prefill_tokens=256, rows=64
+        )
+        self.lease = Lease(bytes(16), "p")
+        self.ids = kit.prompt(0, 2)
         self.asks: float | None = None
         self.waits: list[float] = []
         self.batches: list[tuple[float, int]] = []
-        forward, project = target.forward, drafter.project
+        forward = target.forward
+        project = drafter.project
 
         def batch(*parts: Any) -> Any:
             self.clock.now += _BATCH + _ROW * len(parts[2])
@@ -63,8 +68,11 @@ class Client(Bench):
         now = self.clock.now
         if self.asks is None or self.asks > now:
             return False
-        self.clock.now, self.asks = self.asks, None
-        self.work.submit(new_job(self.lease, self.ids, [], TurnRules(2, 10_000, 10_000), self.clock.now))
+        self.clock.now = self.asks
+        self.asks = None
+        self.work.submit(
+            new_job(self.lease, self.ids, [], TurnRules(2, 10_000, 10_000), self.clock.now)
+        )
         self.clock.now = now
         return True
 
@@ -80,11 +88,14 @@ class Client(Bench):
 def test_records_of_a_long_prompt_are_made_between_rounds_and_cost_a_verdict_a_third_at_most(
     monkeypatch: pytest.MonkeyPatch, pause: float
 ) -> None:
-    client, reader = Client(monkeypatch, pause), new_lease(1, "q")
+    client = Client(monkeypatch, pause)
+    reader = new_lease(1, "q")
     client.asks = client.clock.now
     while len(client.waits) < 50:
         client.turn()
-    alone, client.waits, client.asks = client.p95(), [], None
+    alone = client.p95()
+    client.waits = []
+    client.asks = None
     client.turn()  # they have left
     client.clock.now += 1.0
     client.work.prefill(reader, kit.prompt(1, _PROMPT + 1), _PROMPT)
@@ -118,18 +129,24 @@ def test_records_take_a_small_share_of_the_time_while_rounds_leave_no_idle_momen
     assert client.lease.made.newest_missing(121, 1) is None, "an idle moment makes what is left"
 
 
-def test_records_are_made_in_large_batches_when_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    client, reader = Client(monkeypatch, 0.0), new_lease(1, "q")
+def test_records_are_made_in_large_batches_when_nobody_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = Client(monkeypatch, 0.0)
+    reader = new_lease(1, "q")
     client.work.prefill(reader, kit.prompt(1, _PROMPT + 1), _PROMPT)
     while reader.made.newest_missing(_PROMPT, 1) is not None:
         client.turn()
     assert [rows for _, rows in client.batches][-4:] == [64] * 4
 
 
-def test_records_are_made_where_a_clock_is_too_coarse_to_time_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_are_made_where_a_clock_is_too_coarse_to_time_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for cost in ("_BATCH", "_ROW"):
         monkeypatch.setitem(globals(), cost, 0.0)
-    client, reader = Client(monkeypatch, 0.001), new_lease(1, "q")
+    client = Client(monkeypatch, 0.001)
+    reader = new_lease(1, "q")
     client.asks = client.clock.now
     client.work.prefill(reader, kit.prompt(1, _PROMPT + 1), _PROMPT)
     while reader.made.newest_missing(_PROMPT, 1) is not None:

@@ -19,22 +19,34 @@ def test_a_batch_is_bounded_in_rows_and_tokens() -> None:
     queue = Timed(max_batch_rows=3, max_batch_tokens=32)
     for nodes in (4, 4, 4, 4, 16, 16, 17):
         queue.submit(job(lease(), nodes))
-    assert [[j.cost for j in drafts(queue.next())] for _ in range(4)] == [[4, 4, 4], [4, 16], [16], [17]]
+    assert [[j.cost for j in drafts(queue.next())] for _ in range(4)] == [
+        [4, 4, 4],
+        [4, 16],
+        [16],
+        [17],
+    ]
 
 
 def stream(enqueued: float) -> Job:
     one = job(lease())
-    one.request, one.enqueued, one.nodes = Stream(one.lease.session, 1, 4), enqueued, 1
+    one.request = Stream(one.lease.session, 1, 4)
+    one.enqueued = enqueued
+    one.nodes = 1
     return one
 
 
 def test_readers_of_a_full_verifier_are_all_in_time_if_it_is_fast_enough_for_all() -> None:
-    """A hundred readers, 12 of them in a forward of 15 ms. The later half gets four tokens a round, the other one: in
-    turn the others would get 8 tokens a second, and read 10."""
+    """A hundred readers, 12 of them in a forward of 15 ms. The later half gets four tokens a round,
+    the other one: in turn the others would get 8 tokens a second, and read 10."""
     clock = Clock()
-    queue = Timed(clock, max_batch_rows=12, limits=Limits(max_queue=200, max_queue_per_principal=200))
+    queue = Timed(
+        clock, max_batch_rows=12, limits=Limits(max_queue=200, max_queue_per_principal=200)
+    )
     streams = [stream(clock.now) for _ in range(100)]
-    early, late, begun, tokens = set(streams[:50]), [0.0], {}, dict.fromkeys(streams, 0)
+    early = set(streams[:50])
+    late = [0.0]
+    begun = {}
+    tokens = dict.fromkeys(streams, 0)
     waiting = streams[:50]
     queue.submit(*waiting)
     while clock.now < 108.0:
@@ -71,7 +83,8 @@ def test_the_queue_is_bounded_and_says_when_to_come_back() -> None:
 
 
 def test_who_was_served_waits_for_many_that_were_not_as_for_one() -> None:
-    queue, seconds = RoundQueue(Limits(), max_rows=1, max_tokens=2048), 0.0
+    queue = RoundQueue(Limits(), max_rows=1, max_tokens=2048)
+    seconds = 0.0
     crowd = [f"idle {number}" for number in range(50)]
     queue.charge(dict.fromkeys(crowd, 0.0), 0.01)
     for _ in range(1000):
@@ -85,7 +98,9 @@ def test_who_was_served_waits_for_many_that_were_not_as_for_one() -> None:
         queue.again(one)
         queue.charge({one.lease.principal: 0.01}, 0.01)
         seconds += 0.01
-    assert seconds < 1.5, "each is served twice; to catch up with a quarter of a second takes each 25 times"
+    assert seconds < 1.5, (
+        "each is served twice; to catch up with a quarter of a second takes each 25 times"
+    )
 
 
 def test_how_soon_a_principal_comes_back_outlasts_newcomers() -> None:
@@ -127,21 +142,26 @@ def test_a_released_lease_leaves_nothing_behind(length: int) -> None:
 
 def test_releases_that_come_while_a_batch_waits_for_company_go_first() -> None:
     queue = Timed(batch_wait=0.002)
-    old, waiting, new = lease(), lease(), lease(length=0)
+    old = lease()
+    waiting = lease()
+    new = lease(length=0)
     queue.submit(job(old), job(waiting))
     assert len(drafts(queue.next())) == 2
     queue.submit(job(waiting))
     assert queue.next() is None
     assert queue.wait == pytest.approx(0.002)
     queue.scheduler.release(old)
-    queue.submit(job(new, base=0))  # a prompt of one token has nothing to run before its first round
+    queue.submit(
+        job(new, base=0)
+    )  # a prompt of one token has nothing to run before its first round
     step = queue.taken()
     assert step.releases == [old]
     assert {one.lease for one in drafts(queue.next())} == {waiting, new}
 
 
 def test_it_wakes_a_waiting_thread() -> None:
-    work, found = Workload(Scheduler(LIMITS, batch_wait=0.0)), []
+    work = Workload(Scheduler(LIMITS, batch_wait=0.0))
+    found = []
     thread = threading.Thread(target=lambda: found.append(work.next(20)))
     thread.start()
     one = job(lease())
@@ -192,11 +212,16 @@ FLOODS = {
 
 @pytest.mark.parametrize("flood", FLOODS)
 def test_a_neighbour_beside_a_flood_waits_half_as_long_again_at_the_median(flood: str) -> None:
-    """Its rounds have no drafts of others beside them, few of their prompts, and it is waited for: a flood has its half
-    of the time in forwards of its own."""
+    """Its rounds have no drafts of others beside them, few of their prompts, and it is waited for:
+    a flood has its half of the time in forwards of its own."""
     sessions, nodes, milliseconds, settings = FLOODS[flood]
     alone = Machine({"modest": 1}, batch_wait=0.0015)
-    beside = Machine({"modest": 1, "greedy": sessions}, {"modest": 1, "greedy": nodes}, batch_wait=0.0015, **settings)
+    beside = Machine(
+        {"modest": 1, "greedy": sessions},
+        {"modest": 1, "greedy": nodes},
+        batch_wait=0.0015,
+        **settings,
+    )
     rounds = alone.run(4.0)["modest"]
     both = beside.run(4.0)
     assert median(beside.seconds["modest"][10:]) <= 1.5 * median(alone.seconds["modest"])
@@ -213,18 +238,23 @@ def test_principals_that_want_the_same_fill_batches_together() -> None:
     assert sum(many.values()) >= 0.95 * Machine({"a": 32}).run(2.0)["a"]
 
 
-def test_prompts_that_another_session_has_run_begin_together_although_rounds_are_about_to_come() -> None:
-    queue, source = Timed(), lease(length=40)
+def test_prompts_that_another_session_has_run_begin_together_although_rounds_are_about_to_come() -> (
+    None
+):
+    queue = Timed()
+    source = lease(length=40)
     source.slot = 0
     queue.submit(job(source, base=40))
     queue.next()
     queue.clock.now += 0.01
     jobs = [job(lease(length=0), base=40) for _ in range(11)]
     for one in jobs:
-        one.lease.share, one.lease.share_tokens = source, 40
+        one.lease.share = source
+        one.lease.share_tokens = 40
         queue.submit(one)
     ran = pieces(queue.next())
     assert [(piece.start, piece.size) for piece in ran] == [(40, 0)] * 11
     for one in jobs:
-        one.lease.slot, one.lease.length = 1, 40
+        one.lease.slot = 1
+        one.lease.length = 40
     assert drafts(queue.next()) == jobs

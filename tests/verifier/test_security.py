@@ -26,7 +26,8 @@ from moa.wire.events import Advanced
 from moa.wire.messages import ClientMessage, Error, Open, Verify
 from tests.verifier import kit
 
-_SERVER, _SHARED = Path(cloud_verifier.__file__).parent, Path(moa.__file__).parent
+_SERVER = Path(cloud_verifier.__file__).parent
+_SHARED = Path(moa.__file__).parent
 _FROM_OUTSIDE = (*_SERVER.rglob("*.py"), *(_SHARED / "wire").rglob("*.py"), _SHARED / "records.py")
 """The code that handles bytes from clients."""
 _LOADING = (*_FROM_OUTSIDE, *(_SHARED / "model").rglob("*.py"))
@@ -53,7 +54,9 @@ def _calls(name: str) -> Iterator[tuple[str, ast.Call, str]]:
 
 
 def _argument(call: ast.Call, name: str) -> str:
-    return next((ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == name), "")
+    return next(
+        (ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == name), ""
+    )
 
 
 def test_1_nothing_is_unpickled() -> None:
@@ -63,7 +66,9 @@ def test_1_nothing_is_unpickled() -> None:
             assert not modules & {alias.name.split(".")[0] for alias in node.names}, place
         elif isinstance(node, ast.ImportFrom):
             assert (node.module or "").split(".")[0] not in modules, place
-    assert not list(_calls(r"torch\.load|np\.load|numpy\.load|pickle|eval|exec|compile|__import__|yaml\.load"))
+    assert not list(
+        _calls(r"torch\.load|np\.load|numpy\.load|pickle|eval|exec|compile|__import__|yaml\.load")
+    )
 
 
 def _fields(kind: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -85,12 +90,18 @@ def _fields(kind: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield path, kind
 
 
-FIELDS = [found for kind in get_args(ClientMessage) for found in _fields(inspect.type_info(kind), kind.__name__)]
+FIELDS = [
+    found
+    for kind in get_args(ClientMessage)
+    for found in _fields(inspect.type_info(kind), kind.__name__)
+]
 
 
 def test_2_clients_send_no_tensors() -> None:
     for path, kind in FIELDS:
-        assert not isinstance(kind, inspect.AnyType | inspect.RawType | inspect.ExtType | inspect.DictType), path
+        assert not isinstance(
+            kind, inspect.AnyType | inspect.RawType | inspect.ExtType | inspect.DictType
+        ), path
         if isinstance(kind, inspect.BytesType | inspect.ByteArrayType | inspect.MemoryViewType):
             assert kind.max_length == 16, f"{path} is a name or a hash, and no payload"
 
@@ -98,7 +109,9 @@ def test_2_clients_send_no_tensors() -> None:
 def test_3_every_number_and_length_is_bounded_before_it_is_looked_at() -> None:
     assert len(FIELDS) > 40
     for path, kind in FIELDS:
-        if isinstance(kind, inspect.IntType) and path != "Hello.versions[]":  # only looked up in our own versions
+        if (
+            isinstance(kind, inspect.IntType) and path != "Hello.versions[]"
+        ):  # only looked up in our own versions
             assert kind.ge is not None, path
             assert kind.lt is not None or kind.le is not None, path
         if isinstance(kind, inspect.ListType | inspect.StrType | inspect.BytesType):
@@ -113,13 +126,17 @@ DRAFTS: list[tuple[list[int], list[int]]] = [
 ]
 
 
-async def test_4_what_a_kernel_would_not_survive_never_gets_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_4_what_a_kernel_would_not_survive_never_gets_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with kit.verifier() as running, kit.client(running) as edge:
         session = await edge.start(kit.prompt(0, 9), max_new_tokens=5)
         with monkeypatch.context() as patched:
             patched.setattr(running.work, "submit", None)
             for tokens, parents in DRAFTS:
-                await edge.send(Verify(session.id, 1, session.base, [session.log[-1], *tokens[1:]], parents))
+                await edge.send(
+                    Verify(session.id, 1, session.base, [session.log[-1], *tokens[1:]], parents)
+                )
             await edge.send(Open(bytes(16), [1, kit.VOCAB]))
             for _ in [*DRAFTS, Open]:
                 answer = await edge.receive()

@@ -1,4 +1,5 @@
-"""A drafter of streams alone, published or ours, beside a verifier: the text is the target's, drafts are used."""
+"""A drafter of streams alone, published or ours, beside a verifier: the text is the target's,
+drafts are used."""
 
 from __future__ import annotations
 
@@ -30,21 +31,30 @@ TOKENS = 32
 async def test_streams_are_the_targets_text_and_drafts_are_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Also of a session whose first tokens another one has run, and of one that goes on after the edge's drafts."""
+    """Also of a session whose first tokens another one has run, and of one that goes on after the
+    edge's drafts."""
     kit.draft_in_every_round(monkeypatch)
-    greedy, sampled = SamplingSettings(), SamplingSettings(temperature=0.8, seed=3)
+    greedy = SamplingSettings()
+    sampled = SamplingSettings(temperature=0.8, seed=3)
     prompts = [kit.prompt(number, 20 + number) for number in range(2)]
-    truths = {(i, how): kit.generated(prompts[i], TOKENS, how) for i in range(2) for how in (greedy, sampled)}
+    truths = {
+        (i, how): kit.generated(prompts[i], TOKENS, how)
+        for i in range(2)
+        for how in (greedy, sampled)
+    }
     # A random drafter over the few tokens that the target writes is right now and then.
     words = sorted({token for truth in truths.values() for token in truth})
-    target, drafter = save_tiny("llama", tmp_path / "target"), tmp_path / "drafter"
+    target = save_tiny("llama", tmp_path / "target")
+    drafter = tmp_path / "drafter"
     if kind == "eagle3":
         published.write(drafter, "specforge-3.1", tiny("llama"), words)
     else:
         texts = [[*prompts[i], *truth] for (i, _), truth in truths.items()]
         await asyncio.to_thread(learn, target, texts, drafter)
     flags = ["serve", "--target", str(target), "--server-drafter", str(drafter), "--device", "cpu"]
-    settings = replace(settings_from(parser().parse_args(flags)), port=0, slots=8, limits=kit.LIMITS)
+    settings = replace(
+        settings_from(parser().parse_args(flags)), port=0, slots=8, limits=kit.LIMITS
+    )
     served = load(settings)
     assert served.drafts == kind
     forwards: list[int] = []
@@ -60,9 +70,13 @@ async def test_streams_are_the_targets_text_and_drafts_are_accepted(
         assert isinstance(drafting, FeatureServerDrafting)
         for (i, how), truth in truths.items():
             sampling = Sampling(temperature=how.temperature, seed=how.seed)
-            session = await edge.start(prompts[i], max_new_tokens=TOKENS, ignore_eos=True, sampling=sampling)
+            session = await edge.start(
+                prompts[i], max_new_tokens=TOKENS, ignore_eos=True, sampling=sampling
+            )
             await edge.stream(session)
-            assert session.log[len(prompts[i]) :][: len(truth)] == truth  # the library stops at the end of text
+            assert (
+                session.log[len(prompts[i]) :][: len(truth)] == truth
+            )  # the library stops at the end of text
         assert len(forwards) < TOKENS * len(truths), "no draft was accepted"
         ids = [*prompts[0], 9, 8]
         session = await edge.start(ids, max_new_tokens=TOKENS, ignore_eos=True)
@@ -71,17 +85,39 @@ async def test_streams_are_the_targets_text_and_drafts_are_accepted(
         await edge.stream(session)
         truth = kit.generated(ids, TOKENS)
         assert session.log[len(ids) :][: len(truth)] == truth
-        assert len(session.log) - 1 in drafting._drafting.pool.lengths, "it has followed every forward"
+        assert len(session.log) - 1 in drafting._drafting.pool.lengths, (
+            "it has followed every forward"
+        )
 
 
 def learn(target: Path, texts: list[list[int]], out: Path) -> None:
     """`moa-train --states` on these texts."""
     data = out.with_suffix(".jsonl")
-    data.write_text("\n".join(json.dumps({"ids": ids, "prompt_tokens": 1}) for ids in texts), encoding="utf-8")
-    flags = ["--states", "--length", "64", "--batch", "2", "--steps", "12", "--quiet", "--device", "cpu"]
+    data.write_text(
+        "\n".join(json.dumps({"ids": ids, "prompt_tokens": 1}) for ids in texts), encoding="utf-8"
+    )
+    flags = [
+        "--states",
+        "--length",
+        "64",
+        "--batch",
+        "2",
+        "--steps",
+        "12",
+        "--quiet",
+        "--device",
+        "cpu",
+    ]
     assert train([str(target), "--data", str(data), "--out", str(out), *flags]) == 0
 
 
 def test_what_is_no_drafter_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no such folder"):
-        load(replace(kit.SETTINGS, server_drafter=str(tmp_path / "nowhere" / "x"), device="cpu", kv_tokens=2048))
+        load(
+            replace(
+                kit.SETTINGS,
+                server_drafter=str(tmp_path / "nowhere" / "x"),
+                device="cpu",
+                kv_tokens=2048,
+            )
+        )

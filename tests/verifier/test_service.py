@@ -1,4 +1,5 @@
-"""The service over real websockets: opening, rounds, resuming, records, streams. A real tiny model behind it."""
+"""The service over real websockets: opening, rounds, resuming, records, streams. A real tiny model
+behind it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,17 @@ import torch
 
 from moa import records
 from moa.wire import ClientSession
-from moa.wire.messages import Cancel, Error, Hello, Resume, Resumed, StreamTokens, Sync, Verify, Welcome
+from moa.wire.messages import (
+    Cancel,
+    Error,
+    Hello,
+    Resume,
+    Resumed,
+    StreamTokens,
+    Sync,
+    Verify,
+    Welcome,
+)
 from moa.wire.session import Ready, Recovered
 from tests.tiny import tiny_tokenizer
 from tests.verifier import kit
@@ -76,7 +87,9 @@ async def test_a_conversation_runs_only_its_new_tokens() -> None:
 
 
 async def test_a_shared_beginning_is_run_once() -> None:
-    system, a, b = kit.prompt(5, 60), kit.prompt(6, 5), kit.prompt(7, 6)
+    system = kit.prompt(5, 60)
+    a = kit.prompt(6, 5)
+    b = kit.prompt(7, 6)
     async with kit.verifier() as running, kit.client(running) as edge:
         first = await edge.start([*system, *a], max_new_tokens=3)
         await _rest(edge, first)
@@ -93,7 +106,8 @@ async def test_a_shared_beginning_is_run_once() -> None:
 
 
 async def test_a_stop_string_ends_a_turn_with_the_token_that_completes_it() -> None:
-    decode, truth = tiny_tokenizer().decode, kit.generated(IDS, 12)
+    decode = tiny_tokenizer().decode
+    truth = kit.generated(IDS, 12)
     stop = decode(truth[4:6])
     cut = next(n for n in range(1, 13) if stop in decode(truth[:n]))
     async with kit.verifier(decode=decode) as running, kit.client(running) as edge:
@@ -106,7 +120,9 @@ async def test_a_stop_string_ends_a_turn_with_the_token_that_completes_it() -> N
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("fp16", 2e-3), ("int8", 2e-2)])
-async def test_records_are_the_drafters_projection_of_the_targets_state(dtype: str, tolerance: float) -> None:
+async def test_records_are_the_drafters_projection_of_the_targets_state(
+    dtype: str, tolerance: float
+) -> None:
     served = kit.served()
     assert served.drafter is not None
     ids = kit.prompt(4, 60)
@@ -119,7 +135,9 @@ async def test_records_are_the_drafters_projection_of_the_targets_state(dtype: s
         session = await edge.start(ids, records=dtype)
         await _rows(edge, session, len(ids) - 1)
         for found, half in zip(_collect(edge, session.id, len(ids) - 1), made, strict=True):
-            np.testing.assert_allclose(found, half.numpy(), atol=tolerance * float(half.abs().max()))
+            np.testing.assert_allclose(
+                found, half.numpy(), atol=tolerance * float(half.abs().max())
+            )
 
 
 async def test_records_stop_and_start_on_demand_and_held_ones_are_not_sent_again() -> None:
@@ -156,7 +174,9 @@ async def test_a_session_goes_on_after_its_connection_and_after_its_slot_is_gone
             assert (await _recovered(edge, session)).outcome == "resumed"
             await edge.advance(session, [session.log[-1]])
             await _rows(edge, session, len(session.log) - 1, start=held)
-            assert min(m.start for m in edge.rows) >= len(IDS), "rows that the edge holds do not travel twice"
+            assert min(m.start for m in edge.rows) >= len(IDS), (
+                "rows that the edge holds do not travel twice"
+            )
             (ours,) = running.service.table
             running.service.table.evict(ours, "test")
             assert (await _recovered(new, session)).outcome == "reprefilled"
@@ -181,7 +201,9 @@ async def test_a_resume_that_says_it_is_endless_costs_no_more_than_it_takes(know
         assert answer.outcome == "gone"
         ((outbox, name),) = running.service.connections.items()
         assert running.service.principal(name).budget.wait(running.service.clock())[0] == 0
-        assert len(running.service.table) == len(outbox.sessions) == (not known), "nothing keeps a session that is gone"
+        assert len(running.service.table) == len(outbox.sessions) == (not known), (
+            "nothing keeps a session that is gone"
+        )
 
 
 async def test_open_twice_is_open_once_and_close_frees_everything() -> None:
@@ -210,7 +232,8 @@ async def test_a_stream_says_what_the_target_says_and_drafts_unless_it_is_asked_
         for speculate in (True, False):
             stream = session.stream(speculate=speculate)
             await edge.send(stream)
-            drafted, cancelled = 0, False
+            drafted = 0
+            cancelled = False
             while session.busy:
                 part = await edge.receive()
                 if isinstance(part, StreamTokens):

@@ -22,9 +22,15 @@ from moa.wire.messages import Hello, RecordContract, Sampling, Welcome
 from tests.verifier.sessions import LIMITS, outbox, session, works
 
 FACTS = ModelFacts(
-    target="t", tokenizer="k", drafter="d", vocab_size=128, eos_ids=(2,), slots=2, capacity=100,
+    target="t",
+    tokenizer="k",
+    drafter="d",
+    vocab_size=128,
+    eos_ids=(2,),
+    slots=2,
+    capacity=100,
     records=RecordContract(1, 4, ["int8"]),
-)  # fmt: skip
+)
 
 
 class World:
@@ -103,7 +109,8 @@ def test_live_detached_cold_gone() -> None:
 
 def test_a_live_session_that_has_paused_is_next_but_never_one_that_works() -> None:
     world = World(idle_seconds=1)
-    working, paused = world.session(1), world.session(2)
+    working = world.session(1)
+    paused = world.session(2)
     works(working)
     world.now = 5
     third = world.session(3)
@@ -166,7 +173,8 @@ def test_token_logs_have_a_budget_and_cold_ones_go_first() -> None:
 
 def test_token_logs_that_grow_are_bounded_too() -> None:
     world = World(max_log_bytes=2 * 4096 + 60 * 40)
-    one, two = world.session(1, ids=[5] * 20), world.session(2, ids=[6] * 20)
+    one = world.session(1, ids=[5] * 20)
+    two = world.session(2, ids=[6] * 20)
     one.log += [7] * 20
     world.table.account(one)
     refused(lambda: world.table.reserve(works(one)), "max_log_bytes")
@@ -195,7 +203,8 @@ def test_a_common_beginning_is_shared_within_a_principal_only() -> None:
 
 def test_pages_are_taken_from_whoever_has_been_away_the_longest() -> None:
     world = World(pages=6, idle_seconds=5)
-    old, new = world.session(1, ids=[5] * 65), world.session(2, ids=[6] * 33)
+    old = world.session(1, ids=[5] * 65)
+    new = world.session(2, ids=[6] * 33)
     world.now += 10
     new.used = world.now
     assert world.released == []
@@ -251,7 +260,9 @@ def test_a_temperature_that_leaves_the_range_of_numbers_is_refused(temperature: 
         (None, Hello([2], ["stream"], drafter="another")),
     ],
 )
-def test_a_hello_is_welcome_refused_or_told_that_no_records_fit(code: str | None, hello: Hello) -> None:
+def test_a_hello_is_welcome_refused_or_told_that_no_records_fit(
+    code: str | None, hello: Hello
+) -> None:
     def answer() -> Welcome:
         return answer_hello(hello, FACTS, Limits(), max_context=90, instance="i")
 
@@ -260,12 +271,15 @@ def test_a_hello_is_welcome_refused_or_told_that_no_records_fit(code: str | None
         return
     welcome = answer()
     assert (welcome.version, welcome.vocab_size, welcome.limits.max_context_tokens) == (2, 128, 90)
-    assert [notice.partition(":")[0] for notice in welcome.notices] == ([code] if code else []), "no other needs one"
+    assert [notice.partition(":")[0] for notice in welcome.notices] == ([code] if code else []), (
+        "no other needs one"
+    )
     assert (welcome.records == FACTS.records) == ("records" in welcome.features) == (code == "")
 
 
 def test_what_follows_a_grammar_counts_as_memory() -> None:
-    world, read = World(), (demo.paths().tokenizer / "tokenizer.json").read_text
+    world = World()
+    read = (demo.paths().tokenizer / "tokenizer.json").read_text
     compiled = GrammarCompiler(read, size=4096, eos_ids=[4]).compile(Grammar("regex", "yes|no"))
     one = world.session(1)
     before = world.table.log_bytes
@@ -277,9 +291,14 @@ def test_what_follows_a_grammar_counts_as_memory() -> None:
 
 
 async def test_grammars_of_one_principal_are_compiled_one_after_another() -> None:
-    compiler = GrammarCompiler((demo.paths().tokenizer / "tokenizer.json").read_text, size=4096, eos_ids=[0])
+    compiler = GrammarCompiler(
+        (demo.paths().tokenizer / "tokenizer.json").read_text, size=4096, eos_ids=[0]
+    )
     service = Service(
-        FACTS, Limits(max_chain_tokens=8, max_tree_nodes=8), Workload(Scheduler(Limits())), grammars=compiler
+        FACTS,
+        Limits(max_chain_tokens=8, max_tree_nodes=8),
+        Workload(Scheduler(Limits())),
+        grammars=compiler,
     )
     done: list[str] = []
 

@@ -20,14 +20,18 @@ def full(*principals: str) -> tuple[SlotShares, list[ServerSession]]:
     return shares, [holder(name) for name in principals]
 
 
-def test_whoever_has_less_than_its_share_takes_from_whoever_has_more_even_between_two_rounds() -> None:
+def test_whoever_has_less_than_its_share_takes_from_whoever_has_more_even_between_two_rounds() -> (
+    None
+):
     shares, holders = full("a", "a", "a", "a")
     works(holders[0])
     holders[2].used = -1.0
     assert shares.victim(session(2, principal="b"), holders, 0.0) is holders[2]
     assert shares.victim(session(2, principal="a"), holders, 0.0) is None, "but not from its own"
     shares, holders = full("a", "a", "b", "b")
-    assert shares.victim(session(2, principal="a"), holders, 0.0) is None, "nor one that has its share"
+    assert shares.victim(session(2, principal="a"), holders, 0.0) is None, (
+        "nor one that has its share"
+    )
 
 
 def test_when_all_work_the_next_slot_of_the_greedy_is_kept_for_the_one_that_waits() -> None:
@@ -65,17 +69,22 @@ def test_unused_slots_go_first_and_detached_ones_before_paused_ones() -> None:
 
 
 def test_however_many_wait_they_ask_again_one_after_another() -> None:
-    """Refusals a second must not grow with those who wait: at ten times the capacity they took half of the time."""
+    """Refusals a second must not grow with those who wait: at ten times the capacity they took half
+    of the time."""
     shares, _ = full("a", "a", "a", "a")
     asked = [shares.appointment("a", 0.0) for _ in range(40)]
     assert asked == sorted(asked)
     for begin in (0.5, 1.0, 3.0):
-        assert sum(begin <= at < begin + 0.5 for at in asked) <= 5, "four slots, so four a pause, and one at its edge"
+        assert sum(begin <= at < begin + 0.5 for at in asked) <= 5, (
+            "four slots, so four a pause, and one at its edge"
+        )
     assert max(asked) <= 20 * 0.5
     assert max(shares.appointment("a", 0.0) for _ in range(10_000)) == 20 * 0.5
 
 
-def test_those_who_wait_for_a_slot_of_their_own_share_do_not_wait_behind_a_greedy_principal() -> None:
+def test_those_who_wait_for_a_slot_of_their_own_share_do_not_wait_behind_a_greedy_principal() -> (
+    None
+):
     shares, holders = full("a", "a", "a", "a")
     for _ in range(100):
         shares.appointment("a", 0.0)
@@ -98,11 +107,16 @@ class Memory:
         lease.held += pages
 
     def give_back(self, lease: Lease) -> None:
-        self.free, lease.held = self.free + lease.held, 0
+        self.free = self.free + lease.held
+        lease.held = 0
 
 
-def test_what_is_promised_and_not_free_is_missing_and_pages_on_their_way_back_are_free_once() -> None:
-    memory, one, two = Memory(10), Lease(bytes(16), "p"), Lease(bytes(16), "p")
+def test_what_is_promised_and_not_free_is_missing_and_pages_on_their_way_back_are_free_once() -> (
+    None
+):
+    memory = Memory(10)
+    one = Lease(bytes(16), "p")
+    two = Lease(bytes(16), "p")
     memory.reservations.reserve(one, 16 * 8)
     assert memory.reservations.missing == 0
     memory.take(one, 8)
@@ -118,7 +132,9 @@ def test_what_is_promised_and_not_free_is_missing_and_pages_on_their_way_back_ar
 
 
 def test_shared_pages_are_held_without_being_taken() -> None:
-    memory, one, two = Memory(10), Lease(bytes(16), "p"), Lease(bytes(16), "p")
+    memory = Memory(10)
+    one = Lease(bytes(16), "p")
+    two = Lease(bytes(16), "p")
     memory.reservations.reserve(one, 16 * 8)
     memory.take(one, 8)
     memory.reservations.reserve(two, 16 * 9)
@@ -127,7 +143,8 @@ def test_shared_pages_are_held_without_being_taken() -> None:
 
 
 def test_a_smaller_promise_takes_none_back_unless_it_is_said() -> None:
-    memory, one = Memory(4), Lease(bytes(16), "p")
+    memory = Memory(4)
+    one = Lease(bytes(16), "p")
     memory.reservations.reserve(one, 16 * 6)
     memory.reservations.reserve(one, 16)
     assert memory.reservations.missing == 2

@@ -61,7 +61,9 @@ async def test_health_and_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
             await edge.advance(session, [IDS[-1], 5])
             async with asyncio.timeout(kit.PATIENCE):
                 page = ""
-                while 'moa_forward_seconds_sum{kind="draft"}' not in page:  # the engine counts after it has answered
+                while (
+                    'moa_forward_seconds_sum{kind="draft"}' not in page
+                ):  # the engine counts after it has answered
                     status, page = await kit.get(running.transport.url, "/metrics")
         assert status == 200
         for line in (
@@ -76,17 +78,30 @@ async def test_health_and_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
             assert line in page
         whole, overhead, forward = (
             float(page.split(f"moa_{name} ")[1].split()[0])
-            for name in ("verify_seconds_sum", "verify_overhead_seconds_sum", 'forward_seconds_sum{kind="draft"}')
+            for name in (
+                "verify_seconds_sum",
+                "verify_overhead_seconds_sum",
+                'forward_seconds_sum{kind="draft"}',
+            )
         )
         assert 0 < overhead < whole
-        assert whole - overhead == pytest.approx(forward, rel=0.01), "of one session alone the rest is its forward"
+        assert whole - overhead == pytest.approx(forward, rel=0.01), (
+            "of one session alone the rest is its forward"
+        )
         assert (await kit.get(running.transport.url, "/other"))[0] == 404
-        monkeypatch.setattr(running.engine, "_probe", lambda: None)  # it would find that all is well
+        monkeypatch.setattr(
+            running.engine, "_probe", lambda: None
+        )  # it would find that all is well
         running.engine.alive_at = -1000.0
-        assert await health("/health/live", "/health/ready", "/") == {(503, "no forward has succeeded lately\n")}
+        assert await health("/health/live", "/health/ready", "/") == {
+            (503, "no forward has succeeded lately\n")
+        }
         running.engine.alive_at = time.monotonic()
         running.service.draining = True
-        assert await health("/health/ready", "/health/live") == {(503, "draining\n"), (200, "live\n")}
+        assert await health("/health/ready", "/health/live") == {
+            (503, "draining\n"),
+            (200, "live\n"),
+        }
 
 
 async def test_whoever_posts_is_told_what_this_port_is_for() -> None:
@@ -102,34 +117,50 @@ async def test_whoever_posts_is_told_what_this_port_is_for() -> None:
 
 async def test_handshakes_that_are_turned_away(tokens: tuple[Authenticator, str, str]) -> None:
     auth, alice, bob = tokens
-    ours, known = {"origin": "https://ours.example"}, [("Authorization", f"Bearer {alice}")]
+    ours = {"origin": "https://ours.example"}
+    known = [("Authorization", f"Bearer {alice}")]
 
     def offering(*given: str) -> dict[str, Any]:
         """As a web page does it: tokens are subprotocols."""
-        return {"subprotocols": [Subprotocol(name) for name in (SUBPROTOCOL, *(TOKEN_SUBPROTOCOL + t for t in given))]}
+        return {
+            "subprotocols": [
+                Subprotocol(name) for name in (SUBPROTOCOL, *(TOKEN_SUBPROTOCOL + t for t in given))
+            ]
+        }
 
     def opened(**options: Any) -> connect:
         return connect(running.transport.url, **(offering() | {"proxy": None} | options))
 
     turned_away: list[tuple[int, dict[str, Any]]] = [
-        *((401, {"additional_headers": [("Authorization", f"Bearer {wrong}")]}) for wrong in ("", alice + "x")),
+        *(
+            (401, {"additional_headers": [("Authorization", f"Bearer {wrong}")]})
+            for wrong in ("", alice + "x")
+        ),
         *((401, offering(*given)) for given in ((), (alice[:-1],), (alice, bob))),
         (401, {"additional_headers": [*known, ("Authorization", f"Bearer {bob}")]}),
         (403, {"additional_headers": known, "origin": "https://evil.example"}),
         (400, {"additional_headers": known, "subprotocols": None}),
     ]
-    async with kit.verifier(dataclasses.replace(kit.SETTINGS, origins=(ours["origin"],)), auth=auth) as running:
+    async with kit.verifier(
+        dataclasses.replace(kit.SETTINGS, origins=(ours["origin"],)), auth=auth
+    ) as running:
         for status, options in turned_away:
             with pytest.raises(InvalidStatus) as caught:
                 await opened(**options)
             assert caught.value.response.status_code == status, options
-        for path, token, status in (("/metrics", "guess", 401), ("/metrics", alice, 200), ("/health/live", "", 200)):
+        for path, token, status in (
+            ("/metrics", "guess", 401),
+            ("/metrics", alice, 200),
+            ("/health/live", "", 200),
+        ):
             assert (await kit.get(running.transport.url, path, token))[0] == status
         async with opened(additional_headers=known, **ours), opened(**offering(alice)) as raw:
             assert raw.subprotocol == SUBPROTOCOL, "the token is not sent back"
 
 
-async def test_one_principal_cannot_touch_a_session_of_another(tokens: tuple[Authenticator, str, str]) -> None:
+async def test_one_principal_cannot_touch_a_session_of_another(
+    tokens: tuple[Authenticator, str, str],
+) -> None:
     auth, alice, bob = tokens
     async with kit.verifier(auth=auth) as running, kit.client(running, token=alice) as hers:
         session = await hers.start(IDS, max_new_tokens=5)
@@ -140,12 +171,19 @@ async def test_one_principal_cannot_touch_a_session_of_another(tokens: tuple[Aut
                 resume = Resume(theirs.id, len(IDS), chain_hash(IDS), 0)
                 verify = Verify(theirs.id, 1, len(IDS) - 1, [IDS[-1]])
                 answers = []
-                others = Cancel(theirs.id, 1), Sync(theirs.id), Stream(theirs.id, 1, 0), Append(theirs.id, 1, [5])
+                others = (
+                    Cancel(theirs.id, 1),
+                    Sync(theirs.id),
+                    Stream(theirs.id, 1, 0),
+                    Append(theirs.id, 1, [5]),
+                )
                 for message in (resume, verify, *others):
                     await his.send(message)
                     answers.append(await his.receive())
                 assert getattr(answers[0], "outcome", "") == "gone"
-                assert [getattr(answer, "code", "") for answer in answers[1:]] == ["unknown_session"] * 5
+                assert [getattr(answer, "code", "") for answer in answers[1:]] == [
+                    "unknown_session"
+                ] * 5
                 await his.send(Close(theirs.id), Open(theirs.id, [1, 2]))
                 assert isinstance(await his.receive(), Opened)
                 await his.send(Close(theirs.id))
@@ -173,7 +211,10 @@ async def test_connections_are_bounded(tokens: tuple[Authenticator, str, str]) -
 
 @pytest.mark.parametrize("first", [None, Open(bytes(16), [1]), Hello([1], [])])
 async def test_who_does_not_say_hello_or_none_that_is_understood_is_hung_up_on(first: Any) -> None:
-    async with kit.verifier(kit.limited(hello_timeout=0.2)) as running, kit.connection(running) as raw:
+    async with (
+        kit.verifier(kit.limited(hello_timeout=0.2)) as running,
+        kit.connection(running) as raw,
+    ):
         if first is not None:
             await raw.send(encode(first))
             assert isinstance(kit.decode_server(await raw.recv()), Error)  # type: ignore[arg-type]
@@ -190,7 +231,10 @@ async def test_a_handshake_that_dawdles_is_cut() -> None:
 
 
 async def test_half_open_connections_are_reaped() -> None:
-    async with kit.verifier(kit.limited(ping_interval=0.1, ping_timeout=0.1)) as running, kit.client(running) as edge:
+    async with (
+        kit.verifier(kit.limited(ping_interval=0.1, ping_timeout=0.1)) as running,
+        kit.client(running) as edge,
+    ):
         edge.connection.transport.pause_reading()  # the network is gone, without a close
         await kit.until(lambda: not running.service.connections)
         edge.connection.transport.abort()
@@ -200,8 +244,10 @@ async def test_frames_that_are_none_end_their_connection_and_no_other() -> None:
     async with kit.verifier() as running, kit.client(running) as good:
         session = await good.start(IDS, max_new_tokens=6)
         senseless: list[tuple[int, list[Any]]] = [
-            (1003, ["text"]), (1009, [b"x" * 300_000]), (1002, [b"\0"] * (kit.LIMITS.max_bad_messages + 1))
-        ]  # fmt: skip
+            (1003, ["text"]),
+            (1009, [b"x" * 300_000]),
+            (1002, [b"\0"] * (kit.LIMITS.max_bad_messages + 1)),
+        ]
         for code, frames in senseless:
             async with kit.client(running) as edge:
                 for frame in frames:
@@ -230,12 +276,17 @@ async def test_a_principal_pays_for_drafts_and_streams_and_goes_on_when_it_has_p
                     await edge.send(session.stream())
                 event = await edge.event(session)
                 if isinstance(event, Refused):
-                    assert (event.error.code, event.error.limit) == ("busy", "max_tokens_per_second")
+                    assert (event.error.code, event.error.limit) == (
+                        "busy",
+                        "max_tokens_per_second",
+                    )
                     refused += 1
                     now += event.error.retry_after_ms / 1000
                     await edge.send(*session.unsettled)
                 elif not refused:
-                    raise AssertionError("eleven tokens of a draft are more than the ten that are left")
+                    raise AssertionError(
+                        "eleven tokens of a draft are more than the ten that are left"
+                    )
             assert session.log[len(IDS) :] == truth
             assert refused > 5
         async with kit.client(running, token=bob) as edge:

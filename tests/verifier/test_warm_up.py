@@ -13,7 +13,9 @@ from moa.model.products import can_pack
 from moa.model.target import Target
 from tests.verifier import kit
 
-pytestmark = pytest.mark.skipif(not can_pack(torch.device("cpu"), torch.float32), reason="torch is without oneDNN")
+pytestmark = pytest.mark.skipif(
+    not can_pack(torch.device("cpu"), torch.float32), reason="torch is without oneDNN"
+)
 SCRIPT = """
 import torch
 from cloud_verifier.model import warm_up
@@ -39,7 +41,9 @@ def packed() -> Target:
 
 
 def test_no_request_waits_for_kernels_of_onednn() -> None:
-    ran = subprocess.run([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True, check=True
+    )
     made = {}
     for part in ran.stdout.split("tokens ")[1:]:
         tokens, _, lines = part.partition("\n")
@@ -47,13 +51,18 @@ def test_no_request_waits_for_kernels_of_onednn() -> None:
         made[int(tokens)] = lines.count("create:cache_miss")
     assert made[13] == made[50] == made[64] == 0
     assert made[300] > 0, "more tokens than were asked for"
-    assert made[700] == made[2000] == 0, "the memory of kernels is bounded whatever one forward holds"
+    assert made[700] == made[2000] == 0, (
+        "the memory of kernels is bounded whatever one forward holds"
+    )
 
 
 def test_a_slow_machine_does_not_wait_for_them_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    target, ran = packed(), list[int]()
+    target = packed()
+    ran = list[int]()
     run = target.run_first_layer
-    monkeypatch.setattr(target, "run_first_layer", lambda rows: ran.append(len(rows[0].tokens)) or run(rows))
+    monkeypatch.setattr(
+        target, "run_first_layer", lambda rows: ran.append(len(rows[0].tokens)) or run(rows)
+    )
     for seconds in (1000, -1):
         warm_up(target, 4, seconds=seconds)
         assert ran == [1, 2, 3, 4]

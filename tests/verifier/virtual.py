@@ -1,5 +1,5 @@
-"""The scheduler in virtual time: sessions that ask again a while after a verdict, and a model that takes as long as it
-is said to."""
+"""The scheduler in virtual time: sessions that ask again a while after a verdict, and a model that
+takes as long as it is said to."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def lease(principal: str = "a", length: int = 4) -> Lease:
 
 def job(holder: Lease, nodes: int = 4, base: int = 4, deadline: float = 1e9) -> Job:
     request = Verify(holder.session, 1, base, [1] * nodes)
-    return Job(holder, request, [1] * (base + 1), TurnRules(0, 9, 99), SamplingSettings(), 100.0, deadline)
+    return Job(
+        holder, request, [1] * (base + 1), TurnRules(0, 9, 99), SamplingSettings(), 100.0, deadline
+    )
 
 
 class Timed:
@@ -40,9 +42,12 @@ class Timed:
 
     def __init__(self, clock: Clock | None = None, **settings: Any) -> None:
         self.clock = clock or Clock()
-        self.scheduler = Scheduler(**({"limits": LIMITS, "batch_wait": 0.0, "now": self.clock.now} | settings))
+        self.scheduler = Scheduler(
+            **({"limits": LIMITS, "batch_wait": 0.0, "now": self.clock.now} | settings)
+        )
         self.step: EngineStep | None = None
-        self.outcome, self.wait = StepOutcome(), 0.0
+        self.outcome = StepOutcome()
+        self.wait = 0.0
 
     def submit(self, *jobs: Job) -> None:
         for one in jobs:
@@ -79,9 +84,9 @@ def pieces(step: EngineStep | None) -> list[PrefillPiece]:
 
 
 class Machine:
-    """Rounds on a model that takes 5 ms and 1 ms a token, and 5 ms more where it drafts; each session asks again 2 ms
-    after its verdict. Sessions of `drafted` principals are streams; those of `brief` ones have a prompt of 20 tokens
-    and one round, and a new one follows."""
+    """Rounds on a model that takes 5 ms and 1 ms a token, and 5 ms more where it drafts; each
+    session asks again 2 ms after its verdict. Sessions of `drafted` principals are streams; those
+    of `brief` ones have a prompt of 20 tokens and one round, and a new one follows."""
 
     pause = 0.002
 
@@ -94,13 +99,17 @@ class Machine:
         brief: str = "",
         **settings: Any,
     ) -> None:
-        self.queue, self.drafted, self.brief = Timed(limits=Limits(), **settings), drafted, brief
+        self.queue = Timed(limits=Limits(), **settings)
+        self.drafted = drafted
+        self.brief = brief
         self.nodes = nodes if isinstance(nodes, dict) else dict.fromkeys(sessions, nodes)
         self.clock = clock = self.queue.clock
         self.rounds = dict.fromkeys(sessions, 0)
         self.seconds: dict[str, list[float]] = {name: [] for name in sessions}
         """From asking to the verdict."""
-        self.asking = [(clock.now, self.lease(name)) for name, count in sessions.items() for _ in range(count)]
+        self.asking = [
+            (clock.now, self.lease(name)) for name, count in sessions.items() for _ in range(count)
+        ]
 
     def lease(self, principal: str) -> Lease:
         return lease(principal, length=0 if principal == self.brief else 4)
@@ -109,7 +118,8 @@ class Machine:
         base = 20 if holder.principal == self.brief else 4
         one = dataclasses.replace(job(holder, self.nodes[holder.principal], base), enqueued=asked)
         if holder.principal == self.drafted:
-            one.request, one.nodes = Stream(holder.session, 1, base), one.cost
+            one.request = Stream(holder.session, 1, base)
+            one.nodes = one.cost
         return one
 
     def run(self, seconds: float) -> dict[str, int]:
@@ -144,12 +154,13 @@ class Machine:
 
 
 class Reader(Machine):
-    """The same, with a model to which 3,000 tokens before a token are what many more are to a larger one, and with a
-    prompt. Sessions ask again `pause` seconds after a verdict."""
+    """The same, with a model to which 3,000 tokens before a token are what many more are to a
+    larger one, and with a prompt. Sessions ask again `pause` seconds after a verdict."""
 
     def __init__(self, sessions: int, *, pause: float = 0.001) -> None:
         super().__init__({"a": sessions}, nodes=8)
-        self.pause, self.reader = pause, lease(length=0)
+        self.pause = pause
+        self.reader = lease(length=0)
 
     def begin(self, prompt: int) -> None:
         self.queue.scheduler.prefill(self.reader, [1] * (prompt + 1), prompt)

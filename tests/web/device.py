@@ -33,10 +33,17 @@ class Browser:
         records = kit.device().new_drafter().records
         assert records is not None
         manifest = kit.device().bundle.manifest
-        id, snapshot = len(self._told) + 1, how.pop("snapshot", None)
+        id = len(self._told) + 1
+        snapshot = how.pop("snapshot", None)
         oracle = {"truth": list(truth), "right": right, "seed": id, "heads": named(records.heads)}
         identities = {"tokenizer": manifest.tokenizer.hash, "drafter": manifest.drafter.weights_id}
-        told = {"verifier": verifier, "settings": how, "oracle": oracle, "identities": identities, "eosIds": [EOS]}
+        told = {
+            "verifier": verifier,
+            "settings": how,
+            "oracle": oracle,
+            "identities": identities,
+            "eosIds": [EOS],
+        }
         self._told[id] = asyncio.Queue()
         self.ask(id, device=told | {"snapshot": snapshot})
         return id
@@ -44,7 +51,8 @@ class Browser:
     async def turn(
         self, id: int, ids: Sequence[int] | None, *, checks: int = 0, **changes: Any
     ) -> AsyncGenerator[Event, None]:
-        """The events of a turn of a client; without ids, of the rest of one that was interrupted, or of its check."""
+        """The events of a turn of a client; without ids, of the rest of one that was interrupted,
+        or of its check."""
         self.ask(id, ids=ids, changes=changes, checks=checks)
         while "event" in (line := await self._next(id)):
             yield _EVENTS.decode(json.dumps(line["event"]))

@@ -17,7 +17,10 @@ PATIENCE = 60.0
 
 def camel(settings: dict[str, Any]) -> dict[str, Any]:
     """The same by the browser's names."""
-    return {re.sub("_(.)", lambda found: found[1].upper(), name): value for name, value in settings.items()}
+    return {
+        re.sub("_(.)", lambda found: found[1].upper(), name): value
+        for name, value in settings.items()
+    }
 
 
 def command(*arguments: str) -> list[str]:
@@ -29,7 +32,8 @@ def command(*arguments: str) -> list[str]:
 
 
 class Node:
-    """One process; `handle` is the body of an async function of `ask`, with the modules imported by `imports`."""
+    """One process; `handle` is the body of an async function of `ask`, with the modules imported by
+    `imports`."""
 
     def __init__(self, imports: str, handle: str) -> None:
         names = imports.replace(' from "./', f' from "{FOLDER.as_uri()}/')
@@ -47,7 +51,10 @@ class Node:
             }}
         """
         self._process = subprocess.Popen(
-            command("--input-type=module", "-e", program), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command("--input-type=module", "-e", program),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def ask(self, question: Any) -> Any:
@@ -58,7 +65,9 @@ class Node:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         assert line, f"node ended with {self._process.wait(PATIENCE)}"
-        return json.loads(line, object_hook=lambda value: bytes.fromhex(value["hex"]) if "hex" in value else value)
+        return json.loads(
+            line, object_hook=lambda value: bytes.fromhex(value["hex"]) if "hex" in value else value
+        )
 
     def __enter__(self) -> Self:
         return self

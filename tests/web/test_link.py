@@ -1,4 +1,5 @@
-"""The browser's link in virtual time: when it dials, what it takes for dead, and what it does with what arrives."""
+"""The browser's link in virtual time: when it dials, what it takes for dead, and what it does with
+what arrives."""
 
 from __future__ import annotations
 
@@ -76,7 +77,10 @@ def test_it_dials_when_python_does(node: Node) -> None:
     rng = random.Random(4)
     for _ in range(50):
         jitter = [rng.random() for _ in range(100)]
-        dialling, now, verbs, wanted = Dialling(Retry(0.25, 5.0, iter(jitter).__next__)), 0.0, [], []
+        dialling = Dialling(Retry(0.25, 5.0, iter(jitter).__next__))
+        now = 0.0
+        verbs = []
+        wanted = []
         for _ in range(40):
             now += rng.choice([0.01, 0.5, 3.0, 10.0])
             verb = rng.choice(["welcomed", "won", "ended", "ended", "newTurn", "cut", "goaway"])
@@ -95,8 +99,12 @@ def test_it_dials_when_python_does(node: Node) -> None:
                 case _:
                     dialling.asked_wait = now
             due = dialling.due()
-            wanted.append([None if due == -math.inf else due, dialling.down_since, dialling.failures])
-        for found, expected in zip(node.ask({"dialling": verbs, "jitter": jitter}), wanted, strict=True):
+            wanted.append(
+                [None if due == -math.inf else due, dialling.down_since, dialling.failures]
+            )
+        for found, expected in zip(
+            node.ask({"dialling": verbs, "jitter": jitter}), wanted, strict=True
+        ):
             assert found == pytest.approx(expected)
 
 
@@ -109,7 +117,15 @@ def of(told: list[Any], kind: str) -> list[Any]:
 
 def test_a_silent_link_is_asked_and_then_given_up(node: Node) -> None:
     """Only while somebody waits; an answer to anything is a sign of life."""
-    told = node.ask([*UP, [30, ""], [30, "listen"], [36, "frame", encode(m.Resumed(bytes(16), "gone"))], [60, ""]])
+    told = node.ask(
+        [
+            *UP,
+            [30, ""],
+            [30, "listen"],
+            [36, "frame", encode(m.Resumed(bytes(16), "gone"))],
+            [60, ""],
+        ]
+    )
     probes = [at for at, frame in of(told, "frame") if isinstance(decode_client(frame), m.Resume)]
     assert probes == [35, 41]
     assert of(told, "close") == [[51, 1]]
@@ -125,7 +141,9 @@ def test_another_network_is_tried_at_once(node: Node) -> None:
 
 def test_what_refuses_it_for_good_is_not_dialled_again(node: Node) -> None:
     refusal = encode(m.Error("tokenizer_mismatch", "another tokenizer"))
-    told = node.ask([[0, "open"], [0, "opened"], [1, "frame", refusal], [100, ""], [100, "newTurn"]])
+    told = node.ask(
+        [[0, "open"], [0, "opened"], [1, "frame", refusal], [100, ""], [100, "newTurn"]]
+    )
     assert of(told, "state")[-2:] == [[100, "refused"], [100, "down"]]
     assert [at for at, _ in of(told, "dial")] == [0, 100]
     assert of(told, "error")[0][1] == "another tokenizer"
@@ -139,7 +157,8 @@ def test_it_believes_only_a_welcome(node: Node, frame: bytes) -> None:
 
 
 def test_messages_go_to_the_session_that_asked(node: Node) -> None:
-    mine, other = bytes(16), bytes(range(16))
+    mine = bytes(16)
+    other = bytes(range(16))
     bad = encode(m.Error("bad_message", "it cannot be read"))
     told = node.ask(
         [
@@ -149,12 +168,25 @@ def test_messages_go_to_the_session_that_asked(node: Node) -> None:
             [2, "frame", encode(m.Opened(mine, 1))],
             [2, "frame", encode(m.Opened(other, 1))],
             [3, "frame", encode(m.Activations(other, 0, 0, 1, "int8", 1, 2, bytes(8)))],
-            [4, "send", {"kind": "verify", "session": mine, "round": 1, "base": 0, "tokens": [1], "parents": []}],
+            [
+                4,
+                "send",
+                {
+                    "kind": "verify",
+                    "session": mine,
+                    "round": 1,
+                    "base": 0,
+                    "tokens": [1],
+                    "parents": [],
+                },
+            ],
             [5, "frame", bad],
         ]
     )
     assert of(told, "box")[0][1] == ["opened", "error"]
-    assert of(told, "state")[-1] == [5, "up"], "an error without a session is of the only one that asked"
+    assert of(told, "state")[-1] == [5, "up"], (
+        "an error without a session is of the only one that asked"
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,9 +200,22 @@ def test_messages_go_to_the_session_that_asked(node: Node) -> None:
     ],
     ids=["verdict", "tokens", "tail", "no tokens", "no tail"],
 )
-def test_a_connection_that_brings_tokens_is_followed_by_another_at_once(node: Node, answer: Any, pause: float) -> None:
-    connection = [[0, "opened"], [0, "frame", encode(WELCOME)], [0, "frame", encode(answer)], [0, "closed"]]
-    told = node.ask([[0, "open"], *([at + 10 * n, *what] for n in range(5) for at, *what in connection), [43, ""]])
+def test_a_connection_that_brings_tokens_is_followed_by_another_at_once(
+    node: Node, answer: Any, pause: float
+) -> None:
+    connection = [
+        [0, "opened"],
+        [0, "frame", encode(WELCOME)],
+        [0, "frame", encode(answer)],
+        [0, "closed"],
+    ]
+    told = node.ask(
+        [
+            [0, "open"],
+            *([at + 10 * n, *what] for n in range(5) for at, *what in connection),
+            [43, ""],
+        ]
+    )
     assert of(told, "dial")[-1][0] == 40 + pause
 
 

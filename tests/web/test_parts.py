@@ -1,4 +1,5 @@
-"""Parts of the browser's turn that its whole turns do not reach, against Python's: trees, records, text, chats."""
+"""Parts of the browser's turn that its whole turns do not reach, against Python's: trees, records,
+text, chats."""
 
 from __future__ import annotations
 
@@ -79,40 +80,67 @@ def test_trees_grow_alike(node: Node) -> None:
     rng = random.Random(5)
     odd = {"nan": np.nan, "-inf": -np.inf, "inf": np.inf}
     for _ in range(150):
-        breadth, depth = rng.randrange(1, 6), rng.randrange(1, 6)
+        breadth = rng.randrange(1, 6)
+        depth = rng.randrange(1, 6)
         least = rng.choice([float("-inf"), -3.0])
-        shape = TreeShape(breadth, depth, rng.randrange(1, 20), rng.choice([-12.0, -2.0, -0.5]), least)
-        grower, levels, frontiers = TreeGrower(7, shape), [], []
+        shape = TreeShape(
+            breadth, depth, rng.randrange(1, 20), rng.choice([-12.0, -2.0, -0.5]), least
+        )
+        grower = TreeGrower(7, shape)
+        levels = []
+        frontiers = []
         while grower.frontier:
             frontiers.append(list(grower.frontier))
             rows: list[Any] = []
             for _ in grower.frontier:
-                scores: list[Any] = sorted((rng.choice([-0.5, -1.0, -1.5, -2.0, -3.0]) for _ in range(6)), reverse=True)
+                scores: list[Any] = sorted(
+                    (rng.choice([-0.5, -1.0, -1.5, -2.0, -3.0]) for _ in range(6)), reverse=True
+                )
                 if rng.random() < 0.1:
                     scores[rng.randrange(6)] = rng.choice([*odd, -1e9])
                 rows.append([[rng.randrange(99) for _ in range(6)], scores])
             levels.append(rows)
-            tokens, guesses = np.array([row[0] for row in rows]), [[odd.get(s, s) for s in row[1]] for row in rows]
+            tokens = np.array([row[0] for row in rows])
+            guesses = [[odd.get(s, s) for s in row[1]] for row in rows]
             grower.expand(tokens, np.array(guesses, np.float32))
         tree = grower.tree()
-        named = {"breadth": breadth, "depth": depth, "nodes": shape.nodes, "minScore": shape.min_score}
-        found = node.ask({"root": 7, "shape": named | {"least": "-inf" if least < -9 else least}, "levels": levels})
+        named = {
+            "breadth": breadth,
+            "depth": depth,
+            "nodes": shape.nodes,
+            "minScore": shape.min_score,
+        }
+        found = node.ask(
+            {
+                "root": 7,
+                "shape": named | {"least": "-inf" if least < -9 else least},
+                "levels": levels,
+            }
+        )
         assert found == {"frontiers": frontiers, "tokens": tree.tokens, "parents": tree.parents}
 
 
 def test_ranges_are_kept_alike(node: Node) -> None:
-    rng, asked, wanted = random.Random(6), [["new"]], [[[], True, 0]]
+    rng = random.Random(6)
+    asked = [["new"]]
+    wanted = [[[], True, 0]]
     ranges = Ranges()
     for _ in range(600):
         start = rng.randrange(60)
-        verb, about = rng.choice([("add", [start, start + rng.randrange(9)]), ("truncate", [start])])
+        verb, about = rng.choice(
+            [("add", [start, start + rng.randrange(9)]), ("truncate", [start])]
+        )
         if rng.random() < 0.05:
-            verb, about, ranges = "new", [], Ranges()
+            verb = "new"
+            about = []
+            ranges = Ranges()
         else:
             getattr(ranges, verb)(*about)
         asked.append([verb, *about])
         full = ranges.newest_missing(about[-1] if about else 0, 1) is None
-        wanted.append([[list(run) for run in ranges], full, max((stop for _, stop in ranges), default=0)])
+        wanted.append(
+            [[list(run) for run in ranges], full, max((stop for _, stop in ranges), default=0)]
+        )
     assert node.ask({"ranges": asked}) == wanted
 
 
@@ -128,9 +156,13 @@ def test_text_is_shown_alike(node: Node) -> None:
     rng = random.Random(7)
     for _ in range(150):
         stop = rng.sample(["STOP", "né", "\n\n", "a", "𝄞x"], rng.randrange(3))
-        stream, verbs, wanted, count = TextStream(Bytes(), tuple(stop)), [], [], 0
+        stream = TextStream(Bytes(), tuple(stop))
+        verbs = []
+        wanted = []
+        count = 0
         text = "".join(
-            rng.choice(["S", "ST", "STOP", "n", "né", "𝄞", "𝄞x", "\n", "b", "ab"]) for _ in range(12)
+            rng.choice(["S", "ST", "STOP", "n", "né", "𝄞", "𝄞x", "\n", "b", "ab"])
+            for _ in range(12)
         ).encode()
         for byte in text:
             verbs.append(["add", byte])
@@ -150,14 +182,20 @@ def _letters(messages: Sequence[dict[str, str]]) -> tuple[str, None]:
 
 
 def test_a_full_context_loses_the_same_turns(node: Node) -> None:
-    rng, trimmed = random.Random(9), 0
+    rng = random.Random(9)
+    trimmed = 0
     for _ in range(200):
         messages = [{"role": "system", "content": "Be brief."}] * rng.randrange(3)
         for turn in range(rng.randrange(12)):
             roles = ["user", "assistant"] if rng.random() < 0.9 else ["user", "system"]
-            messages += [{"role": role, "content": f"{turn}" * rng.randrange(1, 60)} for role in roles]
-        messages += [{"role": "user", "content": "Why?" * rng.choice([1, 1, 99])}] * (rng.random() < 0.9)
-        context, answer = rng.randrange(2, 1500), rng.randrange(1, 700)
+            messages += [
+                {"role": role, "content": f"{turn}" * rng.randrange(1, 60)} for role in roles
+            ]
+        messages += [{"role": "user", "content": "Why?" * rng.choice([1, 1, 99])}] * (
+            rng.random() < 0.9
+        )
+        context = rng.randrange(2, 1500)
+        answer = rng.randrange(1, 700)
         (text, _), left_out = fitting(messages, prompt_room(context, answer), _letters)
         trimmed += left_out > 0
         found = node.ask({"messages": messages, "context": context, "answer": answer})
@@ -167,24 +205,37 @@ def test_a_full_context_loses_the_same_turns(node: Node) -> None:
 
 @pytest.mark.parametrize("dtype", records.DTYPES)
 @pytest.mark.parametrize(("heads", "width"), [(2, 32), (1, 6), (3, 64)])
-def test_records_are_read_alike(node: Node, dtype: records.PayloadDtype, heads: int, width: int) -> None:
+def test_records_are_read_alike(
+    node: Node, dtype: records.PayloadDtype, heads: int, width: int
+) -> None:
     rng = np.random.default_rng(1)
     keys, values = rng.normal(size=(2, 3, heads, width)).astype(np.float32)
     values[0] *= 1e-7  # below the smallest normal number of 16 bits
     payload = records.encode(keys, values, dtype)
-    wanted = [part.astype(np.float32).tobytes() for part in records.decode(payload, dtype, 3, heads, width)]
+    wanted = [
+        part.astype(np.float32).tobytes()
+        for part in records.decode(payload, dtype, 3, heads, width)
+    ]
     assert node.ask({"decode": [payload, dtype, 3, heads, width]}) == wanted
     assert "bytes for 3" in node.ask({"decode": [payload[:-1], dtype, 3, heads, width]})
-    assert "NaN or Inf" in node.ask({"decode": [payload[:-2] + b"\x00\x7c", dtype, 3, heads, width]})
+    assert "NaN or Inf" in node.ask(
+        {"decode": [payload[:-2] + b"\x00\x7c", dtype, 3, heads, width]}
+    )
 
 
 def test_records_are_stored_and_lent_alike(node: Node) -> None:
-    rng, noise = random.Random(8), np.random.default_rng(2)
+    rng = random.Random(8)
+    noise = np.random.default_rng(2)
     lent = [Heads(2, 8), Heads(1, 16)]
     for heads, borrowed in ((Heads(2, 16), []), (Heads(2, 16), lent), (Heads(0, 8), lent)):
         buffer = RecordBuffer(heads, borrowed)
-        cache = [noise.normal(size=(1, of.count, 600, of.width)).astype(np.float32) for of in borrowed for _ in "kv"]
-        mine, verbs = [array.tobytes() for array in cache], []
+        cache = [
+            noise.normal(size=(1, of.count, 600, of.width)).astype(np.float32)
+            for of in borrowed
+            for _ in "kv"
+        ]
+        mine = [array.tobytes() for array in cache]
+        verbs = []
         for _ in range(12):
             start = rng.randrange(300)
             match rng.randrange(4):
@@ -198,7 +249,9 @@ def test_records_are_stored_and_lent_alike(node: Node) -> None:
                     verbs.append(["truncate", start])
                     buffer.truncate(start)
                 case _:
-                    rows = noise.normal(size=(2, 5, buffer.wire.count, buffer.wire.width)).astype(np.float16)
+                    rows = noise.normal(size=(2, 5, buffer.wire.count, buffer.wire.width)).astype(
+                        np.float16
+                    )
                     verbs.append(["put", start, rows.tobytes(), 5])
                     buffer.put(start, *rows.astype(np.float32))
         asked = {"heads": named(heads), "borrowed": [named(of) for of in borrowed]}

@@ -1,5 +1,5 @@
-"""The browser's turn machine against Python's: what went into Python's machine, at which time, is played to the
-browser's, and what comes out must be the same."""
+"""The browser's turn machine against Python's: what went into Python's machine, at which time, is
+played to the browser's, and what comes out must be the same."""
 
 from __future__ import annotations
 
@@ -53,14 +53,23 @@ class Tape:
 class Recorded:
     """Python's machine, with a tape beside it."""
 
-    def __init__(self, tape: Tape, transcript: Any, state: Any, controller: Any, *parts: Any, **how: Any) -> None:
-        self._tape, self._state = tape, state
+    def __init__(
+        self, tape: Tape, transcript: Any, state: Any, controller: Any, *parts: Any, **how: Any
+    ) -> None:
+        self._tape = tape
+        self._state = state
         _, _, guard, deadlines, stats, reach, left = parts
         assert how.pop("prediction") is None
         assert transcript.on_reconnect == "rewind"
-        before, session, rules = tape.latest, transcript.session, transcript.rules
+        before = tape.latest
+        session = transcript.session
+        rules = transcript.rules
         known = before is not None and (state is before._state or state is before.session_state)
-        append = session.unsettled[-1] if session.unsettled and isinstance(session.unsettled[-1], Append) else None
+        append = (
+            session.unsettled[-1]
+            if session.unsettled and isinstance(session.unsettled[-1], Append)
+            else None
+        )
         assert append is None or (before is not None and session is before.session)
         draw = reach.retry.jitter
 
@@ -71,9 +80,18 @@ class Recorded:
         reach.retry.jitter = jitter
         tape.note(
             "begin",
-            state="new" if not known else "begun" if before is not None and state is before._state else "current",
-            session={"log": list(session.log), "maxNewTokens": session.max_new_tokens, "stop": session.stop},
-            append=append and {"ids": append.ids, "max_new_tokens": append.max_new_tokens, "stop": append.stop},
+            state="new"
+            if not known
+            else "begun"
+            if before is not None and state is before._state
+            else "current",
+            session={
+                "log": list(session.log),
+                "maxNewTokens": session.max_new_tokens,
+                "stop": session.stop,
+            },
+            append=append
+            and {"ids": append.ids, "max_new_tokens": append.max_new_tokens, "stop": append.stop},
             rules=camel(dataclasses.asdict(rules)) | {"eosIds": list(rules.eos_ids)},
             patience=camel(dataclasses.asdict(deadlines.patience)),
             stop_at=guard.limits.stop_at,
@@ -98,7 +116,9 @@ class Recorded:
             if name == "link_up":
                 about["rtt"] = dataclasses.asdict(self.inner.controller.rtt)
             result = found(*arguments, **named)
-            self._tape.note(name, plain(result), **{key: plain(value) for key, value in about.items()})
+            self._tape.note(
+                name, plain(result), **{key: plain(value) for key, value in about.items()}
+            )
             return result
 
         return called
@@ -131,37 +151,55 @@ def plain(value: Any) -> Any:
         case MoaError():
             return value.line()
         case DraftTree():
-            return {"tokens": [*value.tokens], "parents": [*value.parents], "scores": [*value.scores]}
+            return {
+                "tokens": [*value.tokens],
+                "parents": [*value.parents],
+                "scores": [*value.scores],
+            }
         case GuessTreeGrower():
             about = {"root": value.root, "depths": list(value.depths), "open": list(value.open)}
             return plain(value.tree) | about
         case actions.Send(messages):
             return {"kind": "send", "frames": [encode(message) for message in messages]}
         case actions.Draft(ids, shape, quick):
-            wanted = {"breadth": shape.breadth, "depth": shape.depth, "nodes": shape.nodes, "minScore": shape.min_score}
+            wanted = {
+                "breadth": shape.breadth,
+                "depth": shape.depth,
+                "nodes": shape.nodes,
+                "minScore": shape.min_score,
+            }
             return {"kind": "draft", "ids": list(ids), "shape": wanted, "quick": quick}
         case actions.Grow() | actions.Write() | actions.Wait() | actions.End() | actions.Drop():
-            about = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+            about = {
+                field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+            }
             return {"kind": type(value).__name__.lower(), **about}
         case _:
             return value
 
 
 def close(found: Any, wanted: Any) -> bool:
-    """The same, but for the last digits of numbers: `exp` and `log` of two libraries may differ there."""
+    """The same, but for the last digits of numbers: `exp` and `log` of two libraries may differ
+    there."""
     if isinstance(wanted, float) and isinstance(found, int | float):
         return math.isclose(found, wanted, rel_tol=1e-9, abs_tol=1e-9)
     if isinstance(wanted, dict):
-        return isinstance(found, dict) and all(close(found.get(key), value) for key, value in wanted.items())
+        return isinstance(found, dict) and all(
+            close(found.get(key), value) for key, value in wanted.items()
+        )
     if isinstance(wanted, list):
-        return isinstance(found, list) and len(found) == len(wanted) and all(map(close, found, wanted))
+        return (
+            isinstance(found, list) and len(found) == len(wanted) and all(map(close, found, wanted))
+        )
     return bool(found == wanted)
 
 
 def replayed(node: Node, tape: Tape) -> None:
     told = node.ask(tape.asked)
     for step, (asked, found, wanted) in enumerate(zip(tape.asked, told, tape.told, strict=True)):
-        assert close(found, wanted), f"step {step} of {len(told)}, {asked}: {found} and not {wanted}"
+        assert close(found, wanted), (
+            f"step {step} of {len(told)}, {asked}: {found} and not {wanted}"
+        )
 
 
 @pytest.fixture
@@ -169,7 +207,9 @@ def tape(monkeypatch: pytest.MonkeyPatch) -> Tape:
     """Of the worlds that are made from now on."""
     tape = Tape()
     monkeypatch.setattr(world, "TurnMachine", lambda *parts, **how: Recorded(tape, *parts, **how))
-    monkeypatch.setattr("moa.wire.session.secrets", type("Ids", (), {"token_bytes": staticmethod(tape.new_id)}))
+    monkeypatch.setattr(
+        "moa.wire.session.secrets", type("Ids", (), {"token_bytes": staticmethod(tape.new_id)})
+    )
     return tape
 
 
@@ -181,7 +221,8 @@ _failing = test_machine.test_a_drafter_that_fails_between_two_connections_leaves
 def _lost(draft: controller.WhoDrafts, seed: int) -> None:
     """Connections that are lost, until second 20."""
     scenario = world.World(draft=draft, seed=seed)
-    scenario.loss, scenario.repeat = 0.3, 0.2
+    scenario.loss = 0.3
+    scenario.repeat = 0.2
     scenario.at(20, lambda: setattr(scenario, "loss", 0.0))
     exact(scenario)
 
@@ -191,7 +232,13 @@ SCENARIOS: dict[str, Callable[[], None]] = {
         f"{draft}-{right}-{ahead}": lambda draft=draft, right=right, ahead=ahead: exact(
             world.World(draft=draft, right=right, guess_ahead=ahead)
         )
-        for draft, ahead in (("auto", True), ("auto", False), ("device", True), ("device", False), ("server", False))
+        for draft, ahead in (
+            ("auto", True),
+            ("auto", False),
+            ("device", True),
+            ("device", False),
+            ("server", False),
+        )
         for right in (0.5, 0.95)
     },
     "plain": lambda: exact(world.World(draft="none")),
@@ -230,7 +277,9 @@ def test_scenarios(node: Node, tape: Tape, name: str) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_histories(node: Node, tape: Tape, seed: int) -> None:
     """Turns of a conversation with faults, cuts and outages thrown in."""
-    history = test_history.AnyHistory(seed, ["device", "server", "auto"][seed % 3], guess_ahead=seed % 4 > 0)
+    history = test_history.AnyHistory(
+        seed, ["device", "server", "auto"][seed % 3], guess_ahead=seed % 4 > 0
+    )
     history.happens(60)
     history.ends_well()
     replayed(node, tape)
@@ -239,7 +288,9 @@ def test_histories(node: Node, tape: Tape, seed: int) -> None:
 def test_the_modules_that_are_named_exist() -> None:
     for file in FOLDER.glob("*.js"):
         for name in re.findall(r"[a-z_]+(?:/[a-z_]+)+\.py", file.read_text(encoding="utf-8")):
-            assert (FOLDER.parents[2] / name).exists() or (FOLDER.parents[1] / name).exists(), f"{name} in {file.name}"
+            assert (FOLDER.parents[2] / name).exists() or (FOLDER.parents[1] / name).exists(), (
+                f"{name} in {file.name}"
+            )
 
 
 def test_numbers_are_pythons() -> None:
@@ -257,12 +308,17 @@ def test_numbers_are_pythons() -> None:
         text = (FOLDER / f"{name}.js").read_text(encoding="utf-8")
         for constant, number in re.findall(r"\b([A-Z][A-Z0-9_]+) = ([\d.e-]+)", text):
             values = [
-                getattr(home, found) for home in homes for found in (constant, f"_{constant}") if hasattr(home, found)
+                getattr(home, found)
+                for home in homes
+                for found in (constant, f"_{constant}")
+                if hasattr(home, found)
             ]
             assert values in ([], [float(number)]), f"{constant} of {name}.js"
             compared += len(values)
     assert compared >= 35
-    patience = re.search(r"PATIENCE = \{(.*)\}", (FOLDER / "deadlines.js").read_text(encoding="utf-8"))
+    patience = re.search(
+        r"PATIENCE = \{(.*)\}", (FOLDER / "deadlines.js").read_text(encoding="utf-8")
+    )
     assert patience is not None
     wanted = Patience()
     told = [float(part.split(":")[1]) for part in patience[1].split(",")]

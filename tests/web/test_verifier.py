@@ -1,5 +1,5 @@
-"""The browser's client, in node, against a real verifier: the text is the target's own, whatever happens to the link or
-to the page."""
+"""The browser's client, in node, against a real verifier: the text is the target's own, whatever
+happens to the link or to the page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,12 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 MANY = partial(pytest.param, marks=pytest.mark.slow)
 SAMPLED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 3}
-FAST = {"offlineAfter": 0.15, "reconnectSeconds": 0.05, "settleSeconds": 20.0, "maxOfflineTokens": 24}
+FAST = {
+    "offlineAfter": 0.15,
+    "reconnectSeconds": 0.05,
+    "settleSeconds": 20.0,
+    "maxOfflineTokens": 24,
+}
 
 
 def truth(ids: list[int], sampling: dict[str, Any]) -> list[int]:
@@ -49,7 +54,9 @@ async def linked() -> AsyncIterator[tuple[LinkProxy, Browser]]:
         yield link, page
 
 
-async def transcribe(page: Browser, id: int, ids: list[int] | None, reader: kit.Reader, **how: Any) -> kit.Reader:
+async def transcribe(
+    page: Browser, id: int, ids: list[int] | None, reader: kit.Reader, **how: Any
+) -> kit.Reader:
     async for event in page.turn(id, ids, **how):
         reader.done = None  # the turn has one, and each check after it
         reader.take(event)
@@ -72,7 +79,8 @@ async def test_the_text_is_the_targets(way: str, sampling: dict[str, Any], promp
             assert all(reader.verified)
             assert reader.done is not None
             assert reader.done.reason == ("eos" if expected[-1] == EOS else "length")
-            accepted, rows = accepted + reader.done.stats["accepted"], rows + reader.done.stats["record_rows"]
+            accepted = accepted + reader.done.stats["accepted"]
+            rows = rows + reader.done.stats["record_rows"]
             page.ask(id, end=True)
         assert way != "device" or (accepted > 0 and rows > 0)
 
@@ -94,7 +102,9 @@ async def test_connections_that_are_cut(way: str, cuts: int) -> None:
     """Nothing is lost, nothing comes twice, and all is verified in the end."""
     async with linked() as (link, page):
         cutting = asyncio.create_task(keep_cutting(link, random.Random(way), most=800))
-        for seed in range(20 * cuts):  # where a cut falls depends on timing, and so does how many runs it takes
+        for seed in range(
+            20 * cuts
+        ):  # where a cut falls depends on timing, and so does how many runs it takes
             if link.connections - seed >= cuts:
                 break
             ids = verifier_kit.prompt(seed, 12)
@@ -143,9 +153,12 @@ async def test_a_page_that_is_killed_goes_on(offline: bool, seeds: int) -> None:
             assert all(reader.verified)
 
 
-async def three_lives(link: LinkProxy, ids: list[int], draft: str, lives: list[int], *, offline: bool) -> kit.Reader:
+async def three_lives(
+    link: LinkProxy, ids: list[int], draft: str, lives: list[int], *, offline: bool
+) -> kit.Reader:
     """A turn whose page is killed after so many events, again and again."""
-    reader, snapshot = kit.Reader(), None
+    reader = kit.Reader()
+    snapshot = None
 
     def take(event: Event) -> None:
         reader.done = None
@@ -157,7 +170,9 @@ async def three_lives(link: LinkProxy, ids: list[int], draft: str, lives: list[i
                 link.go_down()
             settings = {**FAST, "maxNewTokens": COUNT, "draft": draft, "snapshot": snapshot}
             id = page.client(link.url, [*ids, *truth(ids, {})], right=0.7, **settings)
-            async with aclosing(page.turn(id, ids if snapshot is None else None, checks=20)) as events:
+            async with aclosing(
+                page.turn(id, ids if snapshot is None else None, checks=20)
+            ) as events:
                 async for event in events:
                     take(event)
                     shown -= 1
@@ -175,7 +190,11 @@ async def test_a_turn_that_is_cancelled() -> None:
         ids = verifier_kit.prompt(2, 12)
         expected = truth(ids, {})
         id = page.client(
-            running.transport.url, [*ids, *expected], maxNewTokens=COUNT, draft="single", offlineAfter=20.0
+            running.transport.url,
+            [*ids, *expected],
+            maxNewTokens=COUNT,
+            draft="single",
+            offlineAfter=20.0,
         )
         reader = kit.Reader()
         async for event in page.turn(id, ids):

@@ -1,4 +1,5 @@
-"""One example of every message, with every field off its default. `golden_frames.json` holds their bytes."""
+"""One example of every message, with every field off its default. `golden_frames.json` holds their
+bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +10,18 @@ ID = bytes(range(16))
 EXAMPLES: list[m.ClientMessage | m.ServerMessage] = [
     m.Hello([2], ["stream", "tree"], "edge-client/1.2.3", "tok", "tgt", "dft"),
     m.Open(
-        ID, [1, 2, 3], 9, m.Sampling(0.5, 40, 0.9, 0.1, 1.1, 7), ["\n\n"], True, 1, 4, "fp16", 1000, [(0, 2)], 5,
+        ID,
+        [1, 2, 3],
+        9,
+        m.Sampling(0.5, 40, 0.9, 0.1, 1.1, 7),
+        ["\n\n"],
+        True,
+        1,
+        4,
+        "fp16",
+        1000,
+        [(0, 2)],
+        5,
         m.Grammar("regex", "[ab]+"),
     ),
     m.Append(ID, 12, [5, 6], 9, ["."], True, 0, m.Grammar("lark", 'start: "a"')),
@@ -22,8 +34,18 @@ EXAMPLES: list[m.ClientMessage | m.ServerMessage] = [
     m.Ack(123456),
     m.Close(ID),
     m.Welcome(
-        2, ["tree"], "cloud-verifier/1.2.3", "abcd", "tok", "tgt", "dft", 128, [2],
-        m.WireLimits(1, 2, 3, 4, 5, 6), m.RecordContract(2, 16, ["int8"]), ["a notice"],
+        2,
+        ["tree"],
+        "cloud-verifier/1.2.3",
+        "abcd",
+        "tok",
+        "tgt",
+        "dft",
+        128,
+        [2],
+        m.WireLimits(1, 2, 3, 4, 5, 6),
+        m.RecordContract(2, 16, ["int8"]),
+        ["a notice"],
     ),
     m.Opened(ID, 3, 1),
     m.Verdict(ID, 3, 12, [0, 2], 9, "length", 0.5, 1.25, 8, bytes(4)),
@@ -32,4 +54,4 @@ EXAMPLES: list[m.ClientMessage | m.ServerMessage] = [
     m.Resumed(ID, "resumed", 16, 4, [7, 7], "stop", 5, 2, bytes(8)),
     m.Error("limit", "too many", ID, 3, 250, "max_tree_nodes"),
     m.Goaway("stopping", 20000, 1000),
-]  # fmt: skip
+]

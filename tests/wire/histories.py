@@ -1,4 +1,5 @@
-"""A verifier without wire, threads or torch: its real sessions, and a target that is a function of the log."""
+"""A verifier without wire, threads or torch: its real sessions, and a target that is a function of
+the log."""
 
 from __future__ import annotations
 
@@ -49,8 +50,11 @@ class Histories:
     ) -> None:
         """`says` is the target; a stream ends after `stream_tokens` (0: with the turn)."""
         self.known: dict[bytes, ServerSession] = {}
-        self._says, self._eos, self._max_context = says, frozenset({eos}), max_context
-        self._decode, self._stream_tokens = decode, stream_tokens
+        self._says = says
+        self._eos = frozenset({eos})
+        self._max_context = max_context
+        self._decode = decode
+        self._stream_tokens = stream_tokens
 
     def answers(self, message: Any, times: Times) -> list[Any]:
         """What the verifier sends back at once."""
@@ -59,7 +63,11 @@ class Histories:
             match message:
                 case m.Open() if session is None:
                     session = ServerSession(
-                        message, Limits(), eos_ids=self._eos, max_context=self._max_context, features=FEATURES
+                        message,
+                        Limits(),
+                        eos_ids=self._eos,
+                        max_context=self._max_context,
+                        features=FEATURES,
                     )
                     session.lease = Lease(session.id, "")
                     self.known[session.id] = session
@@ -86,7 +94,9 @@ class Histories:
                     outputs = []
         except Refusal as refusal:
             return [refusal.error(session=message.session, round=m.round_of(message))]
-        return [answer for output in outputs for answer in self._carry_out(session, output, times)] + self._end(session)
+        return [
+            answer for output in outputs for answer in self._carry_out(session, output, times)
+        ] + self._end(session)
 
     def _carry_out(self, session: ServerSession | None, output: Output, times: Times) -> list[Any]:
         match output:
@@ -111,18 +121,29 @@ class Histories:
 
     def run(self, session: ServerSession, times: Times) -> list[Any]:
         """The answers of the admitted round."""
-        request, job = session.running, self.job(session)
+        request = session.running
+        job = self.job(session)
         if isinstance(request, m.Stream):
             return self._stream(session, job, times)
         assert isinstance(request, m.Verify)
-        found = self._accept(session, request.tokens, request.parents or range(-1, len(request.tokens) - 1))
-        cut = cut_path(session.rules, session.log, request.tokens, found.path, found.next_token, self._decode)
+        found = self._accept(
+            session, request.tokens, request.parents or range(-1, len(request.tokens) - 1)
+        )
+        cut = cut_path(
+            session.rules, session.log, request.tokens, found.path, found.next_token, self._decode
+        )
         told = rows(session, len(cut[0]))
         verdict = m.Verdict(session.id, request.round, request.base, *cut, *times, logprobs=told)
         return session.settle(verdict, 0.0)
 
-    def _accept(self, session: ServerSession, tokens: Sequence[int], parents: Sequence[int]) -> Accepted:
-        return accept(tokens, parents, lambda node: self._says([*session.log, *path_of(tokens, parents, node)]))
+    def _accept(
+        self, session: ServerSession, tokens: Sequence[int], parents: Sequence[int]
+    ) -> Accepted:
+        return accept(
+            tokens,
+            parents,
+            lambda node: self._says([*session.log, *path_of(tokens, parents, node)]),
+        )
 
     def _stream(self, session: ServerSession, job: Job, times: Times) -> list[Any]:
         answers: list[Any] = []
@@ -131,7 +152,9 @@ class Histories:
             _, finish = first_finish(session.rules, session.log, new, self._decode)
             done = bool(finish) or count == self._stream_tokens
             told = rows(session, len(new))
-            answer = m.StreamTokens(session.id, job.request.round, session.base, new, done, finish, 0, *times, told)
+            answer = m.StreamTokens(
+                session.id, job.request.round, session.base, new, done, finish, 0, *times, told
+            )
             answers += session.stream_on(answer, 0.0)
             if done:
                 break
@@ -139,7 +162,8 @@ class Histories:
 
 
 class SteppedHistories(Histories):
-    """Its streams run a forward at a time, over what the edge foresees, its own draft, or the pending token alone."""
+    """Its streams run a forward at a time, over what the edge foresees, its own draft, or the
+    pending token alone."""
 
     forwards = 0
     most = 12
@@ -186,8 +210,12 @@ class SteppedHistories(Histories):
         count, finish = first_finish(session.rules, session.log, new, self._decode)
         self.forwards += 1
         told = rows(session, count)
-        round, base, done = session.job.request.round, session.base, bool(finish)
-        made = m.StreamTokens(id, round, base, new[:count], done, finish, len(tokens) - 1, *times, told, foreseen)
+        round = session.job.request.round
+        base = session.base
+        done = bool(finish)
+        made = m.StreamTokens(
+            id, round, base, new[:count], done, finish, len(tokens) - 1, *times, told, foreseen
+        )
         (answer,) = session.stream_on(made, 0.0)
         assert isinstance(answer, m.StreamTokens)
         return answer
@@ -201,7 +229,8 @@ class SteppedHistories(Histories):
         return []
 
     def _own(self, session: ServerSession) -> tuple[list[int], list[int]]:
-        tokens, drafts = [session.log[-1]], isinstance(session.running, m.Stream) and session.running.speculate
+        tokens = [session.log[-1]]
+        drafts = isinstance(session.running, m.Stream) and session.running.speculate
         for _ in range(self.drafted if self.drafter is not None and drafts else 0):
             tokens.append(self.drafter([*session.log[:-1], *tokens]))
         return tokens, list(range(-1, len(tokens) - 1))

@@ -1,4 +1,5 @@
-"""The device's half of a session against the verifier's: any order of requests, losses, repetitions and guesses."""
+"""The device's half of a session against the verifier's: any order of requests, losses, repetitions
+and guesses."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ class BothHalves(RuleBasedStateMachine):
     @precondition(lambda self: not self.device.unsettled and not self.device.finish)
     @rule(right=st.lists(st.booleans(), max_size=6), branch=st.booleans())
     def verify(self, right: list[bool], branch: bool) -> None:
-        tokens, parents, log = [self.device.log[-1]], [-1], list(self.device.log)
+        tokens = [self.device.log[-1]]
+        parents = [-1]
+        log = list(self.device.log)
         for node, good in enumerate(right):
             token = says(log) if good else 99
             tokens.append(token)
@@ -56,7 +59,9 @@ class BothHalves(RuleBasedStateMachine):
         for _ in range(right):
             log.append(says(log))
         tokens = [*log[self.device.base :], 99]
-        self.up.append(self.device.foresee(tokens, range(-1, len(tokens) - 1), [1] * len(tokens), waits))
+        self.up.append(
+            self.device.foresee(tokens, range(-1, len(tokens) - 1), [1] * len(tokens), waits)
+        )
 
     @precondition(lambda self: self.device.busy)
     @rule()
@@ -128,7 +133,8 @@ class BothHalves(RuleBasedStateMachine):
             assert ours.log[: self.device.settled] == self.device.log[: self.device.settled]
 
     def teardown(self) -> None:
-        """From any state two turns come to their end when nothing is lost any more, and all is sent twice."""
+        """From any state two turns come to their end when nothing is lost any more, and all is sent
+        twice."""
         self._finish()
         self.append([7, 8], 5)
         self._finish()

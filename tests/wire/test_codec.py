@@ -15,7 +15,13 @@ from moa.wire.limits import MAX_STOP_BYTES, MAX_STOP_STRINGS
 from moa.wire.messages import Append, Error, Open, Verify
 from tests.wire.examples import EXAMPLES, ID
 
-LIMITS = Limits(max_prompt_tokens=8, max_context_tokens=16, max_new_tokens=4, max_tree_nodes=4, max_chain_tokens=6)
+LIMITS = Limits(
+    max_prompt_tokens=8,
+    max_context_tokens=16,
+    max_new_tokens=4,
+    max_tree_nodes=4,
+    max_chain_tokens=6,
+)
 VOCAB = 100
 
 
@@ -47,7 +53,13 @@ def test_no_broken_message_does_either(example: Any, data: st.DataObject) -> Non
 
 
 @settings(deadline=None)
-@given(st.recursive(st.none() | st.integers() | st.binary(max_size=20) | st.text(max_size=9), st.lists, max_leaves=8))
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.binary(max_size=20) | st.text(max_size=9),
+        st.lists,
+        max_leaves=8,
+    )
+)
 def test_well_formed_msgpack_of_another_shape_is_refused(value: Any) -> None:
     try:
         frame = msgspec.msgpack.encode(value)
@@ -106,7 +118,9 @@ def test_what_the_model_would_not_survive_is_refused(message: Any) -> None:
 
 def test_good_messages_pass() -> None:
     check(Open(ID, [1, 2], max_new_tokens=4, generated=1), LIMITS, VOCAB)
-    check(Open(ID, [1] * 16, max_new_tokens=4, generated=9), LIMITS, VOCAB)  # a lost session, longer than a prompt
+    check(
+        Open(ID, [1] * 16, max_new_tokens=4, generated=9), LIMITS, VOCAB
+    )  # a lost session, longer than a prompt
     check(Verify(ID, 1, 0, [1, 2, 3, 4], [-1, 0, 0, 1]), LIMITS, VOCAB)
     check(Verify(ID, 1, 0, [1] * 6), LIMITS, VOCAB)
     # The limit of bytes is of each string: all of them may be as long.

@@ -61,6 +61,7 @@ def test_long_outputs_are_not_decoded_again_and_again() -> None:
 
 
 def test_a_path_is_cut_where_the_turn_ends() -> None:
-    tokens, path = [9, 5, 2, 7], [0, 1, 2, 3]
+    tokens = [9, 5, 2, 7]
+    path = [0, 1, 2, 3]
     assert cut_path(RULES, [1, 1, 1, 9], tokens, path, 8, None) == ([0, 1], 2, "eos")
     assert cut_path(RULES, [1, 1, 1, 9], tokens[:2], [0, 1], 8, None) == ([0, 1], 8, "")

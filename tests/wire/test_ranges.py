@@ -12,7 +12,8 @@ RANGE = st.tuples(st.integers(0, 40), st.integers(0, 40))
 
 @given(st.lists(RANGE, max_size=12), st.integers(0, 40))
 def test_it_is_a_set_of_rows(ranges: list[tuple[int, int]], length: int) -> None:
-    rows, expected = Ranges(ranges), {row for start, stop in ranges for row in range(start, stop)}
+    rows = Ranges(ranges)
+    expected = {row for start, stop in ranges for row in range(start, stop)}
     assert {row for row in range(50) if row in rows} == expected
     assert len(rows) == len(expected)
     pieces = list(rows)
@@ -26,7 +27,8 @@ def test_it_is_a_set_of_rows(ranges: list[tuple[int, int]], length: int) -> None
 def test_missing_rows_come_newest_first_and_all_of_them(
     ranges: list[tuple[int, int]], length: int, most: int, floor: int
 ) -> None:
-    rows, sent = Ranges(ranges), []
+    rows = Ranges(ranges)
+    sent = []
     while (run := rows.newest_missing(length, most, floor)) is not None:
         start, stop = run
         assert 0 < stop - start <= most

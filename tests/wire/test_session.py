@@ -1,4 +1,5 @@
-"""Both state machines against each other: what one says, the other must understand, whatever gets lost between them."""
+"""Both state machines against each other: what one says, the other must understand, whatever gets
+lost between them."""
 
 from __future__ import annotations
 
@@ -9,14 +10,32 @@ import pytest
 
 from cloud_verifier.sessions.session import PREFILL, Run, ServerSession
 from moa.errors import ProtocolError
-from moa.wire import Advanced, ClientSession, Code, Ready, RecordsArrived, Recovered, Refusal, Refused
-from moa.wire.messages import Activations, Error, Open, Opened, Resumed, StreamTokens, Verdict, Verify
+from moa.wire import (
+    Advanced,
+    ClientSession,
+    Code,
+    Ready,
+    RecordsArrived,
+    Recovered,
+    Refusal,
+    Refused,
+)
+from moa.wire.messages import (
+    Activations,
+    Error,
+    Open,
+    Opened,
+    Resumed,
+    StreamTokens,
+    Verdict,
+    Verify,
+)
 from tests.wire.histories import AT_ONCE, EOS, Histories, says
 
 
 class Pair:
-    """A session that has been opened, and its server: it may forget everything, and be slow to run what it admitted. A
-    stream is a token at a time."""
+    """A session that has been opened, and its server: it may forget everything, and be slow to run
+    what it admitted. A stream is a token at a time."""
 
     def __init__(self, **settings: Any) -> None:
         self.server = Histories(says, EOS, max_context=10_000, stream_tokens=1)
@@ -48,16 +67,38 @@ def test_a_verdict_says_which_nodes_were_accepted() -> None:
 @pytest.mark.parametrize(
     ("code", "why", "message"),
     [
-        (Code.CONFLICT, "round 3 after round 0", lambda session: _changed(session.verify([4]), round=3)),
-        (Code.CONFLICT, "pending token is at 2", lambda session: _changed(session.verify([4]), base=1)),
-        (Code.CONFLICT, "pending token is 4", lambda session: _changed(session.verify([4]), tokens=[9])),
-        (Code.CONFLICT, "with another prompt", lambda session: ClientSession([8, 8], id=session.id).open()),
-        (Code.CONFLICT, "logs differ", lambda session: _changed(session.recover()[0], chain=bytes(16))),
+        (
+            Code.CONFLICT,
+            "round 3 after round 0",
+            lambda session: _changed(session.verify([4]), round=3),
+        ),
+        (
+            Code.CONFLICT,
+            "pending token is at 2",
+            lambda session: _changed(session.verify([4]), base=1),
+        ),
+        (
+            Code.CONFLICT,
+            "pending token is 4",
+            lambda session: _changed(session.verify([4]), tokens=[9]),
+        ),
+        (
+            Code.CONFLICT,
+            "with another prompt",
+            lambda session: ClientSession([8, 8], id=session.id).open(),
+        ),
+        (
+            Code.CONFLICT,
+            "logs differ",
+            lambda session: _changed(session.recover()[0], chain=bytes(16)),
+        ),
         (Code.LIMIT, "tokens in the context", lambda session: session.append([1] * 10_000)),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
-def test_what_does_not_fit_the_log_is_refused(code: Code, why: str, message: Callable[[ClientSession], Any]) -> None:
+def test_what_does_not_fit_the_log_is_refused(
+    code: Code, why: str, message: Callable[[ClientSession], Any]
+) -> None:
     pair = Pair()
     error = pair.answer(message(pair.session))
     assert (error.code, error.limit) == (code, "max_context_tokens" if code == Code.LIMIT else "")
@@ -74,7 +115,9 @@ def test_only_one_round_at_a_time() -> None:
     with pytest.raises(Refusal, match="still running"):
         pair.ours.round(_changed(message, tokens=[4, 5]), 3.0)
     pair.ours.give_up()
-    assert pair.ours.round(message, 4.0) == [Run(4.0)], "what was not run may be sent again under its number"
+    assert pair.ours.round(message, 4.0) == [Run(4.0)], (
+        "what was not run may be sent again under its number"
+    )
 
 
 def test_a_finished_turn_takes_no_more_rounds_until_the_next() -> None:
@@ -97,7 +140,12 @@ def test_reopening_goes_on_with_rounds_output_count_and_records() -> None:
     event = pair.say(pair.session.recover()[0])
     assert event.outcome == "gone"
     (opening,) = event.resend
-    assert (opening.ids, opening.generated, opening.round, opening.held) == (pair.session.log, 2, 2, [(0, 3)])
+    assert (opening.ids, opening.generated, opening.round, opening.held) == (
+        pair.session.log,
+        2,
+        2,
+        [(0, 3)],
+    )
     assert isinstance(pair.say(opening), Ready)
 
 
@@ -106,7 +154,9 @@ def test_a_stream_that_had_begun_goes_on_from_where_it_was_when_its_verifier_is_
     stream = pair.session.stream(speculate=False, waits=True)
     pair.ours.round(stream, 0.0)
     job = pair.server.job(pair.ours)
-    (message,) = pair.ours.stream_on(StreamTokens(pair.ours.id, job.request.round, 2, [says([3, 1, 4])]), 0.0)
+    (message,) = pair.ours.stream_on(
+        StreamTokens(pair.ours.id, job.request.round, 2, [says([3, 1, 4])]), 0.0
+    )
     pair.session.receive(message)  # type: ignore[arg-type]
     pair.server.known.clear()
     event = pair.say(pair.session.recover()[0])
@@ -117,7 +167,9 @@ def test_a_stream_that_had_begun_goes_on_from_where_it_was_when_its_verifier_is_
 
 
 @pytest.mark.parametrize("code", [None, Code.CANCELLED])
-def test_an_append_stands_behind_an_opening_answered_twice_and_a_cancelled_round(code: Code | None) -> None:
+def test_an_append_stands_behind_an_opening_answered_twice_and_a_cancelled_round(
+    code: Code | None,
+) -> None:
     pair = Pair(max_new_tokens=1)
     pair.say(pair.session.verify([4]))
     opened = Opened(pair.session.id, len(pair.session.log))
@@ -160,7 +212,9 @@ def test_a_retryable_refusal_keeps_the_request_and_another_drops_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"path": [1]}, {"path": [0, 2]}, {"path": [0, 9]}, {"path": []}, {"base": 7}], ids=str
+    "change",
+    [{"path": [1]}, {"path": [0, 2]}, {"path": [0, 9]}, {"path": []}, {"base": 7}],
+    ids=str,
 )
 def test_an_impossible_verdict_is_an_error_and_not_text(change: dict[str, Any]) -> None:
     pair = Pair()
@@ -182,7 +236,9 @@ def test_stream_tokens_come_once_and_in_order() -> None:
     assert pair.session.receive(StreamTokens(pair.session.id, 1, 6, [14], True)) is None
 
 
-@pytest.mark.parametrize(("base", "tokens"), [(2, [10, 12]), (3, [12, 13]), (1, [10, 11, 12]), (2, [11])])
+@pytest.mark.parametrize(
+    ("base", "tokens"), [(2, [10, 12]), (3, [12, 13]), (1, [10, 11, 12]), (2, [11])]
+)
 def test_tokens_that_are_told_again_must_be_ours(base: int, tokens: list[int]) -> None:
     """A base that is too low makes a hole: the tokens in front would be dropped unread."""
     pair = Pair()

@@ -1,4 +1,5 @@
-"""The inputs of a forward on an accelerator: tiers of rows and tokens, and one static buffer that one upload fills."""
+"""The inputs of a forward on an accelerator: tiers of rows and tokens, and one static buffer that
+one upload fills."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _CHAIN = np.array([(2 << node) - 1 for node in range(NODES)], dtype=np.uint64).v
 
 
 class Tier(NamedTuple):
-    """The size of a forward; a smaller one is padded. With `head`, the LM head runs for the tokens that need it."""
+    """The size of a forward; a smaller one is padded. With `head`, the LM head runs for the tokens
+    that need it."""
 
     rows: int
     tokens: int
@@ -55,7 +57,8 @@ class ForwardInput(NamedTuple, Generic[A]):
     """Views of a static buffer for one tier, in this order, all int32 but the masks."""
 
     masks: A
-    """int64: bit j is set where the token sees node j of its row. Not read in rows of more than `NODES`."""
+    """int64: bit j is set where the token sees node j of its row. Not read in rows of more than
+    `NODES`."""
     ids: A
     positions: A
     columns: A
@@ -78,9 +81,11 @@ class Buffers:
     """A pinned array on the host, and its copy on the device."""
 
     def __init__(self, pool: PagePool, group: int) -> None:
-        self._pool, self._block = pool, query_block(group)
+        self._pool = pool
+        self._block = query_block(group)
         largest = Tier(power_of_two(min(pool.slots, MOST)), MOST, True)
-        size, device = self._size(largest), pool.k.device
+        size = self._size(largest)
+        device = pool.k.device
         self._host = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._device = torch.zeros(size, dtype=torch.int32, device=device)
         self._array = self._host.numpy()
@@ -100,13 +105,18 @@ class Buffers:
         self._blank(tier)
         self._upload(tier)
 
-    def fill(self, tier: Tier, batch: RowBatch, pieces: Sequence[RowPiece], judged: IntArray) -> None:
-        """Write these pieces of the batch, and upload them. `judged` are indices into the tokens of the pieces."""
+    def fill(
+        self, tier: Tier, batch: RowBatch, pieces: Sequence[RowPiece], judged: IntArray
+    ) -> None:
+        """Write these pieces of the batch, and upload them. `judged` are indices into the tokens of
+        the pieces."""
         to = self._blank(tier)
         at = block = 0
         for place, (row, start, stop) in enumerate(pieces):
-            slot, size = batch.slots[row], stop - start
-            first, length = int(batch.starts[row]), self._pool.lengths[slot] + start
+            slot = batch.slots[row]
+            size = stop - start
+            first = int(batch.starts[row])
+            length = self._pool.lengths[slot] + start
             nodes = slice(at, at + size)
             parents = batch.parents[first + start : first + stop] - start
             depths = np.arange(size)
@@ -122,7 +132,8 @@ class Buffers:
             to.block_first[block : block + blocks] = np.arange(0, size, self._block)
             held = self._pool.held[slot]
             to.table[place, :held] = self._pool.tables[slot, :held]
-            at, block = at + size, block + blocks
+            at = at + size
+            block = block + blocks
         to.judged[: len(judged)] = judged
         self._upload(tier)
 
@@ -142,14 +153,23 @@ class Buffers:
     def _lengths(self, tier: Tier) -> list[int]:
         rows, tokens, _ = tier
         blocks = rows + tokens // self._block
-        return [2 * tokens, *[tokens] * 5, rows + 1, rows, blocks, blocks, rows * self._pool.per_slot]
+        return [
+            2 * tokens,
+            *[tokens] * 5,
+            rows + 1,
+            rows,
+            blocks,
+            blocks,
+            rows * self._pool.per_slot,
+        ]
 
     def _size(self, tier: Tier) -> int:
         return sum(self._lengths(tier))
 
 
 def query_block(group: int) -> int:
-    """Tokens of a row that attention reads keys for together: with their heads, a tile of at most 64 rows."""
+    """Tokens of a row that attention reads keys for together: with their heads, a tile of at most
+    64 rows."""
     return max(1, min(16, 64 // power_of_two(group)))
 
 
@@ -157,11 +177,14 @@ def check_nodes(batch: RowBatch) -> None:
     """Raise where a tree has more nodes than a mask has bits."""
     for row, size in enumerate(batch.sizes):
         if size > NODES and not batch.chain(row):
-            raise UsageError(f"slot {batch.slots[row]}: a tree has {NODES} nodes at most on an accelerator, not {size}")
+            raise UsageError(
+                f"slot {batch.slots[row]}: a tree has {NODES} nodes at most on an accelerator, not {size}"
+            )
 
 
 def cut(batch: RowBatch, most: int = MOST) -> list[list[RowPiece]]:
-    """Forwards of at most `most` tokens, in this order: the pieces of a long chain look at those before them."""
+    """Forwards of at most `most` tokens, in this order: the pieces of a long chain look at those
+    before them."""
     forwards: list[list[RowPiece]] = [[]]
     used = 0
     for row, size in enumerate(batch.sizes):
@@ -172,7 +195,8 @@ def cut(batch: RowBatch, most: int = MOST) -> list[list[RowPiece]]:
                 forwards.append([])
                 used = 0
             forwards[-1].append(RowPiece(row, start, stop))
-            used, start = used + stop - start, stop
+            used = used + stop - start
+            start = stop
     return forwards
 
 

@@ -1,5 +1,5 @@
-"""Chains by the server's drafter on an accelerator. One step for all sequences is a graph, replayed for each token of
-the draft: tokens and scores stay on the device until the chains are complete."""
+"""Chains by the server's drafter on an accelerator. One step for all sequences is a graph, replayed
+for each token of the draft: tokens and scores stay on the device until the chains are complete."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from moa.tree import DraftTree, TreeGrower
 _DEEPEST = 32
 _NARROWEST = 256
 _TOKEN, _PLACE, _KNOWN, _SLOT, _SCALE, _KEYS = range(6)
-"""Rows of the upload: a sequence's newest token, the column and position that it gets, how many tokens have records,
-the slot, the bits of 1 / temperature (0: greedy), and what the noise of each level begins with."""
+"""Rows of the upload: a sequence's newest token, the column and position that it gets, how many
+tokens have records, the slot, the bits of 1 / temperature (0: greedy), and what the noise of each
+level begins with."""
 
 
 class ChainTier(NamedTuple):
@@ -45,7 +46,9 @@ class ChainTier(NamedTuple):
 class ChainDrafting(MoaDrafting):
     """`MoaDrafting` whose chains run as graphs; trees and drafts under a grammar run as there."""
 
-    def __init__(self, drafter: Drafter, graphs: Graphs, *, slots: int, capacity: int, scratch: int) -> None:
+    def __init__(
+        self, drafter: Drafter, graphs: Graphs, *, slots: int, capacity: int, scratch: int
+    ) -> None:
         super().__init__(drafter, slots=slots, capacity=capacity, scratch=scratch)
         self._graphs = graphs
         most = power_of_two(slots)
@@ -68,7 +71,9 @@ class ChainDrafting(MoaDrafting):
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """A tree for each request."""
         depth = max(request.shape.depth for request in requests)
-        if depth > _DEEPEST or any(one.shape.breadth > 1 or one.grammar is not None for one in requests):
+        if depth > _DEEPEST or any(
+            one.shape.breadth > 1 or one.grammar is not None for one in requests
+        ):
             return super().draft(requests)
         slots = [request.slot for request in requests]
         for pool in (self.pool, self.borrowed):
@@ -97,8 +102,11 @@ class ChainDrafting(MoaDrafting):
     def _fill(self, tier: ChainTier, requests: Sequence[DraftRequest], depth: int) -> None:
         inputs = np.zeros((_KEYS + depth, tier.rows), dtype=np.int64)
         for row in range(tier.rows):
-            request = requests[row if row < len(requests) else 0]  # padding repeats the first, and writes the same
-            length, sampling = self.pool.lengths[request.slot], request.sampling
+            request = requests[
+                row if row < len(requests) else 0
+            ]  # padding repeats the first, and writes the same
+            length = self.pool.lengths[request.slot]
+            sampling = request.sampling
             inputs[:_SCALE, row] = request.pending, length, length, request.slot
             if not sampling.greedy:
                 inputs[_SCALE, row] = np.float64(1.0 / sampling.temperature).view(np.int64)
@@ -124,10 +132,16 @@ class ChainDrafting(MoaDrafting):
 
         def run() -> None:
             own = torch.ones_like(place, dtype=torch.bool).unsqueeze(1)
-            past = rows_of(self.pool) + (rows_of(self.borrowed) if self.borrowed is not None else [])
-            records = (*rows_of(self.records)[0], mask(seen(known))) if self.records is not None else ()
+            past = rows_of(self.pool) + (
+                rows_of(self.borrowed) if self.borrowed is not None else []
+            )
+            records = (
+                (*rows_of(self.records)[0], mask(seen(known))) if self.records is not None else ()
+            )
             visible = mask(torch.cat([seen(place), own], 1))
-            hidden, new = self.drafter.features(token.unsqueeze(1), place.unsqueeze(1), visible, past, *records)
+            hidden, new = self.drafter.features(
+                token.unsqueeze(1), place.unsqueeze(1), visible, past, *records
+            )
             layers = self.drafter.config.layers
             _keep(self.pool, slot, place, new[:layers])
             if self.borrowed is not None:
@@ -151,7 +165,8 @@ class ChainDrafting(MoaDrafting):
         return Work(run, clear)
 
     def _best(self, tier: ChainTier, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The likeliest token of each row and its log-probability; `LevelDrafting.scores` says why noise is added."""
+        """The likeliest token of each row and its log-probability; `LevelDrafting.scores` says why
+        noise is added."""
         logits = self.drafter.logits(hidden)[:, 0, : self.vocab_size].float()
         scale = self._inputs[_SCALE, : tier.rows].view(torch.double).unsqueeze(1)
         greedy = scale == 0

@@ -1,5 +1,5 @@
-"""Captured graphs by name. Work that has none yet runs the same kernels one by one, bitwise the same, until `prepare`
-is called between rounds."""
+"""Captured graphs by name. Work that has none yet runs the same kernels one by one, bitwise the
+same, until `prepare` is called between rounds."""
 
 from __future__ import annotations
 

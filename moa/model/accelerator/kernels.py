@@ -1,8 +1,9 @@
 """The kernels of the accelerator's decoder, in Triton, and their launches.
 
-An output element is always the sum of the same numbers in the same order, whatever else is in the batch: products walk
-K from its beginning to its end in steps of `_K`; attention sums over splits of `SPLIT` columns at absolute places. So
-a token's state has the same bits alone, in a batch, with any draft, and however a prompt was cut.
+An output element is always the sum of the same numbers in the same order, whatever else is in the
+batch: products walk K from its beginning to its end in steps of `_K`; attention sums over splits of
+`SPLIT` columns at absolute places. So a token's state has the same bits alone, in a batch, with any
+draft, and however a prompt was cut.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class TritonKernels:
     """The operations of a forward; results go to static tensors, and nothing is allocated."""
 
     def __init__(self, device: torch.device, *, library_products: bool = False) -> None:
-        """`library_products` are faster for more than 64 tokens, but their sums depend on the number of tokens."""
+        """`library_products` are faster for more than 64 tokens, but their sums depend on the
+        number of tokens."""
         self._library_products = library_products
         self._shared_memory = 2**17
         if device.type == "cuda":
@@ -67,7 +69,9 @@ class TritonKernels:
             num_stages=max(1, min(3, self._shared_memory // stage)),
         )
 
-    def add_norm(self, x: Tensor, more: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
+    def add_norm(
+        self, x: Tensor, more: Tensor | None, weight: Tensor, eps: float, out: Tensor
+    ) -> None:
         """`x += more`, and `out` is its RMS norm."""
         tokens, width = x.shape
         _add_norm[(tokens,)](
@@ -93,7 +97,8 @@ class TritonKernels:
         keys: Tensor,
         values: Tensor,
     ) -> None:
-        """Norms of the heads, if any, and rotary embedding; queries go to `query`, keys and values to their columns."""
+        """Norms of the heads, if any, and rotary embedding; queries go to `query`, keys and values
+        to their columns."""
         tokens, heads, width = query.shape
         kv_heads = keys.shape[1]
         _rotate_and_store[(tokens, heads + 2 * kv_heads)](
@@ -130,7 +135,8 @@ class TritonKernels:
         tokens, heads, width = query.shape
         kv_heads = keys.shape[1]
         group = heads // kv_heads
-        block, splits = query_block(group), parts.shape[2]
+        block = query_block(group)
+        splits = parts.shape[2]
         common: dict[str, Any] = {
             "WINDOW": window,
             "SPLITS": splits,
@@ -190,23 +196,42 @@ class TritonKernels:
 
 @triton.jit
 def _product(
-    x, weight, bias, out, tokens, n, k,
-    HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, K: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    bias,
+    out,
+    tokens,
+    n,
+    k,
+    HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    K: tl.constexpr,
+):
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, k, K):
         at = start + tl.arange(0, K)
-        a = tl.load(x + row[:, None] * k + at[None, :], mask=(row[:, None] < tokens) & (at[None, :] < k), other=0.0)
+        a = tl.load(
+            x + row[:, None] * k + at[None, :],
+            mask=(row[:, None] < tokens) & (at[None, :] < k),
+            other=0.0,
+        )
         b = tl.load(
-            weight + column[None, :] * k + at[:, None], mask=(column[None, :] < n) & (at[:, None] < k), other=0.0
+            weight + column[None, :] * k + at[:, None],
+            mask=(column[None, :] < n) & (at[:, None] < k),
+            other=0.0,
         )
         total = tl.dot(a, b, total, input_precision="ieee")
     if HAS_BIAS:
         total += tl.load(bias + column, mask=column < n, other=0.0).to(tl.float32)[None, :]
     where = row[:, None].to(tl.int64) * n + column[None, :]
-    tl.store(out + where, total.to(out.dtype.element_ty), mask=(row[:, None] < tokens) & (column[None, :] < n))
+    tl.store(
+        out + where,
+        total.to(out.dtype.element_ty),
+        mask=(row[:, None] < tokens) & (column[None, :] < n),
+    )
 
 
 @triton.jit
@@ -216,21 +241,40 @@ def _add_norm(x, more, weight, out, width, eps, ADDS: tl.constexpr, BLOCK: tl.co
     inside = at < width
     value = tl.load(x + token * width + at, mask=inside, other=0.0)
     if ADDS:
-        value = (value.to(tl.float32) + tl.load(more + token * width + at, mask=inside, other=0.0).to(tl.float32)).to(
-            x.dtype.element_ty
-        )
+        value = (
+            value.to(tl.float32)
+            + tl.load(more + token * width + at, mask=inside, other=0.0).to(tl.float32)
+        ).to(x.dtype.element_ty)
         tl.store(x + token * width + at, value, mask=inside)
     wide = value.to(tl.float32)
-    wide = wide / tl.sqrt(tl.sum(wide * wide, 0) / width + eps) * tl.load(weight + at, mask=inside, other=0.0)
+    wide = (
+        wide
+        / tl.sqrt(tl.sum(wide * wide, 0) / width + eps)
+        * tl.load(weight + at, mask=inside, other=0.0)
+    )
     tl.store(out + token * width + at, wide.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _rotate_and_store(
-    qkv, turns, query_norm, key_norm, positions, columns, query, keys, values, heads, kv_heads, eps,
-    NORMS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    token, head = tl.program_id(0), tl.program_id(1)
+    qkv,
+    turns,
+    query_norm,
+    key_norm,
+    positions,
+    columns,
+    query,
+    keys,
+    values,
+    heads,
+    kv_heads,
+    eps,
+    NORMS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0)
+    head = tl.program_id(1)
     at = tl.arange(0, BLOCK)
     inside = at < WIDTH
     source = qkv + (token * (heads + 2 * kv_heads) + head) * WIDTH
@@ -255,7 +299,11 @@ def _rotate_and_store(
         turned = wide * tl.load(turn + at, mask=inside, other=0.0)
         turned += other * tl.load(turn + WIDTH + at, mask=inside, other=0.0)
         if head < heads:
-            tl.store(query + (token * heads + head) * WIDTH + at, turned.to(query.dtype.element_ty), mask=inside)
+            tl.store(
+                query + (token * heads + head) * WIDTH + at,
+                turned.to(query.dtype.element_ty),
+                mask=inside,
+            )
         else:
             place = (column * kv_heads + head - heads) * WIDTH
             tl.store(keys + place + at, turned.to(keys.dtype.element_ty), mask=inside)
@@ -263,11 +311,33 @@ def _rotate_and_store(
 
 @triton.jit
 def _attend(
-    query, keys, values, table, lengths, starts, positions, masks, block_row, block_first, parts, sums, per_row, scale,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr, GROUP_BLOCK: tl.constexpr,
-    WINDOW: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    block, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    query,
+    keys,
+    values,
+    table,
+    lengths,
+    starts,
+    positions,
+    masks,
+    block_row,
+    block_first,
+    parts,
+    sums,
+    per_row,
+    scale,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    block = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
     row = tl.load(block_row + block)
     if row >= 0:
         first = tl.load(block_first + block)
@@ -286,7 +356,8 @@ def _attend(
         stop = tl.minimum(end, (split + 1) * _SPLIT)
         if begin < stop:
             lane = tl.arange(0, TOKENS * GROUP_BLOCK)
-            node, member = first + lane // GROUP_BLOCK, lane % GROUP_BLOCK
+            node = first + lane // GROUP_BLOCK
+            member = lane % GROUP_BLOCK
             real = (node < size) & (member < GROUP)
             head = kv_head * GROUP + member
             token = start + node
@@ -305,13 +376,21 @@ def _attend(
             for left in range(begin, stop, _STEP):
                 column = left + tl.arange(0, _STEP)
                 held = column < stop
-                page = tl.load(table + row * per_row + column // _PAGE, mask=held, other=0).to(tl.int64)
+                page = tl.load(table + row * per_row + column // _PAGE, mask=held, other=0).to(
+                    tl.int64
+                )
                 place = ((page * _PAGE + column % _PAGE) * KV_HEADS + kv_head) * WIDTH
-                k = tl.load(keys + place[None, :] + at[:, None], mask=held[None, :] & inside[:, None], other=0.0)
+                k = tl.load(
+                    keys + place[None, :] + at[:, None],
+                    mask=held[None, :] & inside[:, None],
+                    other=0.0,
+                )
                 scores = tl.dot(q, k, input_precision="ieee") * scale
                 other = column - length
                 of_row = held & (other >= 0)
-                bit = (mask[:, None] >> tl.minimum(tl.maximum(other, 0), 63)[None, :].to(tl.int64)) & 1
+                bit = (
+                    mask[:, None] >> tl.minimum(tl.maximum(other, 0), 63)[None, :].to(tl.int64)
+                ) & 1
                 if causal:
                     bit = (other[None, :] <= node[:, None]).to(tl.int64)
                 seen = held[None, :] & ((other < 0)[None, :] | (bit == 1))
@@ -323,22 +402,43 @@ def _attend(
                 higher = tl.maximum(highest, tl.max(scores, 1))
                 shares = tl.where(seen, tl.exp2(scores - higher[:, None]), 0.0)
                 shrink = tl.exp2(highest - higher)
-                v = tl.load(values + place[:, None] + at[None, :], mask=held[:, None] & inside[None, :], other=0.0)
+                v = tl.load(
+                    values + place[:, None] + at[None, :],
+                    mask=held[:, None] & inside[None, :],
+                    other=0.0,
+                )
                 weight = weight * shrink + tl.sum(shares, 1)
-                total = tl.dot(shares.to(v.dtype), v, total * shrink[:, None], input_precision="ieee")
+                total = tl.dot(
+                    shares.to(v.dtype), v, total * shrink[:, None], input_precision="ieee"
+                )
                 highest = higher
             part = (token * HEADS + head).to(tl.int64) * SPLITS + split
-            tl.store(parts + part[:, None] * WIDTH + at[None, :], total, mask=real[:, None] & inside[None, :])
+            tl.store(
+                parts + part[:, None] * WIDTH + at[None, :],
+                total,
+                mask=real[:, None] & inside[None, :],
+            )
             tl.store(sums + 2 * part, highest, mask=real)
             tl.store(sums + 2 * part + 1, weight, mask=real)
 
 
 @triton.jit
 def _join(
-    parts, sums, token_row, lengths, starts, positions, out,
-    HEADS: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    token, head = tl.program_id(0), tl.program_id(1)
+    parts,
+    sums,
+    token_row,
+    lengths,
+    starts,
+    positions,
+    out,
+    HEADS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0)
+    head = tl.program_id(1)
     at = tl.arange(0, BLOCK)
     inside = at < WIDTH
     total = tl.zeros([BLOCK], tl.float32)
@@ -374,4 +474,8 @@ def _gate(both, out, width, BLOCK: tl.constexpr):
     inside = at < width
     gate = tl.load(both + token * 2 * width + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(both + token * 2 * width + width + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + token * width + at, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)
+    tl.store(
+        out + token * width + at,
+        (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty),
+        mask=inside,
+    )

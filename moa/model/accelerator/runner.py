@@ -1,4 +1,5 @@
-"""Runs batches of any rows on an accelerator: fills the buffers, replays the tier's graph, reads the choices."""
+"""Runs batches of any rows on an accelerator: fills the buffers, replays the tier's graph, reads
+the choices."""
 
 from __future__ import annotations
 
@@ -24,18 +25,24 @@ if TYPE_CHECKING:
 
 
 class GraphDecoder:
-    """The forward of a dense Llama-like target, from static buffers to chosen tokens: ten kernels a layer, nothing
-    allocated, nothing read back, so it can be captured as a graph. All tiers share the memory of the largest."""
+    """The forward of a dense Llama-like target, from static buffers to chosen tokens: ten kernels a
+    layer, nothing allocated, nothing read back, so it can be captured as a graph. All tiers share
+    the memory of the largest."""
 
     def __init__(self, weights: Weights, pool: PagePool, kernels: TritonKernels) -> None:
-        facts, self._weights, self._pool, self._kernels = weights.facts, weights, pool, kernels
-        device, dtype = weights.embedding.device, weights.embedding.dtype
+        facts = weights.facts
+        self._weights = weights
+        self._pool = pool
+        self._kernels = kernels
+        device = weights.embedding.device
+        dtype = weights.embedding.dtype
         splits = -(-pool.per_slot * PAGE // SPLIT)
 
         def memory(*shape: int, of: torch.dtype = dtype) -> Tensor:
             return torch.zeros(MOST, *shape, dtype=of, device=device)
 
-        inner, middle = facts.heads * facts.head_dim, len(weights.layers[0].gate_up)
+        inner = facts.heads * facts.head_dim
+        middle = len(weights.layers[0].gate_up)
         self.hidden = memory(facts.hidden_size)
         """Final states, after the last norm, of the latest forward."""
         self._scratch = (
@@ -67,23 +74,35 @@ class GraphDecoder:
     @property
     def nbytes(self) -> int:
         """Memory of these tensors."""
-        return sum(one.nbytes for one in (*self._scratch, self._logits, self.best, self.choices, self.tapped))
+        return sum(
+            one.nbytes
+            for one in (*self._scratch, self._logits, self.best, self.choices, self.tapped)
+        )
 
     def run(self, forward: ForwardInput[Tensor], tier: Tier) -> None:
-        """Run the tokens in the buffers; `hidden`, and with a head `best` and `choices`, are the results."""
-        kernels, weights, eps = self._kernels, self._weights, self._weights.facts.rms_norm_eps
+        """Run the tokens in the buffers; `hidden`, and with a head `best` and `choices`, are the
+        results."""
+        kernels = self._kernels
+        weights = self._weights
+        eps = self._weights.facts.rms_norm_eps
         x, normed, more, hidden, qkv, query, attended, parts, sums, both, gated = (
             one[: tier.tokens] for one in self._scratch
         )
         torch.index_select(weights.embedding, 0, forward.ids, out=x)
         added = None
-        for number, (layer, (keys, values)) in enumerate(zip(weights.layers, self._pool.layers, strict=True)):
+        for number, (layer, (keys, values)) in enumerate(
+            zip(weights.layers, self._pool.layers, strict=True)
+        ):
             kernels.add_norm(x, added, layer.before, eps, normed)
             for at in (column for layer_number, column in self._taps if layer_number == number):
                 self.tapped[: tier.tokens, at : at + x.shape[1]].copy_(x)
             kernels.product(normed, layer.qkv, layer.qkv_bias, qkv)
-            kernels.rotate_and_store(forward, qkv, weights.turns, layer.head_norms, eps, query, keys, values)
-            kernels.attend(forward, query, keys, values, layer.window, layer.scale, parts, sums, attended)
+            kernels.rotate_and_store(
+                forward, qkv, weights.turns, layer.head_norms, eps, query, keys, values
+            )
+            kernels.attend(
+                forward, query, keys, values, layer.window, layer.scale, parts, sums, attended
+            )
             kernels.product(attended, layer.out, layer.out_bias, more)
             kernels.add_norm(x, more, layer.between, eps, normed)
             kernels.product(normed, layer.gate_up, None, both)
@@ -92,14 +111,17 @@ class GraphDecoder:
             added = more
         kernels.add_norm(x, added, weights.norm, eps, hidden)
         if tier.head:
-            judged, logits = normed, self._logits[: tier.tokens]
+            judged = normed
+            logits = self._logits[: tier.tokens]
             torch.index_select(hidden, 0, forward.judged, out=judged)
             kernels.product(judged, weights.head, None, logits)
             torch.max(logits, -1, out=(self.best[: tier.tokens], self.choices[: tier.tokens]))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The LM head by the same product, outside of a graph: float32 `[n,vocab]`."""
-        logits = torch.empty(len(hidden), len(self._weights.head), dtype=torch.float32, device=hidden.device)
+        logits = torch.empty(
+            len(hidden), len(self._weights.head), dtype=torch.float32, device=hidden.device
+        )
         self._kernels.product(hidden, self._weights.head, None, logits)
         return logits
 
@@ -124,8 +146,13 @@ class GraphRunner:
     """The decoder over tiers."""
 
     def __init__(
-        self, model: Any, facts: TargetFacts, pool: PagePool, accelerator: Accelerator, windows: Sequence[int | None],
-    ) -> None:  # fmt: skip
+        self,
+        model: Any,
+        facts: TargetFacts,
+        pool: PagePool,
+        accelerator: Accelerator,
+        windows: Sequence[int | None],
+    ) -> None:
         weights = Weights.of(model, facts, capacity=pool.capacity, windows=windows)
         self._decoder = GraphDecoder(weights, pool, accelerator.kernels)
         self.graphs = Graphs(accelerator.capture)
@@ -144,7 +171,8 @@ class GraphRunner:
         return self._decoder.nbytes + self._buffers.nbytes
 
     def usual(self, most_rows: int, draft: int, prompt: int) -> list[Tier]:
-        """Tiers of batches of so many sessions at most: single tokens, drafts of `draft` tokens, pieces of a prompt."""
+        """Tiers of batches of so many sessions at most: single tokens, drafts of `draft` tokens,
+        pieces of a prompt."""
         tiers = [Tier.of(1, prompt, False)]
         rows = 1
         while rows <= min(most_rows, MOST):
@@ -160,12 +188,16 @@ class GraphRunner:
 
     @torch.inference_mode()
     def __call__(self, batch: RowBatch) -> tuple[Tensor, npt.NDArray[np.int64]]:
-        """Final states `[tokens, hidden]`, and the best token after each judged one (-1 elsewhere; `NO_NUMBER`)."""
+        """Final states `[tokens, hidden]`, and the best token after each judged one (-1 elsewhere;
+        `NO_NUMBER`)."""
         judged = batch.judged()
         choices = np.full(judged.shape, -1, dtype=np.int64)
-        hidden, tapped = [], []
+        hidden = []
+        tapped = []
         for pieces in cut(batch):
-            where = np.concatenate([np.arange(start, stop) + batch.starts[row] for row, start, stop in pieces])
+            where = np.concatenate(
+                [np.arange(start, stop) + batch.starts[row] for row, start, stop in pieces]
+            )
             found, best = self._forward(batch, pieces, np.flatnonzero(judged[where]))
             choices[where[judged[where]]] = best
             hidden.append(found)
@@ -182,7 +214,8 @@ class GraphRunner:
         run, path = self.graphs.get(tier.name, lambda: self._work(tier))
         self.path = f"{path} {tier.name}"
         run()
-        # Reading waits for the device. A forward without choices is waited for too: the host's buffer is filled again.
+        # Reading waits for the device. A forward without choices is waited for too: the host's
+        # buffer is filled again.
         if len(judged):
             best = self._decoder.choices[: len(judged)].cpu().numpy()
             finite = self._decoder.best[: len(judged)].isfinite().cpu().numpy()

@@ -1,7 +1,8 @@
-"""`moa.sampling`'s rule in torch, for all nodes of a forward at once: only the chosen tokens travel to the host.
+"""`moa.sampling`'s rule in torch, for all nodes of a forward at once: only the chosen tokens travel
+to the host.
 
-The noise is the same bit for bit (integers), its logarithms in float64. A node's token can therefore differ from
-numpy's only where two scores are closer than the rounding of a float64.
+The noise is the same bit for bit (integers), its logarithms in float64. A node's token can
+therefore differ from numpy's only where two scores are closer than the rounding of a float64.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ NO_NUMBER = -2
 _WIDER = -3
 """Chosen where more tokens may survive top-k, top-p and min-p than were sorted."""
 _SORTED_FIRST = 1024
-"""Tokens that are sorted for top-k, top-p and min-p; the whole vocabulary only for nodes that need more."""
+"""Tokens that are sorted for top-k, top-p and min-p; the whole vocabulary only for nodes that need
+more."""
 _NUMBERS_AT_ONCE = 2**24
 """Bounds the memory of one pass: 128 MiB for each temporary tensor of float64."""
 
 
 class Draw(NamedTuple):
-    """One node: its sampling settings, the position of the token to choose, and what the repetition penalty applies to:
-    the text up to the draft (shared by the nodes of a row) and the drafted tokens up to the node; and what a grammar
-    allows."""
+    """One node: its sampling settings, the position of the token to choose, and what the repetition
+    penalty applies to: the text up to the draft (shared by the nodes of a row) and the drafted
+    tokens up to the node; and what a grammar allows."""
 
     settings: SamplingSettings
     position: int
@@ -40,7 +42,8 @@ class Draw(NamedTuple):
 
 @torch.inference_mode()
 def choose(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-    """The token after each node, given their logits `[n, vocab]`; `NO_NUMBER` where these are not finite."""
+    """The token after each node, given their logits `[n, vocab]`; `NO_NUMBER` where these are not
+    finite."""
     chosen = torch.empty(len(draws), dtype=torch.long, device=logits.device)
     for places in _pieces(draws, logits.shape[1]):
         chosen[_index(places, logits.device)] = _choose(logits, draws, places, _SORTED_FIRST)
@@ -48,13 +51,16 @@ def choose(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     wider = [place for place, token in enumerate(found) if token == _WIDER]
     for start in range(0, len(wider), at_once := _nodes_at_once(logits.shape[1])):
         some = wider[start : start + at_once]
-        for place, token in zip(some, _choose(logits, draws, some, logits.shape[1]).tolist(), strict=True):
+        for place, token in zip(
+            some, _choose(logits, draws, some, logits.shape[1]).tolist(), strict=True
+        ):
             found[place] = token
     return found
 
 
 def gumbel(keys: Tensor, ids: Tensor) -> Tensor:
-    """`moa.sampling.gumbel` for `moa.sampling.noise_keys`, as int64 `[n, 1]`, and token ids `[k]` or `[n, k]`."""
+    """`moa.sampling.gumbel` for `moa.sampling.noise_keys`, as int64 `[n, 1]`, and token ids `[k]`
+    or `[n, k]`."""
     # The product and the sum wrap around, as they do in numpy's unsigned numbers.
     bits = _mix(keys + (ids + 1) * _signed(GOLDEN))
     uniform = (_shifted(bits, 11).double() + 0.5) * 2.0**-53
@@ -77,7 +83,9 @@ def _signed(number: int) -> int:
 
 
 def _filters(settings: SamplingSettings) -> bool:
-    return not settings.greedy and (settings.top_k > 0 or settings.top_p < 1.0 or settings.min_p > 0.0)
+    return not settings.greedy and (
+        settings.top_k > 0 or settings.top_p < 1.0 or settings.min_p > 0.0
+    )
 
 
 def _nodes_at_once(vocab: int) -> int:
@@ -98,12 +106,16 @@ def _pieces(draws: Sequence[Draw], vocab: int) -> Iterator[list[int]]:
             yield places[start : start + at_once]
 
 
-def _choose(logits: Tensor, draws: Sequence[Draw], places: Sequence[int], sorted_first: int) -> Tensor:
+def _choose(
+    logits: Tensor, draws: Sequence[Draw], places: Sequence[int], sorted_first: int
+) -> Tensor:
     mine = [draws[place] for place in places]
     rows = logits.index_select(0, _index(places, logits.device))
     finite = rows.amax(-1).isfinite()
     settings = mine[0].settings
-    greedy, filters, penalizes = settings.greedy, _filters(settings), settings.repetition_penalty != 1.0
+    greedy = settings.greedy
+    filters = _filters(settings)
+    penalizes = settings.repetition_penalty != 1.0
     if mine[0].allowed is not None:
         rows = rows.where(_allowed(mine, rows), -torch.inf)
     if greedy and not penalizes:
@@ -116,13 +128,18 @@ def _choose(logits: Tensor, draws: Sequence[Draw], places: Sequence[int], sorted
     if greedy:
         return torch.where(finite, scores.argmax(-1), NO_NUMBER)
     scores = scores / _column([draw.settings.temperature for draw in mine], scores)
-    seeds, positions = [draw.settings.seed for draw in mine], [draw.position for draw in mine]
-    keys = torch.from_numpy(noise_keys(seeds, positions).view(np.int64)).to(scores.device).unsqueeze(1)
+    seeds = [draw.settings.seed for draw in mine]
+    positions = [draw.position for draw in mine]
+    keys = (
+        torch.from_numpy(noise_keys(seeds, positions).view(np.int64)).to(scores.device).unsqueeze(1)
+    )
     if filters:
         chosen = _filtered(scores, mine, keys, min(sorted_first, scores.shape[1]))
     else:
         noisy = scores + gumbel(keys, torch.arange(scores.shape[1], device=scores.device))
-        chosen = noisy.where(scores > -torch.inf, -torch.inf).argmax(-1)  # not even where the noise is infinite
+        chosen = noisy.where(scores > -torch.inf, -torch.inf).argmax(
+            -1
+        )  # not even where the noise is infinite
     return torch.where(finite, chosen, NO_NUMBER)
 
 
@@ -140,7 +157,9 @@ def _filtered(scores: Tensor, draws: Sequence[Draw], keys: Tensor, count: int) -
     best = some[:, :1]
     weight = (some - best).exp()
     mass = torch.where(
-        top_k < vocab, weight.where(keep, 0.0).sum(-1, keepdim=True), (scores - best).exp().sum(-1, keepdim=True)
+        top_k < vocab,
+        weight.where(keep, 0.0).sum(-1, keepdim=True),
+        (scores - best).exp().sum(-1, keepdim=True),
     )
     probability = weight.where(keep, 0.0) / mass
     before = probability.cumsum(-1) - probability
@@ -159,13 +178,16 @@ def _filtered(scores: Tensor, draws: Sequence[Draw], keys: Tensor, count: int) -
 def _allowed(draws: Sequence[Draw], rows: Tensor) -> Tensor:
     """`[n, vocab]`: the tokens that grammars allow. The masks travel packed."""
     packed = np.stack([draw.allowed for draw in draws if draw.allowed is not None])
-    bits = torch.from_numpy(packed).to(rows.device).unsqueeze(-1) >> torch.arange(8, device=rows.device)
+    bits = torch.from_numpy(packed).to(rows.device).unsqueeze(-1) >> torch.arange(
+        8, device=rows.device
+    )
     allowed = (bits & 1).bool().flatten(1)[:, : rows.shape[1]]
     return torch.nn.functional.pad(allowed, (0, rows.shape[1] - allowed.shape[1]))
 
 
 def _seen(draws: Sequence[Draw], scores: Tensor) -> Tensor:
-    """`[n, vocab]`: the tokens that the penalty applies to. A row's text is sent once for all its nodes."""
+    """`[n, vocab]`: the tokens that the penalty applies to. A row's text is sent once for all its
+    nodes."""
     texts = {id(draw.text): draw.text for draw in draws}
     at = {key: place for place, key in enumerate(texts)}
     seen = torch.zeros(len(texts), scores.shape[1], dtype=torch.bool, device=scores.device)

@@ -1,5 +1,5 @@
-"""The weights of a dense Llama-like target, as the accelerator's kernels take them: matrices that read the same input
-are one."""
+"""The weights of a dense Llama-like target, as the accelerator's kernels take them: matrices that
+read the same input are one."""
 
 from __future__ import annotations
 
@@ -43,17 +43,25 @@ class Weights:
     norm: Tensor
     head: Tensor
     turns: Tensor
-    """Rotary cosines, and sines with the first half's sign flipped: float32 `[capacity, 2, head_dim]`."""
+    """Rotary cosines, and sines with the first half's sign flipped: float32 `[capacity, 2,
+    head_dim]`."""
 
     @classmethod
-    def of(cls, model: Any, facts: TargetFacts, *, capacity: int, windows: Sequence[int | None]) -> Weights:
+    def of(
+        cls, model: Any, facts: TargetFacts, *, capacity: int, windows: Sequence[int | None]
+    ) -> Weights:
         """Join the matrices that read the same input; the model's layers become views of these."""
         backbone = model.get_decoder()
         layers = []
         for layer, window in zip(backbone.layers, windows, strict=True):
-            attention, mlp = layer.self_attn, layer.mlp
+            attention = layer.self_attn
+            mlp = layer.mlp
             qkv, bias = join_weights([attention.q_proj, attention.k_proj, attention.v_proj])
-            norms = [norm.weight.float() for name in ("q_norm", "k_norm") if (norm := getattr(attention, name, None))]
+            norms = [
+                norm.weight.float()
+                for name in ("q_norm", "k_norm")
+                if (norm := getattr(attention, name, None))
+            ]
             layers.append(
                 Layer(
                     before=layer.input_layernorm.weight.float(),
@@ -76,11 +84,13 @@ class Weights:
 
 
 def can_run(model: Any, facts: TargetFacts) -> bool:
-    """Whether the decoder knows this model: a dense family, with SwiGLU, in plain matrices (not quantized ones)."""
+    """Whether the decoder knows this model: a dense family, with SwiGLU, in plain matrices (not
+    quantized ones)."""
     if facts.family not in DENSE_FAMILIES or getattr(model.config, "hidden_act", "silu") != "silu":
         return False
     for layer in model.get_decoder().layers:
-        mlp, attention = layer.mlp, layer.self_attn
+        mlp = layer.mlp
+        attention = layer.self_attn
         matrices = [getattr(attention, name) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
         matrices += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
         if not all(type(one) is nn.Linear and type(one.weight.data) is Tensor for one in matrices):

@@ -29,23 +29,33 @@ def test_acceptance_length_weighs_rounds() -> None:
 
 
 def test_acceptance_by_position_is_conditional_and_leaves_out_the_last_round() -> None:
-    assert acceptance.by_position([Generation(won=[1, 2, 3, 9]), Generation(won=[3, 1])], 3) == [0.75, 2 / 3, 0.0]
+    assert acceptance.by_position([Generation(won=[1, 2, 3, 9]), Generation(won=[3, 1])], 3) == [
+        0.75,
+        2 / 3,
+        0.0,
+    ]
 
 
 def test_a_changed_text_is_a_loud_failure() -> None:
-    target, asked = Target.from_model(tiny_target(), capacity=64), prompts(4)
-    text = Speculator(target).generate(asked, GenerationSettings(max_new_tokens=6, shape=None))[0].ids
+    target = Target.from_model(tiny_target(), capacity=64)
+    asked = prompts(4)
+    text = (
+        Speculator(target).generate(asked, GenerationSettings(max_new_tokens=6, shape=None))[0].ids
+    )
     for sampling in (SamplingSettings(), SamplingSettings(temperature=1.0)):
         assert count_ties(target, asked, [text], [text], sampling) == 0
         with pytest.raises(MoaError, match="speculation changed the text of prompt 0 at token 2"):
-            count_ties(target, asked, [text], [[*text[:2], (text[2] + 1) % 128, *text[3:]]], sampling)
+            count_ties(
+                target, asked, [text], [[*text[:2], (text[2] + 1) % 128, *text[3:]]], sampling
+            )
     with pytest.raises(MoaError, match="speculation changed"):
         count_ties(target, asked, [text], [text[:-1]], SamplingSettings())
 
 
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A target, a MoA drafter and an independent one on disk; prompts that the tiny tokenizer can spell."""
+    """A target, a MoA drafter and an independent one on disk; prompts that the tiny tokenizer can
+    spell."""
     save_tiny("llama", tmp_path / "target")
     target = target_for("independent", tiny_target())
     save_drafter(new_drafter(moa_config(target.facts, {}), target.model), tmp_path / "moa0")
@@ -53,16 +63,23 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     asked = [Example("arithmetic", f"What is {n} + 1?", str(n + 1)) for n in range(3)]
     monkeypatch.setattr(held_out, "skill_prompts", lambda *_: asked)
     monkeypatch.setattr(held_out, "code_prompts", lambda *_: [Example("code", "def f(", "")])
-    kinds = [("code", Example("code", "def f(", "")), *(("exercises", example) for example in asked)]
+    kinds = [
+        ("code", Example("code", "def f(", "")),
+        *(("exercises", example) for example in asked),
+    ]
     monkeypatch.setattr(held_out, "by_kind", lambda *_: kinds)
-    monkeypatch.setattr(held_out, "encode", lambda tokenizer, example: tokenizer.encode(example.prompt))
+    monkeypatch.setattr(
+        held_out, "encode", lambda tokenizer, example: tokenizer.encode(example.prompt)
+    )
     return tmp_path
 
 
 def test_acceptance_of_every_drafter_shape_and_temperature(pair: Path) -> None:
     drafters = str(pair / "moa0"), str(pair / "independent")
     how: dict[str, Any] = {"tokens": 6, "batch": 2, "shapes": ("chain", "tree")}
-    result = acceptance.measure(acceptance.Options(drafters=drafters, target=str(pair / "target"), **how))
+    result = acceptance.measure(
+        acceptance.Options(drafters=drafters, target=str(pair / "target"), **how)
+    )
     assert len(result["runs"]) == 8
     assert set(result["runs"][0]["categories"]) == {"arithmetic", "code"}
     assert "All 32 texts equal plain decoding" in acceptance.tables(result)

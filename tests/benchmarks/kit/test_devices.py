@@ -1,4 +1,5 @@
-"""Cheap devices: what they are told, and what becomes of them when connections break or there is no room."""
+"""Cheap devices: what they are told, and what becomes of them when connections break or there is no
+room."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ async def test_devices_get_their_answers_through_broken_connections_and_refusals
         url = running.transport.url
         said = await scripts(url, 4, length=20, tokens=24, rate=0.7, nodes=6)
         assert len({len(one.ids) for one in said}) == 4
-        assert all(len(one.truth) == len(one.drafts) == 24 and len(one.drafts[0]) == 5 for one in said)
+        assert all(
+            len(one.truth) == len(one.drafts) == 24 and len(one.drafts[0]) == 5 for one in said
+        )
         async with link_to(url, PROFILES["loopback"]) as link:
 
             async def cut_soon() -> None:

@@ -36,11 +36,15 @@ def test_a_forward_takes_as_long_as_was_said() -> None:
 
 
 @pytest.mark.parametrize("kind", ["eagle2", "independent"])
-async def test_a_server_that_drafts_with_a_baseline_says_what_the_target_says(kind: str, tmp_path: Path) -> None:
+async def test_a_server_that_drafts_with_a_baseline_says_what_the_target_says(
+    kind: str, tmp_path: Path
+) -> None:
     model = tiny_target()
     asked = prompts(7)[0]
     plain = Speculator(SlowTarget.from_model(model, capacity=160))
-    truth = plain.generate([asked], GenerationSettings(max_new_tokens=12, shape=None, ignore_eos=True))[0].ids
+    truth = plain.generate(
+        [asked], GenerationSettings(max_new_tokens=12, shape=None, ignore_eos=True)
+    )[0].ids
     target = SlowTarget.from_model(model, slots=2, capacity=160)
     target.watching = True
     save(opponent(kind, target), tmp_path)
@@ -52,7 +56,9 @@ async def test_a_server_that_drafts_with_a_baseline_says_what_the_target_says(ki
         for _ in range(2):  # the second conversation takes what the first gave back
             async with client(verifier.transport.url) as edge:
                 session = await edge.start(asked, max_new_tokens=12, ignore_eos=True, records="off")
-                await edge.advance(session, [session.log[-1]])  # a round that the server did not draft
+                await edge.advance(
+                    session, [session.log[-1]]
+                )  # a round that the server did not draft
                 await edge.stream(session)
                 assert session.log[len(asked) :] == truth
                 await edge.send(session.close())

@@ -13,8 +13,18 @@ from tests.verifier import kit
 
 
 def test_a_histogram_is_what_has_come_between_two_looks() -> None:
-    before = {'h_bucket{le="1.0"}': 5.0, 'h_bucket{le="2.0"}': 5.0, 'h_bucket{le="+Inf"}': 5.0, "h_sum": 2.0}
-    after = {'h_bucket{le="1.0"}': 5.0, 'h_bucket{le="2.0"}': 9.0, 'h_bucket{le="+Inf"}': 10.0, "h_sum": 11.0}
+    before = {
+        'h_bucket{le="1.0"}': 5.0,
+        'h_bucket{le="2.0"}': 5.0,
+        'h_bucket{le="+Inf"}': 5.0,
+        "h_sum": 2.0,
+    }
+    after = {
+        'h_bucket{le="1.0"}': 5.0,
+        'h_bucket{le="2.0"}': 9.0,
+        'h_bucket{le="+Inf"}': 10.0,
+        "h_sum": 11.0,
+    }
     found = Histogram.of(gained([(before, after)]), "h")
     assert found.counts == (0, 4, 1)
     assert (found.count, found.mean) == (5, 9.0 / 5)
@@ -22,7 +32,8 @@ def test_a_histogram_is_what_has_come_between_two_looks() -> None:
     assert found.quantile(0.8) == pytest.approx(2.0)
     assert found.shares() == {"2": 0.8, "inf": 0.2}
     labelled = {
-        f'h_bucket{{kind="a",{name[9:]}' if "bucket" in name else 'h_sum{kind="a"}': n for name, n in after.items()
+        f'h_bucket{{kind="a",{name[9:]}' if "bucket" in name else 'h_sum{kind="a"}': n
+        for name, n in after.items()
     }
     assert Histogram.of(labelled | after, "h", 'kind="a"').counts == (5, 4, 1)
     assert gained([(before, after), (before, after)])["h_sum"] == 18.0

@@ -25,9 +25,16 @@ def test_every_way_answers_every_task_whose_prompt_does_not_end_with_its_answer(
     for kind in ("independent", "states"):
         save(opponent(kind, target), tmp_path / kind)
     said = "letters", "A, B", ""  # whatever is said begins with nothing
-    monkeypatch.setattr(answers, "tasks", lambda: iter([said, ("counting", "1, 2", "none says this")]))
-    assert main(["answers", str(folder), str(tmp_path / "independent"), str(tmp_path / "states")]) == 0
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+    monkeypatch.setattr(
+        answers, "tasks", lambda: iter([said, ("counting", "1, 2", "none says this")])
+    )
+    assert (
+        main(["answers", str(folder), str(tmp_path / "independent"), str(tmp_path / "states")]) == 0
+    )
+    lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in capsys.readouterr().out.splitlines()
+    ]
     assert lines[0] == ["", "asked", "target", "independent", "states", "states, records"]
     assert lines[2:] == [
         ["letters", "1", "1", "1", "1", "1"],

@@ -1,4 +1,5 @@
-"""The witness's tokenizer is byte-pair encoding by rank, and a trimmed model computes what the whole one does."""
+"""The witness's tokenizer is byte-pair encoding by rank, and a trimmed model computes what the
+whole one does."""
 
 from __future__ import annotations
 
@@ -22,9 +23,18 @@ def some_words() -> Words:
 
 def test_merges_are_by_the_rank_of_what_they_make() -> None:
     tokenizer = some_words().tokenizer()
-    # A unigram model would weigh whole paths; here "th" (the lowest rank) is made first, then "the".
-    assert tokenizer.convert_ids_to_tokens(tokenizer("the thing").input_ids) == ["<bos>", "the", f"{SPACE}th", "ing"]
-    assert tokenizer.decode(tokenizer("the cat: ä", add_special_tokens=False).input_ids) == "the cat: ä"
+    # A unigram model would weigh whole paths; here "th" (the lowest rank) is made first, then
+    # "the".
+    assert tokenizer.convert_ids_to_tokens(tokenizer("the thing").input_ids) == [
+        "<bos>",
+        "the",
+        f"{SPACE}th",
+        "ing",
+    ]
+    assert (
+        tokenizer.decode(tokenizer("the cat: ä", add_special_tokens=False).input_ids)
+        == "the cat: ä"
+    )
 
 
 def test_a_trimmed_model_keeps_bytes_and_frequent_words_and_computes_the_same() -> None:
@@ -34,7 +44,8 @@ def test_a_trimmed_model_keeps_bytes_and_frequent_words_and_computes_the_same() 
     assert set(SPECIAL) <= set(kept.pieces)
     assert "the" in kept.pieces
     assert "c" not in kept.pieces
-    whole, part = words.tokenizer(), kept.tokenizer()
+    whole = words.tokenizer()
+    part = kept.tokenizer()
     ids, fewer = (torch.tensor([t("the thing").input_ids]) for t in (whole, part))
     assert whole.convert_ids_to_tokens(ids[0]) == part.convert_ids_to_tokens(fewer[0])
     with torch.inference_mode():

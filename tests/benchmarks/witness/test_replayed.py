@@ -10,7 +10,13 @@ import torch
 from benchmarks.baselines.registry import drafting_with, save
 from benchmarks.kit.speculator import GenerationSettings, Speculator
 from benchmarks.witness.__main__ import main
-from benchmarks.witness.replayed import Recorded, ReplayedDrafting, ReplayedTarget, known_chains, recorded
+from benchmarks.witness.replayed import (
+    Recorded,
+    ReplayedDrafting,
+    ReplayedTarget,
+    known_chains,
+    recorded,
+)
 from moa.model.drafting import DraftRequest
 from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings
@@ -34,7 +40,9 @@ def texts(target: Path) -> list[Recorded]:
     return recorded(target / "texts", 5)
 
 
-def test_the_text_is_the_recorded_one_whoever_drafts(target: Path, texts: list[Recorded], tmp_path: Path) -> None:
+def test_the_text_is_the_recorded_one_whoever_drafts(
+    target: Path, texts: list[Recorded], tmp_path: Path
+) -> None:
     assert [text.kind for text in texts] == ["chat", "code", "english", "chat", "code"]
     replayed = ReplayedTarget.load(target, slots=5, capacity=64, texts=texts)
     save(opponent("independent", replayed), tmp_path)
@@ -48,15 +56,20 @@ def test_the_text_is_the_recorded_one_whoever_drafts(target: Path, texts: list[R
 
 def test_states_keys_and_values_are_the_targets(target: Path, texts: list[Recorded]) -> None:
     pair = ReplayedTarget.load(target, capacity=64, texts=texts), Target.load(target, capacity=64)
-    ids, found = texts[1].ids, []
+    ids = texts[1].ids
+    found = []
     for one in pair:
         one.tap((1, 1, 2))
         slot = one.pool.acquire()
         one.commit(one.forward([Row.chain(slot, ids[:5])]), 0, range(5))
-        step = one.forward([Row(slot, [ids[5], 1, ids[6]], [-1, 0, 0])])  # the second node is beside the text
+        step = one.forward(
+            [Row(slot, [ids[5], 1, ids[6]], [-1, 0, 0])]
+        )  # the second node is beside the text
         found.append(one.commit(step, 0, [0, 2]))
     assert found[0].positions.tolist() == [5, 6]
-    for mine, real in zip((found[0].hidden, *found[0].kv), (found[1].hidden, *found[1].kv), strict=True):
+    for mine, real in zip(
+        (found[0].hidden, *found[0].kv), (found[1].hidden, *found[1].kv), strict=True
+    ):
         torch.testing.assert_close(mine, real, atol=0.2, rtol=0.05)  # kept in 16 bits
 
 
@@ -64,9 +77,12 @@ def test_guesses_are_the_drafters(target: Path, texts: list[Recorded], tmp_path:
     replayed = ReplayedTarget.load(target, capacity=64, texts=texts)
     model = opponent("independent", replayed)
     save(model, tmp_path)
-    text, real = texts[0], drafting_with(model, slots=1, capacity=64)
+    text = texts[0]
+    real = drafting_with(model, slots=1, capacity=64)
     known = ReplayedDrafting(known_chains(tmp_path, replayed, texts, 3), level_seconds=0.0)
-    own, slot, done = replayed.pool.acquire(), real.open(), 0
+    own = replayed.pool.acquire()
+    slot = real.open()
+    done = 0
     assert known.open() == slot
     for stop in (len(text.prompt) - 1, len(text.prompt) + 4):
         part = text.ids[done:stop]

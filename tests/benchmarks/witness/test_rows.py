@@ -1,4 +1,5 @@
-"""Training from states on disk is training beside the teacher; rows are written once, and gone on with."""
+"""Training from states on disk is training beside the teacher; rows are written once, and gone on
+with."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_stored_lessons_are_the_teachers_and_writing_goes_on_where_it_was_cut_short(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded, out = load_model(target), tmp_path / "rows"
+    loaded = load_model(target)
+    out = tmp_path / "rows"
     writes: list[Path] = []
     real = rows._write
 
@@ -50,7 +52,9 @@ def test_stored_lessons_are_the_teachers_and_writing_goes_on_where_it_was_cut_sh
     with pytest.raises(KeyboardInterrupt):
         write_rows(loaded, out, tokens=600, length=48)
     assert len(written(out)) == 5
-    monkeypatch.setattr(rows, "_write", lambda path, tensors: (writes.append(path), real(path, tensors)))
+    monkeypatch.setattr(
+        rows, "_write", lambda path, tensors: (writes.append(path), real(path, tensors))
+    )
     write_rows(load_model(target), out, tokens=600, length=48)
     data = written(out)
     assert len(writes) == len(set(writes)) == len(data) == 12
@@ -62,9 +66,12 @@ def test_stored_lessons_are_the_teachers_and_writing_goes_on_where_it_was_cut_sh
     for one in (teacher, reader):
         one.tap((2, 2, 1, 4))
     with torch.no_grad():
-        theirs, stored = teacher(batch), reader(batch)
+        theirs = teacher(batch)
+        stored = reader(batch)
     for name in ("keys", "values", "hidden", "tapped"):
-        torch.testing.assert_close(getattr(stored, name), getattr(theirs, name).float(), atol=0.05, rtol=0.05)
+        torch.testing.assert_close(
+            getattr(stored, name), getattr(theirs, name).float(), atol=0.05, rtol=0.05
+        )
 
 
 def test_texts_are_of_every_kind_and_held_out_ones_are_others() -> None:
@@ -80,19 +87,43 @@ def test_texts_are_of_every_kind_and_held_out_ones_are_others() -> None:
 def test_drafters_trained_on_stored_lessons_are_measured_along_the_targets_own_texts(
     target: Path, tmp_path: Path
 ) -> None:
-    held_out, stored, made = tmp_path / "heldout", tmp_path / "rows", tmp_path / "out"
+    held_out = tmp_path / "heldout"
+    stored = tmp_path / "rows"
+    made = tmp_path / "out"
     for temperature in ("0", "1"):
-        flags = ["--temperature", temperature, "--per-kind", "2", "--tokens", "12", "--length", "48"]
+        flags = [
+            "--temperature",
+            temperature,
+            "--per-kind",
+            "2",
+            "--tokens",
+            "12",
+            "--length",
+            "48",
+        ]
         assert main(["heldout", str(target), str(held_out), *flags]) == 0
     assert main(["rows", str(target), str(stored), "--tokens", "600", "--length", "48"]) == 0
     names = ["moa0", "eagle3", "states", "independent"]
-    flags = ["--target", str(target), "--steps", "1", "--batch", "2", "--warmup", "1", "--head-words", "8"]
+    flags = [
+        "--target",
+        str(target),
+        "--steps",
+        "1",
+        "--batch",
+        "2",
+        "--warmup",
+        "1",
+        "--head-words",
+        "8",
+    ]
     flags += ["--shape", "self_attention_intermediate_size=600", "--states", str(stored)]
     assert train.main([*names, *flags, "--out", str(made)]) == 0
     asked: dict[str, Any] = {"target": str(target), "texts": str(held_out)}
     asked["drafters"] = tuple(str(made / name) for name in names)
     result = witness.measure(witness.Options(**asked, behind=("0", "2", "none")))
-    found = {(r["drafter"], r["behind"], r["kind"], r["temperature"]): r["won"] for r in result["runs"]}
+    found = {
+        (r["drafter"], r["behind"], r["kind"], r["temperature"]): r["won"] for r in result["runs"]
+    }
     assert len(found) == 4 * 3 * 3 * 2
     assert all(1 <= won <= 7 for won in found.values())
     for (name, _, kind, temperature), won in found.items():
@@ -129,7 +160,9 @@ def test_alone_it_writes_what_it_is_a_model_of(target: Path, tmp_path: Path) -> 
     model, head = new_drafter(config, loaded.model), loaded.model.get_output_embeddings().weight
     start = 24 + 9  # in the second document
     own = witness.alone(model, row, start, witness.NONE, 6, head)
-    assert own.ids[:, 24 : start + 7].equal(greedy(as_llama(model, 64, ()), row.ids[:, 24 : start + 1]))
+    assert own.ids[:, 24 : start + 7].equal(
+        greedy(as_llama(model, 64, ()), row.ids[:, 24 : start + 1])
+    )
     assert row.ids.equal(torch.from_numpy(batch.ids))
     own.ids[:, 24 : start + 7] = greedy(loaded.model, row.ids[:, 24 : start + 1])
     assert witness.as_the_target(loaded.model, own, start, 6) == 1

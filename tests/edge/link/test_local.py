@@ -22,7 +22,13 @@ from tests.verifier import kit as verifier_kit
 
 def flags() -> list[str]:
     limits = ["--max-context-tokens", "160", "--max-prompt-tokens", "150", "--slots", "2"]
-    return ["--target", str(kit.pair() / "target"), "--drafter", str(kit.pair() / "drafter"), *limits]
+    return [
+        "--target",
+        str(kit.pair() / "target"),
+        "--drafter",
+        str(kit.pair() / "drafter"),
+        *limits,
+    ]
 
 
 @pytest.mark.slow
@@ -64,7 +70,9 @@ asyncio.run(main())
 
 @pytest.mark.slow
 def test_it_does_not_outlive_a_parent_that_is_killed() -> None:
-    with subprocess.Popen([sys.executable, "-c", _PARENT, *flags()], stdout=subprocess.PIPE) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", _PARENT, *flags()], stdout=subprocess.PIPE
+    ) as parent:
         assert parent.stdout is not None
         port = int(parent.stdout.readline().decode().rpartition(":")[2])
         socket.create_connection(("127.0.0.1", port), timeout=5).close()
@@ -81,7 +89,9 @@ def test_it_does_not_outlive_a_parent_that_is_killed() -> None:
 
 async def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     find: Any = importlib.util.find_spec
-    monkeypatch.setattr(local.importlib.util, "find_spec", lambda name: None if name == "torch" else find(name))
+    monkeypatch.setattr(
+        local.importlib.util, "find_spec", lambda name: None if name == "torch" else find(name)
+    )
     with pytest.raises(UsageError, match="needs torch") as error:
         async with local_verifier():
             pass

@@ -50,7 +50,9 @@ VERIFY = Verify(b"n" * 16, 1, 1, [2])
 
 async def trouble(url: str, **endpoint: Any) -> MoaError:
     """The error for this verifier."""
-    async with VerifierLink(Endpoint(url=url, hello=HELLO, connect_seconds=2.0, **endpoint)).running() as link:
+    async with VerifierLink(
+        Endpoint(url=url, hello=HELLO, connect_seconds=2.0, **endpoint)
+    ).running() as link:
         with link.mailbox() as box:
             async with asyncio.timeout(300):
                 while link.dialling.last_error is None:
@@ -77,7 +79,9 @@ async def stranger(
 
     offered = [subprotocol] if subprotocol else None
     choose = None if subprotocol else (lambda connection, offers: None)
-    async with serve(talk, "127.0.0.1", 0, ssl=tls, subprotocols=offered, select_subprotocol=choose) as server:
+    async with serve(
+        talk, "127.0.0.1", 0, ssl=tls, subprotocols=offered, select_subprotocol=choose
+    ) as server:
         port = next(iter(server.sockets)).getsockname()[1]
         yield f"{'wss' if tls else 'ws'}://localhost:{port}"
 
@@ -109,11 +113,21 @@ async def test_a_wrong_token_or_no_tls(tmp_path: Path) -> None:
         (b"\xc1nonsense", "an invalid message"),
         (None, "does not speak"),
     ],
-    ids=["version", "tokenizer", "unknown code", "out of turn", "goaway", "garbage", "another protocol"],
+    ids=[
+        "version",
+        "tokenizer",
+        "unknown code",
+        "out of turn",
+        "goaway",
+        "garbage",
+        "another protocol",
+    ],
 )
 async def test_a_verifier_that_says_no(answer: Any, what: str) -> None:
     frame = answer if isinstance(answer, bytes | None) else encode(answer)
-    async with stranger(*[frame] if frame else [], subprotocol=SUBPROTOCOL if frame else None) as url:
+    async with stranger(
+        *[frame] if frame else [], subprotocol=SUBPROTOCOL if frame else None
+    ) as url:
         assert what in (await trouble(url)).line()
 
 
@@ -153,10 +167,23 @@ def make_certificate(folder: Path, start: str, end: str) -> tuple[Path, Path]:
     (folder / "ca.cnf").write_text(_CA)
     (folder / "index.txt").touch()
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
-    openssl("req", "-new", *curve, "-nodes", "-subj", "/CN=localhost", "-keyout", "key.pem", "-out", "request.pem")
+    openssl(
+        "req",
+        "-new",
+        *curve,
+        "-nodes",
+        "-subj",
+        "/CN=localhost",
+        "-keyout",
+        "key.pem",
+        "-out",
+        "request.pem",
+    )
     dates = ("-startdate", start, "-enddate", end)
     signed = ("-in", "request.pem", "-out", "cert.pem")
-    openssl("ca", "-batch", "-config", "ca.cnf", "-selfsign", "-keyfile", "key.pem", *dates, *signed)
+    openssl(
+        "ca", "-batch", "-config", "ca.cnf", "-selfsign", "-keyfile", "key.pem", *dates, *signed
+    )
     return folder / "cert.pem", folder / "key.pem"
 
 
@@ -180,19 +207,27 @@ async def test_certificates_are_checked(start: str, end: str, what: str, tmp_pat
 
 def test_failures_to_connect_are_explained() -> None:
     """A link that is cut in the middle of a handshake looks like a port that speaks something else."""
-    url, error, refused = "ws://127.0.0.1:1", InvalidMessage("no valid HTTP response"), ConnectionRefusedError()
+    url = "ws://127.0.0.1:1"
+    error = InvalidMessage("no valid HTTP response")
+    refused = ConnectionRefusedError()
     assert "TLS" in explain(error, url, tls=False).hint
     again = explain(error, url, tls=False, worked=True)
     assert (str(again), again.hint) == (f"{url} does not answer now", "")
     assert "cloud-verifier serve" in explain(refused, url, tls=False).hint
-    assert "port 80;" in explain(refused, "ws://localhost", tls=False).hint, "an address without a port"
+    assert "port 80;" in explain(refused, "ws://localhost", tls=False).hint, (
+        "an address without a port"
+    )
     assert "port 80;" not in explain(refused, "wss://localhost", tls=True).hint
-    unknown = explain(socket.gaierror(socket.EAI_AGAIN, "Temporary failure"), "ws://verifier.test:1", tls=False)
+    unknown = explain(
+        socket.gaierror(socket.EAI_AGAIN, "Temporary failure"), "ws://verifier.test:1", tls=False
+    )
     assert "cannot reach ws://verifier.test:1: " in str(unknown)
 
 
 @contextlib.asynccontextmanager
-async def reading(refuses: Callable[[ClientMessage], bool]) -> AsyncIterator[tuple[str, list[ClientMessage]]]:
+async def reading(
+    refuses: Callable[[ClientMessage], bool],
+) -> AsyncIterator[tuple[str, list[ClientMessage]]]:
     """A verifier that opens sessions, and cannot read some messages; and what it was sent."""
     seen: list[ClientMessage] = []
 
@@ -239,8 +274,8 @@ async def test_what_a_verifier_could_not_read_is_not_sent(message: Open, why: st
 
 
 async def test_what_the_verifier_cannot_read_costs_its_session_only() -> None:
-    """As a verifier with smaller bounds than ours would answer. Where only one session has asked for a round, it is
-    meant; else each may have lost its message, and all are resumed."""
+    """As a verifier with smaller bounds than ours would answer. Where only one session has asked
+    for a round, it is meant; else each may have lost its message, and all are resumed."""
 
     def unread(message: ClientMessage) -> bool:
         return isinstance(message, Verify) or (isinstance(message, Open) and bool(message.stop))
@@ -284,8 +319,11 @@ async def test_records_that_nobody_waits_for_are_acknowledged() -> None:
     ],
     ids=["verdict", "tokens", "tail", "no tokens", "no tail"],
 )
-def test_a_connection_that_brings_tokens_is_followed_by_another_at_once(message: Any, longest: float) -> None:
-    """However soon it is cut: a link that is cut after every 800 bytes would rest for 5 s after each token."""
+def test_a_connection_that_brings_tokens_is_followed_by_another_at_once(
+    message: Any, longest: float
+) -> None:
+    """However soon it is cut: a link that is cut after every 800 bytes would rest for 5 s after
+    each token."""
     dialling = Dialling(Retry(1.0, 64.0, jitter=lambda: 1.0))
     link = VerifierLink(Endpoint(url="ws://127.0.0.1:9", hello=HELLO), dialling)
     for now in range(0, 500, 100):
@@ -297,12 +335,15 @@ def test_a_connection_that_brings_tokens_is_followed_by_another_at_once(message:
 
 async def test_a_pause_ends_when_the_user_asks_for_a_connection() -> None:
     """But not more than one attempt a second is made for it."""
-    link = VerifierLink(Endpoint(url="ws://127.0.0.1:9", hello=HELLO), Dialling(Retry(300.0, 300.0)))
+    link = VerifierLink(
+        Endpoint(url="ws://127.0.0.1:9", hello=HELLO), Dialling(Retry(300.0, 300.0))
+    )
     async with link.running():
         with link.mailbox() as box:
             async with asyncio.timeout(60):
                 for _ in range(2):
-                    failures, began = link.dialling.failures, asyncio.get_running_loop().time()
+                    failures = link.dialling.failures
+                    began = asyncio.get_running_loop().time()
                     while link.dialling.failures == failures:
                         link.new_turn()
                         await box.wait(0.1)

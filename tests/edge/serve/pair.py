@@ -24,7 +24,9 @@ def embedded() -> Served:
 def served(settings: Settings = SETTINGS) -> Served:
     """The pair with slots of its own."""
     known = embedded().target
-    target = Target.from_model(known.model, slots=settings.slots, capacity=settings.slot_capacity, folder=known.folder)
+    target = Target.from_model(
+        known.model, slots=settings.slots, capacity=settings.slot_capacity, folder=known.folder
+    )
     return replace(embedded(), target=target)
 
 

@@ -53,9 +53,19 @@ def test_positions_in_tokens_become_positions_in_the_text() -> None:
             Done(reason="eos", verified=True, text="abf", stats=stats),
         ]
     ]
-    counts = Counts(prompt_tokens=3, tokens=2, drafted=4, accepted=3, calls=1, more={"seconds": 0.1})
+    counts = Counts(
+        prompt_tokens=3, tokens=2, drafted=4, accepted=3, calls=1, more={"seconds": 0.1}
+    )
     assert told == [
-        *(Began(), Piece("ab"), Piece("", False), Piece("cde", False), Verified(2), Cut(2), Piece("f", False)),
+        *(
+            Began(),
+            Piece("ab"),
+            Piece("", False),
+            Piece("cde", False),
+            Verified(2),
+            Cut(2),
+            Piece("f", False),
+        ),
         *(Verified(3), LinkNews("offline", "gone"), Note("far")),
         Ended(reason="eos", verified=True, text="abf", counts=counts),
     ]
@@ -75,7 +85,9 @@ def test_log_probabilities_have_the_texts_of_their_tokens() -> None:
     ]
     told = [marks.take(event) for event in events]
     assert told[1] == Piece("G", logprobs=(Scored("G", -1.0, (("A", -0.5),)),))
-    assert told[-1] == Verified(2, (Scored("H", -2.0, (("B", -0.5),)),)), "the token that ends the answer has none"
+    assert told[-1] == Verified(2, (Scored("H", -2.0, (("B", -0.5),)),)), (
+        "the token that ends the answer has none"
+    )
 
 
 @pytest.mark.parametrize("mode", ["hold", "provisional", "keep"])

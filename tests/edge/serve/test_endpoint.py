@@ -1,4 +1,5 @@
-"""The device as an endpoint, with the embedded pair: modes, the switch of the link, and the client's own text."""
+"""The device as an endpoint, with the embedded pair: modes, the switch of the link, and the
+client's own text."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ async def serving(patience: float | None = None, **settings: Any) -> AsyncIterat
     async with (
         EdgeClient(**{"max_new_tokens": 60, "reconnect_seconds": 0.2, **settings}) as client,
         endpoint(client, ServeSettings(patience=patience), MODEL, Port("127.0.0.1", 0)) as address,
-        openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0, timeout=PATIENCE) as api,
+        openai.AsyncOpenAI(
+            base_url=f"{address}/v1", api_key="any", max_retries=0, timeout=PATIENCE
+        ) as api,
     ):
         yield client, api
 
@@ -105,7 +108,9 @@ async def test_the_text_is_that_of_the_client_in_every_mode(linked: Served) -> N
     assert whole.choices[0].message.content == done.text
     assert whole.usage.completion_tokens == done.stats["tokens"]
     begun = [*QUESTION, {"role": "assistant", "content": done.text[:8]}]
-    assert await truth_of(api, messages=begun) == done.text[8:], "an answer that the client has begun goes on"
+    assert await truth_of(api, messages=begun) == done.text[8:], (
+        "an answer that the client has begun goes on"
+    )
 
 
 async def test_the_first_question_waits_for_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +135,8 @@ async def test_hold_waits_for_the_link_and_provisional_text_is_corrected(linked:
 
 async def test_hold_waits_also_where_the_device_may_write_no_further(linked: Served) -> None:
     client, api = linked
-    truth, before = await truth_of(api), client.settings
+    truth = await truth_of(api)
+    before = client.settings
     client.settings = dataclasses.replace(before, max_offline_tokens=2, offline_after=0.0)
     await switch(api, connected=False)
     hold = {"mode": "hold", "patience": 0.1}
@@ -160,7 +166,9 @@ async def test_every_verified_token_has_its_log_probability_however_it_came(link
             if not told:  # the first chunk is there, and nothing can be verified yet
                 await switch(api, connected=True)
         assert [one.token for one in told] == [one.token for one in truth.logprobs.content]
-        assert [one.logprob for one in told] == pytest.approx([one.logprob for one in truth.logprobs.content], abs=1e-3)
+        assert [one.logprob for one in told] == pytest.approx(
+            [one.logprob for one in truth.logprobs.content], abs=1e-3
+        )
 
 
 async def test_without_a_verifier_hold_says_so_and_provisional_answers(alone: Served) -> None:
@@ -179,16 +187,22 @@ async def test_the_page_and_its_switch(alone: Served) -> None:
         assert page.headers["content-type"].startswith("text/html")
         assert (await client.get("/moa/status")).json()["link"] == "none"
         assert (await client.post("/moa/link", json={"connected": False})).status_code == 400
-        assert (await client.get("/", headers={"If-None-Match": page.headers["etag"]})).status_code == 304
+        assert (
+            await client.get("/", headers={"If-None-Match": page.headers["etag"]})
+        ).status_code == 304
 
 
 @pytest.mark.parametrize("name", LARGE)
 async def test_no_request_keeps_others_from_the_event_loop(alone: Served, name: str) -> None:
     _, api = alone
-    await check_that_the_loop_turns(str(api.base_url).removesuffix("/v1/"), large_request(MODEL, name))
+    await check_that_the_loop_turns(
+        str(api.base_url).removesuffix("/v1/"), large_request(MODEL, name)
+    )
 
 
-async def test_by_default_an_answer_goes_on_without_the_verifier_and_says_so(linked: Served) -> None:
+async def test_by_default_an_answer_goes_on_without_the_verifier_and_says_so(
+    linked: Served,
+) -> None:
     _, api = linked
     how: Any = {"messages": QUESTION, "model": MODEL}
     reply = await api.chat.completions.with_raw_response.create(**how)
@@ -209,19 +223,27 @@ async def test_by_default_an_answer_goes_on_without_the_verifier_and_says_so(lin
 
 
 @pytest.mark.parametrize("route", ["chat/completions", "responses"])
-async def test_what_was_written_offline_is_corrected_for_a_client_that_comes_again(linked: Served, route: str) -> None:
+async def test_what_was_written_offline_is_corrected_for_a_client_that_comes_again(
+    linked: Served, route: str
+) -> None:
     client, api = linked
     await client.wait_online(PATIENCE)
     truth = await truth_of(api)
     await switch(api, connected=False)
-    body: Any = {"moa": {"mode": "provisional", "patience": 0, "resumable": True}, "model": MODEL, "stream": True}
+    body: Any = {
+        "moa": {"mode": "provisional", "patience": 0, "resumable": True},
+        "model": MODEL,
+        "stream": True,
+    }
     body |= {"messages": QUESTION} if route.startswith("chat") else {"input": QUESTION}
     async with plain(api) as http:
         first = await http.post(f"/v1/{route}", json=body)
         id = first.headers["x-request-id"]
         assert first.text.rstrip().endswith("[DONE]")
         await switch(api, connected=True)
-        last = [line.removeprefix("id: ") for line in first.text.splitlines() if line.startswith("id: ")][-1]
+        last = [
+            line.removeprefix("id: ") for line in first.text.splitlines() if line.startswith("id: ")
+        ][-1]
         again = ""
         async with asyncio.timeout(PATIENCE):
             while "[DONE]" not in again:
@@ -233,7 +255,8 @@ async def test_what_was_written_offline_is_corrected_for_a_client_that_comes_aga
         if route == "responses":
             assert data_of(whole)[-2]["response"]["output"][0]["content"][0]["text"] == truth
             return
-    text, verified = "", False
+    text = ""
+    verified = False
     for chunk in data_of(whole)[:-1]:
         for choice in chunk["choices"]:
             text = text[: choice.get("moa", {}).get("cut")] + choice["delta"].get("content", "")
@@ -259,7 +282,8 @@ async def test_a_long_chat_goes_on_without_its_oldest_turns(alone: Served) -> No
     long = [{"role": "system", "content": "Be brief."}, *turn * 12, *QUESTION]
     async with client.conversation() as conversation:
         said = [event async for event in conversation.generate(long)]
-    notices, done = [event.message for event in said if isinstance(event, Notice)], said[-1]
+    notices = [event.message for event in said if isinstance(event, Notice)]
+    done = said[-1]
     assert isinstance(done, Done)
     stream = await asked(api, {"mode": "provisional"}, messages=long, stream=True)
     told = [(chunk.model_extra or {}).get("moa", {}).get("notice") async for chunk in stream]
@@ -276,14 +300,18 @@ async def test_a_long_chat_goes_on_without_its_oldest_turns(alone: Served) -> No
     assert 0 < longer.usage.prompt_tokens <= client.shared.max_context - 60
 
 
-async def test_tools_that_fill_the_context_are_left_out_unless_a_call_is_demanded(alone: Served) -> None:
+async def test_tools_that_fill_the_context_are_left_out_unless_a_call_is_demanded(
+    alone: Served,
+) -> None:
     """Open WebUI offers 8,000 tokens of them with every message."""
     described = {"description": "what it is for " * 20}
     tools = [{"type": "function", "function": {"name": f"f{n}", **described}} for n in range(60)]
     async with plain(alone[1]) as http:
         texts = []
         for more in ({}, {"tools": tools}, {"tools": tools, "tool_choice": "required"}):
-            reply = await http.post("/v1/chat/completions", json={"messages": QUESTION, "max_tokens": 60, **more})
+            reply = await http.post(
+                "/v1/chat/completions", json={"messages": QUESTION, "max_tokens": 60, **more}
+            )
             texts.append(reply.json().get("choices", [{}])[0].get("message", {}).get("content"))
     assert texts[0] == texts[1] != ""
     assert reply.json()["error"]["code"] == "context_length_exceeded"
@@ -301,11 +329,20 @@ async def test_fifty_streams_are_exact_fair_and_bounded() -> None:
 
         async def streamed(messages: Any) -> tuple[str, float]:
             began = time.monotonic()
-            text = await text_of(await asked(api, messages=messages, stream=True, extra_body={"ignore_eos": True}))
+            text = await text_of(
+                await asked(api, messages=messages, stream=True, extra_body={"ignore_eos": True})
+            )
             return text, time.monotonic() - began
 
-        alone = [event for one in questions async for event in client.generate(one) if isinstance(event, Done)]
-        await asyncio.gather(*map(streamed, questions))  # after which the memory of so many conversations is in use
+        alone = [
+            event
+            for one in questions
+            async for event in client.generate(one)
+            if isinstance(event, Done)
+        ]
+        await asyncio.gather(
+            *map(streamed, questions)
+        )  # after which the memory of so many conversations is in use
         before = resident_bytes()
         told = await asyncio.gather(*map(streamed, questions))
         assert resident_bytes() - before < 128e6

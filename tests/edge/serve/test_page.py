@@ -29,13 +29,13 @@ INJECTIONS = [
     "[x](data:text/html;base64,PHNjcmlwdD4=)",
     "[x](vbscript:msgbox(1))",
     "[x](//evil.example)",
-    "[x](https://a.example\"onmouseover=\"alert(1))",
+    '[x](https://a.example"onmouseover="alert(1))',
     "![x](https://evil.example/pixel.png)",
     "![x](javascript:alert(1))",
     "[<img src=x onerror=alert(1)>](https://a.example)",
     "`<b>`<i onclick=alert(1)>",
     "```html\n<script>alert(1)</script>\n```",
-    "```\"onload=alert(1)\nx\n```",
+    '```"onload=alert(1)\nx\n```',
     "# <h1 onclick=alert(1)>",
     "> <style>*{display:none}</style>",
     "- <a href=javascript:alert(1)>x</a>",
@@ -51,10 +51,41 @@ INJECTIONS = [
     "$\\href{javascript:alert(1)}{x}$",
     "$$<script>alert(1)</script>$$",
     "<think><img src=x onerror=alert(1)></think><script>alert(1)</script>",
-]  # fmt: skip
+]
 TAGS = {
-    *("a", "blockquote", "br", "code", "del", "details", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "math"),
-    *("ol", "p", "pre", "span", "strong", "summary", "table", "tbody", "td", "th", "thead", "tr", "ul"),
+    *(
+        "a",
+        "blockquote",
+        "br",
+        "code",
+        "del",
+        "details",
+        "em",
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+        "h5",
+        "h6",
+        "hr",
+        "li",
+        "math",
+    ),
+    *(
+        "ol",
+        "p",
+        "pre",
+        "span",
+        "strong",
+        "summary",
+        "table",
+        "tbody",
+        "td",
+        "th",
+        "thead",
+        "tr",
+        "ul",
+    ),
 }
 MARKDOWN = """\
 # T
@@ -149,8 +180,38 @@ def test_the_usual_markdown() -> None:
     (tree,) = parsed([MARKDOWN])
     tags = [element["tag"] for element in elements(tree)]
     assert tags == [
-        *("h1", "p", "strong", "em", "code", "del", "br", "a", "ol", "li", "ul", "li", "li", "blockquote", "p"),
-        *("table", "thead", "tr", "th", "th", "tbody", "tr", "td", "td", "pre", "code", "span", "span"),
+        *(
+            "h1",
+            "p",
+            "strong",
+            "em",
+            "code",
+            "del",
+            "br",
+            "a",
+            "ol",
+            "li",
+            "ul",
+            "li",
+            "li",
+            "blockquote",
+            "p",
+        ),
+        *(
+            "table",
+            "thead",
+            "tr",
+            "th",
+            "th",
+            "tbody",
+            "tr",
+            "td",
+            "td",
+            "pre",
+            "code",
+            "span",
+            "span",
+        ),
     ]
     assert "snake_case_name" in text_of(tree)
 
@@ -174,7 +235,9 @@ def test_formulas_are_told_from_prices() -> None:
 
 
 def test_thinking_is_folded() -> None:
-    closed, unopened, running = parsed(["<think>\nHm.\n</think>\n\n42", "Hm.\n</think>\n\n42", "<think>\nHm"])
+    closed, unopened, running = parsed(
+        ["<think>\nHm.\n</think>\n\n42", "Hm.\n</think>\n\n42", "<think>\nHm"]
+    )
     assert [node["tag"] for node in closed] == ["details", "p"]
     assert text_of(closed) == "ThoughtHm.42"
     assert unopened == closed
@@ -209,7 +272,9 @@ def test_figures_are_numbers_though_the_first_status_has_no_counts(tmp_path: Pat
 
 def test_a_page_is_small() -> None:
     assert sum(file.stat().st_size for file in FILES if not file.name.startswith("temml")) < 100_000
-    assert sum(len(gzip.compress(file.read_bytes())) for file in FILES) < 100_000, "as they are sent"
+    assert sum(len(gzip.compress(file.read_bytes())) for file in FILES) < 100_000, (
+        "as they are sent"
+    )
 
 
 def test_nothing_comes_from_another_host_and_scripts_write_no_markup() -> None:

@@ -1,4 +1,5 @@
-"""Schemas and tools through the endpoint of the device, with the embedded pair: verifier up, lost, and away."""
+"""Schemas and tools through the endpoint of the device, with the embedded pair: verifier up, lost,
+and away."""
 
 from __future__ import annotations
 
@@ -34,10 +35,17 @@ class Weather(BaseModel):
 
 
 async def asked(api: openai.AsyncOpenAI, patience: float = PATIENCE) -> tuple[str, list[str]]:
-    """A parsed answer, a call, and the answer to its result; whole and streamed they are the same. A verifier that is
-    there has patience: on a busy machine it is late, and its text comes all the same."""
+    """A parsed answer, a call, and the answer to its result; whole and streamed they are the same.
+    A verifier that is there has patience: on a busy machine it is late, and its text comes all the
+    same."""
     extra: dict[str, Any] = {"extra_body": {"moa": {"patience": patience}}}
-    how: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 120, "seed": 1, **extra}
+    how: dict[str, Any] = {
+        "model": MODEL,
+        "messages": QUESTION,
+        "max_tokens": 120,
+        "seed": 1,
+        **extra,
+    }
     parsed = await api.chat.completions.parse(**how, response_format=Answer)
     assert isinstance(parsed.choices[0].message.parsed, Answer)
     async with api.chat.completions.stream(**how, response_format=Answer) as events:
@@ -56,13 +64,18 @@ async def asked(api: openai.AsyncOpenAI, patience: float = PATIENCE) -> tuple[st
         choice.message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True),
         {"role": "tool", "tool_call_id": call.id, "content": json.dumps({"weather": "warm"})},
     ]
-    after = await api.chat.completions.create(model=MODEL, messages=messages, tools=tools, max_tokens=20, **extra)  # type: ignore[arg-type]
+    after = await api.chat.completions.create(
+        model=MODEL, messages=messages, tools=tools, max_tokens=20, **extra
+    )  # type: ignore[arg-type]
     assert after.choices[0].message.content
     return str(streamed.content), [call.function.arguments, after.choices[0].message.content]
 
 
 async def test_structured_answers_and_calls_before_in_and_after_an_outage() -> None:
-    async with verifier() as address, serving(verifier=address, max_offline_tokens=500) as (client, api):
+    async with (
+        verifier() as address,
+        serving(verifier=address, max_offline_tokens=500) as (client, api),
+    ):
         await client.wait_online(PATIENCE)
         online = await asked(api)
         await switch(api, connected=False)
@@ -74,7 +87,8 @@ async def test_structured_answers_and_calls_before_in_and_after_an_outage() -> N
 
 async def test_an_agent_goes_on_through_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """The link is cut while its first tool runs, and is back while its second one does."""
-    loop, lines = asyncio.get_running_loop(), list[str]()
+    loop = asyncio.get_running_loop()
+    lines = list[str]()
 
     def between(tool: agent.Tool, *, connected: bool) -> agent.Tool:
         def called(**given: Any) -> Any:
@@ -89,14 +103,20 @@ async def test_an_agent_goes_on_through_a_cut(monkeypatch: pytest.MonkeyPatch) -
         if connected:
             await served[0].wait_online(PATIENCE)
 
-    async with verifier() as address, serving(0.1, verifier=address, max_offline_tokens=500) as served:
+    async with (
+        verifier() as address,
+        serving(0.1, verifier=address, max_offline_tokens=500) as served,
+    ):
         await served[0].wait_online(PATIENCE)
         for name, connected in zip(list(agent.TOOLS), (False, True), strict=True):
             tool, properties = agent.TOOLS[name]
             monkeypatch.setitem(agent.TOOLS, name, (between(tool, connected=connected), properties))
         with openai.OpenAI(base_url=str(served[1].base_url), api_key="any", max_retries=0) as api:
-            question, steps = "Is it hot in Rome?", list(agent.TOOLS)
-            answer = await asyncio.to_thread(agent.run, api, question, steps=steps, say=lines.append)
+            question = "Is it hot in Rome?"
+            steps = list(agent.TOOLS)
+            answer = await asyncio.to_thread(
+                agent.run, api, question, steps=steps, say=lines.append
+            )
     assert answer
     assert len(lines) == 3
     assert lines[1].endswith("[the device alone]")

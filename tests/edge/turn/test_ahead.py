@@ -1,4 +1,5 @@
-"""Streams that the device foresees, in virtual time: faster than rounds, and exact whatever happens to guesses."""
+"""Streams that the device foresees, in virtual time: faster than rounds, and exact whatever happens
+to guesses."""
 
 from __future__ import annotations
 
@@ -33,24 +34,34 @@ def seconds(**settings: Any) -> float:
 
 
 @pytest.mark.parametrize(("latency", "gain"), [(0.0025, 0.0), (0.03, 1.2), (0.075, 1.1)])
-def test_a_round_does_not_wait_for_the_link_and_guesses_never_slow_a_stream_down(latency: float, gain: float) -> None:
+def test_a_round_does_not_wait_for_the_link_and_guesses_never_slow_a_stream_down(
+    latency: float, gain: float
+) -> None:
     assert seconds(latency=latency) > gain * seconds(latency=latency, guess_ahead=True)
-    assert seconds(latency=latency, draft="auto", guess_ahead=True) < seconds(latency=latency, draft="none")
+    assert seconds(latency=latency, draft="auto", guess_ahead=True) < seconds(
+        latency=latency, draft="none"
+    )
 
 
 def another_turn(world: World) -> float:
     """The seconds of a turn in a session of its own."""
-    world.session_state, began = None, world.now
+    world.session_state = None
+    began = world.now
     world.begin()
     assert world.run() == "length"
     assert world.answer == world.expected
     return world.now - began
 
 
-def speeds(draft: WhoDrafts, right: float, latency: float, forward: float, *, guess_ahead: bool) -> float:
+def speeds(
+    draft: WhoDrafts, right: float, latency: float, forward: float, *, guess_ahead: bool
+) -> float:
     """Tokens a second of three turns, after a first one."""
-    world = World(count=48, right=right, server_right=right, latency=latency, forward=forward, step=0.0025)
-    world.draft, world.guess_ahead = draft, guess_ahead
+    world = World(
+        count=48, right=right, server_right=right, latency=latency, forward=forward, step=0.0025
+    )
+    world.draft = draft
+    world.guess_ahead = guess_ahead
     another_turn(world)
     return 3 * 48 / sum(another_turn(world) for _ in range(3))
 
@@ -58,10 +69,15 @@ def speeds(draft: WhoDrafts, right: float, latency: float, forward: float, *, gu
 @pytest.mark.parametrize("right", [0.6, 0.8, 0.97])
 @pytest.mark.parametrize("latency", [0.005, 0.03, 0.075])
 @pytest.mark.parametrize("forward", [0.02, 0.1])
-def test_auto_is_about_as_fast_as_the_best_way(right: float, latency: float, forward: float) -> None:
+def test_auto_is_about_as_fast_as_the_best_way(
+    right: float, latency: float, forward: float
+) -> None:
     """The drafter is the same on both ends, so which way is best depends on link and target."""
     ways: list[tuple[WhoDrafts, bool]] = [("server", False), ("device", True), ("none", False)]
-    best = max(speeds(draft, right, latency, forward, guess_ahead=guess_ahead) for draft, guess_ahead in ways)
+    best = max(
+        speeds(draft, right, latency, forward, guess_ahead=guess_ahead)
+        for draft, guess_ahead in ways
+    )
     assert speeds("auto", right, latency, forward, guess_ahead=True) > 0.93 * best
 
 
@@ -81,7 +97,8 @@ def slowness(
 ) -> dict[tuple[float, float, float], float]:
     """By kind of text, the mean logarithm of a turn's seconds; the first two turns do not count."""
     world = World(count=48, server_right=0.9, latency=latency, forward=forward, step=0.003)
-    world.draft, world.guess_ahead = draft, draft != "server"
+    world.draft = draft
+    world.guess_ahead = draft != "server"
     taken: dict[tuple[float, float, float], list[float]] = {}
     for number, kind in enumerate(turns):
         share, easy, hard = kind
@@ -95,9 +112,13 @@ def slowness(
 
 @pytest.mark.parametrize("turns", TURNS.values(), ids=list(TURNS))
 @pytest.mark.parametrize(("latency", "forward"), [(0.03, 0.02), (0.09, 0.06)])
-def test_a_turn_of_another_kind_is_judged_by_itself(turns: Any, latency: float, forward: float) -> None:
+def test_a_turn_of_another_kind_is_judged_by_itself(
+    turns: Any, latency: float, forward: float
+) -> None:
     """What was easy to guess in an exercise is not in prose, so neither may decide for the other."""
-    server, device, auto = (slowness(draft, turns, latency, forward) for draft in ("server", "device", "auto"))
+    server, device, auto = (
+        slowness(draft, turns, latency, forward) for draft in ("server", "device", "auto")
+    )
     for kind in (EXERCISE, PROSE):
         assert math.exp(min(server[kind], device[kind]) - auto[kind]) > 0.93
 
@@ -121,8 +142,8 @@ def test_in_the_middle_of_an_answer_the_server_drafts_again() -> None:
 
 
 def test_a_verifier_that_still_waits_after_a_loss_is_told_to_go_on() -> None:
-    """It has not noticed the loss, and the device no longer knows enough to let it wait: without a word it would stand
-    still until the device gives the connection up, after 109 s in all."""
+    """It has not noticed the loss, and the device no longer knows enough to let it wait: without a
+    word it would stand still until the device gives the connection up, after 109 s in all."""
     world = no_longer_sure(count=200, server_right=0.5, latency=0.01, seed=2)
     world.verifier.abandon = lambda: None  # type: ignore[method-assign]
     for _ in range(30):
@@ -159,7 +180,9 @@ def test_a_verifier_that_takes_no_guess_in_is_left_alone_by_and_by() -> None:
     world = World(guess_ahead=True, patience=Patience(answer=20.0, settle=100.0))
     world.verifier.most = 0  # whatever it is told, it does nothing
     world.run(seconds=15)
-    assert len(asked(world, Foresee)) < 80, "a tree takes five messages, and is sent again ever more rarely"
+    assert len(asked(world, Foresee)) < 80, (
+        "a tree takes five messages, and is sent again ever more rarely"
+    )
     world.verifier.most = 12
     assert world.run(seconds=100) == "length"
     assert world.answer == world.expected
@@ -182,7 +205,9 @@ def test_predicted_text_and_a_verifier_of_before_go_by_rounds(
 ) -> None:
     if not prediction:
         features = [name for name in worlds.WELCOME.features if name != "foresee"]
-        monkeypatch.setattr(worlds, "WELCOME", msgspec.structs.replace(worlds.WELCOME, features=features))
+        monkeypatch.setattr(
+            worlds, "WELCOME", msgspec.structs.replace(worlds.WELCOME, features=features)
+        )
     world = World(guess_ahead=True, prediction=prediction)
     assert world.run() == "length"
     assert asked(world, Verify)
@@ -193,7 +218,8 @@ def test_predicted_text_and_a_verifier_of_before_go_by_rounds(
 @pytest.mark.parametrize("how", [{"guess_ahead": True}, {"draft": "single"}], ids=str)
 def test_bytes_are_waited_for(how: dict[str, Any]) -> None:
     world = World(count=100, max_kbps=8.0, **how)
-    real, spending = world._send, world.machine.spending
+    real = world._send
+    spending = world.machine.spending
 
     def counted(message: Any) -> None:
         spending.passed += len(encode(message))

@@ -20,7 +20,9 @@ def chain(depth: int) -> DraftTree:
     return DraftTree(list(range(depth + 1)), list(range(-1, depth)), [0.0] * (depth + 1))
 
 
-def measured(*, rtt: float, forward: float, step: float, accepted: int, depth: int = 8, **how: Any) -> Controller:
+def measured(
+    *, rtt: float, forward: float, step: float, accepted: int, depth: int = 8, **how: Any
+) -> Controller:
     """A controller after many rounds of a chain of which `accepted` tokens were right."""
     controller = Controller(**how)
     for _ in range(60):
@@ -40,9 +42,18 @@ def depth_of(controller: Controller) -> int:
         ({"rtt": 0.2, "forward": 0.02, "step": 0.002, "accepted": 4}, 0.02, "server"),
         ({"rtt": 0.0005, "forward": 0.03, "step": 0.001, "accepted": 4}, 0.04, "device"),
         ({"rtt": 0.001, "forward": 0.01, "step": 0.01, "accepted": 0}, 0.01, "server"),
-        ({"rtt": 0.5, "forward": 0.01, "step": 0.01, "accepted": 1, "can_stream": False}, 0.01, "device"),
+        (
+            {"rtt": 0.5, "forward": 0.01, "step": 0.01, "accepted": 1, "can_stream": False},
+            0.01,
+            "device",
+        ),
     ],
-    ids=["a slow link", "on the same machine", "a drafter that is never right", "a verifier without streams"],
+    ids=[
+        "a slow link",
+        "on the same machine",
+        "a drafter that is never right",
+        "a verifier without streams",
+    ],
 )
 def test_who_drafts(how: dict[str, Any], stream: float, draft: str) -> None:
     controller = measured(**how)
@@ -57,7 +68,9 @@ def test_what_the_user_says_is_done(draft: Any) -> None:
 
 
 def test_a_verifier_that_takes_no_drafts_is_asked_for_single_tokens() -> None:
-    controller = measured(rtt=0.1, forward=0.01, step=0.01, accepted=1, can_tree=False, can_stream=False)
+    controller = measured(
+        rtt=0.1, forward=0.01, step=0.01, accepted=1, can_tree=False, can_stream=False
+    )
     controller.max_chain = 0
     assert controller.plan(10).who_drafts == controller.plan(10, "device").who_drafts == "single"
 
@@ -67,16 +80,26 @@ def test_no_draft_is_larger_than_a_frame_may_carry() -> None:
     controller = Controller()
     controller.agreed(Welcome(2, ["tree"], "", "", "", "", "", 128, [2], limits))
     for most in (controller.max_nodes, controller.max_chain):
-        assert decode_client(encode(Verify(bytes(16), 1, 0, [5] * (most + 1)))), "node 0 is the pending token"
+        assert decode_client(encode(Verify(bytes(16), 1, 0, [5] * (most + 1)))), (
+            "node 0 is the pending token"
+        )
         with pytest.raises(Refusal):
             decode_client(encode(Verify(bytes(16), 1, 0, [5] * (most + 2))))
 
 
 def test_long_waits_and_sure_drafters_deserve_longer_drafts_and_costly_nodes_shorter_ones() -> None:
-    near, far = (measured(rtt=rtt, forward=0.005, step=0.004, accepted=3, can_tree=False) for rtt in (0.001, 0.3))
+    near, far = (
+        measured(rtt=rtt, forward=0.005, step=0.004, accepted=3, can_tree=False)
+        for rtt in (0.001, 0.3)
+    )
     assert depth_of(far) > depth_of(near)
-    assert depth_of(measured(rtt=0.2, forward=0.03, step=0.001, accepted=16, depth=16, can_tree=False)) == 16
-    cheap, costly = (measured(rtt=0.02, forward=0.05, step=0.001, accepted=5, can_tree=False) for _ in range(2))
+    assert (
+        depth_of(measured(rtt=0.2, forward=0.03, step=0.001, accepted=16, depth=16, can_tree=False))
+        == 16
+    )
+    cheap, costly = (
+        measured(rtt=0.02, forward=0.05, step=0.001, accepted=5, can_tree=False) for _ in range(2)
+    )
     for _ in range(60):  # a mixture-of-experts target: every node wakes other experts
         cheap.verified(chain(24), 5, 0.055)
         costly.verified(chain(24), 5, 0.5)
@@ -86,7 +109,9 @@ def test_long_waits_and_sure_drafters_deserve_longer_drafts_and_costly_nodes_sho
 def test_a_costly_step_ends_a_draft_sooner() -> None:
     """A path is followed while its chance is worth the time of a step."""
     cheap, costly = (
-        measured(rtt=0.1, forward=0.03, step=step, accepted=4, can_tree=False).plan(200, "device").shape.min_score
+        measured(rtt=0.1, forward=0.03, step=step, accepted=4, can_tree=False)
+        .plan(200, "device")
+        .shape.min_score
         for step in (0.0001, 0.01)
     )
     assert cheap < costly < 0
@@ -96,7 +121,9 @@ def test_calibration_is_a_beginning_that_measurements_overrule() -> None:
     controller = Controller(can_tree=False)
     controller.calibrate([0.5, 0.95], [])
     chances = controller.acceptance[False].chances()
-    assert chances[10] == pytest.approx(chances[1]), "levels deeper than were measured are taken to be like the last"
+    assert chances[10] == pytest.approx(chances[1]), (
+        "levels deeper than were measured are taken to be like the last"
+    )
     assert chances[1] > 0.8
     hopeful = depth_of(controller)
     for _ in range(100):
@@ -106,18 +133,23 @@ def test_calibration_is_a_beginning_that_measurements_overrule() -> None:
 
 def test_a_blind_draft_is_short_whoever_drafts() -> None:
     sure = measured(rtt=0.01, forward=0.05, step=0.001, accepted=16, depth=16, can_tree=False)
-    seeing, blind = sure.plan(200), sure.plan(200, blind=True)
+    seeing = sure.plan(200)
+    blind = sure.plan(200, blind=True)
     assert seeing.who_drafts == blind.who_drafts == "device"
     assert blind.shape.depth < 6 < seeing.shape.depth
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e5])
 def test_times_that_no_machine_takes_are_survived(seconds: float) -> None:
-    assert measured(rtt=seconds, forward=seconds, step=seconds, accepted=3).plan(100).shape.depth >= 1
+    assert (
+        measured(rtt=seconds, forward=seconds, step=seconds, accepted=3).plan(100).shape.depth >= 1
+    )
 
 
 def test_deadlines_follow_the_link_and_a_smoothed_value_starts_as_a_mean() -> None:
-    steady, jittery, value = RoundTrip(), RoundTrip(), Smoothed(weight=0.1)
+    steady = RoundTrip()
+    jittery = RoundTrip()
+    value = Smoothed(weight=0.1)
     for i in range(50):
         steady.add(0.1)
         jittery.add(0.05 if i % 2 else 0.15)
@@ -129,7 +161,8 @@ def test_deadlines_follow_the_link_and_a_smoothed_value_starts_as_a_mean() -> No
 
 
 def test_guesses_that_are_never_in_time_are_made_ever_more_rarely_until_one_is() -> None:
-    usefulness, guessed = Usefulness(), 0
+    usefulness = Usefulness()
+    guessed = 0
     for _ in range(2000):
         guessed += not usefulness.rests
         usefulness.forward(False)
@@ -155,7 +188,9 @@ def test_the_prompt_and_the_link_are_part_of_the_usual_wait() -> None:
     controller = Controller()
     controller.rtt.add(0.1)
     controller.prefill.add(2.0 / 100)
-    new, running = (Deadlines(Patience(), controller, waiting_since=0.0, unread=unread) for unread in (50, 0))
+    new, running = (
+        Deadlines(Patience(), controller, waiting_since=0.0, unread=unread) for unread in (50, 0)
+    )
     for deadlines in (new, running):
         deadlines.asked(10.0)
     assert new.write_at() - running.write_at() == pytest.approx(1.0)

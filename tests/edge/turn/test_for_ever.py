@@ -1,4 +1,5 @@
-"""Errors that repeat for ever: a first token within 3 s, and an end within `settle` after the text is complete."""
+"""Errors that repeat for ever: a first token within 3 s, and an end within `settle` after the text
+is complete."""
 
 from __future__ import annotations
 
@@ -13,7 +14,18 @@ from msgspec.structs import replace
 from edge_client.turn.controller import WhoDrafts
 from edge_client.turn.deadlines import Patience
 from moa.wire import Code
-from moa.wire.messages import Append, Foresee, Open, Opened, Resume, Resumed, Stream, StreamTokens, Verdict, Verify
+from moa.wire.messages import (
+    Append,
+    Foresee,
+    Open,
+    Opened,
+    Resume,
+    Resumed,
+    Stream,
+    StreamTokens,
+    Verdict,
+    Verify,
+)
 from tests.edge.turn.world import World
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -28,10 +40,16 @@ REFUSED: dict[str, tuple[type, ...]] = {
     "every open": (Open, Append, Resume),
     "everything": (Open, Append, Resume, Verify, Stream, Foresee),
 }
-CASES = [(way, refused) for way in WAYS for refused in REFUSED if refused == "every round" or way in ("auto", "single")]
+CASES = [
+    (way, refused)
+    for way in WAYS
+    for refused in REFUSED
+    if refused == "every round" or way in ("auto", "single")
+]
 """Until its session is open a turn goes on alike in all ways: two stand for all."""
 FAULTS = [*(code.value for code in Code), "from_the_future", "mute"]
-FIRST_TOKEN, SETTLE = 3.0, Patience().settle
+FIRST_TOKEN = 3.0
+SETTLE = Patience().settle
 
 
 def bounded(world: World) -> list[float]:
@@ -47,7 +65,8 @@ def bounded(world: World) -> list[float]:
 @pytest.mark.parametrize(("way", "refused"), CASES)
 def test_one_error_for_ever(fault: str, way: str, refused: str) -> None:
     world = World(**WAYS[way])
-    world.verifier.fault, world.verifier.refuses = fault, REFUSED[refused]
+    world.verifier.fault = fault
+    world.verifier.refuses = REFUSED[refused]
     bounded(world)
     assert world.most_requests_per_second() <= 8
 
@@ -57,7 +76,9 @@ def test_one_error_for_ever(fault: str, way: str, refused: str) -> None:
 def test_one_error_from_the_middle_on(fault: str, way: str) -> None:
     world = World(**WAYS[way], forward=0.05)
     world.trouble(fault, 0.4)
-    assert max(later - sooner for sooner, later in itertools.pairwise(bounded(world))) <= FIRST_TOKEN
+    assert (
+        max(later - sooner for sooner, later in itertools.pairwise(bounded(world))) <= FIRST_TOKEN
+    )
 
 
 def ends_after_each_opening(world: World) -> None:
@@ -72,7 +93,9 @@ def ends_after_each_opening(world: World) -> None:
 
 
 def answers_another_round(world: World) -> None:
-    world.change = lambda m: replace(m, round=m.round + 1) if isinstance(m, Verdict | StreamTokens) else m
+    world.change = lambda m: (
+        replace(m, round=m.round + 1) if isinstance(m, Verdict | StreamTokens) else m
+    )
 
 
 def comes_and_goes(world: World) -> None:
@@ -95,7 +118,9 @@ def comes_and_goes(world: World) -> None:
         (comes_and_goes, 0.3),
     ],
 )
-def test_a_link_that_never_lets_a_round_end(way: str, link: Callable[[World], None], redial: float) -> None:
+def test_a_link_that_never_lets_a_round_end(
+    way: str, link: Callable[[World], None], redial: float
+) -> None:
     world = World(**WAYS[way], redial=redial)
     link(world)
     bounded(world)
@@ -104,7 +129,8 @@ def test_a_link_that_never_lets_a_round_end(way: str, link: Callable[[World], No
 @pytest.mark.parametrize("right", [0.0, 1e-4, 0.004, math.nan])
 @pytest.mark.parametrize("draft", ["device", "auto"])
 def test_a_drafter_that_knows_nothing(draft: WhoDrafts, right: float) -> None:
-    """The verifier that waits for guesses is sent one, however unlikely; no token is written offline for it."""
+    """The verifier that waits for guesses is sent one, however unlikely; no token is written
+    offline for it."""
     world = World(draft=draft, guess_ahead=True, count=12, chances=lambda _: right)
     assert world.run(seconds=30) == "length"
     assert world.answer == world.expected

@@ -1,4 +1,5 @@
-"""Any history of a device and a verifier: whatever happens, in whatever order, the text is the target's."""
+"""Any history of a device and a verifier: whatever happens, in whatever order, the text is the
+target's."""
 
 from __future__ import annotations
 
@@ -11,7 +12,17 @@ from edge_client.turn.deadlines import Patience
 from moa.wire.messages import Append, Stream, Verify
 from tests.edge.turn.world import World
 
-FAULTS = ["", "busy", "quarantined", "unknown_session", "conflict", "draining", "internal", "cancelled", "mute"]
+FAULTS = [
+    "",
+    "busy",
+    "quarantined",
+    "unknown_session",
+    "conflict",
+    "draining",
+    "internal",
+    "cancelled",
+    "mute",
+]
 MOST_PER_SECOND = 8
 """Openings, appends and resumes together, on links that are cut all the time."""
 
@@ -20,7 +31,8 @@ class AnyHistory:
     """Turns of one conversation, with faults thrown in by chance."""
 
     def __init__(self, seed: int, draft: Any, *, guess_ahead: bool) -> None:
-        self.chance, self.new_ids = random.Random(seed), (2 + seed % 50, 7)
+        self.chance = random.Random(seed)
+        self.new_ids = (2 + seed % 50, 7)
         self.world = World(
             seed=seed,
             draft=draft,
@@ -33,11 +45,13 @@ class AnyHistory:
 
     def happens(self, steps: int) -> None:
         """So many things, of which half are that time passes."""
-        world, choice = self.world, self.chance.choice
+        world = self.world
+        choice = self.chance.choice
         for _ in range(steps):
             match self.chance.randrange(12):
                 case 0:
-                    world.verifier.fault, world.verifier.retry_after_ms = choice(FAULTS), choice([0, 250])
+                    world.verifier.fault = choice(FAULTS)
+                    world.verifier.retry_after_ms = choice([0, 250])
                 case 1:
                     world.verifier.known.clear()
                 case 2:
@@ -47,9 +61,11 @@ class AnyHistory:
                     if world.unreachable:
                         world.cut()
                 case 4:
-                    world.latency, world.verifier.forward = choice([0.0, 0.02, 0.5]), choice([0.001, 0.05, 1.0])
+                    world.latency = choice([0.0, 0.02, 0.5])
+                    world.verifier.forward = choice([0.001, 0.05, 1.0])
                 case 5:
-                    world.loss, world.repeat = choice([0.0, 0.3]), choice([0.0, 0.5])
+                    world.loss = choice([0.0, 0.3])
+                    world.repeat = choice([0.0, 0.5])
                 case 6:
                     self._another_turn(choice(["device", "server", "none", "auto", "single"]))
                 case _:
@@ -63,19 +79,27 @@ class AnyHistory:
         world = self.world
         if (cancel := world.machine.session.cancel()) is not None:
             world._send(cancel)
-        world.draft, world.log = draft, world.transcript.ids
+        world.draft = draft
+        world.log = world.transcript.ids
         world.next_turn(*self.new_ids)
 
     def _turn_is_over(self) -> None:
         world = self.world
-        verified = [token for token, sure in zip(world.answer, world.reader.verified, strict=True) if sure]
-        assert verified == world.expected[: len(verified)], "a verified token that is not the target's"
+        verified = [
+            token for token, sure in zip(world.answer, world.reader.verified, strict=True) if sure
+        ]
+        assert verified == world.expected[: len(verified)], (
+            "a verified token that is not the target's"
+        )
         world.next_turn(*self.new_ids)
 
     def ends_well(self) -> None:
         """When all is well again, the turn ends with the target's text, verified to the last token."""
         world = self.world
-        world.verifier.fault, world.unreachable, world.loss, world.latency = "", False, 0.0, 0.02
+        world.verifier.fault = ""
+        world.unreachable = False
+        world.loss = 0.0
+        world.latency = 0.02
         world.verifier.forward = 0.01
         world.cut()
         world.run(seconds=30)
@@ -89,6 +113,8 @@ class AnyHistory:
 
 @pytest.mark.parametrize("seed", range(16))
 def test_eight_thousand_steps(seed: int) -> None:
-    history = AnyHistory(seed, ["device", "server", "auto", "single"][seed // 2 % 4], guess_ahead=seed % 2 > 0)
+    history = AnyHistory(
+        seed, ["device", "server", "auto", "single"][seed // 2 % 4], guess_ahead=seed % 2 > 0
+    )
     history.happens(500)
     history.ends_well()

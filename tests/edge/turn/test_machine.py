@@ -53,7 +53,8 @@ def test_an_undisturbed_turn(draft: Any, right: float) -> None:
     ],
 )
 def test_refused_for_now_or_a_session_that_is_lost(draft: Any, fault: str, until: float) -> None:
-    """The device writes after its patience, and what it wrote is checked when the verifier takes requests again."""
+    """The device writes after its patience, and what it wrote is checked when the verifier takes
+    requests again."""
     world = World(draft=draft, forward=0.05)
     world.trouble(fault, 0.2, until)
     ends_exact(world)
@@ -67,7 +68,9 @@ def test_refused_for_now_or_a_session_that_is_lost(draft: Any, fault: str, until
         *((fault, 3) for fault in ("limit", "bad_message", "unsupported", "from_the_future")),
     ],
 )
-def test_a_verifier_that_gets_nowhere_or_refuses_for_good_is_left_alone(fault: str, most: int) -> None:
+def test_a_verifier_that_gets_nowhere_or_refuses_for_good_is_left_alone(
+    fault: str, most: int
+) -> None:
     world = World(patience=Patience(settle=3.0))
     world.trouble(fault)
     assert world.run(seconds=60) == "length"
@@ -165,7 +168,14 @@ def test_an_answer_that_never_comes_ends_on_another_connection() -> None:
 @BOTH
 @pytest.mark.parametrize("policy", ["rewind", "keep"])
 def test_two_outages(draft: Any, policy: Any) -> None:
-    world = World(draft=draft, on_reconnect=policy, count=80, patience=Patience(settle=5.0), forward=0.05, step=0.05)
+    world = World(
+        draft=draft,
+        on_reconnect=policy,
+        count=80,
+        patience=Patience(settle=5.0),
+        forward=0.05,
+        step=0.05,
+    )
     world.outage(0.4, 4.4)
     world.outage(6.0, 10.0)
     world.run()
@@ -194,8 +204,8 @@ def test_what_stays_unverified_ends_the_turn_after_a_while_and_can_be_checked_la
 
 
 def test_what_was_not_sent_before_a_loss_is_not_sent_before_the_resume() -> None:
-    """A round whose draft becomes ready between two connections: the next one would refuse its session, and the whole
-    text would be run again."""
+    """A round whose draft becomes ready between two connections: the next one would refuse its
+    session, and the whole text would be run again."""
     world = World(redial=0.0, step=0.05)
     for n in range(10):
         world.at(0.3 + 0.11 * n, world.cut)
@@ -205,8 +215,11 @@ def test_what_was_not_sent_before_a_loss_is_not_sent_before_the_resume() -> None
 
 
 @pytest.mark.parametrize("forgets", [False, True])
-def test_a_drafter_that_fails_between_two_connections_leaves_no_stream_that_waits_for_it(forgets: bool) -> None:
-    """The verifier has not noticed the loss, or it runs the stream again: either way nobody will send a guess."""
+def test_a_drafter_that_fails_between_two_connections_leaves_no_stream_that_waits_for_it(
+    forgets: bool,
+) -> None:
+    """The verifier has not noticed the loss, or it runs the stream again: either way nobody will
+    send a guess."""
     world = World(guess_ahead=True)
     world.verifier.abandon = lambda: None  # type: ignore[method-assign]
     world.run(seconds=0.2)
@@ -241,7 +254,8 @@ def test_the_guard_ends_a_turn_far_from_the_verifier() -> None:
 
 
 def test_without_a_verifier_or_with_wrong_credentials_nothing_is_waited_for() -> None:
-    alone, refused = World(linked=False, up_after=None), World(up_after=None)
+    alone = World(linked=False, up_after=None)
+    refused = World(up_after=None)
     error = RemoteError("unauthorized", "no token")
     refused.at(0.1, lambda: refused.machine.link_down(0.0, error, refused=True))
     for world, longest, state in ((alone, 0.1, "none"), (refused, 1.0, "refused")):
@@ -254,7 +268,9 @@ def test_without_a_verifier_or_with_wrong_credentials_nothing_is_waited_for() ->
 
 
 @pytest.mark.parametrize(
-    "change", [{"base": 7}, {"path": [0, 5000]}, {"path": []}, {"path": [3]}, {"next_token": 2**31 - 1}], ids=str
+    "change",
+    [{"base": 7}, {"path": [0, 5000]}, {"path": []}, {"path": [3]}, {"next_token": 2**31 - 1}],
+    ids=str,
 )
 def test_verdicts_that_do_not_fit(change: dict[str, Any]) -> None:
     world = World(patience=Patience(settle=3.0))
@@ -266,7 +282,9 @@ def test_verdicts_that_do_not_fit(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "done"), [(0, True), (500, False)])
-def test_streams_without_tokens_or_with_too_many_are_asked_for_ever_more_rarely(tokens: int, done: bool) -> None:
+def test_streams_without_tokens_or_with_too_many_are_asked_for_ever_more_rarely(
+    tokens: int, done: bool
+) -> None:
     """Rounds that check what was written offline bring the answer to its end."""
     world = World(draft="server", patience=Patience(settle=3.0))
     wrong: dict[str, Any] = {"tokens": [5] * tokens, "done": done, "finish": ""}
@@ -296,14 +314,18 @@ def test_no_hole_is_called_verified(draft: Any, guess_ahead: bool, hole: int) ->
     world.change = lower
     assert world.run(seconds=120) == "length"
     assert len(world.answer) == 40
-    verified = [token for token, right in zip(world.answer, world.reader.verified, strict=True) if right]
+    verified = [
+        token for token, right in zip(world.answer, world.reader.verified, strict=True) if right
+    ]
     assert verified == world.expected[: len(verified)]
 
 
 def test_messages_of_other_sessions_mean_nothing() -> None:
     world = World()
     for n in range(200):
-        world.at(0.02 * n, lambda: world.machine.receive(Error("busy", "not you", bytes(16)), world.now))
+        world.at(
+            0.02 * n, lambda: world.machine.receive(Error("busy", "not you", bytes(16)), world.now)
+        )
     ends_exact(world)
 
 

@@ -19,7 +19,9 @@ from moa.wire.messages import Ack, Activations, Sync
 HEADS = Heads(2, 32)
 
 
-def message(start: int, rows: int, dtype: records.RecordDtype = "int8", heads: int = 2) -> Activations:
+def message(
+    start: int, rows: int, dtype: records.RecordDtype = "int8", heads: int = 2
+) -> Activations:
     values = np.random.default_rng(start).normal(size=(rows, heads, 32)).astype(np.float32)
     payload = records.encode(values, values, dtype)
     return Activations(b"s" * 16, 0, start, rows, dtype, heads, 32, payload)
@@ -52,18 +54,23 @@ def test_rows_arrive_out_of_order_with_holes() -> None:
 
 def test_records_of_a_verdict_that_was_lost_wait_until_it_is_told_again() -> None:
     session, (sync, buffer) = ClientSession([3, 1, 4]), made()
-    early, usual = of(session, 1, 5), of(session, 0, 1)
+    early = of(session, 1, 5)
+    usual = of(session, 0, 1)
     sync.arrived += [early, usual]
     sync.store(session, 10)
     assert list(buffer.held) == [(0, 1)]
-    assert sync.flow.acknowledge() == Ack(len(early.payload) + len(usual.payload)), "all that came, stored or not"
+    assert sync.flow.acknowledge() == Ack(len(early.payload) + len(usual.payload)), (
+        "all that came, stored or not"
+    )
     session.log += [1, 5, 9]
     sync.store(session, 10)
     assert list(buffer.held) == [(0, 6)]
 
 
 @pytest.mark.parametrize(("start", "times"), [(6, 1), (2**31 - 1, 1), (4, 65)])
-def test_records_of_tokens_that_cannot_be_and_too_many_early_ones_break_the_protocol(start: int, times: int) -> None:
+def test_records_of_tokens_that_cannot_be_and_too_many_early_ones_break_the_protocol(
+    start: int, times: int
+) -> None:
     session, (sync, _) = ClientSession([3, 1, 4]), made()
     sync.arrived += [of(session, start, 5)] * times
     with pytest.raises(ProtocolError, match="records of tokens"):
@@ -86,13 +93,16 @@ def test_acknowledgements_count_by_connection() -> None:
 
 def test_a_link_that_cannot_carry_them_gets_smaller_ones_until_it_can() -> None:
     (fast, _), (slow, _), (metered, _) = made(), made(), made()
-    session, limited = ClientSession([1, 2]), ClientSession([1], record_rate=1400)
+    session = ClientSession([1, 2])
+    limited = ClientSession([1], record_rate=1400)
     for i in range(12):
         take(fast, message(i, 1), now=1 + i * 0.0001)
         take(metered, message(i, 1), now=1 + i * 0.0001)
         take(slow, message(i, 1), now=1 + i * 0.1)
     assert fast.adjust(session, tokens_per_second=20) is None
-    assert metered.adjust(limited, tokens_per_second=50) is not None, "a budget counts as a slow link"
+    assert metered.adjust(limited, tokens_per_second=50) is not None, (
+        "a budget counts as a slow link"
+    )
     assert slow.adjust(session, tokens_per_second=20) == Sync(session.id, "int4", 0)
     assert slow.dtype == "int4"
     assert slow.adjust(session, tokens_per_second=20) is None

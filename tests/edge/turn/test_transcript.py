@@ -84,7 +84,9 @@ def test_text_written_past_the_targets_end(policy: Any) -> None:
 
 
 @pytest.mark.parametrize(("second", "over"), [(9, True), (12, False)])
-def test_an_end_written_offline_is_provisional_until_it_is_confirmed(second: int, over: bool) -> None:
+def test_an_end_written_offline_is_provisional_until_it_is_confirmed(
+    second: int, over: bool
+) -> None:
     a = turn(10, 9)
     assert a.finish == "eos"
     assert not a.over
@@ -99,7 +101,8 @@ def test_any_history_is_told_consistently() -> None:
     for seed in range(300):
         rng = random.Random(seed)
         truth = [rng.randrange(10, 60) for _ in range(30)]
-        a, reader = turn(), Reader()
+        a = turn()
+        reader = Reader()
         events: list[Event] = [Prompt(ids=PROMPT)]
         while len(a.session.log) < 3 + len(truth):
             done = len(a.session.log) - 3

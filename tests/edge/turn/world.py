@@ -1,6 +1,8 @@
-"""A world in virtual time around the turn machine: a verifier made of the real session histories, a link, a drafter.
+"""A world in virtual time around the turn machine: a verifier made of the real session histories, a
+link, a drafter.
 
-No sockets, no torch, no sleeping. The verifier's faults are switches that a test throws, also while a turn runs.
+No sockets, no torch, no sleeping. The verifier's faults are switches that a test throws, also while
+a turn runs.
 """
 
 from __future__ import annotations
@@ -53,10 +55,20 @@ from moa.wire.messages import (
 from tests.edge.reader import Reader
 from tests.wire.histories import SteppedHistories
 
-VOCAB, EOS = 60, 1
+VOCAB = 60
+EOS = 1
 LIMITS = WireLimits(2**18, 8192, 8192, 4096, 64, 256)
 WELCOME = Welcome(
-    2, ["append", "foresee", "records", "resume", "stream", "tree"], "v", "i", "", "", "", VOCAB, [EOS], LIMITS
+    2,
+    ["append", "foresee", "records", "resume", "stream", "tree"],
+    "v",
+    "i",
+    "",
+    "",
+    "",
+    VOCAB,
+    [EOS],
+    LIMITS,
 )
 
 
@@ -153,13 +165,18 @@ class World:
         self.loss = self.repeat = 0.0
         self.change: Callable[[Any], Any] = lambda answer: answer
         """What the link makes of an answer."""
-        self.connection, self.is_up, self.down_since = 0, False, 0.0
-        self.controller, self.rtt = Controller(), RoundTrip()
+        self.connection = 0
+        self.is_up = False
+        self.down_since = 0.0
+        self.controller = Controller()
+        self.rtt = RoundTrip()
         self.controller.rtt = self.rtt
         self.verifier.forward = self.forward
         if self.server_right is not None:
             self.verifier.drafter = lambda ids: self._guess(ids, self.server_right)
-            self.verifier.matching = sum(self.server_right**n for n in range(1, self.verifier.drafted + 1))
+            self.verifier.matching = sum(
+                self.server_right**n for n in range(1, self.verifier.drafted + 1)
+            )
         self._line_free = self._answered_at = 0.0
         self.sent: list[tuple[float, ClientMessage]] = []
         """What the device sent; the verifier may see a message twice, or not at all."""
@@ -191,7 +208,11 @@ class World:
         codec: Any = Letters()
         rules = TurnRules(len(self.log), self.count, 8192, frozenset({EOS}), self.stop)
         self.transcript = Transcript(
-            self.session_state.session, rules, codec.decode, TextStream(codec, self.stop), self.on_reconnect
+            self.session_state.session,
+            rules,
+            codec.decode,
+            TextStream(codec, self.stop),
+            self.on_reconnect,
         )
         unread = len(self.log) - self.session_state.session.settled
         self.machine = TurnMachine(
@@ -217,9 +238,15 @@ class World:
 
     def next_turn(self, *ids: int, count: int | None = None, anew: bool = False) -> None:
         """The user adds these ids: in the same session if it can be continued, and not `anew`."""
-        state, session = self.session_state, self.machine.session
+        state = self.session_state
+        session = self.machine.session
         log = [*self.log, *ids]
-        if not anew and state is not None and not session.unsettled and session.settled == len(session.log):
+        if (
+            not anew
+            and state is not None
+            and not session.unsettled
+            and session.settled == len(session.log)
+        ):
             session.append(log[len(session.log) :], max_new_tokens=count or self.count)
         else:
             self.left.append(session.id)
@@ -266,7 +293,8 @@ class World:
         self.machine.link_up(WELCOME, self.connection, self.now)
 
     def recheck(self) -> None:
-        """The user waits once more; as the shell does, the machine is told the state of the link again."""
+        """The user waits once more; as the shell does, the machine is told the state of the link
+        again."""
         self.machine.continue_settling(self.now)
         if self.is_up:
             self.machine.link_up(WELCOME, self.connection, self.now)
@@ -275,8 +303,11 @@ class World:
         """The connection is lost, with all that is under way."""
         if not self.is_up:
             return
-        self.is_up, self.down_since = False, self.now
-        if self.random.random() < 0.7:  # else the verifier does not notice until it is asked on another connection
+        self.is_up = False
+        self.down_since = self.now
+        if (
+            self.random.random() < 0.7
+        ):  # else the verifier does not notice until it is asked on another connection
             self.verifier.abandon()
         self.machine.link_down(self.now, why or LinkError("cut"))
         self.at(self.redial, self.connect)
@@ -286,12 +317,16 @@ class World:
         if not self.is_up:
             return
         self.sent.append((self.now, message))
-        self._line_free = max(self._line_free, self.now + self.latency)  # a connection keeps the order
+        self._line_free = max(
+            self._line_free, self.now + self.latency
+        )  # a connection keeps the order
 
         def arrive() -> None:
             if connection != self.connection or not self.is_up:
                 return
-            if self.random.random() < self.loss:  # messages are only ever lost with their connection
+            if (
+                self.random.random() < self.loss
+            ):  # messages are only ever lost with their connection
                 self.cut()
                 return
             for _ in range(2 if self.random.random() < self.repeat else 1):
@@ -307,9 +342,13 @@ class World:
         session: bytes = getattr(message, "session", b"")
         if isinstance(message, Open | Resume):
             self._attached[session] = self.connection
-        elif not isinstance(message, Ack | Close) and self._attached.get(session) != self.connection:
+        elif (
+            not isinstance(message, Ack | Close) and self._attached.get(session) != self.connection
+        ):
             self.strange.append(message)
-            refusal = Error(Code.UNKNOWN_SESSION, "not on this connection", session, round_of(message))
+            refusal = Error(
+                Code.UNKNOWN_SESSION, "not on this connection", session, round_of(message)
+            )
             return [] if isinstance(message, Foresee) else [refusal]
         return self.verifier.handle(message, self.now)
 
@@ -323,7 +362,9 @@ class World:
             self._streaming.discard(session)
             verifier = self.verifier
             if verifier.fault and Stream in verifier.refuses and verifier.streams(session):
-                if verifier.fault != "mute":  # a stream that runs is ended, and the next one is refused
+                if (
+                    verifier.fault != "mute"
+                ):  # a stream that runs is ended, and the next one is refused
                     for answer in verifier.end(session):
                         self._answer(self._attached[session], answer, self.now + self.latency)
                 self.at(self.forward, lambda: self._stream(session))
@@ -346,7 +387,13 @@ class World:
 
     def _guess(self, ids: Sequence[int], right: float | None = None) -> int:
         chance = random.Random(f"{self.seed} {list(ids[-4:])} {len(ids)}")
-        right = self.chances(ids) if self.chances is not None else self.right if right is None else right
+        right = (
+            self.chances(ids)
+            if self.chances is not None
+            else self.right
+            if right is None
+            else right
+        )
         return says(ids) if chance.random() < right else chance.randrange(2, VOCAB)
 
     def _grow(self, ids: list[int], breadth: int, least: float) -> GuessTreeGrower:
@@ -358,13 +405,16 @@ class World:
             if path is not None:
                 growth = old.below(path[-1])[0] if path else old
         nodes = growth.best(breadth)
-        tokens, scores = [], []
+        tokens = []
+        scores = []
         for node in nodes:
             log = [*ids, *path_of(growth.tree.tokens, growth.tree.parents, node)]
             guess = self._guess(log)
             second = says(log) if says(log) != guess and len(log) % 2 else (guess + 7) % VOCAB
             right = self.chances(log) if self.chances is not None else self.right
-            chances = [math.log(chance) if chance > 0 else MASKED for chance in (right, (1 - right) / 2)]
+            chances = [
+                math.log(chance) if chance > 0 else MASKED for chance in (right, (1 - right) / 2)
+            ]
             kept = max(1, sum(growth.tree.scores[node] + chance >= least for chance in chances))
             tokens.append([guess, second][:kept])
             scores.append(chances[:kept])
@@ -407,12 +457,16 @@ class World:
                 case Drop():
                     self.cut()
                 case Wait(wake):
-                    assert wake is None or wake > self.now, "a wait for what is over would be a busy loop"
+                    assert wake is None or wake > self.now, (
+                        "a wait for what is over would be a busy loop"
+                    )
                     self._will_be_woken(wake)
                     next_event = self._queue[0][0] if self._queue else None
                     times = [t for t in (wake, next_event) if t is not None]
                     assert times, "waits for what never comes"
-                    self.now = max(self.now, min(*times, until) if len(times) > 1 else min(times[0], until))
+                    self.now = max(
+                        self.now, min(*times, until) if len(times) > 1 else min(times[0], until)
+                    )
                 case End(reason):
                     for message in self.machine.last_messages():
                         self._send(message)
@@ -431,7 +485,9 @@ class World:
         """Whatever is not answered is sent again at its time, or given up with its connection."""
         machine = self.machine
         assert (machine.reach.link == "up") == self.is_up
-        if machine.reach.usable and (machine.session.unsettled or machine.session_state.again_at is not None):
+        if machine.reach.usable and (
+            machine.session.unsettled or machine.session_state.again_at is not None
+        ):
             assert wake is not None, "an answer that never comes would be waited for for ever"
             assert wake <= (machine.session_state.again_at or math.inf), "a retry would be late"
 
@@ -444,9 +500,11 @@ class World:
         return truth(self.log[: len(self.reader.prompt)], self.count)
 
     def most_requests_per_second(self) -> int:
-        """Openings, appends and resumes that the device sent in any second beside the one of each turn that began in
-        it, of the last 200 messages."""
-        times = [at for at, message in self.sent[-200:] if isinstance(message, Open | Append | Resume)]
+        """Openings, appends and resumes that the device sent in any second beside the one of each
+        turn that began in it, of the last 200 messages."""
+        times = [
+            at for at, message in self.sent[-200:] if isinstance(message, Open | Append | Resume)
+        ]
 
         def within(moments: Sequence[float], at: float) -> int:
             return sum(at <= moment < at + 1 for moment in moments)

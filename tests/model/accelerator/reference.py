@@ -1,4 +1,5 @@
-"""What the kernels compute, in plain torch on a CPU, with the same interface, for tests of what is above them."""
+"""What the kernels compute, in plain torch on a CPU, with the same interface, for tests of what is
+above them."""
 
 from __future__ import annotations
 
@@ -20,35 +21,56 @@ class ReferenceKernels:
         found = x.to(wide) @ weight.to(wide).T
         out.copy_(found if bias is None else found + bias.to(wide))
 
-    def add_norm(self, x: Tensor, more: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
+    def add_norm(
+        self, x: Tensor, more: Tensor | None, weight: Tensor, eps: float, out: Tensor
+    ) -> None:
         if more is not None:
             x.add_(more)
         out.copy_(_normed(x, weight, eps))
 
     def rotate_and_store(
-        self, forward: ForwardInput, qkv: Tensor, turns: Tensor, norms: tuple[Tensor, Tensor] | None, eps: float,
-        query: Tensor, keys: Tensor, values: Tensor,
-    ) -> None:  # fmt: skip
-        heads, kv_heads, width = query.shape[1], keys.shape[1], query.shape[2]
+        self,
+        forward: ForwardInput,
+        qkv: Tensor,
+        turns: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+    ) -> None:
+        heads = query.shape[1]
+        kv_heads = keys.shape[1]
+        width = query.shape[2]
         q, k, v = qkv.view(len(qkv), -1, width).split([heads, kv_heads, kv_heads], 1)
         if norms is not None:
-            q, k = _normed(q, norms[0], eps), _normed(k, norms[1], eps)
+            q = _normed(q, norms[0], eps)
+            k = _normed(k, norms[1], eps)
         cos, sin = turns[forward.positions.long()].unsqueeze(2).unbind(1)
         query.copy_(q * cos + q.roll(width // 2, -1) * sin)
         keys[forward.columns.long()] = (k * cos + k.roll(width // 2, -1) * sin).to(keys.dtype)
         values[forward.columns.long()] = v.to(values.dtype)
 
     def attend(
-        self, forward: ForwardInput, query: Tensor, keys: Tensor, values: Tensor, window: int, scale: float,
-        parts: Tensor, sums: Tensor, out: Tensor,
-    ) -> None:  # fmt: skip
+        self,
+        forward: ForwardInput,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        window: int,
+        scale: float,
+        parts: Tensor,
+        sums: Tensor,
+        out: Tensor,
+    ) -> None:
         out.zero_()
         repeats = query.shape[1] // keys.shape[1]
         starts = forward.starts.tolist()
         for row, (start, stop) in enumerate(pairwise(starts)):
             if start == stop:
                 continue
-            length, size = int(forward.lengths[row]), stop - start
+            length = int(forward.lengths[row])
+            size = stop - start
             held = forward.table[row, : -(-(length + size) // PAGE)].long()
             columns = (held.unsqueeze(1) * PAGE + torch.arange(PAGE)).flatten()[: length + size]
             if size > NODES:
@@ -60,7 +82,10 @@ class ReferenceKernels:
             if window:
                 theirs = torch.cat([torch.arange(length), mine])
                 seen &= mine.unsqueeze(1) - theirs < window
-            k, v = (memory[columns].repeat_interleave(repeats, 1).to(query.dtype) for memory in (keys, values))
+            k, v = (
+                memory[columns].repeat_interleave(repeats, 1).to(query.dtype)
+                for memory in (keys, values)
+            )
             scores = torch.einsum("qhd,khd->hqk", query[start:stop], k) * scale
             shares = scores.masked_fill(~seen, -torch.inf).softmax(-1)
             out[start:stop] = torch.einsum("hqk,khd->qhd", shares, v).flatten(1)

@@ -62,7 +62,9 @@ def drafter_of(target: Target, **how: Any) -> Drafter:
     return drafter
 
 
-def both(target: Target, drafter: Drafter, lengths: list[int]) -> tuple[MoaDrafting, ChainDrafting, Recorder, Graphs]:
+def both(
+    target: Target, drafter: Drafter, lengths: list[int]
+) -> tuple[MoaDrafting, ChainDrafting, Recorder, Graphs]:
     """Two drafters that have observed the same texts."""
     graphs = Graphs(recorder := Recorder())
     plain = MoaDrafting(drafter, slots=8, capacity=CAPACITY, scratch=24)
@@ -76,9 +78,14 @@ def both(target: Target, drafter: Drafter, lengths: list[int]) -> tuple[MoaDraft
     return plain, chains, recorder, graphs
 
 
-def requests_of(lengths: list[int], sampling: list[SamplingSettings], depth: int) -> list[DraftRequest]:
+def requests_of(
+    lengths: list[int], sampling: list[SamplingSettings], depth: int
+) -> list[DraftRequest]:
     shape = TreeShape.chain(depth)
-    return [DraftRequest(slot, 20 + slot, shape, sampling[slot % len(sampling)]) for slot in range(len(lengths))]
+    return [
+        DraftRequest(slot, 20 + slot, shape, sampling[slot % len(sampling)])
+        for slot in range(len(lengths))
+    ]
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
@@ -86,7 +93,11 @@ def requests_of(lengths: list[int], sampling: list[SamplingSettings], depth: int
 def test_a_chain_is_the_one_that_is_drafted_without_graphs(kind: str, lengths: list[int]) -> None:
     target = target_of()
     plain, chains, recorder, graphs = both(target, drafter_of(target, **DRAFTERS[kind]), lengths)
-    kinds = [GREEDY, SamplingSettings(temperature=0.8, seed=3), SamplingSettings(temperature=1.3, seed=5)]
+    kinds = [
+        GREEDY,
+        SamplingSettings(temperature=0.8, seed=3),
+        SamplingSettings(temperature=1.3, seed=5),
+    ]
     for sampling in ([GREEDY], kinds):
         requests = requests_of(lengths, sampling, 5)
         wanted = plain.draft(requests)
@@ -111,7 +122,8 @@ def test_chains_end_where_each_should_and_trees_are_drafted_without_graphs() -> 
     for one, two in zip(plain.draft(requests), chains.draft(requests), strict=True):
         assert one.tokens == two.tokens
         assert len(two) <= 7
-    missing, replays = graphs.unprepared, recorder.replays
+    missing = graphs.unprepared
+    replays = recorder.replays
     tree = [DraftRequest(0, 9, TreeShape(3, 3, 9), GREEDY)]
     assert chains.draft(tree)[0].tokens == plain.draft(tree)[0].tokens
     assert (graphs.unprepared, recorder.replays) == (missing, replays)

@@ -1,4 +1,5 @@
-"""The accelerator's decoder and runner on a CPU: reference kernels, and a recorder in place of graphs."""
+"""The accelerator's decoder and runner on a CPU: reference kernels, and a recorder in place of
+graphs."""
 
 from __future__ import annotations
 
@@ -33,9 +34,12 @@ CLOSE = {"atol": 5e-5, "rtol": 1e-5}
 def accelerated(
     family: str = "llama", *, kernels: Any = None, recorder: Any = None, layers: int = 4, **how: Any
 ) -> Target:
-    """What is captured runs on the same memory, as a graph does, and only the function itself again."""
+    """What is captured runs on the same memory, as a graph does, and only the function itself
+    again."""
     with_kernels = Accelerator(kernels or ReferenceKernels(), recorder or (lambda run: run))
-    return Target.from_model(tiny(family, num_hidden_layers=layers), accelerator=with_kernels, **how)
+    return Target.from_model(
+        tiny(family, num_hidden_layers=layers), accelerator=with_kernels, **how
+    )
 
 
 @pytest.mark.parametrize("family", DENSE_FAMILIES)
@@ -50,7 +54,9 @@ def test_the_kernels_run_a_whole_target_in_the_interpreter() -> None:
     pytest.importorskip("triton", reason="Triton comes for Linux on x86-64 alone")
     from moa.model.accelerator.kernels import TritonKernels
 
-    target = accelerated("qwen3", kernels=TritonKernels(torch.device("cpu")), layers=2, slots=1, capacity=32)
+    target = accelerated(
+        "qwen3", kernels=TritonKernels(torch.device("cpu")), layers=2, slots=1, capacity=32
+    )
     other = accelerated("qwen3", layers=2, slots=1, capacity=32)
     tree = random_tree(np.random.default_rng(3), 7)
     steps = [one.forward([Row(one.pool.acquire(), *tree)]) for one in (target, other)]
@@ -59,30 +65,46 @@ def test_the_kernels_run_a_whole_target_in_the_interpreter() -> None:
     torch.testing.assert_close(steps[0].logits(0, [2, 4]), steps[1].logits(0, [2, 4]), **CLOSE)
 
 
-def test_a_batch_of_more_than_the_largest_tier_is_several_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_of_more_than_the_largest_tier_is_several_forwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rng = np.random.default_rng(5)
-    chain, tree = rng.integers(4, 128, 80).tolist(), random_tree(rng, 9)
+    chain = rng.integers(4, 128, 80).tolist()
+    tree = random_tree(rng, 9)
     results = []
     for most in (MOST, 32):
         monkeypatch.setattr(buffers, "MOST", most)
         monkeypatch.setattr(runner, "cut", lambda batch, most=most: cut(batch, most))
         target = accelerated(slots=3, capacity=128)
         slots = [target.pool.acquire() for _ in range(3)]
-        rows = [Row(slots[0], *tree), Row.chain(slots[1], chain, judged="all"), Row(slots[2], *tree, judged="none")]
+        rows = [
+            Row(slots[0], *tree),
+            Row.chain(slots[1], chain, judged="all"),
+            Row(slots[2], *tree, judged="none"),
+        ]
         step = target.forward(rows)
-        results.append((torch.cat([step.hidden(b) for b in range(3)]), [step.argmax(b).tolist() for b in range(3)]))
+        results.append(
+            (
+                torch.cat([step.hidden(b) for b in range(3)]),
+                [step.argmax(b).tolist() for b in range(3)],
+            )
+        )
     torch.testing.assert_close(results[0][0], results[1][0], **CLOSE)
     assert results[0][1] == results[1][1]
     assert results[0][1][2] == [-1] * 9
 
 
-def test_inputs_of_tapped_layers_are_those_of_the_other_decoders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_of_tapped_layers_are_those_of_the_other_decoders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rng = np.random.default_rng(6)
-    chain, tree = rng.integers(4, 128, 40).tolist(), random_tree(rng, 9)
+    chain = rng.integers(4, 128, 40).tolist()
+    tree = random_tree(rng, 9)
     monkeypatch.setattr(buffers, "MOST", 32)
     monkeypatch.setattr(runner, "cut", lambda batch: cut(batch, 32))
     packed, library = (
-        Target.from_model(tiny("llama"), slots=2, capacity=64, packed=packed) for packed in (True, False)
+        Target.from_model(tiny("llama"), slots=2, capacity=64, packed=packed)
+        for packed in (True, False)
     )
     found = []
     for target in (accelerated(slots=2, capacity=64), packed, library):
@@ -131,8 +153,14 @@ class Ordered(TorchDispatchMode):
             raise AssertionError(f"{name} waits between filling the buffers and reading the result")
         results = func(*args, **(kwargs or {}))
         given = {one.data_ptr() for one in _tensors([*args, *(kwargs or {}).values()])}
-        if not self.allocates and not func.is_view and not {one.data_ptr() for one in _tensors(results)} <= given:
-            raise AssertionError(f"{name} allocates between filling the buffers and reading the result")
+        if (
+            not self.allocates
+            and not func.is_view
+            and not {one.data_ptr() for one in _tensors(results)} <= given
+        ):
+            raise AssertionError(
+                f"{name} allocates between filling the buffers and reading the result"
+            )
         return results
 
 
@@ -180,7 +208,13 @@ def test_nothing_is_allocated_and_nothing_waits_inside_of_a_forward() -> None:
     assert target.forward(rows).path == "graph 4x16"
     assert len(ordered) == 1
     assert ordered[0].seen["index_select"] == 2
-    assert kernels.calls == {"add_norm": 9, "product": 17, "rotate_and_store": 4, "attend": 4, "gate": 4}
+    assert kernels.calls == {
+        "add_norm": 9,
+        "product": 17,
+        "rotate_and_store": 4,
+        "attend": 4,
+        "gate": 4,
+    }
     one = torch.ones(3)
     for wrong in (lambda: one + 1, lambda: one.sum().item(), lambda: one.to("cpu", torch.float64)):
         with pytest.raises(AssertionError, match="between"), Ordered():
@@ -204,8 +238,13 @@ def test_a_tier_is_captured_between_rounds_and_gives_the_same_bits() -> None:
     assert torch.equal(step.hidden(0), again.hidden(0))
     assert step.argmax(0).tolist() == again.argmax(0).tolist()
     assert {tier.name for tier in target.runner.usual(4, 8, 256)} == {
-        "1x256 prompt", "1x8", "2x8", "2x16", "4x8", "4x32",
-    }  # fmt: skip
+        "1x256 prompt",
+        "1x8",
+        "2x8",
+        "2x16",
+        "4x8",
+        "4x32",
+    }
 
 
 @settings(deadline=None, max_examples=60)
@@ -233,7 +272,8 @@ def test_buffers_describe_the_batch_and_padding_touches_only_the_spare_page(
     ]
     batch = RowBatch.of(rows, 128)
     pool.begin(batch.slots, batch.sizes)
-    static, seen = Buffers(pool, group), []
+    static = Buffers(pool, group)
+    seen = []
     for pieces in cut(batch):
         tokens = sum(stop - start for _, start, stop in pieces)
         tier = Tier.of(len(pieces), tokens, True)
@@ -244,7 +284,8 @@ def test_buffers_describe_the_batch_and_padding_touches_only_the_spare_page(
         at = 0
         blocks = []
         for place, (row, start, stop) in enumerate(pieces):
-            size, slot = stop - start, batch.slots[row]
+            size = stop - start
+            slot = batch.slots[row]
             mine = slice(at, at + size)
             length = pool.lengths[slot] + start
             assert (int(forward.starts[place]), int(forward.starts[place + 1])) == (at, at + size)
@@ -252,7 +293,9 @@ def test_buffers_describe_the_batch_and_padding_touches_only_the_spare_page(
             assert forward.token_row[mine].tolist() == [place] * size
             assert forward.ids[mine].tolist() == list(rows[row].tokens)[start:stop]
             everything = np.arange(length + size)
-            assert forward.columns[mine].tolist() == pool.columns(slot, everything[length:]).tolist()
+            assert (
+                forward.columns[mine].tolist() == pool.columns(slot, everything[length:]).tolist()
+            )
             pages = pool.columns(slot, everything) // PAGE
             np.testing.assert_array_equal(forward.table[place].numpy()[everything // PAGE], pages)
             for node in range(size):
@@ -260,7 +303,9 @@ def test_buffers_describe_the_batch_and_padding_touches_only_the_spare_page(
                 assert int(forward.positions[at + node]) == pool.lengths[slot] + len(path) - 1
                 if size <= 64:
                     bits = int(forward.masks[at + node]) & (2**64 - 1)
-                    assert [j for j in range(64) if bits >> j & 1] == [one - start for one in path if one >= start]
+                    assert [j for j in range(64) if bits >> j & 1] == [
+                        one - start for one in path if one >= start
+                    ]
             blocks += [(place, first) for first in range(0, size, buffers.query_block(group))]
             seen += [(row, node) for node in range(start, stop)]
             at += size

@@ -1,4 +1,5 @@
-"""The Triton kernels, in Triton's interpreter: equal to a float64 reference, and to themselves bit for bit."""
+"""The Triton kernels, in Triton's interpreter: equal to a float64 reference, and to themselves bit
+for bit."""
 
 from __future__ import annotations
 
@@ -30,36 +31,57 @@ CLOSE = {"rtol": 1e-4, "atol": 2e-5}
 
 @pytest.fixture(autouse=True)
 def products_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NumPy has no bfloat16, so that the interpreter multiplies its bits as integers; and its products of unlike sizes
-    sum in unlike orders on some processors. In float64 the sum of a tile is the same in any order."""
+    """NumPy has no bfloat16, so that the interpreter multiplies its bits as integers; and its
+    products of unlike sizes sum in unlike orders on some processors. In float64 the sum of a tile
+    is the same in any order."""
 
     def wide(handle: TensorHandle) -> np.ndarray:
         if handle.dtype.scalar == tl.bfloat16:
             return (handle.data.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
         return handle.data.astype(np.float64)
 
-    def dot(_: object, a: TensorHandle, b: TensorHandle, total: TensorHandle, *__: object) -> TensorHandle:
+    def dot(
+        _: object, a: TensorHandle, b: TensorHandle, total: TensorHandle, *__: object
+    ) -> TensorHandle:
         return TensorHandle((wide(a) @ wide(b)).astype(np.float32) + total.data, total.dtype.scalar)
 
     monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
 
 
 class Attention:
-    """A pool of one layer whose slots hold random keys and values on shuffled pages, and the queries of a batch."""
+    """A pool of one layer whose slots hold random keys and values on shuffled pages, and the
+    queries of a batch."""
 
     def __init__(
-        self, lengths: Sequence[int], *, heads: int, kv_heads: int, width: int, window: int = 0,
+        self,
+        lengths: Sequence[int],
+        *,
+        heads: int,
+        kv_heads: int,
+        width: int,
+        window: int = 0,
         dtype: torch.dtype = torch.float32,
-    ) -> None:  # fmt: skip
-        self.heads, self.kv_heads, self.width, self.window, self.dtype = heads, kv_heads, width, window, dtype
-        sizes = {"slots": len(lengths), "kv_heads": kv_heads, "capacity": 2 * SPLIT + 160, "head_dim": width}
+    ) -> None:
+        self.heads = heads
+        self.kv_heads = kv_heads
+        self.width = width
+        self.window = window
+        self.dtype = dtype
+        sizes = {
+            "slots": len(lengths),
+            "kv_heads": kv_heads,
+            "capacity": 2 * SPLIT + 160,
+            "head_dim": width,
+        }
         self.pool = PagePool(layers=1, spare=1, dtype=dtype, **sizes)
         for _ in lengths:
             self.pool.acquire()
         generator = torch.Generator().manual_seed(0)
         everything = len(lengths), 2, self.pool.capacity
         self.known = torch.randn(*everything, kv_heads, width, generator=generator)
-        self.queries = torch.randn(len(lengths), self.pool.capacity, heads, width, generator=generator)
+        self.queries = torch.randn(
+            len(lengths), self.pool.capacity, heads, width, generator=generator
+        )
         left = list(lengths)
         rng = np.random.default_rng(1)
         while any(left):  # page by page in a random order: no slot's pages are neighbours
@@ -78,16 +100,19 @@ class Attention:
         self.pool.k[0, columns], self.pool.v[0, columns] = k, v
 
     def forward(self, rows: Sequence[Row]) -> tuple[RowBatch, int, ForwardInput]:
-        """The rows as a batch, the number of tokens that it is padded to, and what kernels get of it."""
+        """The rows as a batch, the number of tokens that it is padded to, and what kernels get of
+        it."""
         batch = RowBatch.of(rows, 1000)
         self.pool.begin(batch.slots, batch.sizes)
-        buffers, tier = Buffers(self.pool, self.heads // self.kv_heads), Tier.of(len(rows), len(batch.ids), True)
+        buffers = Buffers(self.pool, self.heads // self.kv_heads)
+        tier = Tier.of(len(rows), len(batch.ids), True)
         (pieces,) = cut(batch)
         buffers.fill(tier, batch, pieces, np.arange(0))
         return batch, tier.tokens, buffers.views(tier)
 
     def run(self, rows: Sequence[Row], kernels: Any = KERNELS) -> list[Tensor]:
-        """The attention of each row's tokens; queries depend on the token's position in its slot alone."""
+        """The attention of each row's tokens; queries depend on the token's position in its slot
+        alone."""
         batch, tokens, forward = self.forward(rows)
         spans = [slice(*span) for span in pairwise(batch.starts)]
         query = torch.zeros(tokens, self.heads, self.width, dtype=self.dtype)
@@ -122,9 +147,13 @@ def chain(slot: int, size: int) -> Row:
         (4, 2, 64, 0, torch.bfloat16),
     ],
 )
-def test_attention_equals_the_reference(heads: int, kv_heads: int, width: int, window: int, dtype: torch.dtype) -> None:
+def test_attention_equals_the_reference(
+    heads: int, kv_heads: int, width: int, window: int, dtype: torch.dtype
+) -> None:
     """In low precision it is as near as the precision."""
-    attention = Attention([509, 20, 3], heads=heads, kv_heads=kv_heads, width=width, window=window, dtype=dtype)
+    attention = Attention(
+        [509, 20, 3], heads=heads, kv_heads=kv_heads, width=width, window=window, dtype=dtype
+    )
     whole = dtype == torch.float32
     rows = [Row(0, *TREE), chain(1, 8), chain(2, 70)][: 3 if whole else 2]
     close = CLOSE if whole else dict.fromkeys(("rtol", "atol"), 4 * torch.finfo(dtype).eps)
@@ -139,7 +168,9 @@ def test_a_tree_of_64_nodes_uses_every_bit() -> None:
 
 
 @pytest.mark.parametrize(("window", "dtype"), [(0, torch.float32), (60, torch.bfloat16)])
-def test_attention_has_the_same_bits_alone_in_a_crowd_and_with_any_draft(window: int, dtype: torch.dtype) -> None:
+def test_attention_has_the_same_bits_alone_in_a_crowd_and_with_any_draft(
+    window: int, dtype: torch.dtype
+) -> None:
     attention = Attention([506, 40, 0], heads=2, kv_heads=1, width=32, window=window, dtype=dtype)
     rows = [chain(0, 8), chain(1, 70), Row(2, *TREE)]
     for row, together in zip(rows, attention.run(rows), strict=True):
@@ -151,7 +182,8 @@ def test_attention_has_the_same_bits_alone_in_a_crowd_and_with_any_draft(window:
 
 def test_a_prompt_whole_has_the_bits_of_a_prompt_in_eights() -> None:
     whole, pieces = (
-        Attention([480], heads=2, kv_heads=1, width=32, window=100, dtype=torch.bfloat16) for _ in range(2)
+        Attention([480], heads=2, kv_heads=1, width=32, window=100, dtype=torch.bfloat16)
+        for _ in range(2)
     )
     (found,) = whole.run([chain(0, 72)])
     for start in range(0, 72, 8):
@@ -160,10 +192,15 @@ def test_a_prompt_whole_has_the_bits_of_a_prompt_in_eights() -> None:
         pieces.pool.commit(0, range(8))
 
 
-@pytest.mark.parametrize(("dtype", "bias"), [(torch.float32, False), (torch.float16, True), (torch.bfloat16, True)])
-def test_products_equal_the_reference_and_do_not_know_the_batch(dtype: torch.dtype, bias: bool) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "bias"), [(torch.float32, False), (torch.float16, True), (torch.bfloat16, True)]
+)
+def test_products_equal_the_reference_and_do_not_know_the_batch(
+    dtype: torch.dtype, bias: bool
+) -> None:
     torch.manual_seed(0)
-    x, weight = torch.randn(140, 200).to(dtype), torch.randn(50, 200).to(dtype)
+    x = torch.randn(140, 200).to(dtype)
+    weight = torch.randn(50, 200).to(dtype)
     added = torch.randn(50).to(dtype) if bias else None
     whole = torch.empty(140, 50)
     KERNELS.product(x, weight, added, whole)
@@ -181,15 +218,19 @@ def test_small_kernels_equal_the_reference(heads: tuple[int, int], norms: bool, 
     attention = Attention([5, 30], heads=heads[0] * heads[1], kv_heads=heads[1], width=width)
     _, tokens, forward = attention.forward([Row(0, *TREE), chain(1, 8)])
     torch.manual_seed(0)
-    qkv, turns = torch.randn(tokens, (heads[0] + 2) * heads[1] * width), torch.randn(100, 2, width)
+    qkv = torch.randn(tokens, (heads[0] + 2) * heads[1] * width)
+    turns = torch.randn(100, 2, width)
     weights = (torch.rand(width), torch.rand(width)) if norms else None
     results = []
     both: Any = ((KERNELS, torch.float32), (REFERENCE, torch.float64))
     for kernels, dtype in both:
         query = torch.zeros(tokens, heads[0] * heads[1], width, dtype=dtype)
-        keys, values = attention.pool.k[0].to(dtype).clone(), attention.pool.v[0].to(dtype).clone()
+        keys = attention.pool.k[0].to(dtype).clone()
+        values = attention.pool.v[0].to(dtype).clone()
         kernels.rotate_and_store(forward, qkv.to(dtype), turns, weights, 1e-6, query, keys, values)
-        x, more, out = qkv.to(dtype).clone(), qkv.flip(1).to(dtype), torch.zeros_like(qkv, dtype=dtype)
+        x = qkv.to(dtype).clone()
+        more = qkv.flip(1).to(dtype)
+        out = torch.zeros_like(qkv, dtype=dtype)
         kernels.add_norm(x, more, turns[0, 0].repeat(len(qkv[0]) // width), 1e-6, out)
         gated = torch.zeros(tokens, qkv.shape[1] // 2, dtype=dtype)
         kernels.gate(qkv.to(dtype), gated)

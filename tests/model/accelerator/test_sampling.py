@@ -71,7 +71,11 @@ def test_every_setting_chooses_as_on_the_host(
 def test_logits_that_are_no_numbers_are_told_apart_for_each_node() -> None:
     logits = torch.zeros(4, 9)
     logits[1, 3], logits[2, 4] = torch.nan, torch.inf
-    for one in (SamplingSettings(), SamplingSettings(temperature=1.0), SamplingSettings(temperature=1.0, top_p=0.5)):
+    for one in (
+        SamplingSettings(),
+        SamplingSettings(temperature=1.0),
+        SamplingSettings(temperature=1.0, top_p=0.5),
+    ):
         found = choose(logits, [Draw(one, 3)] * 4)
         assert found[1] == found[2] == NO_NUMBER
         assert found[0] == found[3] >= 0
@@ -105,9 +109,15 @@ def test_rows_are_accepted_as_by_the_walk_on_the_host(monkeypatch: pytest.Monkey
         slots = [target.pool.acquire() for _ in kinds]
         trees = [random_tree(rng, 9) for _ in kinds]
         step = target.forward([Row(slot, *tree) for slot, tree in zip(slots, trees, strict=True)])
-        for tree, kind in zip(trees, kinds, strict=True):  # the first child of node 0 is right: else nothing is won
-            tree[0][tree[1].index(0)] = on_host(step.logits(kinds.index(kind), [0]).numpy()[0], kind, 1, [tree[0][0]])
-        judged = [Judged(*tree, [tree[0][0]], kind) for tree, kind in zip(trees, kinds, strict=True)]
+        for tree, kind in zip(
+            trees, kinds, strict=True
+        ):  # the first child of node 0 is right: else nothing is won
+            tree[0][tree[1].index(0)] = on_host(
+                step.logits(kinds.index(kind), [0]).numpy()[0], kind, 1, [tree[0][0]]
+            )
+        judged = [
+            Judged(*tree, [tree[0][0]], kind) for tree, kind in zip(trees, kinds, strict=True)
+        ]
         theirs = accept_rows(step, judged)
         monkeypatch.setattr(Step, "samples_on_device", property(lambda step: True))
         assert accept_rows(step, judged) == theirs
