@@ -36,7 +36,10 @@ _SHORT = {
     "seconds": 5.0,
     "hours": 0.05,
 }
-_FULL["schemas"], _SHORT["schemas"] = 1000, 40
+_FULL["schemas"] = 1000
+_SHORT["schemas"] = 40
+_FULL["draws"] = 5_000_000
+_SHORT["draws"] = 40_000
 
 
 def main() -> None:

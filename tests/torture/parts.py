@@ -17,6 +17,7 @@ from tests.torture.fake_verifier import BEHAVIOURS
 from tests.torture.fuzz import UNBOUNDED, fuzz
 from tests.torture.neighbour import neighbour, problems
 from tests.torture.neighbours import all_beside
+from tests.torture.sampling import sampling
 from tests.torture.server import mortal, server
 from tests.torture.soak import soak
 from tests.torture.tally import Found, Tally
@@ -110,5 +111,6 @@ PARTS: dict[str, Callable[[argparse.Namespace], Awaitable[Found]]] = {
     "device": _device,
     "codes": _codes,
     "schemas": _schemas,
+    "sampling": sampling,
     "soak": soak,
 }

@@ -40,21 +40,59 @@ class Draw(NamedTuple):
     allowed: Bits | None = None
 
 
+class _Kind(NamedTuple):
+    """What a node needs. Only nodes of one kind are computed together: none pays for another's
+    settings, and none is chosen by them."""
+
+    greedy: bool
+    filters: bool
+    penalizes: bool
+    masked: bool
+
+    @classmethod
+    def of(cls, draw: Draw) -> _Kind:
+        settings = draw.settings
+        narrows = settings.top_k > 0 or settings.top_p < 1.0 or settings.min_p > 0.0
+        return cls(
+            greedy=settings.greedy,
+            filters=narrows and not settings.greedy,
+            penalizes=settings.repetition_penalty != 1.0,
+            masked=draw.allowed is not None,
+        )
+
+
+class _Piece(NamedTuple):
+    """Nodes of one kind that fit into memory at once."""
+
+    kind: _Kind
+    places: list[int]
+
+
 @torch.inference_mode()
 def choose(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     """The token after each node, given their logits `[n, vocab]`; `NO_NUMBER` where these are not
     finite."""
-    chosen = torch.empty(len(draws), dtype=torch.long, device=logits.device)
-    for places in _pieces(draws, logits.shape[1]):
-        chosen[_index(places, logits.device)] = _choose(logits, draws, places, _SORTED_FIRST)
+    places = range(len(draws))
+    found = _choose_at(logits, draws, places, _SORTED_FIRST)
+    wider = [place for place in places if found[place] == _WIDER]
+    if not wider:
+        return found
+    for place, token in zip(wider, _choose_at(logits, draws, wider, logits.shape[1]), strict=True):
+        found[place] = token
+    return found
+
+
+def _choose_at(
+    logits: Tensor, draws: Sequence[Draw], places: Sequence[int], sorted_first: int
+) -> list[int]:
+    """The tokens of some nodes, read from the device once."""
+    mine = [draws[place] for place in places]
+    chosen = torch.empty(len(mine), dtype=torch.long, device=logits.device)
+    for piece in _pieces(mine, logits.shape[1]):
+        rows = logits.index_select(0, _index([places[at] for at in piece.places], logits.device))
+        tokens = _choose(rows, [mine[at] for at in piece.places], piece.kind, sorted_first)
+        chosen[_index(piece.places, logits.device)] = tokens
     found: list[int] = chosen.tolist()
-    wider = [place for place, token in enumerate(found) if token == _WIDER]
-    for start in range(0, len(wider), at_once := _nodes_at_once(logits.shape[1])):
-        some = wider[start : start + at_once]
-        for place, token in zip(
-            some, _choose(logits, draws, some, logits.shape[1]).tolist(), strict=True
-        ):
-            found[place] = token
     return found
 
 
@@ -82,64 +120,42 @@ def _signed(number: int) -> int:
     return number - (1 << 64) if number >> 63 else number
 
 
-def _filters(settings: SamplingSettings) -> bool:
-    return not settings.greedy and (
-        settings.top_k > 0 or settings.top_p < 1.0 or settings.min_p > 0.0
-    )
-
-
-def _nodes_at_once(vocab: int) -> int:
-    return max(1, _NUMBERS_AT_ONCE // vocab)
-
-
-def _pieces(draws: Sequence[Draw], vocab: int) -> Iterator[list[int]]:
-    """The nodes by what they need, so that none pays for another's settings."""
-    kinds: dict[tuple[bool, bool, bool, bool], list[int]] = {}
+def _pieces(draws: Sequence[Draw], vocab: int) -> Iterator[_Piece]:
+    """The nodes by kind, no more at once than memory is bounded for."""
+    kinds: dict[_Kind, list[int]] = {}
     for place, draw in enumerate(draws):
-        settings = draw.settings
-        masked = draw.allowed is not None
-        kind = settings.greedy, _filters(settings), settings.repetition_penalty != 1.0, masked
-        kinds.setdefault(kind, []).append(place)
-    at_once = _nodes_at_once(vocab)
-    for places in kinds.values():
+        kinds.setdefault(_Kind.of(draw), []).append(place)
+    at_once = max(1, _NUMBERS_AT_ONCE // vocab)
+    for kind, places in kinds.items():
         for start in range(0, len(places), at_once):
-            yield places[start : start + at_once]
+            yield _Piece(kind, places[start : start + at_once])
 
 
-def _choose(
-    logits: Tensor, draws: Sequence[Draw], places: Sequence[int], sorted_first: int
-) -> Tensor:
-    mine = [draws[place] for place in places]
-    rows = logits.index_select(0, _index(places, logits.device))
+def _choose(rows: Tensor, draws: Sequence[Draw], kind: _Kind, sorted_first: int) -> Tensor:
+    """The tokens of nodes of one kind, whose logits are the rows."""
     finite = rows.amax(-1).isfinite()
-    settings = mine[0].settings
-    greedy = settings.greedy
-    filters = _filters(settings)
-    penalizes = settings.repetition_penalty != 1.0
-    if mine[0].allowed is not None:
-        rows = rows.where(_allowed(mine, rows), -torch.inf)
-    if greedy and not penalizes:
+    if kind.masked:
+        rows = rows.where(_allowed(draws, rows), -torch.inf)
+    if kind.greedy and not kind.penalizes:
         return torch.where(finite, rows.argmax(-1), NO_NUMBER)
     scores = rows.double()
-    if penalizes:
-        penalty = _column([draw.settings.repetition_penalty for draw in mine], scores)
+    if kind.penalizes:
+        penalty = _column([draw.settings.repetition_penalty for draw in draws], scores)
         less_likely = torch.where(scores > 0, scores / penalty, scores * penalty)
-        scores = torch.where(_seen(mine, scores), less_likely, scores)
-    if greedy:
+        scores = torch.where(_seen(draws, scores), less_likely, scores)
+    if kind.greedy:
         return torch.where(finite, scores.argmax(-1), NO_NUMBER)
-    scores = scores / _column([draw.settings.temperature for draw in mine], scores)
-    seeds = [draw.settings.seed for draw in mine]
-    positions = [draw.position for draw in mine]
-    keys = (
-        torch.from_numpy(noise_keys(seeds, positions).view(np.int64)).to(scores.device).unsqueeze(1)
-    )
-    if filters:
-        chosen = _filtered(scores, mine, keys, min(sorted_first, scores.shape[1]))
-    else:
-        noisy = scores + gumbel(keys, torch.arange(scores.shape[1], device=scores.device))
-        chosen = noisy.where(scores > -torch.inf, -torch.inf).argmax(
-            -1
-        )  # not even where the noise is infinite
+    scores = scores / _column([draw.settings.temperature for draw in draws], scores)
+    seeds = [draw.settings.seed for draw in draws]
+    positions = [draw.position for draw in draws]
+    unsigned = noise_keys(seeds, positions)
+    keys = torch.from_numpy(unsigned.view(np.int64)).to(scores.device).unsqueeze(1)
+    if kind.filters:
+        chosen = _filtered(scores, draws, keys, min(sorted_first, scores.shape[1]))
+        return torch.where(finite, chosen, NO_NUMBER)
+    noisy = scores + gumbel(keys, torch.arange(scores.shape[1], device=scores.device))
+    # What is forbidden stays so even where the noise is infinite.
+    chosen = noisy.where(scores > -torch.inf, -torch.inf).argmax(-1)
     return torch.where(finite, chosen, NO_NUMBER)
 
 
@@ -151,28 +167,35 @@ def _filtered(scores: Tensor, draws: Sequence[Draw], keys: Tensor, count: int) -
     by_id = ids.argsort(-1)
     some, order = some.gather(-1, by_id).sort(dim=-1, descending=True, stable=True)
     ids = ids.gather(-1, by_id).gather(-1, order)
+    possible = some > -torch.inf
     top_k = torch.tensor([[draw.settings.top_k or vocab] for draw in draws], device=scores.device)
+    limited = top_k < vocab
     # Ties at the edge stay in, as in `moa.sampling.candidates`.
-    keep = (some >= some.gather(-1, (top_k - 1).clamp(max=count - 1))) | (top_k >= vocab)
+    edge = some.gather(-1, (top_k - 1).clamp(max=count - 1))
+    among_top_k = possible & ((some >= edge) | ~limited)
     best = some[:, :1]
     weight = (some - best).exp()
     mass = torch.where(
-        top_k < vocab,
-        weight.where(keep, 0.0).sum(-1, keepdim=True),
+        limited,
+        weight.where(among_top_k, 0.0).sum(-1, keepdim=True),
         (scores - best).exp().sum(-1, keepdim=True),
     )
-    probability = weight.where(keep, 0.0) / mass
+    probability = weight.where(among_top_k, 0.0) / mass
     before = probability.cumsum(-1) - probability
     # Without top-p and min-p nothing is left out, not even behind a sum that rounds to 1.
     filters = [(draw.settings.top_p, draw.settings.min_p) for draw in draws]
     top_p = _column([top if top < 1.0 or least > 0.0 else np.inf for top, least in filters], scores)
     min_p = _column([least for _, least in filters], scores)
-    keep &= (some > -torch.inf) & (before < top_p) & (probability >= min_p * probability[:, :1])
+    keep = among_top_k & (before < top_p) & (probability >= min_p * probability[:, :1])
     noisy = (some + gumbel(keys, ids)).where(keep, -torch.inf)
     chosen = ids.gather(-1, noisy.argmax(-1, keepdim=True)).squeeze(-1)
     if count == vocab:
         return chosen
-    return torch.where((keep & (some <= some[:, -1:])).any(-1), _WIDER, chosen)
+    # Behind the last one that was sorted there may be others of its score, and more of top-k,
+    # whose mass top-p must know.
+    last = some <= some[:, -1:]
+    more = (keep & last).any(-1) | (limited & among_top_k & last).any(-1)
+    return torch.where(more, _WIDER, chosen)
 
 
 def _allowed(draws: Sequence[Draw], rows: Tensor) -> Tensor:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from moa.model.accelerator import sampling as device
 from moa.model.accelerator.sampling import NO_NUMBER, Draw, choose
@@ -16,13 +16,7 @@ from moa.sampling import MAX_SEED, SamplingSettings, gumbel, noise_keys
 from moa.sampling import choose as on_host
 from tests.model.trees import random_tree
 from tests.tiny import tiny
-
-
-def expected(logits: np.ndarray, draws: list[Draw]) -> list[int]:
-    return [
-        on_host(row, draw.settings, draw.position, [*draw.text, *draw.drafted])
-        for row, draw in zip(logits, draws, strict=True)
-    ]
+from tests.torture.sampling import Batch, compare, expected
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32, MAX_SEED])
@@ -34,38 +28,52 @@ def test_the_noise_is_the_same_but_for_the_rounding_of_its_logarithms(seed: int)
         np.testing.assert_allclose(found[row], gumbel(seed, position, 50_000), rtol=0, atol=3e-14)
 
 
-SETTINGS = st.builds(
-    SamplingSettings,
-    temperature=st.sampled_from([0.0, 0.001, 0.3, 1.0, 100.0]),
-    top_k=st.sampled_from([0, 0, 1, 5, 40, 5000]),
-    top_p=st.sampled_from([1.0, 1.0, 1e-9, 0.31, 0.9371, 0.9999]),
-    min_p=st.sampled_from([0.0, 0.0, 0.0137, 0.93]),
-    repetition_penalty=st.sampled_from([1.0, 1.3, 0.7]),
-    seed=st.integers(0, MAX_SEED),
-)
+NARROW = SamplingSettings(temperature=0.3, top_p=0.9371)
+LIFTED = SamplingSettings(temperature=0.001, top_k=5000, repetition_penalty=0.7)
+WIDE = SamplingSettings(temperature=1.0, top_k=2999, top_p=0.9371)
+FLAT = SamplingSettings(temperature=100.0, top_k=1499, top_p=0.1, min_p=0.0137)
+GREEDY = SamplingSettings(repetition_penalty=0.7)
 
 
-@settings(deadline=None, max_examples=100)
-@given(
-    wanted=st.lists(SETTINGS, min_size=1, max_size=6),
-    seed=st.integers(0, 2**32),
-    spread=st.sampled_from([0.0, 0.1, 2.0, 20.0]),
-    step=st.sampled_from([0.0, 0.5]),
-    vocab=st.sampled_from([3, 97, 3000]),
+@pytest.mark.parametrize(
+    "beside",
+    [[NARROW, LIFTED], [LIFTED, NARROW], [NARROW, WIDE], [FLAT, LIFTED, GREEDY, WIDE, NARROW]],
 )
-def test_every_setting_chooses_as_on_the_host(
-    wanted: list[SamplingSettings], seed: int, spread: float, step: float, vocab: int
+def test_a_row_does_not_follow_the_settings_of_one_beside_it(
+    beside: list[SamplingSettings],
 ) -> None:
-    rng = np.random.default_rng(seed)
-    logits = rng.normal(0, spread, (len(wanted), vocab)).astype(np.float32)
-    if step:  # ties, at the edges of what survives too
-        logits = np.round(logits / step).astype(np.float32) * np.float32(step)
-    text = rng.integers(0, vocab, 30).tolist()
-    draws = [
-        Draw(one, int(rng.integers(0, 2**31)), text, rng.integers(0, vocab, at).tolist())
-        for at, one in enumerate(wanted)
-    ]
-    assert choose(torch.from_numpy(logits), draws) == expected(logits, draws)
+    """All of them need more than the tokens that are sorted first."""
+    rng = np.random.default_rng(5)
+    vocab = 3000
+    for _ in range(12):
+        logits = rng.normal(0, 0.1, (len(beside), vocab)).astype(np.float32)
+        text = rng.integers(0, vocab, 30).tolist()
+        draws = [Draw(one, int(rng.integers(0, 2**31)), text) for one in beside]
+        batch = Batch(logits, draws)
+        assert choose(torch.from_numpy(logits), draws) == expected(batch)
+
+
+@pytest.mark.parametrize("masked", [[True, False], [False, True], [True, True, False]])
+def test_a_row_does_not_follow_the_grammar_of_one_beside_it(masked: list[bool]) -> None:
+    rng = np.random.default_rng(6)
+    vocab = 3000
+    logits = rng.normal(0, 0.1, (len(masked), vocab)).astype(np.float32)
+    allowed = np.packbits(rng.random(vocab) < 0.9, bitorder="little")
+    draws = [Draw(NARROW, 7, allowed=allowed if one else None) for one in masked]
+    assert choose(torch.from_numpy(logits), draws) == expected(Batch(logits, draws))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mixed_batches_choose_as_on_the_host(seed: int) -> None:
+    """Fixed ones, of which `python -m tests.torture sampling` draws millions."""
+    counts, wrong = compare(1000, seed)
+    assert not wrong
+    assert counts["mixed batches"] > 3
+
+
+def test_random_batches_choose_as_on_the_host() -> None:
+    seed = random.randrange(2**32)
+    assert compare(300, seed)[1] == [], f"seed {seed}"
 
 
 def test_logits_that_are_no_numbers_are_told_apart_for_each_node() -> None:
@@ -92,7 +100,7 @@ def test_few_nodes_fit_into_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     draws = [Draw(kinds[at % 3], at) for at in range(9)]
     monkeypatch.setattr(device, "_NUMBERS_AT_ONCE", 80)
     monkeypatch.setattr(device, "_SORTED_FIRST", 3)
-    assert choose(torch.from_numpy(logits), draws) == expected(logits, draws)
+    assert choose(torch.from_numpy(logits), draws) == expected(Batch(logits, draws))
 
 
 def test_rows_are_accepted_as_by_the_walk_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
