@@ -32,6 +32,7 @@ _MODEL = {
     "quantize": "int8",
     "inexact": "",
 }
+_SERVED = _MODEL | {"server_drafter": "ID_OR_DIR", "emulate": "TIME"}
 _ADDRESS = {
     "host": "HOST",
     "port": "PORT",
@@ -77,7 +78,7 @@ def parser(kind: type[CommandParser] = CommandParser) -> CommandParser:
     serve = commands.add_parser(
         "serve", help="load the target and serve it", description=_serve.__doc__
     )
-    add_flags(serve.add_argument_group("model"), Settings, _MODEL | {"server_drafter": "ID_OR_DIR"})
+    add_flags(serve.add_argument_group("model"), Settings, _SERVED)
     add_flags(serve.add_argument_group("address"), Settings, _ADDRESS)
     serve.add_argument(
         "--log-level",

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from cloud_verifier.emulated import EmulatedTarget
 from cloud_verifier.engine.work import ModelFacts
 from cloud_verifier.logs import log
 from cloud_verifier.settings import Settings
@@ -167,10 +168,20 @@ def warm_up(target: Target, most: int, *, seconds: float = _WARM_SECONDS) -> Non
 def load_target(settings: Settings) -> Target:
     """The target alone."""
     device = pick_device(settings.device)
+    kind: type[Target] = Target
+    slowed: dict[str, Any] = {}
+    if settings.pace is not None:
+        kind = EmulatedTarget
+        slowed["pace"] = settings.pace
+        log.warning(
+            "every forward is slowed down to %s: for trials",
+            settings.emulate,
+            extra={"event": "slowed"},
+        )
     # Errors of loading the model are reported by themselves: here it is the KV cache that does not
     # fit.
     with _memory_for(f"on {device} for the keys and values of {settings.kv_tokens} tokens"):
-        return Target.load(
+        return kind.load(
             settings.target or str(_embedded().target),
             device=device,
             dtype=pick_dtype(settings.dtype, device),
@@ -180,6 +191,7 @@ def load_target(settings: Settings) -> Target:
             kv_tokens=settings.kv_tokens,
             pack_weights=True,
             exact=not settings.inexact,
+            **slowed,
         )
 
 

@@ -6,6 +6,7 @@ import ssl
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from cloud_verifier.pace import Pace
 from moa.api.access import is_loopback
 from moa.errors import ConfigError, UsageError
 from moa.tree import TreeShape
@@ -39,6 +40,9 @@ class Settings:
     """On an accelerator, in less than float32: let drafts be trees, and take the libraries'
     products. Faster in large batches, but a token's numbers then depend a little on its batch and
     its draft."""
+    emulate: str = ""
+    """For trials: make every forward as slow as a larger target's, such as 250ms, or 250ms+20ms: so
+    much more for each token after the first."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -81,6 +85,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
+        _ = self.pace
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ConfigError("TLS needs both --tls-cert and --tls-key")
         if not self.auth_tokens and not is_loopback(self.host):
@@ -106,6 +111,11 @@ class Settings:
             raise ConfigError(f"slots must be at most 65536, not {self.slots}")
         if not 0 <= self.batch_wait_ms <= 1000:
             raise ConfigError(f"batch_wait_ms must be 0..1000, not {self.batch_wait_ms}")
+
+    @property
+    def pace(self) -> Pace | None:
+        """What `--emulate` says; None for the target's own speed."""
+        return Pace.of(self.emulate) if self.emulate else None
 
     @property
     def openai_address(self) -> tuple[str, int]:
