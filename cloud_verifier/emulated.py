@@ -11,21 +11,23 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from cloud_verifier.pace import Pace
+from cloud_verifier.forward_time import ForwardTime
 from moa.model.layout import Row
 from moa.model.target import Step, Target
 
 
 class EmulatedTarget(Target):
-    """A target each of whose forwards takes at least the time of its pace."""
+    """A target each of whose forwards takes at least its `forward_time`."""
 
-    def __init__(self, *arguments: Any, pace: Pace, **how: Any) -> None:
+    def __init__(self, *arguments: Any, forward_time: ForwardTime, **how: Any) -> None:
         super().__init__(*arguments, **how)
-        self.pace = pace
+        self.forward_time = forward_time
 
     def forward(self, rows: Sequence[Row]) -> Step:
         """Run, and sleep for the rest of the time."""
-        until = time.perf_counter() + self.pace.seconds(sum(len(row.tokens) for row in rows))
+        until = time.perf_counter() + self.forward_time.seconds(
+            sum(len(row.tokens) for row in rows)
+        )
         step = super().forward(rows)
         step.wait()
         left = until - time.perf_counter()

@@ -170,9 +170,9 @@ def load_target(settings: Settings) -> Target:
     device = pick_device(settings.device)
     kind: type[Target] = Target
     slowed: dict[str, Any] = {}
-    if settings.pace is not None:
+    if settings.forward_time is not None:
         kind = EmulatedTarget
-        slowed["pace"] = settings.pace
+        slowed["forward_time"] = settings.forward_time
         log.warning(
             "every forward is slowed down to %s: for trials",
             settings.emulate,

@@ -6,7 +6,7 @@ import ssl
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cloud_verifier.pace import Pace
+from cloud_verifier.forward_time import ForwardTime
 from moa.api.access import is_loopback
 from moa.errors import ConfigError, UsageError
 from moa.tree import TreeShape
@@ -85,7 +85,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        _ = self.pace
+        _ = self.forward_time
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ConfigError("TLS needs both --tls-cert and --tls-key")
         if not self.auth_tokens and not is_loopback(self.host):
@@ -113,9 +113,9 @@ class Settings:
             raise ConfigError(f"batch_wait_ms must be 0..1000, not {self.batch_wait_ms}")
 
     @property
-    def pace(self) -> Pace | None:
+    def forward_time(self) -> ForwardTime | None:
         """What `--emulate` says; None for the target's own speed."""
-        return Pace.of(self.emulate) if self.emulate else None
+        return ForwardTime.of(self.emulate) if self.emulate else None
 
     @property
     def openai_address(self) -> tuple[str, int]:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from cloud_verifier.emulated import EmulatedTarget
-from cloud_verifier.pace import Pace
+from cloud_verifier.forward_time import ForwardTime
 from cloud_verifier.settings import Settings
 from moa.errors import ConfigError
 from moa.model.target import Row, Target
@@ -15,10 +15,10 @@ from tests.verifier import kit
 
 
 def test_a_time_for_the_forward_and_one_for_each_further_token() -> None:
-    assert Pace.of("250ms") == Pace(0.25)
-    assert Pace.of("1.5s+20ms") == Pace(1.5, 0.02)
-    assert Pace.of("250ms+20ms").seconds(1) == pytest.approx(0.25)
-    assert Pace.of("250ms+20ms").seconds(101) == pytest.approx(2.25)
+    assert ForwardTime.of("250ms") == ForwardTime(0.25)
+    assert ForwardTime.of("1.5s+20ms") == ForwardTime(1.5, 0.02)
+    assert ForwardTime.of("250ms+20ms").seconds(1) == pytest.approx(0.25)
+    assert ForwardTime.of("250ms+20ms").seconds(101) == pytest.approx(2.25)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_what_is_no_time_is_refused_before_anything_is_loaded(wrong: str) -> Non
 def test_only_time_is_emulated() -> None:
     quick = Target.from_model(kit.model(), slots=2, capacity=64)
     slow = EmulatedTarget.from_model(
-        kit.model(), slots=1, capacity=64, pace=Pace(forward=0.05, token=0.01)
+        kit.model(), slots=1, capacity=64, forward_time=ForwardTime(forward=0.05, token=0.01)
     )
     slot = quick.pool.acquire()
     assert slow.pool.acquire() == slot

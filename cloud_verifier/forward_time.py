@@ -15,7 +15,7 @@ _LONGEST = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ForwardTime:
     """How long a forward takes, in seconds."""
 
     forward: float
