@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
+from multiprocessing.queues import Queue
 from pathlib import Path
 
 import pytest
 
-from moa.process.files import write_whole
+from moa.process.files import Changed, digest_of, replace_known, write_whole
 
 
 def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -54,3 +57,40 @@ def test_what_a_killed_process_left_is_removed_and_what_another_writes_is_not(
     os.utime(other, (0, 0))
     write_whole(path, b"new")
     assert set(os.listdir(tmp_path)) == {path.name, young.name, other.name}
+
+
+def test_of_two_that_know_a_file_only_the_first_replaces_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    replace_known(path, b"one", None)
+    with pytest.raises(Changed):
+        replace_known(path, b"other", None)
+    known = digest_of(b"one")
+    replace_known(path, b"two", known)
+    with pytest.raises(Changed):
+        replace_known(path, b"three", known)
+    assert path.read_bytes() == b"two"
+    path.unlink()
+    replace_known(path, b"four", known)
+    assert path.read_bytes() == b"four"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def _rival(path: Path, name: int, wins: Queue[int]) -> None:
+    with contextlib.suppress(Changed):
+        replace_known(path, f"{name}".encode(), digest_of(b"start"))
+        wins.put(name)
+
+
+def test_rivals_in_other_processes_lose_nothing_silently(tmp_path: Path) -> None:
+    spawning = multiprocessing.get_context("spawn")
+    path = tmp_path / "file"
+    path.write_bytes(b"start")
+    wins: Queue[int] = spawning.Queue()
+    rivals = [spawning.Process(target=_rival, args=(path, name, wins)) for name in range(4)]
+    for rival in rivals:
+        rival.start()
+    winner = wins.get(timeout=60)
+    for rival in rivals:
+        rival.join(60)
+    assert path.read_bytes() == f"{winner}".encode()
+    assert wins.empty()

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from edge_client.cli import options
-from edge_client.cli.dialogue import Ask, Dialogue, Quit
+from edge_client.cli.dialogue import Ask, Dialogue, DialogueMessage, Quit
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
 from edge_client.events import AnswerSoFar, Done, Link
@@ -102,6 +102,9 @@ class ChatLoop:
         self._console = console
         self._ctrl_c = CtrlC()
         self._schema = schema
+        self._latest: DialogueMessage | None = None
+        """The message of the conversation's latest turn, which a check corrects; None if that turn
+        has no message."""
         self.mistakes = 0
         """Lines that could not be asked or done."""
         self.refused = ""
@@ -156,6 +159,7 @@ class ChatLoop:
             with make_view(console=self._console, context=client.shared.max_context) as view:
                 async with contextlib.aclosing(events):
                     async for event in events:
+                        self._latest = None  # from here on the conversation's turn is this one
                         view.take(event)
                         told.take(event)
                         if isinstance(event, Link) and event.state == "refused":
@@ -168,7 +172,8 @@ class ChatLoop:
         except MoaError:
             dialogue.unanswered()
             raise
-        dialogue.answered(told.done.text if told.done is not None else told.text_of())
+        text = told.done.text if told.done is not None else told.text_of()
+        self._latest = dialogue.answered(text)
 
     # ---- what was written offline
 
@@ -187,7 +192,10 @@ class ChatLoop:
 
     async def _check(self, begun: asyncio.Event) -> None:
         link = self._client.link
-        if link is None or not self._conversation.unverified:
+        message = self._latest
+        if link is None or message is None or not self._dialogue.holds(message):
+            return
+        if not self._conversation.unverified:
             return
         while not link.up:
             try:
@@ -198,12 +206,16 @@ class ChatLoop:
                 return
         begun.set()
         done: Done | None = None
-        async for event in self._conversation.recheck():
-            done = event if isinstance(event, Done) else done
+        try:
+            async for event in self._conversation.recheck():
+                done = event if isinstance(event, Done) else done
+        except MoaError:  # the answer stays as it is, and unverified; the chat goes on
+            return
         if done is None or not done.verified:
             return
-        changed = done.text != self._dialogue.messages[-1]["content"]
-        self._dialogue.answered(done.text)
+        changed = done.text != message["content"]
+        if not self._dialogue.correct(message, done.text):
+            return  # the user went on to something else
         with self._reader.above():
             if changed:
                 self._console.print(

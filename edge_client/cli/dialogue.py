@@ -12,7 +12,7 @@ import msgspec
 
 from edge_client.settings import ClientSettings, from_text
 from moa.errors import UsageError
-from moa.process.files import write_whole
+from moa.process.files import Changed, digest_of, replace_known
 from moa.safe_text import safe_line
 
 COMMANDS = {
@@ -78,8 +78,9 @@ class Dialogue:
     messages: list[DialogueMessage] = field(default_factory=list)
     """Without the system message."""
     changes: dict[str, Any] = field(default_factory=dict)
-    _files: set[Path] = field(default_factory=set)
-    """Files that this chat has saved or loaded, which `/save` may replace."""
+    _files: dict[Path, bytes] = field(default_factory=dict)
+    """Digests of the files that this chat has saved or loaded: `/save` may replace them while they
+    are what this chat knows."""
 
     def take(self, line: str) -> NextStep | None:
         """The next step for a line of the user; None: nothing. Commands and mistyped commands are
@@ -101,12 +102,23 @@ class Dialogue:
         step: NextStep = getattr(self, f"_{name[1:]}")(rest.strip())
         return step
 
-    def answered(self, text: str) -> None:
-        """The answer to the latest question, or a correction of it."""
-        if self.messages and self.messages[-1]["role"] == "assistant":
-            self.messages[-1] = {"role": "assistant", "content": text}
-        else:
-            self.messages.append({"role": "assistant", "content": text})
+    def answered(self, text: str) -> DialogueMessage:
+        """The answer to the latest question; the message returned is what a check of it corrects."""
+        message = {"role": "assistant", "content": text}
+        self.messages.append(message)
+        return message
+
+    def holds(self, message: DialogueMessage) -> bool:
+        """Whether this very message, and not only its text, is still part of the conversation:
+        `/new`, `/load` and `/retry` take messages away."""
+        return any(one is message for one in self.messages)
+
+    def correct(self, message: DialogueMessage, text: str) -> bool:
+        """A message's late correction; False, and nothing happens, if the message is gone."""
+        if not self.holds(message):
+            return False
+        message["content"] = text
+        return True
 
     def unanswered(self) -> None:
         """Remove the latest question, which could not be asked."""
@@ -115,7 +127,7 @@ class Dialogue:
 
     def to_send(self) -> list[DialogueMessage]:
         """The whole conversation, with the system message."""
-        return self._opening() + self.messages
+        return [*self._opening(), *(dict(message) for message in self.messages)]
 
     def completions(self, text: str) -> list[str]:
         """Completions of the last word typed."""
@@ -175,17 +187,23 @@ class Dialogue:
 
     def _save(self, name: str) -> NextStep:
         path = _path(name)
-        if path.exists() and path not in self._files:
-            raise UsageError(
-                f"{path} exists already, and is not of this chat", hint="give another name"
-            )
+        known = self._files.get(path.absolute())
         said = msgspec.convert([*self._opening(), *self.messages], list[_Said])
-        content = msgspec.json.format(msgspec.json.encode(_File(said)), indent=1)
+        content = msgspec.json.format(msgspec.json.encode(_File(said)), indent=1) + b"\n"
         try:
-            write_whole(path, content + b"\n")
+            replace_known(path, content, known)
+        except Changed:
+            if known is None:
+                raise UsageError(
+                    f"{path} exists already, and is not of this chat", hint="give another name"
+                ) from None
+            raise UsageError(
+                f"another program has changed {path} since this chat read or wrote it",
+                hint="give another name",
+            ) from None
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}") from None
-        self._files.add(path)
+        self._files[path.absolute()] = digest_of(content)
         return f"{len(self.messages)} messages are in {path}"
 
     def _load(self, name: str) -> NextStep:
@@ -193,14 +211,15 @@ class Dialogue:
         try:
             if path.stat().st_size > _LARGEST_FILE:
                 raise UsageError(f"{path} is too large for a conversation")
-            said = _file_of.decode(path.read_bytes()).messages
+            content = path.read_bytes()
+            said = _file_of.decode(content).messages
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise UsageError(
                 f"{path} is no conversation: {safe_line(str(error))}", hint="/save writes one"
             ) from None
-        self._files.add(path)
+        self._files[path.absolute()] = digest_of(content)
         messages = [{"role": one.role, "content": one.content} for one in said]
         self.system = (
             messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""

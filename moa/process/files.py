@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import hashlib
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 _SUFFIX = ".partial"
 _STALE_SECONDS = 60.0
@@ -50,3 +52,72 @@ def write_whole(
     except BaseException:
         written.unlink(missing_ok=True)
         raise
+
+
+class Changed(Exception):
+    """The file is not what its writer knows."""
+
+
+def digest_of(content: bytes) -> bytes:
+    """What `replace_known` compares."""
+    return hashlib.sha256(content).digest()
+
+
+def replace_known(path: Path, content: bytes, known: bytes | None) -> None:
+    """Replace a file of this digest, or create one if `known` is None; `Changed`, and the file
+    stays, if another process has written it. Compared and replaced under the file's lock, so of
+    two writers that know the same content one is told."""
+    if known is None:
+        _create(path, content)
+        return
+    try:
+        with _locked(path) as file:
+            if digest_of(file.read()) != known:
+                raise Changed
+            write_whole(path, content)
+    except FileNotFoundError:
+        _create(path, content)  # it was removed: nothing can be lost
+
+
+def _create(path: Path, content: bytes) -> None:
+    try:
+        path.open("xb").close()  # exclusively
+    except FileExistsError:
+        raise Changed from None
+    try:
+        with _locked(path) as file:
+            if file.read(1):
+                raise Changed
+            write_whole(path, content)
+    except OSError:
+        with contextlib.suppress(OSError):
+            if path.stat().st_size == 0:
+                path.unlink()
+        raise
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[BinaryIO]:
+    """The file, locked for the processes that lock it, too; not one that was replaced meanwhile."""
+    while True:
+        with path.open("rb") as file:
+            _lock(file)
+            if _still_at(path, file):
+                yield file
+                return
+
+
+def _lock(file: BinaryIO) -> None:
+    """Until it is closed."""
+    try:
+        import fcntl
+    except ImportError:  # not a Unix: between comparing and replacing another process can write
+        return
+    fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _still_at(path: Path, file: BinaryIO) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False

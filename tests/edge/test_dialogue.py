@@ -26,8 +26,7 @@ def said(dialogue: Dialogue, line: str) -> str:
 def test_a_line_is_a_question_and_has_an_answer(dialogue: Dialogue) -> None:
     assert dialogue.take("  ") is None
     assert dialogue.take("two\nlines") == Ask()
-    dialogue.answered("yes")
-    dialogue.answered("no")  # a correction
+    assert dialogue.correct(dialogue.answered("yes"), "no")
     assert dialogue.messages == [
         {"role": "user", "content": "two\nlines"},
         {"role": "assistant", "content": "no"},
@@ -118,12 +117,47 @@ def test_save_and_load(dialogue: Dialogue, tmp_path: Path) -> None:
     said(other, f"/load {tmp_path}/chat.json")
     assert (other.system, other.messages) == (dialogue.system, dialogue.messages)
     dialogue.take("more")
-    for one in (dialogue, other):  # what a chat has saved or loaded it may replace
-        assert "messages are in" in said(one, f"/save {tmp_path}/chat.json")
+    for _ in range(2):  # what a chat has saved or loaded it may replace
+        assert "messages are in" in said(dialogue, f"/save {tmp_path}/chat.json")
     (tmp_path / "precious.txt").write_text("mine")
     with pytest.raises(UsageError, match="exists already"):
         dialogue.take(f"/save {tmp_path}/precious.txt")
     assert (tmp_path / "precious.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", ["/new", "/retry", "/load"])
+def test_a_late_correction_of_a_message_that_is_gone_changes_nothing(
+    dialogue: Dialogue, tmp_path: Path, command: str
+) -> None:
+    dialogue.take("hi")
+    message = dialogue.answered("ho")
+    said(dialogue, f"/save {tmp_path}/chat.json")  # the same texts, and yet another message
+    dialogue.take(f"/load {tmp_path}/chat.json" if command == "/load" else command)
+    left = [dict(one) for one in dialogue.messages]
+    assert not dialogue.holds(message)
+    assert not dialogue.correct(message, "the target's")
+    assert dialogue.messages == left
+
+
+def test_what_another_program_has_saved_is_not_replaced(dialogue: Dialogue, tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    dialogue.take("hi")
+    said(dialogue, f"/save {file}")
+    other = Dialogue(ClientSettings())
+    said(other, f"/load {file}")
+    dialogue.take("mine")
+    other.take("theirs")
+    said(other, f"/save {file}")
+    content = file.read_bytes()
+    with pytest.raises(UsageError, match="another program has changed"):
+        dialogue.take(f"/save {file}")
+    assert file.read_bytes() == content
+    said(dialogue, f"/load {file}")
+    dialogue.take("mine")
+    said(dialogue, f"/save {file}")
+    assert b"theirs" in file.read_bytes()
+    file.unlink()
+    said(dialogue, f"/save {file}")  # a file that is gone loses nothing
 
 
 @pytest.mark.parametrize(
