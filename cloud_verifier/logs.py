@@ -25,9 +25,25 @@ from moa.wire.limits import Limits
 log = logging.getLogger("cloud_verifier")
 
 _FIELDS = (
-    *("session", "round", "principal", "peer", "code", "limit", "reason", "event", "suppressed"),
-    *("version", "target", "device", "slots", "megabytes", "records", "url"),
-    *("seconds", "prompt_tokens", "tokens"),
+    "session",
+    "round",
+    "principal",
+    "peer",
+    "code",
+    "limit",
+    "reason",
+    "event",
+    "suppressed",
+    "version",
+    "target",
+    "device",
+    "slots",
+    "megabytes",
+    "records",
+    "url",
+    "seconds",
+    "prompt_tokens",
+    "tokens",
 )
 _MAX_SOURCES = 1024
 _BURST_SECONDS = 5.0

@@ -32,8 +32,10 @@ from moa.errors import BundleError
 LOGP = np.array([[[-0.5, -1.5]]], np.float32)
 TOKENS = np.array([[[3, 7]]], np.int64)
 MODEL, OTHER, TOKENIZER, MAP = (
-    *("variants/cpu-int4/model.onnx", "variants/web/model.onnx"),
-    *("shared/tokenizer.json", "shared/map.npy"),
+    "variants/cpu-int4/model.onnx",
+    "variants/web/model.onnx",
+    "shared/tokenizer.json",
+    "shared/map.npy",
 )
 
 

@@ -106,12 +106,11 @@ def test_decisions_are_numbered_one_after_another() -> None:
 
 
 @pytest.mark.parametrize("page", sorted(LOG.glob("2*.md")), ids=lambda p: p.stem)
-def test_an_entry_of_the_log_is_short_and_answers_a_question(page: Path) -> None:
+def test_an_entry_of_the_log_answers_a_question(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text.startswith(f"# {page.name[:10]}: ")
     assert "\nQuestion: " in text
     assert "\nAnswer: " in text
-    assert len(text.splitlines()) <= 60
     assert f"]({page.name})" in (LOG / "README.md").read_text(encoding="utf-8"), "not in the index"
 
 

@@ -96,14 +96,15 @@ def test_the_penalty_is_that_of_transformers() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        *(
-            {"temperature": -0.1},
-            {"temperature": float("nan")},
-            {"top_k": -1},
-            {"top_p": 0.0},
-            {"top_p": 1.01},
-        ),
-        *({"min_p": 1.0}, {"repetition_penalty": 0.0}, {"seed": -1}, {"seed": 2**63}),
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.01},
+        {"min_p": 1.0},
+        {"repetition_penalty": 0.0},
+        {"seed": -1},
+        {"seed": 2**63},
     ],
     ids=str,
 )

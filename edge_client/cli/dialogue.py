@@ -26,17 +26,18 @@ COMMANDS = {
     "/quit": "end (also Ctrl-D)",
 }
 SETTABLE = (
-    *(
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "seed",
-        "max_new_tokens",
-        "stop",
-    ),
-    *("draft", "on_reconnect", "max_offline_tokens", "settle_seconds"),
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+    "max_new_tokens",
+    "stop",
+    "draft",
+    "on_reconnect",
+    "max_offline_tokens",
+    "settle_seconds",
 )
 _LARGEST_FILE = 2**24
 

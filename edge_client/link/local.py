@@ -44,12 +44,18 @@ async def local_verifier(*arguments: str) -> AsyncIterator[str]:
         )
     with tempfile.TemporaryFile() as errors:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _PROGRAM, "serve", "--port", "0", "--log-level", "error"),
+            sys.executable,
+            "-c",
+            _PROGRAM,
+            "serve",
+            "--port",
+            "0",
+            "--log-level",
+            "error",
             *arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
-            # Ctrl-C is for the client: it may stop an answer, not the verifier
             start_new_session=True,
         )
         try:

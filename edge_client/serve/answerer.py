@@ -38,13 +38,28 @@ from moa.text_stream import Decoder, text_after
 from moa.wire.limits import Limits
 
 _FIGURES = (
-    *("seconds", "first_token_seconds", "rounds", "offline_tokens"),
-    *("confirmed", "retracted", "adopted", "resumes"),
-    *("rtt_ms", "sent_bytes", "received_bytes"),
+    "seconds",
+    "first_token_seconds",
+    "rounds",
+    "offline_tokens",
+    "confirmed",
+    "retracted",
+    "adopted",
+    "resumes",
+    "rtt_ms",
+    "sent_bytes",
+    "received_bytes",
 )
 _ASKED = (
-    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"),
-    *("stop", "ignore_eos", "logprobs"),
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "ignore_eos",
+    "logprobs",
 )
 """Settings that a request has by the same name."""
 _FIRST_SECONDS = 20.0

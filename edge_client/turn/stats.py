@@ -11,8 +11,18 @@ from edge_client.events import Adopt, Confirm, Event, Retract, Token
 from moa.speculation.guess_tree import GuessOutcome
 
 _COUNTS = (
-    *("tokens", "calls", "rounds", "drafted", "accepted", "offline_tokens", "confirmed"),
-    *("retracted", "adopted", "resumes", "forwards", "guess_messages"),
+    "tokens",
+    "calls",
+    "rounds",
+    "drafted",
+    "accepted",
+    "offline_tokens",
+    "confirmed",
+    "retracted",
+    "adopted",
+    "resumes",
+    "forwards",
+    "guess_messages",
 )
 
 

@@ -77,25 +77,23 @@ class TextRequest(msgspec.Struct, kw_only=True):
 
 _NO_VARIABLES = frozenset(
     (
-        *(
-            "self",
-            "conversation",
-            "messages",
-            "tools",
-            "tool_choice",
-            "documents",
-            "chat_template",
-            "tokenize",
-        ),
-        *(
-            "add_generation_prompt",
-            "continue_final_message",
-            "padding",
-            "truncation",
-            "max_length",
-            "tokenizer_kwargs",
-        ),
-        *("return_tensors", "return_dict", "return_assistant_tokens_mask"),
+        "self",
+        "conversation",
+        "messages",
+        "tools",
+        "tool_choice",
+        "documents",
+        "chat_template",
+        "tokenize",
+        "add_generation_prompt",
+        "continue_final_message",
+        "padding",
+        "truncation",
+        "max_length",
+        "tokenizer_kwargs",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
     )
 )
 """What is a parameter of transformers' `apply_chat_template`, or in every template anyway."""

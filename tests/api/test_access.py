@@ -69,7 +69,9 @@ def test_other_websites_are_refused(headers: dict[str, str], refused: str | None
             [header]
             for header in ("", "Bearer", "Bearer wrong", "Basic right", "right", "Bearer rightx")
         ),
-        *([], ["Bearer right", "Bearer right"], ["Bearer right", "Bearer wrong"]),
+        [],
+        ["Bearer right", "Bearer right"],
+        ["Bearer right", "Bearer wrong"],
     ],
 )
 def test_no_key_a_wrong_one_or_several_are_turned_away(headers: list[str]) -> None:

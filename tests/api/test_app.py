@@ -94,8 +94,11 @@ async def test_a_chat_answer_whole_and_as_a_stream() -> None:
         says("<th", "ink>\nhm", "m</thi", "nk>\n\n4", "2"),
         [Began(thinking=True), *says("hm", "m</think>\n\n", "42")[1:]],
         [
-            *(Began(), Piece("<think>\nhxx</think>4", verified=False), Cut(9)),
-            *(Piece("mm</think>42"), ended("<think>\nhmm</think>42")),
+            Began(),
+            Piece("<think>\nhxx</think>4", verified=False),
+            Cut(9),
+            Piece("mm</think>42"),
+            ended("<think>\nhmm</think>42"),
         ],
     ],
     ids=["in pieces", "opened by the template", "corrected"],

@@ -49,8 +49,12 @@ def scored() -> list[Any]:
         Scored(token, -0.5, ((token, -0.5), ("x", -2.0))) for token in ("h", "é", "!")
     )
     return [
-        *(Began(), Piece("h", logprobs=(first,)), Piece("é", False), Verified(2, (second,))),
-        *(Piece("!", logprobs=(third,)), ended("hé!")),
+        Began(),
+        Piece("h", logprobs=(first,)),
+        Piece("é", False),
+        Verified(2, (second,)),
+        Piece("!", logprobs=(third,)),
+        ended("hé!"),
     ]
 
 
@@ -63,7 +67,9 @@ async def test_log_probabilities_of_a_chat(mode: str) -> None:
         assert whole is not None
         content = whole.content or []
         assert [(one.token, one.logprob, bytes(one.bytes or ())) for one in content] == [
-            *(("h", -0.5, b"h"), ("é", -0.5, "é".encode()), ("!", -0.5, b"!"))
+            ("h", -0.5, b"h"),
+            ("é", -0.5, "é".encode()),
+            ("!", -0.5, b"!"),
         ]
         assert [other.token for other in content[1].top_logprobs] == ["é", "x"]
         streamed = []
@@ -182,9 +188,16 @@ async def test_a_response_stream_tells_every_step() -> None:
         stream = await client.responses.create(model=MODEL, input="hi", stream=True)
         events = [event async for event in stream]
     assert [event.type.removeprefix("response.") for event in events] == [
-        *("created", "in_progress", "output_item.added", "content_part.added"),
-        *("output_text.delta", "output_text.delta", "output_text.done"),
-        *("content_part.done", "output_item.done", "completed"),
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
     ]
     assert [event.sequence_number for event in events] == list(range(10))
     assert events[-1].response.output_text == "Hello"  # type: ignore[union-attr]

@@ -10,20 +10,16 @@ from moa.grammar.spec import Grammar, Kind
 
 KINDS: list[Kind] = ["regex", "lark", "json_schema"]
 PATTERNS = (
-    *(
-        "(a|a)*b",
-        "(a*)*b",
-        ".*a.{SIZE}",
-        "(.*)(.*)(.*)[^x]{SIZE}x",
-        "(a{1,SIZE}){1,SIZE}",
-        "\\p{L}{1,SIZE}",
-    ),
-    *(
-        "((a{0,SIZE}){0,SIZE}){0,SIZE}b",
-        "(?i)[a-z]{SIZE}|.*z",
-        "(\\w+\\s?){SIZE}",
-        "[^\\x00-\\x{10FFFF}]",
-    ),
+    "(a|a)*b",
+    "(a*)*b",
+    ".*a.{SIZE}",
+    "(.*)(.*)(.*)[^x]{SIZE}x",
+    "(a{1,SIZE}){1,SIZE}",
+    "\\p{L}{1,SIZE}",
+    "((a{0,SIZE}){0,SIZE}){0,SIZE}b",
+    "(?i)[a-z]{SIZE}|.*z",
+    "(\\w+\\s?){SIZE}",
+    "[^\\x00-\\x{10FFFF}]",
 )
 
 

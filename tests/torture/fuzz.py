@@ -25,15 +25,16 @@ from moa.wire import messages as m
 from tests.torture.raw import BINARY, PATIENCE, Raw, binary, frame, request
 
 UNBOUNDED = (
-    *("--max-empty-frames-per-second", "1000000", "--max-bytes-per-second", "1000000000"),
-    *(
-        "--max-refusals-per-second",
-        "1000000",
-        "--max-bad-messages",
-        "1000000",
-        "--max-log-lines-per-second",
-        "1",
-    ),
+    "--max-empty-frames-per-second",
+    "1000000",
+    "--max-bytes-per-second",
+    "1000000000",
+    "--max-refusals-per-second",
+    "1000000",
+    "--max-bad-messages",
+    "1000000",
+    "--max-log-lines-per-second",
+    "1",
 )
 """Flags of a verifier for fuzzing."""
 

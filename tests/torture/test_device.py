@@ -11,21 +11,18 @@ from tests.torture.codes import table
 from tests.torture.device import beside, demo_device
 
 _WORST = (
-    *(
-        "forward of infinite ms",
-        "quarantined",
-        "cancelled",
-        "tokens without end",
-        "activations at 2^31",
-    ),
-    *(
-        "goaway at once",
-        "cut",
-        "busy to every round",
-        "quarantined to every open",
-        "cut after each opening",
-    ),
-    *("silence", "another round"),
+    "forward of infinite ms",
+    "quarantined",
+    "cancelled",
+    "tokens without end",
+    "activations at 2^31",
+    "goaway at once",
+    "cut",
+    "busy to every round",
+    "quarantined to every open",
+    "cut after each opening",
+    "silence",
+    "another round",
 )
 """What looped, crashed or asked for a terabyte before; `make torture` goes through all of them, and
 `tests/edge/turn/test_for_ever.py` through every error for ever in virtual time, with bounds of

@@ -22,7 +22,10 @@ def test_only_loopback_may_be_served_without_authentication(host: str) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        *({"tls_cert": Path("c")}, {"port": 70000}, {"slots": 0}, {"batch_wait_ms": -1}),
+        {"tls_cert": Path("c")},
+        {"port": 70000},
+        {"slots": 0},
+        {"batch_wait_ms": -1},
         *({"openai": address} for address in ("x", "1:2:x", "99999", "0.0.0.0:80")),
         {"port": 8080, "openai": "8080"},
     ],

@@ -10,9 +10,19 @@ from tests.tiny import tiny
 
 SPACE = "\u2581"
 PIECES = (
-    *("<pad>", "<eos>", "<bos>", "<unk>"),
+    "<pad>",
+    "<eos>",
+    "<bos>",
+    "<unk>",
     *(f"<0x{byte:02X}>" for byte in range(256)),
-    *("th", "in", "the", f"{SPACE}th", f"{SPACE}the", "ing", *"thein gca", SPACE),
+    "th",
+    "in",
+    "the",
+    f"{SPACE}th",
+    f"{SPACE}the",
+    "ing",
+    *"thein gca",
+    SPACE,
 )
 BYTES = range(len(SPECIAL), len(SPECIAL) + 256)
 

@@ -57,16 +57,16 @@ def test_positions_in_tokens_become_positions_in_the_text() -> None:
         prompt_tokens=3, tokens=2, drafted=4, accepted=3, calls=1, more={"seconds": 0.1}
     )
     assert told == [
-        *(
-            Began(),
-            Piece("ab"),
-            Piece("", False),
-            Piece("cde", False),
-            Verified(2),
-            Cut(2),
-            Piece("f", False),
-        ),
-        *(Verified(3), LinkNews("offline", "gone"), Note("far")),
+        Began(),
+        Piece("ab"),
+        Piece("", False),
+        Piece("cde", False),
+        Verified(2),
+        Cut(2),
+        Piece("f", False),
+        Verified(3),
+        LinkNews("offline", "gone"),
+        Note("far"),
         Ended(reason="eos", verified=True, text="abf", counts=counts),
     ]
 
