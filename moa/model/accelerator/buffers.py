@@ -98,7 +98,7 @@ class Buffers:
     def views(self, tier: Tier) -> ForwardInput[Tensor]:
         """The device's copy, as this tier's inputs."""
         masks, *rest, table = self._device[: self._size(tier)].split(self._lengths(tier))
-        return ForwardInput(masks.view(torch.int64), *rest, table.view(tier.rows, -1))
+        return ForwardInput._make([masks.view(torch.int64), *rest, table.view(tier.rows, -1)])
 
     def clear(self, tier: Tier) -> None:
         """Padding alone: a forward that touches no slot."""
@@ -141,7 +141,7 @@ class Buffers:
         array = self._array[: self._size(tier)]
         array[:] = 0
         masks, *rest, table = np.split(array, np.cumsum(self._lengths(tier))[:-1])
-        made = ForwardInput(masks.view(np.int64), *rest, table.reshape(tier.rows, -1))
+        made = ForwardInput._make([masks.view(np.int64), *rest, table.reshape(tier.rows, -1)])
         made.columns[:] = self._pool.pages * PAGE
         made.token_row[:], made.block_row[:] = -1, -1
         return made
