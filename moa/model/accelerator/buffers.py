@@ -141,7 +141,9 @@ class Buffers:
         array = self._array[: self._size(tier)]
         array[:] = 0
         masks, *rest, table = np.split(array, np.cumsum(self._lengths(tier))[:-1])
-        made = ForwardInput._make([masks.view(np.int64), *rest, table.reshape(tier.rows, -1)])
+        made: ForwardInput[IntArray] = ForwardInput._make(
+            [masks.view(np.int64), *rest, table.reshape(tier.rows, -1)]
+        )
         made.columns[:] = self._pool.pages * PAGE
         made.token_row[:], made.block_row[:] = -1, -1
         return made
