@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test avx2 cover torture audit newest clients ray check fix bench gpu docs clean
+.PHONY: help demo test avx2 cover torture audit dist newest clients ray check fix bench gpu docs clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -32,6 +32,18 @@ torture: $(STAMP) ## fuzzers, floods, kills, overload and a soak: minutes (FULL=
 
 audit: $(STAMP) ## known vulnerabilities of what we depend on; asks a public database
 	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
+
+# The tools that check a release are needed for nothing else: an environment of their own, and an empty one for the wheel.
+dist: ## wheel and sdist, checked, and the wheel at work in an empty environment
+	rm -rf dist build
+	$(PYTHON) -m venv $(VENV)-dist
+	$(VENV)-dist/bin/python -m pip install --quiet build twine
+	$(VENV)-dist/bin/python -m build --outdir dist
+	$(VENV)-dist/bin/twine check --strict dist/*
+	$(PYTHON) -m venv --clear $(VENV)-wheel
+	$(VENV)-wheel/bin/python -m pip install --quiet dist/*.whl
+	cd dist && ../$(VENV)-wheel/bin/edge-client generate "What is 17 plus 25?" --offline
+	cd dist && ../$(VENV)-wheel/bin/moa-edge --version
 
 # optimum keeps transformers below 5, so the two cannot share an environment. int8 is then quantized by ONNX Runtime alone.
 newest: ## export and model tests beside transformers 5, in an environment of their own
@@ -79,7 +91,7 @@ docs: $(STAMP) ## regenerate the pictures, the trees, the command reference and 
 	$(BIN)/python -m tools.readme
 
 clean: ## remove the environment, builds and caches
-	rm -rf $(VENV) $(VENV)5 $(VENV)-clients $(VENV)-ray build dist *.egg-info .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)5 $(VENV)-clients $(VENV)-dist $(VENV)-ray $(VENV)-wheel build dist *.egg-info .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Device and verifier alone: the tools of a developer take minutes more, and nobody needs them to look.

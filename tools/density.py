@@ -19,7 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("moa", "edge_client", "cloud_verifier", "export", "benchmarks", "tools", "tests")
+PACKAGES = (
+    "moa",
+    "edge_client",
+    "cloud_verifier",
+    "export",
+    "benchmarks",
+    "examples",
+    "tools",
+    "tests",
+)
 NEIGHBOURS = ("websockets", "starlette")
 """Installed with the developers' tools, and known for code that reads well."""
 _LAYOUT = {

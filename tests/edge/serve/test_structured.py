@@ -12,7 +12,7 @@ import pytest
 from openai import pydantic_function_tool
 from pydantic import BaseModel, Field
 
-from docs import agent
+from examples import agent
 from tests.edge.serve.pair import verifier
 from tests.edge.serve.test_endpoint import MODEL, PATIENCE, serving, switch
 

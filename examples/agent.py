@@ -1,5 +1,7 @@
-"""An agent that goes on through a cut: `edge-client serve --verifier ADDRESS`, then `python
-docs/agent.py`.
+"""An agent with two tools that goes on through a cut.
+
+    edge-client serve --verifier ADDRESS
+    python examples/agent.py
 
 While the link is down the device answers, in the same shapes; what it wrote alone is counted in
 `usage.moa`.
@@ -46,6 +48,15 @@ def listed(name: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
+def _choice(steps: Sequence[str], step: int) -> Any:
+    """Which tool the model has to call next; any or none where no steps are demanded."""
+    if not steps:
+        return "auto"
+    if step >= len(steps):
+        return "none"
+    return {"type": "function", "function": {"name": steps[step]}}
+
+
 def run(
     api: OpenAI,
     question: str,
@@ -58,19 +69,11 @@ def run(
     model = api.models.list().data[0].id
     messages: list[Any] = [{"role": "user", "content": question}]
     for step in range(10):
-        forced = bool(steps) and step < len(steps)
-        choice: Any = (
-            {"type": "function", "function": {"name": steps[step]}}
-            if forced
-            else "none"
-            if steps
-            else "auto"
-        )
         answer = api.chat.completions.create(
             model=model,
             messages=messages,
             tools=[*map(listed, TOOLS)],
-            tool_choice=choice,
+            tool_choice=_choice(steps, step),
             parallel_tool_calls=False,
         )
         marks: Mapping[str, Any] = (
