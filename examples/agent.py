@@ -68,11 +68,12 @@ def run(
     knows none."""
     model = api.models.list().data[0].id
     messages: list[Any] = [{"role": "user", "content": question}]
+    tools: list[Any] = [listed(name) for name in TOOLS]
     for step in range(10):
         answer = api.chat.completions.create(
             model=model,
             messages=messages,
-            tools=[*map(listed, TOOLS)],
+            tools=tools,
             tool_choice=_choice(steps, step),
             parallel_tool_calls=False,
         )
