@@ -34,14 +34,15 @@ from moa.config import DrafterConfig
 from moa.errors import UsageError, run_cli
 from moa.model.accelerator.chains import ChainDrafting
 from moa.model.accelerator.runner import Accelerator
-from moa.model.accelerator.sampling import Draw, choose
+from moa.model.accelerator.sampling import choose
 from moa.model.checkpoint import new_drafter
 from moa.model.drafting import DraftRequest, MoaDrafting
-from moa.model.layout import Row
 from moa.model.loading import LoadedModel
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from moa.sampling import choose as choose_on_host
+from moa.target.contract import Draw
+from moa.target.rows import Row
 from moa.training import options
 from moa.training.run import TrainingRun, parameter_count
 from moa.tree import TreeShape
@@ -145,7 +146,7 @@ class Bench:
 
     def slots(self, count: int, context: int) -> list[int]:
         """Sessions of so many tokens of context; what they hold does not matter for time."""
-        pool = self.target.pool
+        pool = self.target.cache
         taken = [pool.acquire() for _ in range(count)]
         self._taken += taken
         for slot in taken:
@@ -156,13 +157,12 @@ class Bench:
     def release(self) -> None:
         """Give these sessions back."""
         while self._taken:
-            self.target.pool.release(self._taken.pop())
+            self.target.cache.release(self._taken.pop())
 
     def prepare(self) -> None:
         """Capture the graphs of the sizes that were just met."""
-        runner = self.target.runner
-        while runner is not None and runner.graphs.unprepared:
-            runner.graphs.prepare()
+        while self.target.unprepared:
+            self.target.prepare_more()
 
 
 def agreement(bench: Bench) -> Iterator[Line]:
@@ -182,7 +182,7 @@ def agreement(bench: Bench) -> Iterator[Line]:
             model = model.to(bench.device, dtype)
             target = Target.from_model(model, slots=1, capacity=32, accelerator=bench.accelerator)
             found = (
-                target.forward([Row.chain(target.pool.acquire(), ids)])
+                target.forward([Row.chain(target.cache.acquire(), ids)])
                 .logits(0, range(len(ids)))
                 .cpu()
             )
@@ -199,7 +199,7 @@ def agreement(bench: Bench) -> Iterator[Line]:
 def bits(bench: Bench) -> Iterator[Line]:
     """The same token alone, in crowds, with drafts of other lengths, and a prompt in other pieces:
     equal bits."""
-    target, pool, piece = bench.target, bench.target.pool, bench.scale.piece
+    target, pool, piece = bench.target, bench.target.cache, bench.scale.piece
     rng = np.random.default_rng(1)
     text = rng.integers(4, bench.scale.vocabulary, piece + 17).tolist()
 
@@ -260,7 +260,7 @@ def forwards(bench: Bench) -> Iterator[Line]:
     }
     for context in bench.scale.contexts:
         for sessions in bench.scale.sessions:
-            if sessions * (context + 32) > 8 * target.pool.capacity:
+            if sessions * (context + 32) > 8 * target.cache.capacity:
                 continue
             slots = bench.slots(sessions, context)
             for tokens in (1, 8, 17):
@@ -348,11 +348,11 @@ def drafting(bench: Bench) -> Iterator[Line]:
     target = bench.target
     drafter = new_drafter(DrafterConfig.for_target(target.facts), target.model).eval()
     drafter = drafter.to(bench.device, bench.dtype)
-    runner = target.runner
-    assert runner is not None
+    graphs = target.graphs
+    assert graphs is not None
     most = max(bench.scale.sessions)
     plain = MoaDrafting(drafter, slots=most, capacity=64, scratch=32)
-    ours = ChainDrafting(drafter, runner.graphs, slots=most, capacity=64, scratch=32)
+    ours = ChainDrafting(drafter, graphs, slots=most, capacity=64, scratch=32)
     ours.prepare()
     for sessions in bench.scale.sessions:
         requests = [
@@ -375,7 +375,7 @@ def drafting(bench: Bench) -> Iterator[Line]:
             ours.close(request.slot)
             plain.close(slot)
     slots = bench.slots(1, bench.scale.piece)
-    keys, values = target.pool.read(slots[0], 0, bench.scale.piece)
+    keys, values = target.cache.read(slots[0], 0, bench.scale.piece)
     hidden = torch.zeros(
         bench.scale.piece, target.facts.hidden_size, dtype=bench.dtype, device=bench.device
     )
@@ -472,15 +472,15 @@ async def _crowd(bench: Bench) -> list[Line]:
     answer = bench.scale.answers
     piece = bench.scale.piece
     lines: list[Line] = []
-    room = target.pool.capacity - 32
+    room = target.cache.capacity - 32
     limits = Limits(
         max_context_tokens=room, max_prompt_tokens=room, max_chain_tokens=32, max_tree_nodes=32
     )
-    settings = Settings(port=0, slots=target.pool.slots, limits=limits)
+    settings = Settings(port=0, slots=target.cache.slots, limits=limits)
     async with Verifier(serve_model(target), settings).open() as running:
         url = running.transport.url
         for sessions in sorted(
-            {min(count, 32, target.pool.slots - 1) for count in bench.scale.sessions}
+            {min(count, 32, target.cache.slots - 1) for count in bench.scale.sessions}
         ):
             alone = bench.time(
                 partial(
@@ -609,7 +609,7 @@ def weights(bench: Bench) -> Iterator[Line]:
                 target = Target.load(
                     source, device=bench.device, dtype=bench.dtype, quantize=quantize, capacity=32
                 )
-                row = [Row.chain(target.pool.acquire(), [5])]
+                row = [Row.chain(target.cache.acquire(), [5])]
                 finite = target.forward(row).hidden(0).isfinite().all()
                 library = partial(
                     target.model, torch.full((1, 1), 5, device=bench.device), use_cache=False

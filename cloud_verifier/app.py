@@ -27,6 +27,7 @@ from cloud_verifier.serving.transport import Transport
 from cloud_verifier.sessions.service import Service
 from cloud_verifier.settings import Settings
 from moa.model.drafter import Drafter
+from moa.model.target import with_states
 from moa.process.listening import Port
 from moa.tree import TreeShape
 
@@ -54,22 +55,26 @@ class Verifier:
             settings.limits,
             self.work,
             metrics=self.metrics,
-            free_pages=lambda: served.target.pool.free_pages,
+            free_pages=lambda: served.target.cache.free_pages,
             grammars=served.target.grammars,
         )
         recorder = Recorder(served.drafter, self._post, metrics=self.metrics)
         drafting = ServerDrafting()
         shape = settings.stream_shape
-        if not served.target.trees:
+        if not served.target.capabilities.trees:
             shape = TreeShape.chain(shape.depth, min_score=shape.min_score)
         if served.server_drafter is not None:
-            drafting = FeatureServerDrafting(served.target, served.server_drafter, shape=shape)
+            drafting = FeatureServerDrafting(
+                with_states(served.target), served.server_drafter, shape=shape
+            )
         elif isinstance(served.drafter, Drafter) and served.graph is not None:
             drafting = GraphServerDrafting(
-                served.target, served.drafter, served.graph, recorder, shape=shape
+                with_states(served.target), served.drafter, served.graph, recorder, shape=shape
             )
         elif isinstance(served.drafter, Drafter):
-            drafting = MoaServerDrafting(served.target, served.drafter, recorder, shape=shape)
+            drafting = MoaServerDrafting(
+                with_states(served.target), served.drafter, recorder, shape=shape
+            )
         self.engine = Engine(
             served.target,
             recorder,

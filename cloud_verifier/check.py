@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import platform
 import time
 from statistics import median
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from cloud_verifier.model import load
 from cloud_verifier.settings import Settings
-from moa.model.pages import PAGE
-from moa.model.target import Row, Target
+from moa.target.contract import KVCache, Target
+from moa.target.rows import Row
 
 _TREES = (1, 8, 16, 32, 64)
 _CONTEXT = 128
@@ -30,7 +28,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     loaded = time.perf_counter() - started
     target = served.target
     facts = served.facts
-    slot = target.pool.acquire()
+    slot = target.cache.acquire()
     context = min(_CONTEXT, facts.capacity // 2)
     step = target.forward([Row.chain(slot, [1] * context, judged="none")])
     target.commit(step, 0, range(context))
@@ -45,29 +43,39 @@ def measure(settings: Settings) -> dict[str, Any]:
                     "verified_per_second": round(1000 * nodes / ms, 1),
                 }
             )
+    cache = target.cache
+    machine = target.machine
+    memory = target.memory
+    longest_draft = max(settings.limits.max_tree_nodes, settings.limits.max_chain_tokens)
     return {
         "target": target.facts.family,
-        "device": str(target.device),
-        "machine": _machine(target),
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "decoder": target.capabilities.decoder,
+        "device": machine.device,
+        "machine": machine.hardware,
+        "dtype": machine.dtype,
         "load_seconds": round(loaded, 2),
         "slots": facts.slots,
-        "context_tokens": facts.capacity
-        - max(settings.limits.max_tree_nodes, settings.limits.max_chain_tokens),
-        "kv_bytes_per_token": target.pool.bytes_per_token,
-        "kv_tokens": target.pool.pages * PAGE,
-        "kv_bytes": target.pool.nbytes,
-        "buffer_bytes": 0 if target.runner is None else target.runner.nbytes,
+        "context_tokens": facts.capacity - longest_draft,
+        "kv_bytes_per_token": memory.kv_bytes_per_token,
+        "kv_tokens": cache.pages * cache.page_tokens,
+        "kv_bytes": memory.kv_bytes,
+        "buffer_bytes": memory.buffer_bytes,
         "fits": [
-            {"tokens": n, "sessions": min(target.pool.slots, target.pool.pages // -(-n // PAGE))}
-            for n in _LENGTHS
-            if n <= target.pool.capacity
+            {"tokens": length, "sessions": sessions_of(cache, length)}
+            for length in _LENGTHS
+            if length <= cache.capacity
         ],
         "records": facts.records is not None,
         "drafts": served.drafts,
         "context": context,
         "trees": trees,
     }
+
+
+def sessions_of(cache: KVCache, tokens: int) -> int:
+    """How many sessions of so many tokens the KV cache holds."""
+    pages = -(-tokens // cache.page_tokens)
+    return min(cache.slots, cache.pages // pages)
 
 
 def show(figures: dict[str, Any], *, as_json: bool) -> None:
@@ -89,8 +97,11 @@ def show(figures: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _time(target: Target, slot: int, nodes: int) -> float:
-    """Median seconds of verifying a tree of `nodes`."""
-    row = Row(slot, [1] * nodes, [-1] + [max(0, node // 2 - 1) for node in range(1, nodes)])
+    """Median seconds of verifying a draft of `nodes`: a tree, where the target verifies trees."""
+    parents = [-1] + [max(0, node // 2 - 1) for node in range(1, nodes)]
+    row = Row.chain(slot, [1] * nodes, judged="all")
+    if target.capabilities.trees:
+        row = Row(slot, [1] * nodes, parents)
     times: list[float] = []
     until = time.perf_counter() + _SECONDS
     while len(times) < 3 or (time.perf_counter() < until and len(times) < 200):
@@ -98,10 +109,3 @@ def _time(target: Target, slot: int, nodes: int) -> float:
         target.forward([row]).argmax(0)  # reading the result waits for the accelerator
         times.append(time.perf_counter() - started)
     return median(times[1:])
-
-
-def _machine(target: Target) -> str:
-    if target.device.type == "cuda":
-        return torch.cuda.get_device_name(target.device)
-    threads = torch.get_num_threads()
-    return f"{platform.machine()} CPU, {threads} {'thread' if threads == 1 else 'threads'}"

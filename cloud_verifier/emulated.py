@@ -9,28 +9,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 from cloud_verifier.forward_time import ForwardTime
-from moa.model.layout import Row
-from moa.model.target import Step, Target
+from moa.target.contract import Step, Target
+from moa.target.rows import Row
+
+SomeTarget = TypeVar("SomeTarget", bound=Target)
 
 
-class EmulatedTarget(Target):
-    """A target each of whose forwards takes at least its `forward_time`."""
+def slowed_down(target: SomeTarget, forward_time: ForwardTime) -> SomeTarget:
+    """The same target, each of whose forwards takes at least its `forward_time` from now on."""
+    forward = target.forward
 
-    def __init__(self, *arguments: Any, forward_time: ForwardTime, **how: Any) -> None:
-        super().__init__(*arguments, **how)
-        self.forward_time = forward_time
-
-    def forward(self, rows: Sequence[Row]) -> Step:
-        """Run, and sleep for the rest of the time."""
-        until = time.perf_counter() + self.forward_time.seconds(
-            sum(len(row.tokens) for row in rows)
-        )
-        step = super().forward(rows)
+    def slow_forward(rows: Sequence[Row]) -> Step:
+        tokens = sum(len(row.tokens) for row in rows)
+        until = time.perf_counter() + forward_time.seconds(tokens)
+        step = forward(rows)
         step.wait()
         left = until - time.perf_counter()
         if left > 0:
             time.sleep(left)
         return step
+
+    target.forward = slow_forward  # type: ignore[method-assign]
+    return target

@@ -9,16 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from cloud_verifier.emulated import EmulatedTarget
+from cloud_verifier.emulated import slowed_down
 from cloud_verifier.engine.work import ModelFacts
 from cloud_verifier.logs import log
 from cloud_verifier.settings import Settings
 from moa import __version__
 from moa.bundle import Bundle
 from moa.config import read_config
-from moa.errors import ConfigError, UsageError
+from moa.errors import UsageError
 from moa.graph.load import LoadedGraph
 from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import load_drafter
@@ -26,17 +24,18 @@ from moa.model.drafter import Drafter
 from moa.model.eagle3 import FILES, PublishedEagle3, is_eagle3
 from moa.model.features import FeatureModel
 from moa.model.identity import weights_id
-from moa.model.layout import Row
 from moa.model.loading import locate
-from moa.model.pages import PAGE
-from moa.model.products import MOST_ROWS, sizes_up_to
 from moa.model.state_drafter import StateDrafter, is_states
-from moa.model.target import Target
+from moa.model.target import Target as TorchTarget
+from moa.model.target import with_states
 from moa.records import DTYPES
+from moa.target.contract import ExpectedLoad, LoadOptions, Target
+from moa.target.registry import open_target
 from moa.wire.finish import Decode
 from moa.wire.messages import RecordContract
 
-_WARM_SECONDS = 2.0
+_PREPARATION_SECONDS = 2.0
+"""Processor time for what could also be made later, when a request first needs it."""
 _USUAL_DRAFT = 8
 """Tokens of a session's draft in the forwards that an accelerator is prepared for at start."""
 
@@ -91,44 +90,38 @@ def load(settings: Settings) -> Served:
     drafter: Drafter | StateDrafter | None = None
     server_drafter: PublishedEagle3 | StateDrafter | None = None
     if settings.server_drafter:
-        server_drafter = load_server_drafter(settings.server_drafter, target)
+        server_drafter = load_server_drafter(settings.server_drafter, with_states(target))
     if folder is not None and states:
-        drafter = StateDrafter.load(folder, target.facts, SharedWeights.of(target.model))
+        model = with_states(target).model
+        drafter = StateDrafter.load(folder, target.facts, SharedWeights.of(model))
         server_drafter = server_drafter or drafter
     elif folder is not None:
-        drafter = load_drafter(folder, target.model, target.facts)
+        drafter = load_drafter(folder, with_states(target).model, target.facts)
     if server_drafter is not None:
-        target.tap(server_drafter.config.taps)  # it keeps the states that this drafter reads
-    # The head's copy in float32 is made now: the first request would wait for it, or find no
-    # memory.
-    with _memory_for(
-        f"for the {4 * target.head_weight.numel() / 2**30:.1f} GiB of the LM head in float32"
-    ):
-        _ = target.wide_head
-    warm_up(target, min(MOST_ROWS, settings.max_batch_tokens))
-    if target.runner is not None:
-        target.runner.prepare(
-            target.runner.usual(settings.max_batch_rows, _USUAL_DRAFT, settings.prefill_tokens)
-        )
+        # It keeps the states that this drafter reads.
+        with_states(target).tap(server_drafter.config.taps)
+    target.prepare(expected_load(settings), _PREPARATION_SECONDS)
     # The identity that `moa-export` writes into a bundle's manifest for the same drafter.
     name = weights_id(folder, target.facts) if folder is not None else ""
     tokenizer = target.tokenizer
+    machine = target.machine
     served = Served(
-        target,
-        drafter,
-        lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
-        model_facts(target, drafter, name, stream_records=server_drafter is None),
-        load_graph(settings, target.device, name),
-        server_drafter,
+        target=target,
+        drafter=drafter,
+        decode=lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
+        facts=model_facts(target, drafter, name, stream_records=server_drafter is None),
+        graph=load_graph(settings, machine.device, name),
+        server_drafter=server_drafter,
     )
     log.info(
         "the model is loaded",
         extra={
             "event": "loaded",
-            "device": str(target.device),
+            "device": machine.device,
+            "decoder": target.capabilities.decoder,
             "seconds": round(time.monotonic() - began, 3),
-            "slots": target.pool.slots,
-            "megabytes": round(target.pool.nbytes / 1e6),
+            "slots": target.cache.slots,
+            "megabytes": round(target.memory.kv_bytes / 1e6),
             "records": served.facts.records is not None,
         },
     )
@@ -143,56 +136,41 @@ def _memory_for(what: str) -> Iterator[None]:
         raise UsageError(f"no memory {what}", hint="lower --kv-tokens") from error
 
 
-@torch.inference_mode()
-def warm_up(target: Target, most: int, *, seconds: float = _WARM_SECONDS) -> None:
-    """Have oneDNN make its kernels for every number of tokens up to `most` now, small ones first:
-    else the first requests wait for them, and memory grows for hours, whenever a number comes up
-    for the first time. Kernels of one layer serve all. A large target on a slow machine does as
-    much of it as there are `seconds` of processor time for: on a busy machine, too, the kernels are
-    there when the port opens."""
-    if target.device.type != "cpu" or not target.packed:
-        return
-    until = time.process_time() + seconds
-    hidden = torch.zeros(most, target.head_weight.shape[1], dtype=target.dtype)
-    slot = target.pool.acquire()
-    try:
-        for tokens in sizes_up_to(min(most, target.pool.capacity, PAGE * target.pool.pages)):
-            if time.process_time() > until:
-                break
-            target.run_first_layer([Row.chain(slot, [0] * tokens, judged="none")])
-            target.most_likely(hidden[:tokens])
-    finally:
-        target.pool.release(slot)
+def expected_load(settings: Settings) -> ExpectedLoad:
+    """The forwards that this server will run."""
+    return ExpectedLoad(
+        rows=settings.max_batch_rows,
+        tokens=settings.max_batch_tokens,
+        draft_tokens=_USUAL_DRAFT,
+        prompt_tokens=settings.prefill_tokens,
+    )
 
 
 def load_target(settings: Settings) -> Target:
     """The target alone."""
-    device = pick_device(settings.device)
-    kind: type[Target] = Target
-    slowed: dict[str, Any] = {}
-    if settings.forward_time is not None:
-        kind = EmulatedTarget
-        slowed["forward_time"] = settings.forward_time
-        log.warning(
-            "every forward is slowed down to %s: for trials",
-            settings.emulate,
-            extra={"event": "slowed"},
-        )
+    options = LoadOptions(
+        device=settings.device,
+        dtype=settings.dtype,
+        quantize=settings.quantize,
+        slots=settings.slots,
+        capacity=settings.slot_capacity,
+        kv_tokens=settings.kv_tokens,
+        exact=not settings.inexact,
+    )
     # Errors of loading the model are reported by themselves: here it is the KV cache that does not
     # fit.
-    with _memory_for(f"on {device} for the keys and values of {settings.kv_tokens} tokens"):
-        return kind.load(
-            settings.target or str(_embedded().target),
-            device=device,
-            dtype=pick_dtype(settings.dtype, device),
-            quantize=settings.quantize,
-            slots=settings.slots,
-            capacity=settings.slot_capacity,
-            kv_tokens=settings.kv_tokens,
-            pack_weights=True,
-            exact=not settings.inexact,
-            **slowed,
-        )
+    with _memory_for(
+        f"on the device {settings.device} for the keys and values of {settings.kv_tokens} tokens"
+    ):
+        target = open_target(settings.target or str(_embedded().target), options)
+    if settings.forward_time is None:
+        return target
+    log.warning(
+        "every forward is slowed down to %s: for trials",
+        settings.emulate,
+        extra={"event": "slowed"},
+    )
+    return slowed_down(target, settings.forward_time)
 
 
 def drafter_folder(settings: Settings) -> Path | None:
@@ -204,17 +182,17 @@ def drafter_folder(settings: Settings) -> Path | None:
     return folder
 
 
-def load_server_drafter(source: str, target: Target) -> PublishedEagle3 | StateDrafter:
+def load_server_drafter(source: str, target: TorchTarget) -> PublishedEagle3 | StateDrafter:
     """A drafter of streams, from a folder or a hub id."""
     folder = locate(source, FILES)
     kind = PublishedEagle3 if is_eagle3(read_config(folder, "drafter")) else StateDrafter
     return kind.load(folder, target.facts, SharedWeights.of(target.model))
 
 
-def load_graph(settings: Settings, device: torch.device, drafter: str) -> LoadedGraph | None:
+def load_graph(settings: Settings, device: str, drafter: str) -> LoadedGraph | None:
     """The graph that drafts streams, on a CPU; its bundle must be of the drafter with this id."""
     folder = settings.bundle
-    if not folder and not settings.target and not settings.drafter and device.type == "cpu":
+    if not folder and not settings.target and not settings.drafter and device == "cpu":
         folder = str(_embedded().bundle)
     if not folder:
         return None
@@ -222,7 +200,7 @@ def load_graph(settings: Settings, device: torch.device, drafter: str) -> Loaded
         raise UsageError(
             "--bundle is of no use without --drafter", hint="give the folder that it was made of"
         )
-    if device.type != "cpu":
+    if device != "cpu":
         raise UsageError(
             f"--bundle is for a CPU, and the target is on {device}", hint="leave it out"
         )
@@ -244,7 +222,7 @@ def serve_model(
     """Serve models that are in memory."""
     streams = drafter if isinstance(drafter, StateDrafter) else None
     if streams is not None:
-        target.tap(streams.config.taps)
+        with_states(target).tap(streams.config.taps)
     facts = model_facts(target, drafter, drafter_name, stream_records=streams is None)
     return Served(target, drafter, decode, facts, server_drafter=streams)
 
@@ -262,43 +240,24 @@ def model_facts(
         layout = drafter.layout
         dtypes = [d for d in DTYPES if d != "int4" or layout.width % 2 == 0]
         records = RecordContract(layout.count, layout.width, list(dtypes))
+    cache = target.cache
+    pages_of_a_full_slot = -(-cache.capacity // cache.page_tokens)
+    all_can_be_full = cache.pages >= cache.slots * pages_of_a_full_slot
     return ModelFacts(
         target=target.facts.weights_id,
         tokenizer=target.facts.tokenizer_hash,
         drafter=drafter_name,
         vocab_size=target.facts.vocab_size,
         eos_ids=target.facts.eos_ids,
-        slots=target.pool.slots,
-        capacity=target.pool.capacity,
+        slots=cache.slots,
+        capacity=cache.capacity,
         records=records,
         stream_records=stream_records,
-        pages=target.pool.pages
-        if target.pool.pages < target.pool.slots * target.pool.per_slot
-        else 0,
-        page_tokens=PAGE,
-        trees=target.trees,
-        grammars=target.folder is not None and bool(target.facts.eos_ids),
+        pages=0 if all_can_be_full else cache.pages,
+        page_tokens=cache.page_tokens,
+        trees=target.capabilities.trees,
+        grammars=target.has_tokenizer and bool(target.facts.eos_ids),
     )
-
-
-def pick_device(name: str) -> str:
-    """The device that `name` stands for; `auto` is the best one here."""
-    if name == "auto":
-        if torch.cuda.is_available():
-            return "cuda"
-        return "mps" if torch.backends.mps.is_available() else "cpu"
-    return name
-
-
-def pick_dtype(name: str, device: str) -> torch.dtype:
-    """The precision that `name` stands for; `auto` is bfloat16 on an accelerator and float32 on a
-    CPU."""
-    names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name == "auto":
-        return torch.float32 if device.startswith("cpu") else torch.bfloat16
-    if name not in names:
-        raise ConfigError(f"unknown dtype {name!r}", hint=f"one of auto, {', '.join(names)}")
-    return names[name]
 
 
 def _embedded() -> Any:

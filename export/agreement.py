@@ -75,12 +75,12 @@ def make_traces(
     target: Target, source: Source, prompts: Sequence[Sequence[int]], *, new_tokens: int = 96
 ) -> list[Continuation]:
     """Let the target continue every prompt greedily, as many at a time as it has slots."""
-    room = target.pool.capacity - new_tokens - 1
+    room = target.cache.capacity - new_tokens - 1
     if longest := next((len(p) for p in prompts if not 0 < len(p) <= room), None):
         raise UsageError(f"a calibration prompt has {longest} tokens, at most {room} fit")
     traces: list[Continuation] = []
-    for start in range(0, len(prompts), target.pool.slots):
-        some = prompts[start : start + target.pool.slots]
+    for start in range(0, len(prompts), target.cache.slots):
+        some = prompts[start : start + target.cache.slots]
         records: list[list[Any]] = [[] for _ in some]
         texts = generate(target, some, new_tokens, seen=partial(_record, source, records))
         traces += [_trace(source, text, parts) for text, parts in zip(texts, records, strict=True)]

@@ -41,7 +41,7 @@ def speculator(target: Target, tli: int = 0) -> Speculator:
     for module in drafter.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.2)
-    drafting = MoaDrafting(drafter.eval(), slots=target.pool.slots, capacity=target.pool.capacity)
+    drafting = MoaDrafting(drafter.eval(), slots=target.cache.slots, capacity=target.cache.capacity)
     return Speculator(target, drafting)
 
 
@@ -64,7 +64,7 @@ def test_greedy_text_is_that_of_generate(family: str) -> None:
         engine = speculator(Target.from_model(tiny(family), slots=slots, capacity=128), tli)
         out = engine.generate(prompts, GenerationSettings(max_new_tokens=16, shape=shape))
         assert [o.ids for o in out] == wanted, (tli, slots, shape)
-        assert engine.target.pool.free == slots, "every slot is given back"
+        assert engine.target.cache.free == slots, "every slot is given back"
 
 
 def test_long_prompts() -> None:
@@ -147,7 +147,7 @@ def test_a_context_that_is_full_ends_the_text_where_plain_decoding_ends(engine: 
         for shape in (SHAPES["tree"], None)
     )
     assert (drafted.ids, drafted.finish) == (plain.ids, plain.finish)
-    assert (plain.finish, 120 + len(plain.ids)) == ("context", engine.target.pool.capacity)
+    assert (plain.finish, 120 + len(plain.ids)) == ("context", engine.target.cache.capacity)
 
 
 def test_a_stop_string_ends_the_text_after_the_token_that_completes_it(tmp_path: object) -> None:
@@ -173,7 +173,7 @@ def test_bad_prompts_and_settings_are_refused_and_take_no_slot(
 ) -> None:
     with pytest.raises(UsageError):
         engine.generate(prompts)
-    assert engine.target.pool.free == engine.target.pool.slots
+    assert engine.target.cache.free == engine.target.cache.slots
     for bad in ({"max_new_tokens": 0}, {"stop": ("",)}):
         with pytest.raises(UsageError):
             GenerationSettings(**bad)  # type: ignore[arg-type]
@@ -192,7 +192,7 @@ def test_work_that_raises_gives_every_slot_back(
     """In a prompt's forward, in its drafter's slot, and in a round beside another text."""
     # type: ignore[union-attr]
     owner = getattr(engine, part)
-    pools = (engine.target.pool, engine.drafting.pool)
+    pools = (engine.target.cache, engine.drafting.pool)
     free = [pool.free for pool in pools]
     method = getattr(owner, name)
     calls = count()

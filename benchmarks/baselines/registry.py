@@ -168,10 +168,10 @@ def open_drafting(folder: Path, target: Target, *, graph: str = "", threads: int
     if graph:
         drafter = load_drafter(folder, target.model, target.facts)
         return GraphDrafting(
-            drafter, LoadedGraph.load(Bundle.open(graph), threads=threads), slots=target.pool.slots
+            drafter, LoadedGraph.load(Bundle.open(graph), threads=threads), slots=target.cache.slots
         )
     model = load_any(folder, target.model, target.facts)
-    return drafting_with(model, slots=target.pool.slots, capacity=target.pool.capacity)
+    return drafting_with(model, slots=target.cache.slots, capacity=target.cache.capacity)
 
 
 def drafting_with(model: Drafter | FeatureDrafter, *, slots: int, capacity: int) -> Drafting:

@@ -47,7 +47,7 @@ from cloud_verifier.settings import Settings
 from moa.errors import MoaError, run_cli
 from moa.model.drafting import Drafting
 from moa.model.state_drafter import StateDrafter
-from moa.model.target import Committed, Row, Step
+from moa.model.target import Committed, Row, Step, with_states
 from moa.tree import TreeShape
 
 
@@ -171,12 +171,13 @@ def lane(
     chains: Chains | None = None,
 ) -> tuple[Verifier, SlowTarget]:
     """One more verifier over the weights that `first` has loaded."""
+    loaded = with_states(first.target)
     target = SlowTarget(
-        first.target.model,
-        first.target.facts,
+        loaded.model,
+        loaded.facts,
         slots=settings.slots,
         capacity=settings.slot_capacity,
-        folder=first.target.folder,
+        folder=loaded.folder,
         step_seconds=options.step_ms / 1000,
         watching=bool(options.baseline) and chains is None,
         texts=texts,
@@ -209,7 +210,11 @@ async def serve(settings: Settings, options: Emulated) -> None:
     texts = recorded(Path(options.texts), options.known) if options.texts else ()
     known = texts and options.baseline
     depth = settings.stream_shape.depth
-    chains = known_chains(Path(options.baseline), first.target, texts, depth) if known else None
+    chains = (
+        known_chains(Path(options.baseline), with_states(first.target), texts, depth)
+        if known
+        else None
+    )
     opened = [lane(first, settings, options, texts, chains) for _ in range(options.lanes)]
     async with contextlib.AsyncExitStack() as stack:
         for verifier, _ in opened:

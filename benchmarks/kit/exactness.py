@@ -48,7 +48,7 @@ def count_ties(
     """Number of texts that differ at a numerical tie. Raises if one differs for another reason."""
 
     def logits(context: list[int]) -> Any:
-        slot = target.pool.acquire()
+        slot = target.cache.acquire()
         try:
             return (
                 target.forward([Row.chain(slot, context)])
@@ -57,7 +57,7 @@ def count_ties(
                 .numpy()
             )
         finally:
-            target.pool.release(slot)
+            target.cache.release(slot)
 
     ties = 0
     for number, (prompt, wanted, got) in enumerate(zip(prompts, plain, speculated, strict=True)):

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from moa.errors import UsageError
 from moa.grammar.matcher import CompiledGrammar, Matcher, forced_draft
 from moa.grammar.spec import Grammar
-from moa.model.choosing import Judged, accept_rows
 from moa.model.drafting import Drafting, DraftRequest
 from moa.model.target import Row, Step, Target
 from moa.sampling import SamplingSettings
+from moa.target.choosing import Judged, accept_rows
 from moa.tree import DraftTree, TreeShape
 from moa.wire.finish import Decode, TurnRules, first_finish
 
@@ -99,7 +99,7 @@ class Speculator:
         active: list[_Sequence] = []
         try:
             while waiting or active:
-                while waiting and self.target.pool.free:
+                while waiting and self.target.cache.free:
                     index, prompt = waiting.popleft()
                     active.append(self._open(index, prompt, settings, outputs[index], compiled))
                 self._round(active, settings)
@@ -121,7 +121,7 @@ class Speculator:
     ) -> _Sequence:
         if not prompt:
             raise UsageError(f"prompt {index} is empty: it needs at least one token")
-        capacity = self.target.pool.capacity
+        capacity = self.target.cache.capacity
         if len(prompt) >= capacity:
             raise UsageError(
                 f"prompt {index} has {len(prompt)} tokens, the context holds {capacity}"
@@ -135,7 +135,7 @@ class Speculator:
             len(prompt), settings.max_new_tokens, capacity, frozenset(eos), settings.stop
         )
         matcher = compiled.matcher(len(prompt)) if compiled is not None else None
-        sequence = _Sequence(list(prompt), rules, self.target.pool.acquire(), out, matcher)
+        sequence = _Sequence(list(prompt), rules, self.target.cache.acquire(), out, matcher)
         try:
             if self.drafting is not None and settings.shape is not None:
                 sequence.draft_slot = self.drafting.open()
@@ -152,7 +152,7 @@ class Speculator:
             self._commit(sequence, step, 0, range(len(chunk)), chunk)
 
     def _close(self, sequence: _Sequence) -> None:
-        self.target.pool.release(sequence.slot)
+        self.target.cache.release(sequence.slot)
         if sequence.draft_slot is not None and self.drafting is not None:
             self.drafting.close(sequence.draft_slot)
 
@@ -198,7 +198,7 @@ class Speculator:
             return trees
         for place, sequence in enumerate(active):
             # The pending token needs a place in the cache, and no draft may outgrow what is left.
-            room = self.target.pool.capacity - sequence.base - 1
+            room = self.target.cache.capacity - sequence.base - 1
             if room <= 0:
                 continue
             mask = sequence.matcher.after(sequence.log) if sequence.matcher is not None else None

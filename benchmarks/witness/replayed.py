@@ -24,8 +24,10 @@ from torch import Tensor
 from benchmarks.baselines.registry import load_any
 from benchmarks.drafters.witness import row_of, states_of
 from benchmarks.witness.rows import heldout_folders, read_lesson, written
+from moa.model.decoder import Forward
 from moa.model.drafting import DraftRequest
 from moa.model.target import Committed, Row, Step, Target
+from moa.target.rows import RowBatch
 from moa.tree import DraftTree
 
 
@@ -98,30 +100,41 @@ class ReplayedTarget(Target):
         """Look everything up."""
         if not self._texts:
             return super().forward(rows)
-        batch, versions, layout, _ = self._laid_out(rows)
+        batch = RowBatch.of(rows, self.facts.vocab_size)
+        versions = self.cache.begin(batch.slots, batch.sizes)
+        lengths = np.array([self.cache.lengths[slot] for slot in batch.slots])
+        columns = torch.from_numpy(
+            self.cache.columns(
+                np.repeat(batch.slots, batch.sizes), np.repeat(lengths, batch.sizes) + batch.nodes
+            )
+        )
         width = self.head_weight.shape[1]
         hidden = torch.zeros(len(batch.ids), width)
         tapped = torch.zeros(len(batch.ids), 3 * width)
         choices = np.zeros(len(batch.ids), dtype=np.int64)
         for b, row in enumerate(rows):
-            start = self.pool.lengths[row.slot]
+            start = self.cache.lengths[row.slot]
             if (text := self._text(row, start)) is None:
                 continue
             found = _on_text(row, start, text.ids)
             nodes = torch.tensor([*found]) + int(batch.starts[b])
             places = torch.tensor([*found.values()])
-            hidden[nodes], tapped[nodes] = (
-                text.lesson["hidden"][places],
-                text.lesson["tapped"][places],
-            )
+            hidden[nodes] = text.lesson["hidden"][places]
+            tapped[nodes] = text.lesson["tapped"][places]
             choices[nodes] = np.array(text.ids)[places + 1]
-            for memory, known in ((self.pool.k, "keys"), (self.pool.v, "values")):
-                memory.index_copy_(1, layout.columns[nodes], text.lesson[known][:, places])
-        return Step(self, batch, versions, hidden, choices, tapped=tapped if self._taps else None)
+            for memory, known in ((self.cache.k, "keys"), (self.cache.v, "values")):
+                memory.index_copy_(1, columns[nodes], text.lesson[known][:, places])
+        forward = Forward(
+            hidden=hidden,
+            tapped=tapped if self._taps else None,
+            path="replayed",
+            choices=choices,
+        )
+        return Step(self, batch, versions, forward)
 
     def _text(self, row: Row, start: int) -> Recorded | None:
         """The text that a row goes on with; none for the engine's warm-up."""
-        page = int(self.pool.tables[row.slot, 0])
+        page = int(self.cache.tables[row.slot, 0])
         sure = 1 if row.judged == "all" else len(row.tokens)
         known = [self._of_page[page]] if start and page in self._of_page else []
         for text in (*known, *self._texts):

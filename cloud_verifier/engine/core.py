@@ -23,7 +23,7 @@ from cloud_verifier.engine.work import Failed, Job, Lease, Post, Recorded, Repor
 from cloud_verifier.engine.workload import Workload
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
-from moa.model.target import Target
+from moa.target.contract import Target
 from moa.wire.finish import Decode
 
 _PAUSE = 0.001
@@ -142,12 +142,8 @@ class Engine:
                     self._probe()
                 except Exception as error:
                     self._runner.fault("probe", error)
-            if (
-                step is None
-                and (runner := self.target.runner) is not None
-                and runner.graphs.unprepared
-            ):
-                self._runner.hint("graphs", runner.graphs.prepare)
+            if step is None and self.target.unprepared:
+                self._runner.hint("graphs", self.target.prepare_more)
             if self._recorder.pending and (step is None or self._recorder.overdue):
                 began = self._clock()
                 room = self._work.background_room()

@@ -10,7 +10,7 @@ from cloud_verifier.engine.stream_drafting import FlatTree
 from cloud_verifier.engine.work import Job
 from moa.grammar.matcher import Bits
 from moa.grammar.spec import GrammarError
-from moa.model.choosing import Judged
+from moa.target.choosing import Judged
 
 
 class MaskedRows(NamedTuple):

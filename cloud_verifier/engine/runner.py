@@ -23,8 +23,9 @@ from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from moa.errors import FullError, NumericalError
 from moa.grammar.spec import GrammarError
-from moa.model.choosing import Judged, accept_rows, log_probabilities
-from moa.model.target import Row, Step, Target
+from moa.target.choosing import Judged, accept_rows, log_probabilities
+from moa.target.contract import Step, Target
+from moa.target.rows import Row
 from moa.tree import Accepted
 from moa.wire.codes import Code, Refusal
 from moa.wire.finish import Decode, cut_path
@@ -141,12 +142,12 @@ class StepRunner:
         yield reports
         for b, piece in enumerate(pieces, len(jobs)):
             try:
-                self._commit(step, b, piece.lease, range(step.batch.sizes[b]))
+                self._commit(step, b, piece.lease, range(step.sizes[b]))
             except Exception as error:
                 yield [self.failed(piece.lease, None, error)]
         self.hint("metrics", lambda: self._count(step, jobs, ended - drafted))
         rest = self._clock() - ended if between is None else between
-        size = sum(step.batch.sizes)
+        size = sum(step.sizes)
         seconds = ended - drafted + rest
         self.hint("drafting", lambda: self._drafting.ran(won, size, seconds))
         for report in reports:
@@ -191,7 +192,7 @@ class StepRunner:
             late = set()
             failed = {}
         for lease in [*(job.lease for job in jobs), *(piece.lease for piece in pieces)]:
-            lease.held = self._target.pool.held[_slot(lease)]
+            lease.held = self._target.cache.pages_held[_slot(lease)]
         accepted = accept_rows(step, judged)
         if len(accepted) != len(jobs):
             raise ValueError(f"{len(accepted)} rows of {len(jobs)} were judged")
@@ -201,7 +202,7 @@ class StepRunner:
     def run_one_token(self) -> None:
         """See whether a forward succeeds: in a slot of its own or, where none is free, behind the
         shortest session."""
-        pool = self._target.pool
+        pool = self._target.cache
         own = pool.acquire() if pool.free else None
         held = (lease.slot for lease in self.leases if lease.slot is not None)
         slot = min(held, key=pool.lengths.__getitem__) if own is None else own
@@ -219,8 +220,8 @@ class StepRunner:
         """The edge's guesses for a stream, if they are worth verifying."""
         if job.guesses is None or not isinstance(request := job.request, Stream):
             return None
-        room = min(self._most_guesses, self._target.pool.capacity - job.base - 1)
-        picked = job.guesses.pick(job.ids, room, worth, branches=self._target.trees)
+        room = min(self._most_guesses, self._target.cache.capacity - job.base - 1)
+        picked = job.guesses.pick(job.ids, room, worth, branches=self._target.capabilities.trees)
         if len(picked.tokens) == 1:
             return None
         ours = 0.0
@@ -290,14 +291,14 @@ class StepRunner:
         return Answered(job, answer)
 
     def _commit(self, step: Step, b: int, lease: Lease, path: Sequence[int]) -> None:
-        committed = self._target.commit(step, b, path)
+        committed: Any = self._target.commit(step, b, path)  # opaque here: drafters know its kind
         lease.length += len(path)
         self.hint("records", lambda: self._recorder.add(lease, committed))
         self.hint("drafting", lambda: self._drafting.committed(lease, committed))
 
     def _count(self, step: Step, jobs: Sequence[Job], seconds: float) -> None:
         self._metrics.forward_seconds.labels("draft" if jobs else "prompt").observe(seconds)
-        self._metrics.prompt_tokens.inc(sum(step.batch.sizes[len(jobs) :]))
+        self._metrics.prompt_tokens.inc(sum(step.sizes[len(jobs) :]))
         path, _, tier = step.path.partition(" ")
         self._metrics.forwards.labels(path, tier).inc()
         if jobs:
@@ -310,7 +311,7 @@ class StepRunner:
         has run; returns what is to be reported where there is none."""
         source = lease.share
         tokens = lease.start
-        pool = self._target.pool
+        pool = self._target.cache
         lease.share = None
         try:
             if source is not None and tokens:
@@ -328,7 +329,7 @@ class StepRunner:
         except Exception as error:
             return self._not_run(lease, job, error, outcome)
         self.leases[lease] = None
-        lease.held = pool.held[_slot(lease)]
+        lease.held = pool.pages_held[_slot(lease)]
         return []
 
     def _release(self, lease: Lease) -> None:
@@ -341,7 +342,7 @@ class StepRunner:
                     lease.held = (
                         0  # before its pages are free: who counts both must not count them twice
                     )
-                    self._target.pool.release(lease.slot)
+                    self._target.cache.release(lease.slot)
                     lease.slot = None
                 return
             except Exception as error:

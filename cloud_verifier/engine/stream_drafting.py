@@ -118,7 +118,7 @@ class TreeDrafting(ServerDrafting):
             text.levels = 0
             if mask is not None and mask.matcher.dear:
                 continue
-            room = self._target.pool.capacity - job.base - 1
+            room = self._target.cache.capacity - job.base - 1
             forced = forced_draft(
                 mask, job.ids[-1], least=levels, most=min(self._shape.nodes, room)
             )
@@ -210,7 +210,7 @@ class TreeDrafting(ServerDrafting):
 
 def drafting_slots(target: Target) -> int:
     """As many full contexts as the target's KV cache holds; further sessions stream without drafts."""
-    return max(1, min(target.pool.slots, target.pool.pages // target.pool.per_slot))
+    return max(1, min(target.cache.slots, target.cache.pages // target.cache.pages_per_slot))
 
 
 class FeatureServerDrafting(TreeDrafting):
@@ -223,7 +223,7 @@ class FeatureServerDrafting(TreeDrafting):
     def __init__(self, target: Target, model: FeatureModel, *, shape: TreeShape) -> None:
         scratch = shape.breadth * (shape.depth + 1) + 8
         drafting = FeatureDrafting(
-            model, slots=drafting_slots(target), capacity=target.pool.capacity, scratch=scratch
+            model, slots=drafting_slots(target), capacity=target.cache.capacity, scratch=scratch
         )
         super().__init__(target, drafting, shape)
 
@@ -312,11 +312,11 @@ class MoaServerDrafting(RecordDrafting):
         self, target: Target, drafter: Drafter, recorder: Recorder, *, shape: TreeShape
     ) -> None:
         make: Callable[..., MoaDrafting] = partial(MoaDrafting, drafter)
-        if target.runner is not None:
-            make = partial(ChainDrafting, drafter, target.runner.graphs)
+        if target.graphs is not None:
+            make = partial(ChainDrafting, drafter, target.graphs)
         drafting = make(
             slots=drafting_slots(target),
-            capacity=target.pool.capacity,
+            capacity=target.cache.capacity,
             scratch=shape.breadth * (shape.depth + 1) + 8,
         )
         if isinstance(drafting, ChainDrafting):
@@ -337,7 +337,7 @@ class MoaServerDrafting(RecordDrafting):
             drafting.records.append(slot, *(half.transpose(0, 1).unsqueeze(0) for half in rows))
         if drafting.borrowed is not None:
             last = slice(-self._drafter.config.tli, None)
-            keys, values = self._target.pool.read(job.lease.slot, start, stop)
+            keys, values = self._target.cache.read(job.lease.slot, start, stop)
             drafting.borrowed.append(slot, keys[last].transpose(1, 2), values[last].transpose(1, 2))
         drafting.read(slot, job.ids[start:stop])
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from moa.model.choosing import Judged, accept_rows
 from moa.model.target import Committed, Row, Target
 from moa.sampling import SamplingSettings
+from moa.target.choosing import Judged, accept_rows
 from moa.wire.finish import TurnRules, first_finish
 
 PREFILL_CHUNK = 512
@@ -35,8 +35,8 @@ def generate(
     prompt's place."""
     texts = [Continued(list(prompt), len(prompt)) for prompt in prompts]
     eos = frozenset(target.facts.eos_ids)
-    capacity = target.pool.capacity
-    slots = [target.pool.acquire() for _ in texts]
+    capacity = target.cache.capacity
+    slots = [target.cache.acquire() for _ in texts]
     try:
         for place, text in enumerate(texts):
             for start in range(0, text.prompt - 1, PREFILL_CHUNK):
@@ -62,5 +62,5 @@ def generate(
                 text.ids.append(token)
     finally:
         for slot in slots:
-            target.pool.release(slot)
+            target.cache.release(slot)
     return texts

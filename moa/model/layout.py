@@ -1,20 +1,19 @@
-"""The rows of one batched forward, validated and packed, and how they read the KV cache: which are
-attended together, where they are, and their masks."""
+"""How the rows of one forward read the KV cache: which are attended together, where they are, and
+their masks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Literal, Self
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from moa.errors import UsageError
-from moa.model.pages import PAGE, IntArray, PagePool
+from moa.model.pages import PAGE, PagePool
+from moa.target.rows import IntArray, RowBatch
 from moa.tree import Mask, ancestors
 
 _WORTH_ALONE = 2**15
@@ -22,101 +21,6 @@ _WORTH_ALONE = 2**15
 below that a copy is faster than one more call."""
 _PADDING = 1.5
 """How much larger a group's padded product may be than the sum of its rows' products."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One sequence's part of a forward: a tree of tokens after the slot's committed prefix.
-
-    `parents[i]` is a node of this row before node i, or -1 where the node continues the prefix
-    itself.
-    """
-
-    slot: int
-    tokens: Sequence[int]
-    parents: Sequence[int]
-    judged: Literal["all", "last", "none"] = "all"
-    """Nodes for which `Step.argmax` computes the next token; a prompt's earlier tokens need no LM
-    head."""
-
-    @classmethod
-    def chain(
-        cls, slot: int, tokens: Sequence[int], judged: Literal["all", "last", "none"] = "last"
-    ) -> Self:
-        """A plain run of tokens: a chunk of a prompt."""
-        return cls(slot, tokens, range(-1, len(tokens) - 1), judged)
-
-
-@dataclass(frozen=True)
-class RowBatch:
-    """Validated, packed rows: row b's nodes are `starts[b]` to `starts[b + 1]` of every array here."""
-
-    rows: list[Row]
-    slots: list[int]
-    sizes: list[int]
-    starts: IntArray
-    ids: IntArray
-    parents: IntArray
-    """Of each node, counted within its row."""
-
-    @classmethod
-    def of(cls, rows: Sequence[Row], vocab_size: int) -> Self:
-        """Check everything that would crash the model."""
-        if not rows:
-            raise UsageError("a forward needs at least one row")
-        slots = [row.slot for row in rows]
-        if len(set(slots)) < len(slots):
-            raise UsageError("two rows of one forward use the same slot")
-        sizes = [len(row.tokens) for row in rows]
-        for row, size in zip(rows, sizes, strict=True):
-            if not size or len(row.parents) != size:
-                raise UsageError(
-                    f"slot {row.slot}: a row needs tokens and a parent for each, not {size} and {len(row.parents)}"
-                )
-        ids = np.concatenate([_integers(row.tokens, row.slot) for row in rows])
-        parents = np.concatenate([_integers(row.parents, row.slot) for row in rows])
-        batch = cls(list(rows), slots, sizes, np.concatenate([[0], np.cumsum(sizes)]), ids, parents)
-        if ids.min() < 0 or ids.max() >= vocab_size:
-            wrong = batch.row_of((ids < 0) | (ids >= vocab_size))
-            raise UsageError(f"slot {wrong}: token ids must be 0..{vocab_size - 1}")
-        misplaced = (parents < -1) | (parents >= batch.nodes)
-        if misplaced.any():
-            raise UsageError(
-                f"slot {batch.row_of(misplaced)}: a node's parent must come before it, or be -1"
-            )
-        return batch
-
-    @cached_property
-    def nodes(self) -> IntArray:
-        """Each node's number within its row."""
-        return np.arange(len(self.ids)) - np.repeat(self.starts[:-1], self.sizes)
-
-    def row_of(self, nodes: npt.NDArray[np.bool_]) -> int:
-        """The slot of the first of these nodes."""
-        return self.slots[int(np.searchsorted(self.starts, nodes.argmax(), side="right")) - 1]
-
-    def chain(self, b: int) -> bool:
-        """Whether row b is a plain run of tokens, each the next one's parent."""
-        span = slice(self.starts[b], self.starts[b + 1])
-        return bool((self.parents[span] == self.nodes[span] - 1).all())
-
-    def judged(self) -> npt.NDArray[np.bool_]:
-        """Nodes for which the LM head is computed."""
-        first = [
-            {"all": 0, "last": size - 1, "none": size}[row.judged]
-            for row, size in zip(self.rows, self.sizes, strict=True)
-        ]
-        return self.nodes >= np.repeat(first, self.sizes)
-
-
-def _integers(values: Sequence[int], slot: int) -> IntArray:
-    try:
-        array = np.asarray(values)
-    except (ValueError, OverflowError) as error:
-        raise UsageError(f"slot {slot}: tokens and parents must be plain integers") from error
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise UsageError(f"slot {slot}: tokens and parents must be plain integers")
-    return array.astype(np.int64, copy=False)
 
 
 @dataclass(frozen=True)
@@ -247,7 +151,7 @@ class Layout:
     def _pages(self, slots: Sequence[int], count: int) -> IntArray:
         # A shorter row repeats its own last page: masked values must be finite, and those of
         # another slot may be NaN.
-        last = np.array([self._pool.held[slot] - 1 for slot in slots])
+        last = np.array([self._pool.pages_held[slot] - 1 for slot in slots])
         at = np.minimum(np.arange(count), last[:, None])
         return np.take_along_axis(self._pool.tables[slots], at, 1).ravel()
 

@@ -12,8 +12,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, Cache
 from transformers.masking_utils import eager_mask
 
+from moa.config import TargetFacts
+from moa.model.decoder import Forward
 from moa.model.families import MaskPlan
+from moa.model.head import Head
 from moa.model.layout import Layout
+from moa.model.pages import PagePool
+from moa.target.contract import ExpectedLoad
+from moa.target.rows import RowBatch
 
 # transformers 5 refuses any name with "sdpa" in it for models, such as Gemma 2, whose soft cap its
 # own sdpa drops.
@@ -93,35 +99,60 @@ class Taps:
 class LibraryDecoder:
     """Runs a batch as the library does, padded to its longest row."""
 
-    def __init__(self, model: Any, plan: MaskPlan) -> None:
+    name = "library"
+    nbytes = 0
+    unprepared = False
+
+    def __init__(
+        self, model: Any, facts: TargetFacts, cache: PagePool, *, plan: MaskPlan, head: Head
+    ) -> None:
         self._backbone = model.get_decoder()
+        self._facts = facts
+        self._cache = cache
         self._plan = plan
+        self._head = head
         self._taps: Taps | None = None
-        self.tapped: Tensor | None = None
-        """The inputs of the tapped layers in the latest forward, side by side: `[tokens, taps *
-        hidden]`."""
+        self.logits = head.logits
+        self.samples = head.weight.device.type != "cpu"
+
+    def check(self, batch: RowBatch) -> None:
+        """It computes any batch."""
 
     def tap(self, layers: Sequence[int]) -> None:
         """Keep the inputs of these layers from now on."""
         self._taps = Taps(self._backbone, layers)
 
-    def __call__(
-        self, ids: Tensor, layout: Layout, memory: Sequence[tuple[Tensor, Tensor]]
-    ) -> Tensor:
-        """Final states `[tokens, hidden]`, after the last norm; keys and values go to the layout's
-        columns."""
+    def run(self, batch: RowBatch) -> Forward:
+        """Keys and values go to the pages of the batch's slots."""
+        layout = Layout(
+            batch,
+            self._cache,
+            windows=self._plan.windows,
+            repeats=self._facts.heads // self._facts.kv_heads,
+            together=True,
+        )
+        ids = torch.from_numpy(batch.ids).to(self._head.weight.device)
         (group,) = layout.groups
         shape = group.rows, group.width
-        masks = group.masks if self._plan.per_layer_type else group.masks["all"]
         out = self._backbone(
             input_ids=_padded(ids, group.picks).view(shape),
-            attention_mask=masks,
+            attention_mask=group.masks if self._plan.per_layer_type else group.masks["all"],
             position_ids=_padded(layout.positions, group.picks).view(shape),
-            past_key_values=_PageView(layout, memory),
+            past_key_values=_PageView(layout, self._cache.layers),
             use_cache=True,
         )
-        self.tapped = _packed(self._taps.take(), group.real) if self._taps is not None else None
-        return _packed(out.last_hidden_state, group.real)
+        return Forward(
+            hidden=_packed(out.last_hidden_state, group.real),
+            tapped=None if self._taps is None else _packed(self._taps.take(), group.real),
+            path=self.name,
+        )
+
+    def prepare(self, load: ExpectedLoad, seconds: float) -> None:
+        """Make the head's copy: the first request would wait for it, or find no memory."""
+        _ = self._head.wide
+
+    def prepare_more(self) -> None:
+        """All is made at the start."""
 
 
 class _PageView(Cache):

@@ -7,7 +7,8 @@ tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +16,13 @@ from torch import Tensor
 from torch.nn.functional import embedding, rms_norm, scaled_dot_product_attention
 
 from moa.config import TargetFacts
+from moa.model.decoder import Forward
+from moa.model.head import Head
 from moa.model.layout import Group, Layout
-from moa.model.products import Product, joined, turns
+from moa.model.pages import PAGE, PagePool
+from moa.model.products import MOST_ROWS, Product, joined, sizes_up_to, turns
+from moa.target.contract import ExpectedLoad
+from moa.target.rows import Row, RowBatch
 
 PACKED_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 
@@ -25,11 +31,23 @@ class PackedDecoder:
     """Runs batches of any rows without padding. All shapes are known in advance, so nothing waits
     for the accelerator."""
 
+    name = "packed"
+    nbytes = 0
+    unprepared = False
+
     def __init__(
-        self, model: Any, facts: TargetFacts, *, capacity: int, kinds: Sequence[str], pack: bool
+        self,
+        model: Any,
+        facts: TargetFacts,
+        cache: PagePool,
+        *,
+        kinds: Sequence[str],
+        windows: Mapping[str, int | None],
+        pack: bool,
+        head: Head,
     ) -> None:
-        """Share the weights of a model of `PACKED_FAMILIES`, for positions below `capacity`; `pack`
-        as for `joined`."""
+        """Share the weights of a model of `PACKED_FAMILIES`; `kinds` names each layer's entry of
+        `windows`; `pack` as for `joined`."""
         backbone = model.get_decoder()
         self._embedding: Tensor = backbone.embed_tokens.weight
         self._norm: Tensor = backbone.norm.weight
@@ -37,38 +55,87 @@ class PackedDecoder:
             _Layer(layer, facts, kind, pack=pack)
             for layer, kind in zip(backbone.layers, kinds, strict=True)
         ]
-        self._turns = turns(backbone, self._embedding, capacity).unsqueeze(2)
-        self._eps = facts.rms_norm_eps
-        self.taps: tuple[int, ...] = ()
+        self._turns = turns(backbone, self._embedding, cache.capacity).unsqueeze(2)
+        self._facts = facts
+        self._cache = cache
+        self._windows = windows
+        self._head = head
+        self._taps: tuple[int, ...] = ()
         """Layers whose inputs are kept."""
-        self.tapped: Tensor | None = None
-        """Those of the latest forward, side by side: `[tokens, taps * hidden]`."""
+        self.logits = head.logits
+        self.samples = self._embedding.device.type != "cpu"
+
+    def check(self, batch: RowBatch) -> None:
+        """It computes any batch."""
 
     def tap(self, layers: Sequence[int]) -> None:
         """Keep the inputs of these layers from now on."""
-        self.taps = tuple(layers)
+        self._taps = tuple(layers)
 
-    def __call__(
-        self, ids: Tensor, layout: Layout, memory: Sequence[tuple[Tensor, Tensor]]
-    ) -> Tensor:
-        """Final states `[tokens, hidden]`, after the last norm; keys and values go to the layout's
-        columns."""
+    def run(self, batch: RowBatch) -> Forward:
+        """Keys and values go to the pages of the batch's slots."""
+        layout, ids = self._lay_out(batch)
         cos, sin = self._turns.index_select(0, layout.positions).unbind(1)
         x = embedding(ids, self._embedding)
         inputs = {}
-        for number, (layer, (keys, values)) in enumerate(zip(self._layers, memory, strict=True)):
-            if number in self.taps:
+        for number, (layer, (keys, values)) in enumerate(
+            zip(self._layers, self._cache.layers, strict=True)
+        ):
+            if number in self._taps:
                 inputs[number] = x
             x = layer(x, cos, sin, layout, keys, values)
-        self.tapped = torch.cat([inputs[number] for number in self.taps], -1) if inputs else None
-        return rms_norm(x, x.shape[-1:], self._norm, self._eps)
+        return Forward(
+            hidden=rms_norm(x, x.shape[-1:], self._norm, self._facts.rms_norm_eps),
+            tapped=torch.cat([inputs[number] for number in self._taps], -1) if inputs else None,
+            path=self.name,
+        )
 
-    def run_first_layer(
-        self, ids: Tensor, layout: Layout, memory: Sequence[tuple[Tensor, Tensor]]
-    ) -> None:
-        """The first layer alone."""
+    @torch.inference_mode()
+    def prepare(self, load: ExpectedLoad, seconds: float) -> None:
+        """Have oneDNN make its kernels for every number of tokens up to the most of a forward now,
+        small ones first: else the first requests wait for them, and memory grows for hours,
+        whenever a number comes up for the first time. Kernels of one layer serve all. A large
+        target on a slow machine does as much of it as there are `seconds` of processor time for: on
+        a busy machine, too, the kernels are there when the port opens."""
+        if self._embedding.device.type != "cpu":
+            return
+        # The head's copy in float32: the first request would wait for it, or find no memory.
+        _ = self._head.wide
+        until = time.process_time() + seconds
+        room = min(self._cache.capacity, PAGE * self._cache.pages)
+        most = min(load.tokens, MOST_ROWS, room)
+        hidden = self._embedding.new_zeros(most, self._embedding.shape[1])
+        slot = self._cache.acquire()
+        try:
+            for tokens in sizes_up_to(most):
+                if time.process_time() > until:
+                    break
+                self.run_first_layer(Row.chain(slot, [0] * tokens, judged="none"))
+                self.logits(hidden[:tokens])
+        finally:
+            self._cache.release(slot)
+
+    def run_first_layer(self, row: Row) -> None:
+        """The first layer alone, over one row."""
+        batch = RowBatch.of([row], self._facts.vocab_size)
+        self._cache.begin(batch.slots, batch.sizes)
+        layout, ids = self._lay_out(batch)
         cos, sin = self._turns.index_select(0, layout.positions).unbind(1)
-        self._layers[0](embedding(ids, self._embedding), cos, sin, layout, *memory[0])
+        keys, values = self._cache.layers[0]
+        self._layers[0](embedding(ids, self._embedding), cos, sin, layout, keys, values)
+
+    def prepare_more(self) -> None:
+        """All is made at the start."""
+
+    def _lay_out(self, batch: RowBatch) -> tuple[Layout, Tensor]:
+        layout = Layout(
+            batch,
+            self._cache,
+            windows=self._windows,
+            repeats=self._facts.heads // self._facts.kv_heads,
+            together=False,
+        )
+        return layout, torch.from_numpy(batch.ids).to(self._embedding.device)
 
 
 class _Layer:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from moa.errors import FullError, UsageError
 from moa.model.slots import Slots
+from moa.target.rows import IntArray
 
-IntArray = npt.NDArray[np.int64]
 PAGE = 16
 """Tokens of a page: the most that a sequence wastes, and the unit of reading."""
 
@@ -25,6 +24,12 @@ class PagePool(Slots):
     So a rejected draft needs no clean-up, and whole pages of a prefix can be shared: a page is free
     when the last sequence that holds it is released.
     """
+
+    page_tokens = PAGE
+    pages: int
+    """Of all slots."""
+    pages_held: list[int]
+    """Pages in each slot's table."""
 
     def __init__(
         self,
@@ -44,19 +49,18 @@ class PagePool(Slots):
         write their padding there."""
         if tokens < 0:
             raise UsageError(f"a KV cache cannot hold {tokens} tokens")
-        self.per_slot = -(-capacity // PAGE)
-        self.pages = -(-tokens // PAGE) or slots * self.per_slot
+        self.pages_per_slot = -(-capacity // PAGE)
+        self.pages = -(-tokens // PAGE) or slots * self.pages_per_slot
         super().__init__(slots, min(capacity, self.pages * PAGE))
         shape = (layers, (self.pages + spare) * PAGE, kv_heads, head_dim)
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
         self.layers = list(zip(self.k.unbind(0), self.v.unbind(0), strict=True))
         """Keys and values of each layer."""
-        self.tables: IntArray = np.zeros((slots, self.per_slot), dtype=np.int64)
+        self.tables: IntArray = np.zeros((slots, self.pages_per_slot), dtype=np.int64)
         self.versions = [0] * slots
         """Counts the changes of a slot, so that a result of an older forward cannot be committed."""
-        self.held = [0] * slots
-        """Pages in each slot's table."""
+        self.pages_held = [0] * slots
         self.straight = [True] * slots
         """Whether a slot's pages are contiguous, so that it can be read without a copy."""
         self._users = np.zeros(self.pages, dtype=np.int32)
@@ -94,7 +98,8 @@ class PagePool(Slots):
         pages = self.tables[source, :whole]
         self.tables[slot, :whole] = pages
         self._users[pages] += 1
-        self.held[slot], self.lengths[slot] = whole, whole * PAGE
+        self.pages_held[slot] = whole
+        self.lengths[slot] = whole * PAGE
         self.straight[slot] = whole == 0 or bool(
             pages[-1] - pages[0] == whole - 1 and self.straight[source]
         )
@@ -115,7 +120,7 @@ class PagePool(Slots):
         """Release a slot and its pages. A page that no slot holds any more is zeroed, so that its
         next user finds no data."""
         self.check_taken(slot)
-        pages = self.tables[slot, : self.held[slot]]
+        pages = self.tables[slot, : self.pages_held[slot]]
         self._users[pages] -= 1
         unused = pages[self._users[pages] == 0]
         if len(unused):
@@ -123,7 +128,8 @@ class PagePool(Slots):
             for memory in (self.k, self.v):
                 memory.unflatten(1, (-1, PAGE)).index_fill_(1, where, 0)
         self._free_pages += len(unused)
-        self.held[slot], self.straight[slot] = 0, True
+        self.pages_held[slot] = 0
+        self.straight[slot] = True
         self.versions[slot] += 1
         self._give_back(slot)
 
@@ -135,7 +141,7 @@ class PagePool(Slots):
         self.check_room(slots, sizes)
         wanted = []
         for slot, size in zip(slots, sizes, strict=True):
-            wanted.append(max(0, -(-(self.lengths[slot] + size) // PAGE) - self.held[slot]))
+            wanted.append(max(0, -(-(self.lengths[slot] + size) // PAGE) - self.pages_held[slot]))
         if sum(wanted) > self._free_pages:
             raise FullError(
                 f"the target's key/value memory is full: {sum(wanted)} more pages of {PAGE} tokens are needed, "
@@ -176,13 +182,14 @@ class PagePool(Slots):
         return torch.from_numpy(self.columns(slot, positions)).to(self.k.device)
 
     def _grow(self, slot: int) -> None:
-        held = self.held[slot]
+        held = self.pages_held[slot]
         table = self.tables[slot]
         page = int(table[held - 1]) + 1 if held else self._roomiest()
         if page >= self.pages or self._users[page]:
-            self.straight[slot], page = False, self._roomiest()
+            self.straight[slot] = False
+            page = self._roomiest()
         table[held] = page
-        self.held[slot] = held + 1
+        self.pages_held[slot] = held + 1
         self._users[page] = 1
         self._free_pages -= 1
 
@@ -196,4 +203,6 @@ class PagePool(Slots):
         longest = int(lengths.argmax())
         length = int(lengths[longest])
         last = int(free[ends[longest]])
-        return last + 1 - (self.per_slot if length >= self.per_slot else (length + 1) // 2)
+        return (
+            last + 1 - (self.pages_per_slot if length >= self.pages_per_slot else (length + 1) // 2)
+        )

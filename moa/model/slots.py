@@ -13,6 +13,12 @@ from moa.errors import CapacityError, FullError, UsageError
 class Slots:
     """Which slots are taken, and how many tokens each holds."""
 
+    slots: int
+    capacity: int
+    """Most tokens of a slot."""
+    lengths: list[int]
+    """Committed tokens of each slot."""
+
     def __init__(self, slots: int, capacity: int) -> None:
         if slots < 1 or capacity < 1:
             raise UsageError(
@@ -21,7 +27,6 @@ class Slots:
         self.slots = slots
         self.capacity = capacity
         self.lengths = [0] * slots
-        """Committed tokens of each slot."""
         self._free = list(range(slots - 1, -1, -1))
         self._taken = [False] * slots
 

@@ -1,35 +1,50 @@
-"""The target: one tree-masked forward over rows of any lengths, and the commit of accepted nodes."""
+"""A target in torch: a model of the library, its KV cache in pages, and one of three decoders."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import linear
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from moa.config import TargetFacts
-from moa.errors import NumericalError, UnsupportedModelError, UsageError
+from moa.errors import ConfigError, NumericalError, UnsupportedModelError, UsageError
 from moa.grammar.matcher import GrammarCompiler
-from moa.model.accelerator.buffers import check_nodes
+from moa.model.accelerator.graphs import Graphs
 from moa.model.accelerator.runner import Accelerator, GraphRunner
-from moa.model.accelerator.sampling import NO_NUMBER
+from moa.model.accelerator.sampling import choose
 from moa.model.accelerator.weights import can_run
+from moa.model.decoder import Decoder, Forward
 from moa.model.families import embedding_scale, mask_plan
-from moa.model.layout import Layout, Row, RowBatch
+from moa.model.head import Head
 from moa.model.library import LibraryDecoder
 from moa.model.loading import load_model, load_tokenizer, prepare
 from moa.model.packed import PACKED_FAMILIES, PackedDecoder
 from moa.model.pages import PagePool
-from moa.model.products import Product, can_pack, widened
+from moa.model.products import can_pack
 from moa.sampling import NO_LOGITS
+from moa.target import contract
+from moa.target.contract import (
+    NO_NUMBER,
+    Capabilities,
+    Chooser,
+    Draw,
+    ExpectedLoad,
+    LoadOptions,
+    Machine,
+    Memory,
+    Node,
+)
+from moa.target.registry import registered
+from moa.target.rows import Row, RowBatch
 
 __all__ = ["Committed", "Row", "Step", "Target"]
 
@@ -106,100 +121,111 @@ class Committed:
 
 
 class Step:
-    """The results of one forward, in the order of its rows."""
+    """The results of one forward: `moa.target.contract.Step`, and its tensors."""
 
     def __init__(
-        self,
-        target: Target,
-        batch: RowBatch,
-        versions: Sequence[int],
-        hidden: Tensor,
-        choices: npt.NDArray[np.int64] | None = None,
-        path: str = "library",
-        tapped: Tensor | None = None,
-    ):
-        if len(hidden) != batch.starts[-1]:
-            raise ValueError(f"{len(hidden)} final states of {batch.starts[-1]} tokens")
+        self, target: Target, batch: RowBatch, versions: Sequence[int], forward: Forward
+    ) -> None:
+        if len(forward.hidden) != batch.starts[-1]:
+            raise ValueError(f"{len(forward.hidden)} final states of {batch.starts[-1]} tokens")
         self.batch = batch
         self.versions = versions
-        self.path = path
-        """How the forward ran: `library`, or `graph` or `eager` and the accelerator's tier."""
+        """Of the slots, when the forward began."""
         self._target = target
-        self._hidden = hidden
-        self._known = choices
-        self._tapped = tapped
+        self._forward = forward
 
     @property
-    def samples_on_device(self) -> bool:
-        """Whether tokens are sampled where the logits are: on a CPU the host's own walk reads fewer
-        of them."""
-        return self._target.runner is not None or self._hidden.device.type != "cpu"
+    def sizes(self) -> Sequence[int]:
+        """Tokens of each row."""
+        return self.batch.sizes
+
+    @property
+    def path(self) -> str:
+        """How the forward ran: the decoder's name or, on CUDA, `graph` or `eager` and the tier."""
+        return self._forward.path
+
+    @property
+    def choose(self) -> Chooser | None:
+        """Samples where the logits are."""
+        return self._choose if self._target.decoder.samples else None
+
+    def _choose(self, nodes: Sequence[Node], draws: Sequence[Draw]) -> list[int]:
+        return choose(self.logits_of(nodes), draws)
 
     def hidden(self, b: int) -> Tensor:
         """Final states `[t,hidden]` of row b, after the last norm."""
-        return self._hidden[int(self.batch.starts[b]) : int(self.batch.starts[b + 1])]
+        return self._forward.hidden[self._span(b)]
 
     @property
     def taps(self) -> bool:
         """Whether the target taps any layer."""
-        return self._tapped is not None
+        return self._forward.tapped is not None
 
     def tapped(self, b: int, path: Sequence[int]) -> Tensor:
         """The tapped states, side by side, at nodes of row b: `[len(path), taps * hidden]`."""
-        if self._tapped is None:
+        if self._forward.tapped is None:
             raise UsageError("this target taps no layer")
-        places = torch.tensor(
-            [int(self.batch.starts[b]) + node for node in path], device=self._tapped.device
-        )
-        found = self._tapped[places.long()]
-        return (
-            torch.cat([found, self._hidden[places.long()]], -1)
-            if self._target.taps_final_state
-            else found
-        )
+        places = self._places([Node(b, node) for node in path])
+        found = self._forward.tapped[places]
+        if self._target.taps_final_state:
+            found = torch.cat([found, self._forward.hidden[places]], -1)
+        return found
 
     def logits(self, b: int, nodes: Sequence[int]) -> Tensor:
         """Logits `[len(nodes),vocab]`, float32, of row b. One call for many nodes costs little more
         than for one."""
-        return self.logits_of([(b, node) for node in nodes])
+        return self.logits_of([Node(b, node) for node in nodes])
 
     def logits_of(self, nodes: Sequence[tuple[int, int]]) -> Tensor:
         """Logits `[len(nodes),vocab]`, float32, of nodes (row, node) of any rows, in one product."""
-        places = [int(self.batch.starts[b]) + range(self.batch.sizes[b])[node] for b, node in nodes]
-        return self._target.logits(
-            self._hidden[torch.tensor(places, dtype=torch.long, device=self._hidden.device)]
-        )
+        return self._target.logits(self._forward.hidden[self._places(nodes)])
+
+    def host_logits(self, nodes: Sequence[Node]) -> NDArray[np.float32]:
+        """The same on the host."""
+        return self.logits_of(nodes).cpu().numpy()
 
     def wait(self) -> None:
         """Return when the accelerator has computed it: until then a forward has only been queued."""
-        if self._hidden.device.type == "cuda":
-            torch.cuda.synchronize(self._hidden.device)
+        if self._forward.hidden.device.type == "cuda":
+            torch.cuda.synchronize(self._forward.hidden.device)
 
-    def argmax(self, b: int) -> npt.NDArray[np.int64]:
+    def argmax(self, b: int) -> NDArray[np.int64]:
         """The most likely next token after each node of row b; -1 for nodes that were not judged. A
         `NumericalError` where logits of the row contain NaN or Inf."""
-        choices = self._choices[self.batch.starts[b] : self.batch.starts[b + 1]]
+        choices = self._choices[self._span(b)]
         if (choices == NO_NUMBER).any():
             raise NumericalError(NO_LOGITS)
         return choices
 
     @cached_property
-    def _choices(self) -> npt.NDArray[np.int64]:
-        if self._known is not None:
-            return self._known
+    def _choices(self) -> NDArray[np.int64]:
+        if self._forward.choices is not None:
+            return self._forward.choices
         judged = self.batch.judged()
         choices = np.full(judged.shape, -1, dtype=np.int64)
-        hidden = self._hidden
+        hidden = self._forward.hidden
         if not judged.all():
             hidden = hidden[torch.from_numpy(np.flatnonzero(judged)).to(hidden.device)]
         if len(hidden):
             choices[judged] = self._target.most_likely(hidden).cpu().numpy()
         return choices
 
+    def _span(self, b: int) -> slice:
+        return slice(int(self.batch.starts[b]), int(self.batch.starts[b + 1]))
 
+    def _places(self, nodes: Sequence[tuple[int, int]]) -> Tensor:
+        """Where nodes (row, node) are in the batch; a node may count from the end of its row."""
+        places = [int(self.batch.starts[b]) + range(self.batch.sizes[b])[node] for b, node in nodes]
+        return torch.tensor(places, dtype=torch.long, device=self._forward.hidden.device)
+
+
+@registered(step=Step, cache=PagePool)
 class Target:
     """A causal language model with a pool of slots, verifying trees of drafted tokens for many
-    sequences at once."""
+    sequences at once: `moa.target.contract.Target`, and its tensors for drafters."""
+
+    facts: TargetFacts
+    cache: PagePool
 
     def __init__(
         self,
@@ -220,10 +246,10 @@ class Target:
 
         `kv_tokens` is the total of all slots (0: each can be full). `packed` uses the packed
         decoder if the family has one; `pack_weights` then stores the weights in oneDNN's layout
-        instead of torch's, and beside them a float32 copy of the LM head in that layout: to widen
-        it in every forward takes as long as eight layers. On an accelerator `exact` makes every
-        token's bits independent of its batch, its draft and the pieces of its prompt, for which
-        drafts must be chains in less than float32; `accelerator` replaces the device's own.
+        instead of torch's, and beside them a float32 copy of the LM head in that layout. On an
+        accelerator `exact` makes every token's bits independent of its batch, its draft and the
+        pieces of its prompt, for which drafts must be chains in less than float32; `accelerator`
+        replaces the device's own.
         """
         head: Any = model.get_output_embeddings()
         embedding: Any = model.get_input_embeddings()
@@ -241,12 +267,12 @@ class Target:
         # Gemma rounds its scale to the weights' precision before it multiplies.
         self.embedding_scale = float(torch.tensor(embedding_scale(model.config), dtype=self.dtype))
         self.logit_softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
-        capacity = min(capacity, facts.max_positions)
         if packed and can_run(model, facts):
             accelerator = accelerator or Accelerator.of(self.device, library_products=not exact)
         else:
             accelerator = None
-        self.pool = PagePool(
+        capacity = min(capacity, facts.max_positions)
+        self.cache = PagePool(
             layers=facts.layers,
             slots=slots,
             kv_heads=facts.kv_heads,
@@ -257,28 +283,63 @@ class Target:
             dtype=self.dtype,
             device=self.device,
         )
-        plan = mask_plan(model.config)
-        self._windows = plan.windows
-        kinds = model.config.layer_types if plan.per_layer_type else ["all"] * facts.layers
-        self.runner: GraphRunner | None = None
-        """The accelerator's decoder, in place of the others."""
         self.taps_final_state = False
-        self._decoder: PackedDecoder | LibraryDecoder
+        self.graphs: Graphs | None = None
+        """Of an accelerator, for a drafter's steps beside the forwards."""
+        self.decoder = self._make_decoder(
+            accelerator, packed=packed, head=Head(self.head_weight, pack=packed and pack_weights)
+        )
+        exact_on_cuda = accelerator is not None and exact
+        self._capabilities = Capabilities(
+            decoder=self.decoder.name,
+            # The keys of an accepted branch lie at other columns than those of plain decoding, so
+            # that sums over them run in another order: less than float32 would show it.
+            trees=not exact_on_cuda or self.dtype == torch.float32,
+            states=True,
+            batch_invariant=exact_on_cuda,
+        )
+
+    def _make_decoder(
+        self, accelerator: Accelerator | None, *, packed: bool, head: Head
+    ) -> Decoder:
+        plan = mask_plan(self.model.config)
+        kinds = ["all"] * self.facts.layers
+        if plan.per_layer_type:
+            kinds = self.model.config.layer_types
         if accelerator is not None:
             windows = [plan.windows[kind] for kind in kinds]
-            self.runner = GraphRunner(model, facts, self.pool, accelerator, windows)
-        elif packed and facts.family in PACKED_FAMILIES:
-            pack = pack_weights and can_pack(self.device, self.dtype)
-            self._decoder = PackedDecoder(
-                model, facts, capacity=self.pool.capacity, kinds=kinds, pack=pack
+            runner = GraphRunner(self.model, self.facts, self.cache, accelerator, windows)
+            self.graphs = runner.graphs
+            return runner
+        if packed and self.facts.family in PACKED_FAMILIES:
+            return PackedDecoder(
+                self.model,
+                self.facts,
+                self.cache,
+                kinds=kinds,
+                windows=plan.windows,
+                pack=head.packs and can_pack(self.device, self.dtype),
+                head=head,
             )
-        else:
-            self._decoder = LibraryDecoder(model, plan)
-        self._pack_head = pack_weights and packed
-        self.trees = self.runner is None or not exact or self.dtype == torch.float32
-        """Whether drafts may branch. The keys of an accepted branch lie at other columns than those
-        of plain decoding, so that sums over them run in another order: less than float32 would show
-        it."""
+        return LibraryDecoder(self.model, self.facts, self.cache, plan=plan, head=head)
+
+    # ---- how it is made
+
+    @classmethod
+    def open(cls, source: str, options: LoadOptions) -> Self:
+        """Load a hub id or a folder, with the fastest products of this machine."""
+        device = pick_device(options.device)
+        return cls.load(
+            source,
+            device=device,
+            dtype=pick_dtype(options.dtype, device),
+            quantize=options.quantize,
+            slots=options.slots,
+            capacity=options.capacity,
+            kv_tokens=options.kv_tokens,
+            pack_weights=True,
+            exact=options.exact,
+        )
 
     @classmethod
     def load(
@@ -299,6 +360,18 @@ class Target:
         """Use a model that is in memory; its attention function is replaced by this project's."""
         return cls(model, prepare(model), **how)
 
+    # ---- what it is
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        return self._capabilities
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether it came from a folder, which must have one."""
+        return self.folder is not None
+
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer, loaded on first use."""
@@ -315,53 +388,38 @@ class Target:
             eos_ids=self.facts.eos_ids,
         )
 
+    @property
+    def machine(self) -> Machine:
+        """Where it computes."""
+        threads = torch.get_num_threads()
+        hardware = f"{platform.machine()} CPU, {threads} {'thread' if threads == 1 else 'threads'}"
+        if self.device.type == "cuda":
+            hardware = torch.cuda.get_device_name(self.device)
+        return Machine(
+            device=str(self.device),
+            dtype=str(self.dtype).removeprefix("torch."),
+            hardware=hardware,
+        )
+
+    @property
+    def memory(self) -> Memory:
+        """What it takes beside its weights."""
+        return Memory(
+            kv_bytes_per_token=self.cache.bytes_per_token,
+            kv_bytes=self.cache.nbytes,
+            buffer_bytes=self.decoder.nbytes,
+        )
+
+    # ---- forwards
+
     @torch.inference_mode()
     def forward(self, rows: Sequence[Row]) -> Step:
         """Run every row's tokens after its slot's prefix; each node attends to the prefix and its
         own ancestors."""
-        if self.runner is not None:
-            batch = RowBatch.of(rows, self.facts.vocab_size)
-            check_nodes(batch)
-            begun = self.pool.begin(batch.slots, batch.sizes)
-            found = self.runner(batch)
-            return Step(
-                self, batch, begun, *found, path=self.runner.path, tapped=self.runner.tapped
-            )
-        batch, versions, layout, ids = self._laid_out(rows)
-        hidden = self._decoder(ids, layout, self.pool.layers)
-        return Step(self, batch, versions, hidden, tapped=self._decoder.tapped)
-
-    def tap(self, layers: Sequence[int]) -> None:
-        """Keep the inputs of these layers, counted from 0, in every step; before the first forward.
-        The number behind the last layer's, which can only come last, stands for the final state."""
-        self.taps_final_state = layers[-1] == self.facts.layers
-        (self._decoder if self.runner is None else self.runner).tap(
-            layers[: len(layers) - self.taps_final_state]
-        )
-
-    @property
-    def packed(self) -> bool:
-        """Whether the packed decoder runs forwards."""
-        return self.runner is None and isinstance(self._decoder, PackedDecoder)
-
-    @torch.inference_mode()
-    def run_first_layer(self, rows: Sequence[Row]) -> None:
-        """Have kernels made for so many tokens: those of one layer serve all."""
-        if self.runner is None and isinstance(self._decoder, PackedDecoder):
-            _, _, layout, ids = self._laid_out(rows)
-            self._decoder.run_first_layer(ids, layout, self.pool.layers)
-
-    def _laid_out(self, rows: Sequence[Row]) -> tuple[RowBatch, Sequence[int], Layout, Tensor]:
         batch = RowBatch.of(rows, self.facts.vocab_size)
-        versions = self.pool.begin(batch.slots, batch.sizes)
-        layout = Layout(
-            batch,
-            self.pool,
-            windows=self._windows,
-            repeats=self.facts.heads // self.facts.kv_heads,
-            together=isinstance(self._decoder, LibraryDecoder),
-        )
-        return batch, versions, layout, torch.from_numpy(batch.ids).to(self.device)
+        self.decoder.check(batch)
+        versions = self.cache.begin(batch.slots, batch.sizes)
+        return Step(self, batch, versions, self.decoder.run(batch))
 
     @torch.inference_mode()
     def commit(self, step: Step, b: int, path: Sequence[int]) -> Committed:
@@ -369,51 +427,42 @@ class Target:
 
         A row can be committed once, and only until its slot takes part in another forward.
         """
-        slot = step.batch.slots[b]
-        size = step.batch.sizes[b]
-        parents = step.batch.parents[step.batch.starts[b] : step.batch.starts[b + 1]]
-        if self.pool.versions[slot] != step.versions[b]:
+        batch = step.batch
+        slot = batch.slots[b]
+        parents = batch.parents[batch.starts[b] : batch.starts[b + 1]]
+        if self.cache.versions[slot] != step.versions[b]:
             raise UsageError(f"slot {slot} has moved on since this forward")
         before = -1
         for node in path:
-            if not 0 <= node < size or parents[node] != before:
+            if not 0 <= node < batch.sizes[b] or parents[node] != before:
                 raise UsageError(f"slot {slot}: node {node} does not continue the path")
             before = node
-        start = self.pool.lengths[slot]
-        self.pool.commit(slot, path)
-        straight = len(path) == 0 or path[-1] == len(path) - 1
+        start = self.cache.lengths[slot]
+        self.cache.commit(slot, path)
         hidden = step.hidden(b)
+        if len(path) > 0 and path[-1] != len(path) - 1:
+            hidden = hidden[torch.tensor(path, device=self.device)]
+        hidden = hidden[: len(path)]  # without a branch a view: nothing is copied
         return Committed(
-            pool=self.pool,
+            pool=self.cache,
             slot=slot,
             start=start,
-            hidden=hidden[: len(path)]
-            if straight
-            else hidden[torch.tensor(path, device=self.device)],
+            hidden=hidden,
             tapped=step.tapped(b, path) if step.taps else None,
-            tokens=[int(step.batch.ids[step.batch.starts[b] + node]) for node in path],
+            tokens=[int(batch.ids[batch.starts[b] + node]) for node in path],
         )
 
-    @cached_property
-    def wide_head(self) -> Product | None:
-        """The LM head in float32, made when it is first asked for."""
-        return widened(self.head_weight) if self._pack_head else None
+    def tap(self, layers: Sequence[int]) -> None:
+        """Keep the inputs of these layers, counted from 0, in every step; before the first forward.
+        The number behind the last layer's, which can only come last, stands for the final state."""
+        self.taps_final_state = layers[-1] == self.facts.layers
+        self.decoder.tap(layers[: len(layers) - self.taps_final_state])
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """The LM head over final states `[n,hidden]`: float32 `[n,vocab]`, also of lower-precision
         weights, which makes ties rarer."""
-        weight = self.head_weight
-        if self.runner is not None:
-            logits = self.runner.logits(hidden)
-        elif self.wide_head is not None:
-            logits = self.wide_head(hidden)
-        elif weight.dtype == torch.float32:
-            logits = linear(hidden, weight)
-        elif weight.device.type == "cuda":
-            logits = torch.mm(hidden, weight.T, out_dtype=torch.float32)
-        else:
-            logits = _linear_in_fp32(hidden, weight)
+        logits = self.decoder.logits(hidden)
         if self.logit_softcap is not None:
             logits = torch.tanh(logits / self.logit_softcap) * self.logit_softcap
         return logits
@@ -425,6 +474,31 @@ class Target:
         at_once = max(1, _LOGITS_AT_ONCE // self.facts.vocab_size)
         return torch.cat([_best(self.logits(part)) for part in hidden.split(at_once)])
 
+    # ---- what it makes ready
+
+    def prepare(self, load: ExpectedLoad, seconds: float) -> None:
+        """Make kernels, graphs and copies that the first requests would wait for."""
+        self.decoder.prepare(load, seconds)
+
+    @property
+    def unprepared(self) -> bool:
+        """Whether a graph is missing."""
+        return self.decoder.unprepared
+
+    def prepare_more(self) -> None:
+        """Capture one of the missing graphs."""
+        self.decoder.prepare_more()
+
+
+def with_states(target: contract.Target) -> Target:
+    """The same target, for drafters that read its states; a `UsageError` where it has none."""
+    if not target.capabilities.states:
+        raise UsageError(
+            f"a target of {target.capabilities.decoder} gives no states, which this drafter reads",
+            hint="leave the drafter out",
+        )
+    return cast(Target, target)  # this module's targets are the ones that say so
+
 
 def _best(logits: Tensor) -> Tensor:
     # To argmax what is no number is the greatest of all, and so is infinity: the best logit shows
@@ -433,12 +507,21 @@ def _best(logits: Tensor) -> Tensor:
     return torch.where(logits.gather(-1, best).isfinite(), best, NO_NUMBER).squeeze(-1)
 
 
-def _linear_in_fp32(hidden: Tensor, weight: Tensor) -> Tensor:
-    """`hidden @ weight.T` in float32; the weight is converted in pieces, so no float32 copy of it
-    is kept."""
-    out = hidden.new_empty(len(hidden), len(weight), dtype=torch.float32)
-    wide = hidden.float()
-    rows = 1024
-    for start in range(0, len(weight), rows):
-        out[:, start : start + rows] = wide @ weight[start : start + rows].float().T
-    return out
+def pick_device(name: str) -> str:
+    """The device that `name` stands for; `auto` is the best one here."""
+    if name != "auto":
+        return name
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def pick_dtype(name: str, device: str) -> torch.dtype:
+    """The precision that `name` stands for; `auto` is bfloat16 on an accelerator and float32 on a
+    CPU."""
+    names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name == "auto":
+        return torch.float32 if device.startswith("cpu") else torch.bfloat16
+    if name not in names:
+        raise ConfigError(f"unknown dtype {name!r}", hint=f"one of auto, {', '.join(names)}")
+    return names[name]

@@ -61,14 +61,14 @@ class GeneratedAnswers:
         self._about.parent.mkdir(parents=True, exist_ok=True)
         self._note(complete=False)
         made_with = self.made_with
-        room = target.pool.capacity - made_with["max_new_tokens"]
+        room = target.cache.capacity - made_with["max_new_tokens"]
         asked = [array("i", prompt) for prompt in prompts if 0 < len(prompt) <= room]
-        done = self._whole_windows(target.pool.slots)
+        done = self._whole_windows(target.cache.slots)
         with (
             self.path.open("a", encoding="utf-8") as file,
             Progress(len(asked), done, quiet=quiet, of="answer") as bar,
         ):
-            for at in range(done, len(asked), target.pool.slots):
+            for at in range(done, len(asked), target.cache.slots):
                 began = time.perf_counter()
                 # The noise of a sampled token is a function of seed and position: another seed for
                 # every window.
@@ -77,7 +77,7 @@ class GeneratedAnswers:
                 )
                 answers = generate(
                     target,
-                    asked[at : at + target.pool.slots],
+                    asked[at : at + target.cache.slots],
                     made_with["max_new_tokens"],
                     sampling,
                 )

@@ -43,7 +43,7 @@ from tests.tiny import save_tiny
 def test_text_does_not_depend_on_the_drafter(kind: str, sampling: SamplingSettings) -> None:
     target = target_for(kind, tiny_target())
     drafting = drafting_with(
-        opponent(kind, target), slots=target.pool.slots, capacity=target.pool.capacity
+        opponent(kind, target), slots=target.cache.slots, capacity=target.cache.capacity
     )
     asked = prompts(1, 2, 17, 30)
     plain = Speculator(target).generate(

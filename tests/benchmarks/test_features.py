@@ -43,7 +43,7 @@ def build(kind: Feature) -> tuple[FeatureDrafter, list[int], Tensor, FeatureDraf
 def observed(target: Target, drafting: FeatureDrafting | MoaDrafting, ids: list[int]) -> int:
     """A slot that has seen the first tokens as an engine shows them: a chunk, then an accepted path
     of a tree."""
-    slot = target.pool.acquire()
+    slot = target.cache.acquire()
     drafter_slot = drafting.open()
     step = target.forward([Row.chain(slot, ids[:6])])
     drafting.observe(drafter_slot, ids[:6], target.commit(step, 0, range(6)))

@@ -47,7 +47,7 @@ def beside(pair: Pair, ids: list[int]) -> tuple[DraftTree, list[np.ndarray]]:
     drafter = load_drafter(pair.drafter, target.model, target.facts)
     drafting = MoaDrafting(drafter, slots=1, capacity=64)
     done = target.commit(
-        target.forward([Row.chain(target.pool.acquire(), ids[:-1])]), 0, range(len(ids) - 1)
+        target.forward([Row.chain(target.cache.acquire(), ids[:-1])]), 0, range(len(ids) - 1)
     )
     drafting.observe(drafting.open(), ids[:-1], done)
     with torch.inference_mode():

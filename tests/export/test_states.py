@@ -86,7 +86,7 @@ class Beside:
         )
         self.target.tap(self.drafter.config.taps)
         self.drafting = FeatureDrafting(self.drafter, slots=1, capacity=64)
-        slot, self.slot = self.target.pool.acquire(), self.drafting.open()
+        slot, self.slot = self.target.cache.acquire(), self.drafting.open()
         pieces: list[Committed] = []
         for part in (ids[:4], ids[4:]):
             pieces.append(

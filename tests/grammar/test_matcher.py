@@ -16,9 +16,9 @@ from moa.errors import UsageError
 from moa.grammar import matcher as matching
 from moa.grammar.matcher import Bits, GrammarCompiler, forced_draft, has, unpacked
 from moa.grammar.spec import MAX_BYTES, Grammar, GrammarError
-from moa.model.accelerator.sampling import Draw
 from moa.model.accelerator.sampling import choose as choose_all
 from moa.sampling import SamplingSettings, choose
+from moa.target.contract import Draw
 from tests.grammar.corpus import compiler
 
 SIZE = 4096

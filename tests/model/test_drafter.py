@@ -157,7 +157,7 @@ class Reference:
 
 def observed(target: Target, ids: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     done = target.commit(
-        target.forward([Row.chain(target.pool.acquire(), ids)]), 0, range(len(ids))
+        target.forward([Row.chain(target.cache.acquire(), ids)]), 0, range(len(ids))
     )
     return *done.kv, done.hidden, done.positions
 

@@ -48,7 +48,7 @@ def test_drafting_is_the_published_forward(layout: str, family: str, tmp_path: P
     # hidden_states[i] is the input of layer i.
     taps = (2, 2, 1) if layout == "authors" else (1, 2, 3)
     features = published.fused(weights, layout, torch.cat([states[tap][0] for tap in taps], -1))
-    slot = target.pool.acquire()
+    slot = target.cache.acquire()
     drafting = FeatureDrafting(drafter, slots=2, capacity=64)
     place = drafting.open()
     for start, stop in (

@@ -51,7 +51,7 @@ def run(target: Target, slot: int, tokens: list[int]) -> Committed:
 def test_it_drafts_what_torch_drafts_after_every_round(pair: Path) -> None:
     target, drafter, graph = opened(pair)
     torch_drafting = MoaDrafting(drafter, capacity=160)
-    slot = target.pool.acquire()
+    slot = target.cache.acquire()
     places = (graph.open(), torch_drafting.open())
     text = verifier_kit.prompt(3, 100)
     for start, stop in (
@@ -77,20 +77,20 @@ def test_a_slot_that_is_used_again_drafts_as_a_new_one() -> None:
     with pytest.raises(FullError):
         [graph.open() for _ in range(2)]
     graph.close(0)
-    slot = target.pool.acquire()
+    slot = target.cache.acquire()
     place = graph.open()
     first = verifier_kit.prompt(1, 40)
     graph.observe(place, first, run(target, slot, first))
     graph.close(place)
-    target.pool.release(slot)
+    target.cache.release(slot)
     drafts = []
     text = verifier_kit.prompt(2, 20)
     for drafting in (graph, opened(kit.pair())[2]):
-        slot = target.pool.acquire()
+        slot = target.cache.acquire()
         place = drafting.open()
         drafting.observe(place, text, run(target, slot, text))
         drafts += drafting.draft([DraftRequest(place, 7, SHAPES[1], SAMPLINGS[0])])
-        target.pool.release(slot)
+        target.cache.release(slot)
     assert drafts[0] == drafts[1]
 
 
@@ -104,7 +104,7 @@ def test_records_of_the_latest_tokens_are_made_together(monkeypatch: pytest.Monk
         return real(pieces)
 
     monkeypatch.setattr(drafter, "whole_records", count)
-    slot = target.pool.acquire()
+    slot = target.cache.acquire()
     place = graph.open()
     text = verifier_kit.prompt(1, 60)
     for start in range(0, 60, 3):

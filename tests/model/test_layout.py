@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from moa.model.layout import Layout, Row, RowBatch
+from moa.model.layout import Layout
 from moa.model.pages import PagePool
+from moa.target.rows import Row, RowBatch
 
 
 def test_long_rows_attend_alone_and_short_ones_with_their_like() -> None:

@@ -57,8 +57,8 @@ def test_a_saved_model_loads_with_its_facts(family: str, tmp_path: Path) -> None
 
 def test_the_dtype_is_the_one_asked_for(folder: Path) -> None:
     target = Target.load(folder, dtype=torch.bfloat16, capacity=16)
-    assert target.dtype == target.pool.k.dtype == torch.bfloat16
-    target.forward([Row(target.pool.acquire(), [5], [-1])])
+    assert target.dtype == target.cache.k.dtype == torch.bfloat16
+    target.forward([Row(target.cache.acquire(), [5], [-1])])
 
 
 def test_all_end_tokens_of_the_generation_settings_count_and_a_model_in_memory_is_checked_too(

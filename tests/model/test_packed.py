@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from moa.model import target as target_module
+from moa.model.head import Head
 from moa.model.packed import PACKED_FAMILIES
 from moa.model.products import can_pack
 from moa.model.target import Row, Target
@@ -37,7 +37,7 @@ def test_every_way_through_a_model_says_the_same_of_unlike_rows(family: str) -> 
         slots = [
             prefill(target, rng.integers(4, 128, size).tolist(), 64) for size in (700, 3, 41, 20)
         ]
-        slots.append(target.pool.share(slots[2], 37))
+        slots.append(target.cache.share(slots[2], 37))
         rows = [
             Row(slot, *random_tree(rng, size))
             for slot, size in zip(slots[:4], (6, 1, 9, 8), strict=True)
@@ -67,12 +67,12 @@ def test_weights_are_held_once_and_the_librarys_own_model_still_runs_on_them(
     ids = torch.arange(4, 24).reshape(1, 20)
     if pack_weights:
         assert not any("proj" in name for name, _ in model.named_parameters())
-        assert second._decoder._layers[0]._qkv is attention.q_proj.whole
+        assert second.decoder._layers[0]._qkv is attention.q_proj.whole
     else:
         parts = attention.q_proj, attention.k_proj, attention.v_proj
         assert len({part.weight.untyped_storage().data_ptr() for part in parts}) == 1
     rows = [Row.chain(0, [5, 6, 7], judged="all")]
-    assert first.pool.acquire() == second.pool.acquire() == 0
+    assert first.cache.acquire() == second.cache.acquire() == 0
     torch.testing.assert_close(first.forward(rows).hidden(0), second.forward(rows).hidden(0))
     with torch.no_grad():
         assert_rounded(model(ids).logits, plain(ids).logits)
@@ -91,15 +91,17 @@ def test_bfloat16_weights_are_packed_and_their_head_is_widened_once(
         for pack in (False, True)
     )
     assert not any("proj" in name for name, _ in fast.model.named_parameters())
-    assert "wide_head" not in vars(fast), "no copy of the head before somebody asks for logits"
+    assert "wide" not in vars(fast.decoder._head), (
+        "no copy of the head before somebody asks for logits"
+    )
     steps = [
-        target.forward([Row.chain(target.pool.acquire(), [5, 6, 7], judged="all")])
+        target.forward([Row.chain(target.cache.acquire(), [5, 6, 7], judged="all")])
         for target in (plain, fast)
     ]
     torch.testing.assert_close(steps[1].hidden(0), steps[0].hidden(0), atol=2e-2, rtol=2e-2)
     hidden = steps[0].hidden(0)
     wide = plain.logits(hidden)
-    monkeypatch.setattr(target_module, "_linear_in_fp32", None)
+    monkeypatch.setattr(Head, "_widened_in_pieces", None)
     logits = fast.logits(hidden)
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, wide)

@@ -41,7 +41,7 @@ def test_full_memory_is_a_typed_error_that_takes_nothing() -> None:
         CapacityError, match="3 more pages of 16 tokens are needed, 2 of 8 are free"
     ):
         pool.begin([second], [3 * PAGE])
-    assert (pool.free_pages, pool.held[second], pool.versions[second]) == (2, 0, 0)
+    assert (pool.free_pages, pool.pages_held[second], pool.versions[second]) == (2, 0, 0)
     with pytest.raises(CapacityError, match=f"cannot take 1 more: its capacity is {6 * PAGE}"):
         pool.begin([first], [1])
 

@@ -17,7 +17,7 @@ from tests.tiny import FAMILIES, tiny
 
 
 def prefill(target: Target, ids: list[int], chunk: int = 7) -> int:
-    slot = target.pool.acquire()
+    slot = target.cache.acquire()
     for start in range(0, len(ids), chunk):
         part = ids[start : start + chunk]
         target.commit(target.forward([Row.chain(slot, part)]), 0, range(len(part)))
@@ -51,7 +51,7 @@ def check_random_trees(
                 range(len(texts[b]), len(texts[b]) + len(path))
             )
             texts[b] = texts[b] + [tokens[node] for node in path]
-            assert target.pool.lengths[slots[b]] == len(texts[b])
+            assert target.cache.lengths[slots[b]] == len(texts[b])
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_committed_rows_are_the_models_own_cache_and_states() -> None:
 def test_only_judged_nodes_pass_through_the_head_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moa.model.target._LOGITS_AT_ONCE", 128)
     target = Target.from_model(tiny("llama"), slots=3, capacity=32)
-    slots = [target.pool.acquire() for _ in range(3)]
+    slots = [target.cache.acquire() for _ in range(3)]
     rows = [
         Row(slots[0], [5, 6], [-1, 0]),
         Row.chain(slots[1], [7, 8, 9]),
@@ -124,16 +124,16 @@ def test_only_judged_nodes_pass_through_the_head_in_pieces(monkeypatch: pytest.M
 )
 def test_bad_rows_are_refused_before_the_model_runs(tokens: list, parents: list, said: str) -> None:
     target = Target.from_model(tiny("llama"), slots=2, capacity=16)
-    good = target.pool.acquire()
-    bad = target.pool.acquire()
+    good = target.cache.acquire()
+    bad = target.cache.acquire()
     with pytest.raises(UsageError, match=said):
         target.forward([Row(good, [5], [-1]), Row(bad, tokens, parents)])
-    assert target.pool.versions == [0, 0]
+    assert target.cache.versions == [0, 0]
 
 
 def test_rows_of_one_slot_or_of_no_slot_are_refused() -> None:
     target = Target.from_model(tiny("llama"), slots=2, capacity=16)
-    slot = target.pool.acquire()
+    slot = target.cache.acquire()
     with pytest.raises(UsageError, match="same slot"):
         target.forward([Row(slot, [5], [-1]), Row(slot, [6], [-1])])
     with pytest.raises(UsageError, match="not in use"):
@@ -150,14 +150,14 @@ def test_a_full_slot_is_a_typed_error_and_harms_no_other() -> None:
         target.forward([Row(other, [5], [-1]), Row(full, [5, 6, 7], [-1, 0, 1])])
     step = target.forward([Row(full, [5, 6], [-1, 0])])  # the last columns can be used
     target.commit(step, 0, [0, 1])
-    assert target.pool.lengths[full] == 16
+    assert target.cache.lengths[full] == 16
     assert_rounded(step.logits(0, [1])[0], plain_logits(reference("llama"), [5] * 15 + [6]))
 
 
 @pytest.mark.parametrize("path", [[1], [0, 3], [0, 0], [0, 1, 2], [0, 4], [-1]])
 def test_a_path_must_be_a_chain_from_the_prefix_on(path: list[int]) -> None:
     target = Target.from_model(tiny("llama"), capacity=16)
-    step = target.forward([Row(target.pool.acquire(), [5, 6, 7, 8], [-1, 0, 0, 1])])
+    step = target.forward([Row(target.cache.acquire(), [5, 6, 7, 8], [-1, 0, 0, 1])])
     with pytest.raises(UsageError, match="does not continue the path"):
         target.commit(step, 0, path)
     assert target.commit(step, 0, [0, 1, 3]).hidden.shape == (3, 64)
@@ -165,7 +165,7 @@ def test_a_path_must_be_a_chain_from_the_prefix_on(path: list[int]) -> None:
 
 def test_a_step_is_committed_once_and_only_while_it_is_the_last() -> None:
     target = Target.from_model(tiny("llama"), capacity=16)
-    slot = target.pool.acquire()
+    slot = target.cache.acquire()
     old = target.forward([Row(slot, [5], [-1])])
     new = target.forward([Row(slot, [6], [-1])])
     with pytest.raises(UsageError, match="moved on"):
@@ -179,7 +179,7 @@ def test_a_step_is_committed_once_and_only_while_it_is_the_last() -> None:
 def test_low_precision_weights_get_a_float32_head(family: str) -> None:
     model = tiny(family).bfloat16()
     target = Target.from_model(model, capacity=16)
-    step = target.forward([Row(target.pool.acquire(), [5, 6, 7], [-1, 0, 0])])
+    step = target.forward([Row(target.cache.acquire(), [5, 6, 7], [-1, 0, 0])])
     wide = step.hidden(0).float() @ target.head_weight.float().T
     cap = target.logit_softcap
     wide = torch.tanh(wide / cap) * cap if cap else wide
@@ -202,7 +202,7 @@ def test_embedding_scale_is_what_the_first_layer_gets(family: str, scale: float)
         lambda _, args, kwargs: seen.append(args[0] if args else kwargs["hidden_states"]),
         with_kwargs=True,
     )
-    target.forward([Row(target.pool.acquire(), [5], [-1])])
+    target.forward([Row(target.cache.acquire(), [5], [-1])])
     hook.remove()
     torch.testing.assert_close(seen[0][0, 0], target.embedding_weight[5] * scale)
 
@@ -211,8 +211,8 @@ def test_logits_that_are_no_numbers_are_told_as_such_and_only_of_their_row() -> 
     target = Target.from_model(tiny("llama", seed=3), slots=2, capacity=32)
     with torch.no_grad():
         target.embedding_weight[77] = torch.nan
-    good = target.pool.acquire()
-    bad = target.pool.acquire()
+    good = target.cache.acquire()
+    bad = target.cache.acquire()
     step = target.forward([Row.chain(good, [5, 6]), Row.chain(bad, [5, 77])])
     alone = target.forward([Row.chain(good, [5, 6])])
     np.testing.assert_array_equal(step.argmax(0), alone.argmax(0))

@@ -216,7 +216,7 @@ def random_draft(
 def decoded(target: Target, ids: list[int], truth: list[int], rng: random.Random) -> list[int]:
     """As many tokens as `truth`, by trees that are right about half of the time, the prompt in
     unlike pieces."""
-    slot = target.pool.acquire()
+    slot = target.cache.acquire()
     step = target.forward([Row.chain(slot, ids[:-1], judged="none")])
     target.commit(step, 0, range(len(ids) - 1))
     out: list[int] = []
@@ -236,7 +236,7 @@ def decoded(target: Target, ids: list[int], truth: list[int], rng: random.Random
         target.commit(step, 0, path)
         pending = best[path[-1]]
         out += [*(tokens[node] for node in path[1:]), pending]
-    target.pool.release(slot)
+    target.cache.release(slot)
     return out[: len(truth)]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
@@ -20,7 +21,6 @@ from cloud_verifier.model import load
 from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.settings import Settings
 from moa.errors import UsageError
-from moa.model.target import Target
 from moa.process.listening import Port
 from moa.wire import SUBPROTOCOL, ClientSession, decode_server, encode
 from moa.wire.messages import Hello, Message, ServerMessage, Welcome
@@ -343,9 +343,9 @@ def test_check_prints_figures(
 def test_a_head_that_finds_no_memory_is_one_line(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_: Target) -> None:
+    def full(_: Tensor) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(Target, "wide_head", property(full))
+    monkeypatch.setattr("moa.model.head.widened", full)
     with pytest.raises(UsageError, match=r"no memory for the \d.\d GiB of the LM head"):
         load(Settings(target=str(pair[0]), kv_tokens=512, slots=2))

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from cloud_verifier.emulated import EmulatedTarget
+from cloud_verifier.emulated import slowed_down
 from cloud_verifier.forward_time import ForwardTime
 from cloud_verifier.settings import Settings
 from moa.errors import ConfigError
@@ -31,11 +31,12 @@ def test_what_is_no_time_is_refused_before_anything_is_loaded(wrong: str) -> Non
 
 def test_only_time_is_emulated() -> None:
     quick = Target.from_model(kit.model(), slots=2, capacity=64)
-    slow = EmulatedTarget.from_model(
-        kit.model(), slots=1, capacity=64, forward_time=ForwardTime(forward=0.05, token=0.01)
+    slow = slowed_down(
+        Target.from_model(kit.model(), slots=1, capacity=64),
+        ForwardTime(forward=0.05, token=0.01),
     )
-    slot = quick.pool.acquire()
-    assert slow.pool.acquire() == slot
+    slot = quick.cache.acquire()
+    assert slow.cache.acquire() == slot
     row = Row.chain(slot, [5, 6, 7], judged="all")
     expected = quick.forward([row]).argmax(0).tolist()
     began = time.perf_counter()

@@ -98,12 +98,12 @@ def test_an_idle_engine_runs_a_token_to_know_that_it_can() -> None:
         lambda: [
             bench.submit(new_lease(i), kit.prompt(i, size), []) for i, size in enumerate((60, 5))
         ],
-        target.pool.acquire,
+        target.cache.acquire,
     ]
     for take, free in zip(taken, [(3, 5), (1, 0), (0, 0)], strict=True):
         take()
         bench.run()
-        assert (target.pool.free, target.pool.free_pages) == free
+        assert (target.cache.free, target.cache.free_pages) == free
         now[0] += PROBE_SECONDS
         bench.engine.turn(0)
         assert bench.engine.alive_at == now[0], "also when every page, or every slot is taken"
@@ -298,7 +298,7 @@ def test_numbers_that_are_none_end_their_session_alone_and_leave_nothing_behind(
     assert "NaN or Inf" in failed.reason
     bench.work.release(bad)
     bench.run()
-    for memory in (bench.served.target.pool.k, bench.served.target.pool.v):
+    for memory in (bench.served.target.cache.k, bench.served.target.cache.v):
         assert memory.isfinite().all(), "the next to have these pages finds nothing"
 
 

@@ -52,7 +52,7 @@ class World(Bench):
         self.sessions: dict[Lease, Session] = {}
         self.metrics = Metrics()
         super().__init__(clock=self.clock, metrics=self.metrics, prefill_tokens=256)
-        self.pool = self.served.target.pool
+        self.pool = self.served.target.cache
 
     def clock(self) -> float:
         self.now += 1e-5
@@ -142,12 +142,19 @@ class Nonsense(Exception):
 
 
 def broken(step: Any) -> Any:
-    step._hidden = torch.full_like(step._hidden, torch.nan)
+    hidden = torch.full_like(step._forward.hidden, torch.nan)
+    step._forward = dataclasses.replace(step._forward, hidden=hidden)
     return step
 
 
 def halved(step: Any) -> Any:
-    return Step(step._target, step.batch, step.versions, step._hidden[: len(step._hidden) // 2])
+    whole = step._forward
+    return Step(
+        step._target,
+        step.batch,
+        step.versions,
+        dataclasses.replace(whole, hidden=whole.hidden[: len(whole.hidden) // 2]),
+    )
 
 
 def forked(found: list[Accepted]) -> list[Accepted]:

@@ -117,9 +117,9 @@ def test_a_chain_is_picked_out_of_guesses_by_the_likeliest_child_of_each() -> No
 
 def test_the_spare_page_holds_nothing_but_padding() -> None:
     target = kit.served(drafter=False).target
-    slot = target.pool.acquire()
+    slot = target.cache.acquire()
     target.forward([kit.Row.chain(slot, [5, 6, 7])])
-    target.pool.release(slot)
-    assert not target.pool.k[:, :-PAGE].any()
-    assert target.pool.k[:, -PAGE:].any()
-    assert not target.pool.k[:, -PAGE + 1 :].any()
+    target.cache.release(slot)
+    assert not target.cache.k[:, :-PAGE].any()
+    assert target.cache.k[:, -PAGE:].any()
+    assert not target.cache.k[:, -PAGE + 1 :].any()

@@ -126,7 +126,7 @@ async def test_records_are_the_drafters_projection_of_the_targets_state(
     served = kit.served()
     assert served.drafter is not None
     ids = kit.prompt(4, 60)
-    slot = served.target.pool.acquire()
+    slot = served.target.cache.acquire()
     step = served.target.forward([kit.Row.chain(slot, ids[:-1])])
     committed = served.target.commit(step, 0, range(len(ids) - 1))
     with torch.inference_mode():
@@ -219,7 +219,7 @@ async def test_open_twice_is_open_once_and_close_frees_everything() -> None:
         await edge.send(*(session.close() for session in sessions), sessions[0].close())
         survivor = await edge.start(IDS, max_new_tokens=2)
         await _rest(edge, survivor)
-        assert (len(table), table.slots_free, running.engine.target.pool.free) == (1, 7, 7)
+        assert (len(table), table.slots_free, running.engine.target.cache.free) == (1, 7, 7)
 
 
 # ---- server-drafted streams

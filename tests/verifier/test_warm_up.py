@@ -8,9 +8,11 @@ import sys
 import pytest
 import torch
 
-from cloud_verifier.model import warm_up
+from moa.model.packed import PackedDecoder
 from moa.model.products import can_pack
 from moa.model.target import Target
+from moa.target.contract import ExpectedLoad
+from moa.target.rows import Row
 from tests.verifier import kit
 
 pytestmark = pytest.mark.skipif(
@@ -18,26 +20,29 @@ pytestmark = pytest.mark.skipif(
 )
 SCRIPT = """
 import torch
-from cloud_verifier.model import warm_up
-from moa.model.layout import Row
-from tests.verifier.test_warm_up import packed
+from moa.target.rows import Row
+from tests.verifier.test_warm_up import load_of, packed
 
 target = packed()
 for most, sizes in (64, (13, 50, 64, 300)), (512, (700, 2000)):
-    warm_up(target, most, seconds=1000)
+    target.prepare(load_of(most), seconds=1000)
     for tokens in sizes:
         with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON_CREATION):
             print("tokens", tokens, flush=True)
-            slots = [target.pool.acquire() for _ in range(1 + tokens // 500)]
+            slots = [target.cache.acquire() for _ in range(1 + tokens // 500)]
             target.forward([Row.chain(slot, [5] * (tokens // len(slots))) for slot in slots]).argmax(0)
             for slot in slots:
-                target.pool.release(slot)
+                target.cache.release(slot)
 """
 
 
 def packed() -> Target:
     """A tiny target whose products oneDNN computes."""
     return Target.from_model(kit.model(), slots=5, capacity=512, pack_weights=True)
+
+
+def load_of(tokens: int) -> ExpectedLoad:
+    return ExpectedLoad(rows=4, tokens=tokens, draft_tokens=8, prompt_tokens=256)
 
 
 def test_no_request_waits_for_kernels_of_onednn() -> None:
@@ -58,12 +63,17 @@ def test_no_request_waits_for_kernels_of_onednn() -> None:
 
 def test_a_slow_machine_does_not_wait_for_them_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     target = packed()
+    decoder = target.decoder
+    assert isinstance(decoder, PackedDecoder)
     ran = list[int]()
-    run = target.run_first_layer
-    monkeypatch.setattr(
-        target, "run_first_layer", lambda rows: ran.append(len(rows[0].tokens)) or run(rows)
-    )
+    run = decoder.run_first_layer
+
+    def watched(row: Row) -> None:
+        ran.append(len(row.tokens))
+        run(row)
+
+    monkeypatch.setattr(decoder, "run_first_layer", watched)
     for seconds in (1000, -1):
-        warm_up(target, 4, seconds=seconds)
+        target.prepare(load_of(4), seconds=seconds)
         assert ran == [1, 2, 3, 4]
-    assert target.pool.free == 5
+    assert target.cache.free == 5

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from moa.errors import UsageError
-from moa.model.layout import RowBatch
-from moa.model.pages import PAGE, IntArray, PagePool
+from moa.model.pages import PAGE, PagePool
+from moa.target.rows import IntArray, RowBatch
 
 SPLIT = 512
 """Columns of the context that one part of attention sums over; a part begins at a multiple of it."""
@@ -130,7 +130,7 @@ class Buffers:
             blocks = -(-size // self._block)
             to.block_row[block : block + blocks] = place
             to.block_first[block : block + blocks] = np.arange(0, size, self._block)
-            held = self._pool.held[slot]
+            held = self._pool.pages_held[slot]
             to.table[place, :held] = self._pool.tables[slot, :held]
             at = at + size
             block = block + blocks
@@ -162,7 +162,7 @@ class Buffers:
             rows,
             blocks,
             blocks,
-            rows * self._pool.per_slot,
+            rows * self._pool.pages_per_slot,
         ]
 
     def _size(self, tier: Tier) -> int:

@@ -13,12 +13,22 @@ import torch
 from torch import Tensor
 
 from moa.config import TargetFacts
-from moa.model.accelerator.buffers import MOST, SPLIT, Buffers, ForwardInput, RowPiece, Tier, cut
+from moa.model.accelerator.buffers import (
+    MOST,
+    SPLIT,
+    Buffers,
+    ForwardInput,
+    RowPiece,
+    Tier,
+    check_nodes,
+    cut,
+)
 from moa.model.accelerator.graphs import Capture, Graphs, Work, cuda_graphs
-from moa.model.accelerator.sampling import NO_NUMBER
 from moa.model.accelerator.weights import Weights
-from moa.model.layout import RowBatch
+from moa.model.decoder import Forward
 from moa.model.pages import PAGE, PagePool
+from moa.target.contract import NO_NUMBER, ExpectedLoad
+from moa.target.rows import RowBatch
 
 if TYPE_CHECKING:
     from moa.model.accelerator.kernels import TritonKernels
@@ -36,7 +46,7 @@ class GraphDecoder:
         self._kernels = kernels
         device = weights.embedding.device
         dtype = weights.embedding.dtype
-        splits = -(-pool.per_slot * PAGE // SPLIT)
+        splits = -(-pool.pages_per_slot * PAGE // SPLIT)
 
         def memory(*shape: int, of: torch.dtype = dtype) -> Tensor:
             return torch.zeros(MOST, *shape, dtype=of, device=device)
@@ -145,74 +155,80 @@ class Accelerator(NamedTuple):
 class GraphRunner:
     """The decoder over tiers."""
 
+    name = "cuda"
+    samples = True
+
     def __init__(
         self,
         model: Any,
         facts: TargetFacts,
-        pool: PagePool,
+        cache: PagePool,
         accelerator: Accelerator,
         windows: Sequence[int | None],
     ) -> None:
-        weights = Weights.of(model, facts, capacity=pool.capacity, windows=windows)
-        self._decoder = GraphDecoder(weights, pool, accelerator.kernels)
+        weights = Weights.of(model, facts, capacity=cache.capacity, windows=windows)
+        self._decoder = GraphDecoder(weights, cache, accelerator.kernels)
         self.graphs = Graphs(accelerator.capture)
         """Of forwards, and of the drafter's steps beside them."""
-        self._buffers = Buffers(pool, facts.heads // facts.kv_heads)
+        self._buffers = Buffers(cache, facts.heads // facts.kv_heads)
         self.logits = self._decoder.logits
         self.tap = self._decoder.tap
-        self.tapped: Tensor | None = None
-        """The inputs of the tapped layers in the latest forward: `[tokens, taps * hidden]`."""
-        self.path = ""
-        """How the latest forward ran: `graph` or `eager`, and its tier."""
 
     @property
     def nbytes(self) -> int:
         """Memory of all static buffers."""
         return self._decoder.nbytes + self._buffers.nbytes
 
-    def usual(self, most_rows: int, draft: int, prompt: int) -> list[Tier]:
-        """Tiers of batches of so many sessions at most: single tokens, drafts of `draft` tokens,
-        pieces of a prompt."""
-        tiers = [Tier.of(1, prompt, False)]
-        rows = 1
-        while rows <= min(most_rows, MOST):
-            tiers += [Tier.of(rows, rows, True), Tier.of(rows, min(MOST, rows * draft), True)]
-            rows *= 2
-        return list(dict.fromkeys(tiers))
+    @property
+    def unprepared(self) -> bool:
+        """Whether a forward had no graph yet."""
+        return self.graphs.unprepared > 0
+
+    def check(self, batch: RowBatch) -> None:
+        """Refuse a tree that a mask has no bits for."""
+        check_nodes(batch)
 
     @torch.inference_mode()
-    def prepare(self, tiers: Sequence[Tier]) -> None:
-        """Capture the graphs of these tiers."""
-        for tier in tiers:
+    def prepare(self, load: ExpectedLoad, seconds: float) -> None:
+        """Capture the graphs of the usual forwards."""
+        for tier in usual_tiers(load):
             self.graphs.add(tier.name, self._work(tier))
 
-    @torch.inference_mode()
-    def __call__(self, batch: RowBatch) -> tuple[Tensor, npt.NDArray[np.int64]]:
-        """Final states `[tokens, hidden]`, and the best token after each judged one (-1 elsewhere;
-        `NO_NUMBER`)."""
+    def prepare_more(self) -> None:
+        """Capture the graph of a forward that had none."""
+        self.graphs.prepare()
+
+    def run(self, batch: RowBatch) -> Forward:
+        """Keys and values go to the pages of the batch's slots. A batch beyond the largest tier runs
+        in several forwards."""
         judged = batch.judged()
         choices = np.full(judged.shape, -1, dtype=np.int64)
         hidden = []
         tapped = []
+        path = ""
         for pieces in cut(batch):
             where = np.concatenate(
                 [np.arange(start, stop) + batch.starts[row] for row, start, stop in pieces]
             )
-            found, best = self._forward(batch, pieces, np.flatnonzero(judged[where]))
+            found, best, path = self._forward(batch, pieces, np.flatnonzero(judged[where]))
             choices[where[judged[where]]] = best
             hidden.append(found)
             tapped.append(self._decoder.tapped[: len(found)].clone())
-        self.tapped = torch.cat(tapped) if self._decoder.tapped.shape[1] else None
-        return hidden[0] if len(hidden) == 1 else torch.cat(hidden), choices
+        return Forward(
+            hidden=hidden[0] if len(hidden) == 1 else torch.cat(hidden),
+            tapped=torch.cat(tapped) if self._decoder.tapped.shape[1] else None,
+            choices=choices,
+            path=path,
+        )
 
     def _forward(
         self, batch: RowBatch, pieces: Sequence[RowPiece], judged: npt.NDArray[np.int64]
-    ) -> tuple[Tensor, npt.NDArray[np.int64]]:
+    ) -> tuple[Tensor, npt.NDArray[np.int64], str]:
+        """Final states, the choices of judged tokens, and how it ran."""
         tokens = sum(stop - start for _, start, stop in pieces)
         tier = Tier.of(len(pieces), tokens, len(judged) > 0)
         self._buffers.fill(tier, batch, pieces, judged)
         run, path = self.graphs.get(tier.name, lambda: self._work(tier))
-        self.path = f"{path} {tier.name}"
         run()
         # Reading waits for the device. A forward without choices is waited for too: the host's
         # buffer is filled again.
@@ -224,8 +240,19 @@ class GraphRunner:
             choices = np.zeros(0, dtype=np.int64)
             if self._decoder.hidden.device.type == "cuda":
                 torch.cuda.synchronize(self._decoder.hidden.device)
-        return self._decoder.hidden[:tokens].clone(), choices
+        return self._decoder.hidden[:tokens].clone(), choices, f"{path} {tier.name}"
 
     def _work(self, tier: Tier) -> Work:
         forward = self._buffers.views(tier)
         return Work(lambda: self._decoder.run(forward, tier), lambda: self._buffers.clear(tier))
+
+
+def usual_tiers(load: ExpectedLoad) -> list[Tier]:
+    """Tiers of batches of so many sessions at most: single tokens, usual drafts, pieces of a prompt."""
+    tiers = [Tier.of(1, load.prompt_tokens, False)]
+    rows = 1
+    while rows <= min(load.rows, MOST):
+        tiers.append(Tier.of(rows, rows, True))
+        tiers.append(Tier.of(rows, min(MOST, rows * load.draft_tokens), True))
+        rows *= 2
+    return list(dict.fromkeys(tiers))

@@ -14,11 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moa.grammar.matcher import Bits
 from moa.sampling import GOLDEN, SamplingSettings, noise_keys
+from moa.target.contract import NO_NUMBER, Draw
 
-NO_NUMBER = -2
-"""Chosen where the best logit is NaN or infinite."""
 _WIDER = -3
 """Chosen where more tokens may survive top-k, top-p and min-p than were sorted."""
 _SORTED_FIRST = 1024
@@ -26,18 +24,6 @@ _SORTED_FIRST = 1024
 more."""
 _NUMBERS_AT_ONCE = 2**24
 """Bounds the memory of one pass: 128 MiB for each temporary tensor of float64."""
-
-
-class Draw(NamedTuple):
-    """One node: its sampling settings, the position of the token to choose, and what the repetition
-    penalty applies to: the text up to the draft (shared by the nodes of a row) and the drafted
-    tokens up to the node; and what a grammar allows."""
-
-    settings: SamplingSettings
-    position: int
-    text: Sequence[int] = ()
-    drafted: Sequence[int] = ()
-    allowed: Bits | None = None
 
 
 class _Kind(NamedTuple):

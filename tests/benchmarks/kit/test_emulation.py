@@ -25,7 +25,7 @@ from tests.support.client import client
 def test_a_forward_takes_as_long_as_was_said() -> None:
     target = SlowTarget.from_model(tiny_target(), capacity=64)
     target.step_seconds = 0.05
-    slot = target.pool.acquire()
+    slot = target.cache.acquire()
     began = time.perf_counter()
     target.forward([Row.chain(slot, [5, 6, 7])])
     assert time.perf_counter() - began >= 0.05
@@ -62,7 +62,7 @@ async def test_a_server_that_drafts_with_a_baseline_says_what_the_target_says(
                 await edge.stream(session)
                 assert session.log[len(asked) :] == truth
                 await edge.send(session.close())
-                while target.pool.free < 2:
+                while target.cache.free < 2:
                     await asyncio.sleep(0.01)
         assert target.seen == {}
 

@@ -60,7 +60,7 @@ def test_states_keys_and_values_are_the_targets(target: Path, texts: list[Record
     found = []
     for one in pair:
         one.tap((1, 1, 2))
-        slot = one.pool.acquire()
+        slot = one.cache.acquire()
         one.commit(one.forward([Row.chain(slot, ids[:5])]), 0, range(5))
         step = one.forward(
             [Row(slot, [ids[5], 1, ids[6]], [-1, 0, 0])]
@@ -80,7 +80,7 @@ def test_guesses_are_the_drafters(target: Path, texts: list[Recorded], tmp_path:
     text = texts[0]
     real = drafting_with(model, slots=1, capacity=64)
     known = ReplayedDrafting(known_chains(tmp_path, replayed, texts, 3), level_seconds=0.0)
-    own = replayed.pool.acquire()
+    own = replayed.cache.acquire()
     slot = real.open()
     done = 0
     assert known.open() == slot

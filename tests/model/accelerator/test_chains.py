@@ -14,9 +14,9 @@ from moa.model.borrowed import Sibling
 from moa.model.checkpoint import new_drafter
 from moa.model.drafter import Drafter
 from moa.model.drafting import DraftRequest, MoaDrafting
-from moa.model.layout import Row
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
+from moa.target.rows import Row
 from moa.tree import TreeShape
 from tests.model.accelerator.test_decoder import Ordered
 from tests.tiny import tiny
@@ -70,7 +70,7 @@ def both(
     plain = MoaDrafting(drafter, slots=8, capacity=CAPACITY, scratch=24)
     chains = ChainDrafting(drafter, graphs, slots=8, capacity=CAPACITY, scratch=24)
     for number, length in enumerate(lengths):
-        slot = target.pool.acquire()
+        slot = target.cache.acquire()
         ids = [(7 * number + 3 * place) % 120 + 4 for place in range(length)]
         committed = target.commit(target.forward([Row.chain(slot, ids)]), 0, range(length))
         for drafting in (plain, chains):

@@ -18,11 +18,12 @@ from moa.errors import NumericalError, UsageError
 from moa.model.accelerator import buffers, runner
 from moa.model.accelerator.buffers import MOST, Buffers, Tier, cut
 from moa.model.accelerator.graphs import Rerun
-from moa.model.accelerator.runner import Accelerator
+from moa.model.accelerator.runner import Accelerator, usual_tiers
 from moa.model.accelerator.weights import DENSE_FAMILIES
-from moa.model.layout import Row, RowBatch
 from moa.model.pages import PAGE, PagePool
 from moa.model.target import Target
+from moa.target.contract import ExpectedLoad
+from moa.target.rows import Row, RowBatch
 from tests.model.accelerator.reference import ReferenceKernels
 from tests.model.test_target import check_random_trees, prefill
 from tests.model.trees import path_to, random_tree, reference
@@ -45,9 +46,8 @@ def accelerated(
 @pytest.mark.parametrize("family", DENSE_FAMILIES)
 def test_random_trees_score_as_plain_forwards_do_and_commits_continue_exactly(family: str) -> None:
     target = accelerated(family, slots=4, capacity=96)
-    assert target.runner is not None
     for _ in check_random_trees(target, reference(family), 3, **CLOSE):
-        target.runner.graphs.prepare()
+        target.prepare_more()
 
 
 def test_the_kernels_run_a_whole_target_in_the_interpreter() -> None:
@@ -59,7 +59,7 @@ def test_the_kernels_run_a_whole_target_in_the_interpreter() -> None:
     )
     other = accelerated("qwen3", layers=2, slots=1, capacity=32)
     tree = random_tree(np.random.default_rng(3), 7)
-    steps = [one.forward([Row(one.pool.acquire(), *tree)]) for one in (target, other)]
+    steps = [one.forward([Row(one.cache.acquire(), *tree)]) for one in (target, other)]
     torch.testing.assert_close(steps[0].hidden(0), steps[1].hidden(0), **CLOSE)
     assert steps[0].argmax(0).tolist() == steps[1].argmax(0).tolist()
     torch.testing.assert_close(steps[0].logits(0, [2, 4]), steps[1].logits(0, [2, 4]), **CLOSE)
@@ -76,7 +76,7 @@ def test_a_batch_of_more_than_the_largest_tier_is_several_forwards(
         monkeypatch.setattr(buffers, "MOST", most)
         monkeypatch.setattr(runner, "cut", lambda batch, most=most: cut(batch, most))
         target = accelerated(slots=3, capacity=128)
-        slots = [target.pool.acquire() for _ in range(3)]
+        slots = [target.cache.acquire() for _ in range(3)]
         rows = [
             Row(slots[0], *tree),
             Row.chain(slots[1], chain, judged="all"),
@@ -110,26 +110,26 @@ def test_inputs_of_tapped_layers_are_those_of_the_other_decoders(
     for target in (accelerated(slots=2, capacity=64), packed, library):
         target.tap((3, 0, 3))
         for _ in range(2):  # on an accelerator the first has no graph yet
-            slots = [target.pool.acquire(), target.pool.acquire()]
+            slots = [target.cache.acquire(), target.cache.acquire()]
             step = target.forward([Row(slots[0], *tree), Row.chain(slots[1], chain)])
             found.append(torch.cat([step.tapped(0, [0, 4]), step.tapped(1, range(40))]))
             for slot in slots:
-                target.pool.release(slot)
-            if target.runner is not None:
-                target.runner.graphs.prepare()
+                target.cache.release(slot)
+            if target.graphs is not None:
+                target.prepare_more()
     assert found[0].shape == (42, 3 * 64)
     for other in found[1:]:
         torch.testing.assert_close(found[0], other, **CLOSE)
     with pytest.raises(UsageError, match="taps no layer"):
-        (other := accelerated()).forward([Row.chain(other.pool.acquire(), [5])]).tapped(0, [0])
+        (other := accelerated()).forward([Row.chain(other.cache.acquire(), [5])]).tapped(0, [0])
 
 
 def test_wrong_rows_change_nothing_and_logits_that_are_no_numbers_raise() -> None:
     target = accelerated(slots=1, capacity=128)
-    slot = target.pool.acquire()
+    slot = target.cache.acquire()
     with pytest.raises(UsageError, match="64 nodes at most"):
         target.forward([Row(slot, [5] * 65, [-1, 0, 0, *range(2, 64)])])
-    assert target.pool.held[slot] == 0
+    assert target.cache.pages_held[slot] == 0
     with torch.no_grad():
         target.model.get_output_embeddings().weight[9] = torch.nan
     with pytest.raises(NumericalError):
@@ -198,12 +198,11 @@ def test_nothing_is_allocated_and_nothing_waits_inside_of_a_forward() -> None:
         return replay
 
     target = accelerated(kernels=kernels, recorder=capture, slots=3, capacity=64)
-    assert target.runner is not None
-    slots = [target.pool.acquire() for _ in range(3)]
+    slots = [target.cache.acquire() for _ in range(3)]
     rows = [Row(slot, *random_tree(np.random.default_rng(2), 5)) for slot in slots]
     target.forward(rows)
-    target.runner.graphs.prepare()
-    assert not target.runner.graphs.unprepared
+    target.prepare_more()
+    assert not target.unprepared
     kernels.calls.clear()
     assert target.forward(rows).path == "graph 4x16"
     assert len(ordered) == 1
@@ -224,20 +223,20 @@ def test_nothing_is_allocated_and_nothing_waits_inside_of_a_forward() -> None:
 def test_a_tier_is_captured_between_rounds_and_gives_the_same_bits() -> None:
     recorder = Mock(side_effect=lambda run: run)
     target = accelerated(recorder=recorder, slots=2, capacity=64)
-    assert target.runner is not None
     slot = prefill(target, [5, 6, 7, 8], chunk=4)
     row = Row.chain(slot, [9, 10, 11], judged="all")
     step = target.forward([row])
     assert step.path == "eager 1x8"
     assert recorder.call_count == 0
-    while target.runner.graphs.unprepared:
-        target.runner.graphs.prepare()
+    while target.unprepared:
+        target.prepare_more()
     assert recorder.call_count == 1  # the prompt's forward had the same size
     again = target.forward([row])
     assert again.path == "graph 1x8"
     assert torch.equal(step.hidden(0), again.hidden(0))
     assert step.argmax(0).tolist() == again.argmax(0).tolist()
-    assert {tier.name for tier in target.runner.usual(4, 8, 256)} == {
+    load = ExpectedLoad(rows=4, tokens=512, draft_tokens=8, prompt_tokens=256)
+    assert {tier.name for tier in usual_tiers(load)} == {
         "1x256 prompt",
         "1x8",
         "2x8",

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from moa.model.accelerator.buffers import SPLIT, Buffers, ForwardInput, Tier, cut
-from moa.model.layout import Row, RowBatch
 from moa.model.pages import PagePool
+from moa.target.rows import Row, RowBatch
 from tests.model.accelerator.reference import ReferenceKernels
 from tests.model.trees import random_tree
 
@@ -121,7 +121,7 @@ class Attention:
             self.write(slot, start, start + size)
             query[span] = self.queries[slot, start : start + size]
         dtype = torch.float64 if kernels is REFERENCE else self.dtype
-        splits = -(-self.pool.per_slot * 16 // SPLIT)
+        splits = -(-self.pool.pages_per_slot * 16 // SPLIT)
         parts = torch.full((tokens, self.heads, splits, self.width), torch.nan)
         sums = torch.full((tokens, self.heads, splits, 2), torch.nan)
         out = torch.full((tokens, self.heads * self.width), torch.nan, dtype=dtype)

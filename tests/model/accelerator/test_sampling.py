@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from moa.model.accelerator import sampling as device
-from moa.model.accelerator.sampling import NO_NUMBER, Draw, choose
-from moa.model.choosing import Judged, accept_rows
-from moa.model.target import Row, Step, Target
+from moa.model.accelerator.sampling import choose
+from moa.model.target import Row, Target
 from moa.sampling import MAX_SEED, SamplingSettings, gumbel, noise_keys
 from moa.sampling import choose as on_host
+from moa.target.choosing import Judged, accept_rows
+from moa.target.contract import NO_NUMBER, Draw
 from tests.model.trees import random_tree
 from tests.tiny import tiny
 from tests.torture.sampling import Batch, compare, expected
@@ -114,7 +115,7 @@ def test_rows_are_accepted_as_by_the_walk_on_the_host(monkeypatch: pytest.Monkey
     ]
     won = 0
     for _ in range(8):
-        slots = [target.pool.acquire() for _ in kinds]
+        slots = [target.cache.acquire() for _ in kinds]
         trees = [random_tree(rng, 9) for _ in kinds]
         step = target.forward([Row(slot, *tree) for slot, tree in zip(slots, trees, strict=True)])
         for tree, kind in zip(
@@ -127,10 +128,10 @@ def test_rows_are_accepted_as_by_the_walk_on_the_host(monkeypatch: pytest.Monkey
             Judged(*tree, [tree[0][0]], kind) for tree, kind in zip(trees, kinds, strict=True)
         ]
         theirs = accept_rows(step, judged)
-        monkeypatch.setattr(Step, "samples_on_device", property(lambda step: True))
+        monkeypatch.setattr(target.decoder, "samples", True)
         assert accept_rows(step, judged) == theirs
         monkeypatch.undo()
         won += sum(len(one.path) - 1 for one in theirs)
         for slot in slots:
-            target.pool.release(slot)
+            target.cache.release(slot)
     assert won >= 16

@@ -1,0 +1,1 @@
+"""What verifies: the contract of a target, and the targets behind it."""

@@ -1,0 +1,169 @@
+"""From a forward to the accepted nodes of each row's draft. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moa.errors import NumericalError
+from moa.grammar.matcher import Bits, unpacked
+from moa.logprobs import pack
+from moa.sampling import NO_LOGITS, SamplingSettings, choose
+from moa.target.contract import NO_NUMBER, Chooser, Draw, Node, Step
+from moa.tree import Accepted, accept, walk
+
+
+class Judged(NamedTuple):
+    """A row's draft, its log up to and including node 0, the sampling settings, and under a grammar
+    the mask after each node (`moa.grammar.matcher.TextMask.judge`)."""
+
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    log: Sequence[int]
+    sampling: SamplingSettings
+    masks: Sequence[Bits | None] | None = None
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is chosen after every node, whatever the log is."""
+        return self.sampling.plain_greedy and self.masks is None
+
+    def mask(self, node: int) -> Bits | None:
+        """What a grammar allows after a node; None: everything."""
+        return None if self.masks is None else self.masks[node]
+
+
+def accept_rows(step: Step, rows: Sequence[Judged]) -> list[Accepted]:
+    """The accepted nodes of each row of a forward, and the target's token after them."""
+    found: dict[int, Accepted] = {}
+    sampled: dict[int, Judged] = {}
+    for b, row in enumerate(rows):
+        if row.greedy:
+            found[b] = accept(row.tokens, row.parents, step.argmax(b).tolist().__getitem__)
+        else:
+            sampled[b] = row
+    if sampled and step.choose is not None:
+        found |= _accept_at_once(step.choose, sampled)
+    elif sampled:
+        found |= _accept_by_level(step, sampled)
+    return [found[b] for b in range(len(rows))]
+
+
+def _accept_at_once(choose_all: Chooser, rows: dict[int, Judged]) -> dict[int, Accepted]:
+    """Choose after every node of these rows where the logits are, then walk: logits never travel to
+    the host."""
+    nodes = []
+    draws = []
+    for b, row in rows.items():
+        for node, drafted in enumerate(_drafted_before(row)):
+            nodes.append(Node(b, node))
+            draws.append(
+                Draw(
+                    settings=row.sampling,
+                    position=len(row.log) + len(drafted),
+                    text=row.log,
+                    drafted=drafted,
+                    allowed=row.mask(node),
+                )
+            )
+    chosen = iter(choose_all(nodes, draws))
+    found = {}
+    for b, row in rows.items():
+        tokens = [next(chosen) for _ in row.tokens]
+        if NO_NUMBER in tokens:
+            raise NumericalError(NO_LOGITS)
+        found[b] = accept(row.tokens, row.parents, tokens.__getitem__)
+    return found
+
+
+def _drafted_before(row: Judged) -> list[list[int]]:
+    """For each node the drafted tokens up to it, without node 0, which the log ends with."""
+    paths: list[list[int]] = []
+    for node, parent in enumerate(row.parents):
+        paths.append([] if node == 0 else [*paths[parent], row.tokens[node]])
+    return paths
+
+
+@dataclass
+class _Walk:
+    """A row on its way down its draft."""
+
+    row: Judged
+    steps: Generator[int, int, Accepted]
+    """Asks for the target's token after a node, and is told it."""
+    node: int
+    """The node that is asked for."""
+    seen: NDArray[np.int64]
+    """The distinct tokens for the repetition penalty: computed once for a log, not for every node."""
+    path: list[int] = field(default_factory=list)
+    """The tokens after node 0 so far."""
+
+
+def _accept_by_level(step: Step, rows: dict[int, Judged]) -> dict[int, Accepted]:
+    """Choose on the host, for the nodes that are reached alone: logits once for each level."""
+    found: dict[int, Accepted] = {}
+    walks: dict[int, _Walk] = {}
+    for b, row in rows.items():
+        steps = walk(row.tokens, row.parents)
+        walks[b] = _Walk(row=row, steps=steps, node=next(steps), seen=_penalized(row))
+    while walks:
+        logits = step.host_logits([Node(b, one.node) for b, one in walks.items()])
+        for (b, one), scores in zip(list(walks.items()), logits, strict=True):
+            bits = one.row.mask(one.node)
+            token = choose(
+                scores,
+                one.row.sampling,
+                len(one.row.log) + len(one.path),
+                one.seen,
+                None if bits is None else unpacked(bits, len(scores)),
+            )
+            try:
+                one.node = one.steps.send(token)
+            except StopIteration as end:
+                found[b] = end.value
+                del walks[b]
+                continue
+            one.path.append(token)
+            one.seen = np.append(one.seen, token)
+    return found
+
+
+def _penalized(row: Judged) -> NDArray[np.int64]:
+    """The distinct tokens of a log; none where no penalty asks for them."""
+    log = row.log if row.sampling.repetition_penalty != 1.0 else ()
+    return np.unique(np.asarray(log, dtype=np.int64))
+
+
+def log_probabilities(
+    step: Step, b: int, path: Sequence[int], chosen: Sequence[int], top: int
+) -> bytes:
+    """What row b's target gave the tokens it chose after the nodes of its path, and `top`
+    likeliest: `moa.logprobs`."""
+    logprobs = _log_softmax(step.host_logits([Node(b, node) for node in path]))
+    own = np.take_along_axis(logprobs, np.asarray(chosen, dtype=np.int64)[:, None], axis=1)[:, 0]
+    likeliest = _likeliest(logprobs, min(top, logprobs.shape[1]))
+    return pack(own, likeliest, np.take_along_axis(logprobs, likeliest, axis=1))
+
+
+def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    # Sums of float32 over a whole vocabulary lose digits; of float64 they do not.
+    mass = np.exp(shifted).sum(axis=1, keepdims=True, dtype=np.float64)
+    logprobs: NDArray[np.float32] = (shifted - np.log(mass)).astype(np.float32)
+    return logprobs
+
+
+def _likeliest(logprobs: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+    """The `count` largest of each row, the largest first; of equal ones the smallest id."""
+    if count == 0:
+        return np.zeros((len(logprobs), 0), dtype=np.int64)
+    smallest_kept = np.partition(logprobs, -count, axis=1)[:, -count]
+    found = np.empty((len(logprobs), count), dtype=np.int64)
+    for place, row in enumerate(logprobs):
+        ids = np.flatnonzero(row >= smallest_kept[place])
+        found[place] = ids[np.argsort(-row[ids], kind="stable")][:count]
+    return found

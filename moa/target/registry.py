@@ -1,0 +1,122 @@
+"""Which target loads what: the only place that knows them all.
+
+A target is a class with the contract's methods (`moa.target.contract.Target`), decorated with
+`@registered`, and an entry of `SOURCES`. The decorator compares its signatures with the contract's,
+so a method that is missing or takes other arguments is found when the module is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from moa.target import contract
+
+T = TypeVar("T", bound=type)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One kind of thing that targets are loaded from."""
+
+    name: str
+    accepts: Callable[[str], bool]
+    """Whether `--target` names such a thing. Cheap: nothing heavy is imported, no network is used."""
+    target: str
+    """`module:class` of the target that loads it; imported when it is first needed."""
+
+
+SOURCES: list[Source] = [
+    Source(
+        name="transformers",
+        accepts=lambda source: True,  # a folder or a hub id: what no other knows
+        target="moa.model.target:Target",
+    ),
+]
+"""Asked in this order."""
+
+
+def source_of(source: str) -> Source:
+    """What kind of thing `source` is."""
+    return next(one for one in SOURCES if one.accepts(source))
+
+
+def open_target(source: str, options: contract.LoadOptions) -> contract.Target:
+    """Load what `source` names: a folder, a hub id, or a file."""
+    return target_class(source_of(source)).open(source, options)
+
+
+def target_class(source: Source) -> type[contract.Target]:
+    """The class that loads such a thing."""
+    module, _, name = source.target.partition(":")
+    found: type[contract.Target] = getattr(importlib.import_module(module), name)
+    if found not in _REGISTERED:
+        raise TypeError(f"{source.target} is not decorated with @registered")
+    return found
+
+
+def registered(*, step: type, cache: type) -> Callable[[T], T]:
+    """Decorates a target's class: a `TypeError` unless it, its steps and its KV cache have what the
+    contract asks for."""
+
+    def check(target: T) -> T:
+        check_conforms(target, contract.Target)
+        check_conforms(step, contract.Step)
+        check_conforms(cache, contract.KVCache)
+        _REGISTERED.add(target)
+        return target
+
+    return check
+
+
+_REGISTERED: set[type] = set()
+
+
+def check_conforms(found: type, protocol: type) -> None:
+    """A `TypeError` that names what a class lacks of a protocol, or has with other arguments."""
+    wrong = []
+    for name in sorted(_members(protocol)):
+        wanted = inspect.getattr_static(protocol, name, None)
+        if not _has(found, name):
+            wrong.append(f"{name} is missing")
+        elif callable(getattr(protocol, name, None)):
+            wrong += _differences(name, wanted, inspect.getattr_static(found, name, None))
+    if wrong:
+        raise TypeError(f"{found.__name__} is no {protocol.__name__}: {'; '.join(wrong)}")
+
+
+def _members(protocol: type) -> set[str]:
+    names = {*vars(protocol), *protocol.__annotations__}
+    return {name for name in names if not name.startswith("_")}
+
+
+def _has(found: type, name: str) -> bool:
+    """As an attribute of the class, or as one that its instances are annotated or given in a
+    property to have."""
+    return hasattr(found, name) or any(
+        name in vars(base).get("__annotations__", {}) for base in found.__mro__
+    )
+
+
+def _differences(name: str, wanted: Any, has: Any) -> list[str]:
+    """How a method cannot be called as the protocol's can."""
+    if isinstance(wanted, classmethod) and not isinstance(has, classmethod):
+        return [f"{name} is no classmethod"]
+    wanted = getattr(wanted, "__func__", wanted)
+    has = getattr(has, "__func__", has)
+    if not callable(has):
+        return [f"{name} is no method"]
+    asked = inspect.signature(wanted).parameters
+    taken = inspect.signature(has).parameters
+    wrong = [f"{name} does not take {one}" for one in asked if one not in taken]
+    for one, parameter in taken.items():
+        if one not in asked and parameter.default is parameter.empty and not _collects(parameter):
+            wrong.append(f"{name} needs {one}, which nobody passes")
+    return wrong
+
+
+def _collects(parameter: inspect.Parameter) -> bool:
+    return parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
