@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moa.sampling import GOLDEN, SamplingSettings, noise_keys
+from moa.sampling import GOLDEN, noise_keys
 from moa.target.contract import NO_NUMBER, Draw
 
 _WIDER = -3
