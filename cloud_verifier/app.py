@@ -25,6 +25,7 @@ from cloud_verifier.serving.admission import Admission
 from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.serving.transport import Transport
 from cloud_verifier.sessions.service import Service
+from cloud_verifier.sessions.session import PROGRESS_SECONDS
 from cloud_verifier.settings import Settings
 from moa.model.drafter import Drafter
 from moa.model.target import with_states
@@ -108,11 +109,15 @@ class Verifier:
         """Start the engine without listening: the caller has another way in."""
         self._loop = asyncio.get_running_loop()
         self.engine.start()
-        sweeper = asyncio.create_task(self._sweep())
+        helpers = [
+            asyncio.create_task(self._sweep()),
+            asyncio.create_task(self._tell_progress()),
+        ]
         try:
             yield self
         finally:
-            sweeper.cancel()
+            for helper in helpers:
+                helper.cancel()
             await asyncio.to_thread(self.engine.stop)
 
     async def drain(self) -> None:
@@ -130,6 +135,13 @@ class Verifier:
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             self.service.sweep()
+
+    async def _tell_progress(self) -> None:
+        """While the engine is well: edges that hear nothing of it are to help themselves."""
+        while True:
+            await asyncio.sleep(PROGRESS_SECONDS / 2)
+            if not self.engine.wrong():
+                self.service.tell_progress()
 
     def _post(self, reports: list[Report]) -> None:
         self._in_loop(self.service.take, reports)

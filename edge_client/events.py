@@ -72,6 +72,14 @@ class Link(Event, frozen=True, kw_only=True):
     detail: str = ""
 
 
+class Progress(Event, frozen=True, kw_only=True):
+    """The verifier is reading: `done` of the `total` tokens before the answer, or before the text
+    that it checks. Sent only where it takes long."""
+
+    done: int
+    total: int
+
+
 class Notice(Event, frozen=True, kw_only=True):
     """A message for the user: quality, a degraded service."""
 

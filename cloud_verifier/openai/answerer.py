@@ -14,7 +14,17 @@ from typing import Any, TypeVar
 from cloud_verifier.serving.conversation import converse
 from cloud_verifier.sessions.budgets import Meter
 from cloud_verifier.sessions.service import Service
-from moa.api.answer import AnswerEvent, AnswerRequest, Began, Counts, Encoded, Ended, Piece, Scored
+from moa.api.answer import (
+    AnswerEvent,
+    AnswerRequest,
+    Began,
+    Counts,
+    Encoded,
+    Ended,
+    Piece,
+    Reading,
+    Scored,
+)
 from moa.api.encoding import answer_limit, encoded
 from moa.api.fairness import charged
 from moa.api.logprobs import scored
@@ -32,7 +42,7 @@ from moa.wire import (
     encode,
     remote_error,
 )
-from moa.wire.events import Advanced, Ready, Recovered, Refused
+from moa.wire.events import Advanced, Ready, Recovered, Refused, Working
 from moa.wire.limits import Limits
 from moa.wire.messages import ClientMessage, Error, Goaway, Hello, Sampling, ServerMessage, Welcome
 
@@ -164,9 +174,8 @@ class VerifierAnswerer:
         lost = 0 if predicted else _LOST
         exchange = _Exchange(session, line)
         line.put(session.open())
-        await exchange.next(
-            Ready
-        )  # a round sent at the same time would also be refused without a slot
+        # a round sent at the same time would also be refused without a slot
+        await exchange.next(Ready)
         while not session.finish:
             room = min(most, session.max_new_tokens - (len(session.log) - start) - 1)
             guess = prediction.after(session.log[start:], room) if lost < _LOST else []
@@ -178,6 +187,10 @@ class VerifierAnswerer:
             done = False
             while not done:
                 advanced = await exchange.next(Advanced)
+                if isinstance(advanced, Working):
+                    if advanced.done < advanced.total:
+                        yield Reading(advanced.done, advanced.total)
+                    continue
                 done = advanced.done
                 if guess:
                     offered = offered + len(guess)
@@ -303,9 +316,11 @@ class _Exchange:
         self._progress = time.monotonic()
         self._losses = 0
 
-    async def next(self, kind: type[E]) -> E:
-        """The next event of this kind. What was refused for now is sent again and a lost session is
-        opened again, but not for ever."""
+    async def next(self, kind: type[E]) -> E | Working:
+        """The next event of this kind, or the news that the service works on it.
+
+        What was refused for now is sent again and a lost session is opened again, but not for ever.
+        """
         while True:
             message = await self._line.get()
             if isinstance(message, Goaway):
@@ -316,6 +331,8 @@ class _Exchange:
                 # Of a round that was sent behind an opening: the opening's own answer counts
                 continue
             event = self._session.receive(message)
+            if isinstance(event, Working):
+                return event
             if isinstance(event, kind):
                 self._progress = time.monotonic()
                 self._losses = 0

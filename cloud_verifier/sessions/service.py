@@ -261,6 +261,17 @@ class Service:
                 self._quarantine(session, Failed(session.lease, job, "lost"))
         self._gone = set(gone)
 
+    def tell_progress(self) -> None:
+        """Tell the edges that have waited long how far their rounds are; none that do not read
+        their answers."""
+        now = self.clock()
+        for session in self.table:
+            outbox = session.outbox
+            if outbox is None or outbox.has_answers:
+                continue
+            if (news := session.progress(now)) is not None:
+                outbox.answer(news)
+
     # ---- from the engine
 
     def take(self, reports: Iterable[Report]) -> None:

@@ -42,6 +42,7 @@ from moa.wire.messages import (
     Message,
     Open,
     Opened,
+    Progress,
     RecordDtype,
     Resume,
     Resumed,
@@ -55,6 +56,8 @@ from moa.wire.messages import (
 from moa.wire.ranges import Ranges
 
 State = Literal["live", "detached", "cold"]
+PROGRESS_SECONDS = 0.5
+"""After so long without a sign the edge is told that its round is being worked on."""
 _REPEATED_BYTES = 128 * 1024
 """Most bytes of log-probabilities in a repeated answer; those of older tokens are left out."""
 BYTES_PER_TOKEN = 40  # a Python int and its place in a list
@@ -114,6 +117,8 @@ class ServerSession:
         self.streams = "stream" in features
         """The edge may ask for server-drafted rounds, whose drafter needs the records beside the
         target."""
+        self._hears_progress = "progress" in features
+        self._told_progress = now
         self.used = now
         """When the edge or the engine last did something for it."""
         self.outbox: Outbox | None = None
@@ -419,6 +424,17 @@ class ServerSession:
         if report.job.cancelled or not self._may_wait:
             return self.stop_waiting()
         return [Run(now)] if self.guesses is not None and self.guesses.waiting else []
+
+    def progress(self, now: float) -> Progress | None:
+        """How far the running round is, if the edge wants to know and has heard nothing for long."""
+        if self.running is None or self.job is None or self.outbox is None:
+            return None
+        since = max(self.used, self._told_progress)
+        if not self._hears_progress or now - since < PROGRESS_SECONDS:
+            return None
+        self._told_progress = now
+        length = self.lease.length if self.lease is not None else 0
+        return Progress(self.id, self.running.round, min(length, self.base), self.base)
 
     # ---- helpers
 

@@ -11,7 +11,18 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from edge_client.client import EdgeClient
-from edge_client.events import Adopt, Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
+from edge_client.events import (
+    Adopt,
+    Confirm,
+    Done,
+    Event,
+    Link,
+    Notice,
+    Progress,
+    Prompt,
+    Retract,
+    Token,
+)
 from edge_client.settings import TurnChanges
 from moa.api.answer import (
     AnswerEvent,
@@ -24,6 +35,7 @@ from moa.api.answer import (
     LinkNews,
     Note,
     Piece,
+    Reading,
     Scored,
     Verified,
 )
@@ -223,6 +235,8 @@ class Marks:
                 return Cut(characters)
             case Link(state=state, detail=detail):
                 return LinkNews(state, detail)
+            case Progress(done=done, total=total):
+                return Reading(done, total)
             case Notice(message=message):
                 return Note(message)
             case Done():

@@ -41,12 +41,18 @@ class Patience:
     """Time between offline tokens while an answer is only late: most of them would be withdrawn."""
 
 
+_STALLED = 10.0
+"""Seconds without progress after which it counts no longer that the verifier says it works on it:
+longer than the largest piece of a prompt takes on a CPU."""
+
+
 @dataclass(slots=True)
 class Deadlines:
     """The times from which the deadlines of one turn are computed.
 
-    They count from what a person sees: the last verified token, and the moment from which nothing
-    more could be written. Refusals, new sessions, new connections and silence do not restart them.
+    They count from what a person sees: the last verified token, the last sign that the verifier
+    works on the next one, and the moment from which nothing more could be written. Refusals, new
+    sessions, new connections and silence do not restart them.
     """
 
     patience: Patience
@@ -67,6 +73,12 @@ class Deadlines:
     """When the device wrote its last provisional token."""
     _read_at: float = float("-inf")
     """When the user had read the latest events: answers that arrived before are not late."""
+    _heard_at: float = float("-inf")
+    """When the verifier last said that it works on the answer."""
+    _advanced_at: float = float("-inf")
+    """When it last said that it had come further."""
+    _done: int = -1
+    """How far it was then, in tokens that it had read."""
     _asked: bool = False
     """Whether there was a request, or a provisional token, since the last verified one."""
 
@@ -79,10 +91,18 @@ class Deadlines:
     def asked(self, now: float) -> None:
         """A round was sent."""
         self.asked_at = now
+        self._done = -1
         self._usual = self.usual
         if not self._asked:
             self.waiting_since = now
             self._asked = True
+
+    def heard(self, done: int, now: float) -> None:
+        """The verifier works on the answer, and has read so many tokens for it."""
+        if done != self._done:
+            self._done = done
+            self._advanced_at = now
+        self._heard_at = now
 
     def written(self, now: float) -> None:
         """The device wrote a provisional token."""
@@ -120,17 +140,28 @@ class Deadlines:
         """When the device may write its next offline token."""
         if self._down_since is not None:
             return min(self.waiting_since, self._down_since) + self.patience.offline_after
-        late = self.waiting_since + self._usual + self.patience.offline_after
+        late = self._expected_at + self.patience.offline_after
         return max(late, self._written_at + self.patience.late_pace)
 
     def give_up_at(self) -> float:
         """When a connection with a pending answer is given up."""
-        return max(self.asked_at, self.waiting_since) + max(self.patience.answer, 4 * self._usual)
+        since = max(self.asked_at, self.waiting_since, self._sign)
+        return since + max(self.patience.answer, 4 * self._usual)
 
-    def end_at(self, now: float, *, empty: bool) -> float:
-        """When a turn that cannot write must end; `empty`: it has no text, and the answer is only
-        slow."""
+    def end_at(self, now: float, *, patient: bool) -> float:
+        """When a turn that cannot write must end; `patient`: the answer is only slow, and there is
+        no text yet, or the user does not wait for it."""
         if self._blocked_since is None:
             self._blocked_since = now
-        patience = self.patience.answer if empty else self.patience.settle
-        return max(self._blocked_since, self.waiting_since + self._usual) + patience
+        patience = self.patience.answer if patient else self.patience.settle
+        return max(self._blocked_since, self._expected_at) + patience
+
+    @property
+    def _sign(self) -> float:
+        """The last sign of the verifier that counts."""
+        return min(self._heard_at, self._advanced_at + max(_STALLED, 4 * self._usual))
+
+    @property
+    def _expected_at(self) -> float:
+        """When the pending answer should be here at the latest."""
+        return max(self.waiting_since + self._usual, self._sign)

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
-from edge_client.events import Event, Link, LinkState, Notice, Reason
+from edge_client.events import Event, Link, LinkState, Notice, Progress, Reason
 from edge_client.turn.actions import Action, Draft, Drop, End, Grow, Send, Wait, Write
 from edge_client.turn.ahead import Ahead
 from edge_client.turn.budget import Spending
@@ -42,7 +42,7 @@ from edge_client.turn.transcript import Transcript
 from moa.errors import DeviceError, MoaError, ProtocolError
 from moa.safe_text import safe_line
 from moa.speculation.prediction import Prediction
-from moa.wire import Advanced, ClientSession, Ready, Recovered
+from moa.wire import Advanced, ClientSession, Ready, Recovered, Working
 from moa.wire.messages import (
     Activations,
     Cancel,
@@ -86,6 +86,10 @@ class TurnMachine:
     """The stream under way when the drafter failed: it may wait for guesses, and the next one does
     not."""
     _state: LinkState | None = None
+    _rechecks: bool = False
+    """Whether the answer had ended, and its text is checked while nobody waits."""
+    _reading: bool = False
+    """Whether the user was told that the verifier is reading."""
     _events: list[Event] = field(default_factory=list)
 
     def __post_init__(self, guesses: bool, prediction: Prediction | None) -> None:
@@ -154,6 +158,8 @@ class TurnMachine:
                         self._advanced(event, now)
                     case Recovered():
                         self._recovered(event, now)
+                    case Working():
+                        self._working(event, now)
                     case _:
                         pass
 
@@ -261,6 +267,7 @@ class TurnMachine:
 
     def continue_settling(self, now: float) -> None:
         """Wait once more for the check of unverified text at the end."""
+        self._rechecks = True
         self.reach.try_again()
         self.deadlines.restart(now)
 
@@ -340,7 +347,17 @@ class TurnMachine:
         if self._absorb(now):
             self._repeat(event.resend, now)
 
+    def _working(self, event: Working, now: float) -> None:
+        """The verifier is at it; the user is told how far it is with reading."""
+        self.deadlines.heard(event.done, now)
+        reads = event.done < event.total
+        if reads or self._reading:
+            self._events.append(Progress(done=event.done, total=event.total))
+        self._reading = reads
+
     def _progressed(self, now: float, server: float = 0.0) -> None:
+        self._reading = False
+        self._say("online")
         self.reach.progressed()
         self.deadlines.progressed(now, server)
 
@@ -437,9 +454,9 @@ class TurnMachine:
                 return Write(self.transcript.ids)
         else:
             unreachable = self.reach.link == "down" or self.session_state.again_at is not None
-            empty = not self.transcript.length and not unreachable
+            slow = not unreachable and (not self.transcript.length or self._rechecks)
             over = self.reach.hopeless or moment.reached(
-                self.deadlines.end_at(moment.now, empty=empty)
+                self.deadlines.end_at(moment.now, patient=slow)
             )
             if over or unreachable:
                 self._say(*self.reach.news())

@@ -135,6 +135,14 @@ class LinkNews(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
+class Reading(msgspec.Struct, frozen=True):
+    """The verifier is reading: `done` of the `total` tokens before the answer, or before the text
+    that it checks."""
+
+    done: int
+    total: int
+
+
 class Note(msgspec.Struct, frozen=True):
     """A message for the user."""
 
@@ -151,7 +159,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     counts: Counts
 
 
-AnswerEvent = Began | Piece | Verified | Cut | LinkNews | Note | Ended
+AnswerEvent = Began | Piece | Verified | Cut | LinkNews | Reading | Note | Ended
 
 
 class Answerer(Protocol):

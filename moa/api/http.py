@@ -88,9 +88,17 @@ class Json(Response):
             await asyncio.sleep(0)
 
 
+class Comment(str):
+    """A remark in a stream, for people who look at it: clients skip it."""
+
+    __slots__ = ()
+
+
 def event_frame(event: Any, id: str = "") -> bytes:
     """One server-sent event: JSON, named by its `type` if it has one, or a text that is sent as it
-    is."""
+    is; or a comment."""
+    if isinstance(event, Comment):
+        return f": {event}\n\n".encode()
     text = (
         event.encode() if isinstance(event, str) else msgspec.json.encode(event)
     )  # neither contains line breaks

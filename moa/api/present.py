@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
-from moa.api.answer import AnswerEvent, Cut, Ended, Mode, Piece, Reason, Scored, Verified
+from moa.api.answer import AnswerEvent, Cut, Ended, Mode, Piece, Reading, Reason, Scored, Verified
 from moa.api.errors import ApiError
 
 _LOST: tuple[Reason, ...] = ("guard", "link")
@@ -78,10 +78,13 @@ class Presenter:
 async def within_patience(
     events: AsyncGenerator[AnswerEvent, None], mode: Mode, seconds: float, first: float
 ) -> AsyncGenerator[AnswerEvent, None]:
-    """The same events; an error when there is no token within `first` seconds: the verifier is
-    silent, and the device cannot write. In mode hold also when unverified text has waited for
-    `seconds` without any of it being verified: the client sees none of it, and a device may write
-    for minutes before its text is complete."""
+    """The same events, and an error when there is no token within `first` seconds of the beginning,
+    or of the last news that the verifier reads: it is silent, and the device writes nothing.
+
+    In mode hold also when unverified text has waited for `seconds` without any of it being
+    verified: the client sees none of it, and a device may write for minutes before its text is
+    complete.
+    """
     clock = asyncio.get_running_loop().time
     until: float | None = clock() + first
     begun = False
@@ -109,6 +112,8 @@ async def within_patience(
             case Cut():
                 length = event.characters
                 until = None
+            case Reading() if until is not None:
+                until = max(until, clock() + seconds if begun else clock() + first)
         shown = clock()
         yield event
         if until is not None:
@@ -126,5 +131,5 @@ def not_verified(why: str = "") -> ApiError:
 
 
 def _no_token() -> ApiError:
-    words = "the verifier did not answer in time, and this device cannot write alone"
+    words = "the verifier did not answer in time, and this device did not write in time either"
     return ApiError(503, words, code="no_answer", retry_after=5.0)

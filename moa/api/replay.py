@@ -12,7 +12,7 @@ from typing import Any
 
 from moa.api.errors import ApiError
 from moa.api.fairness import charged
-from moa.api.http import event_frame
+from moa.api.http import Comment, event_frame
 
 _FRAME_COST = 100
 """Memory overhead of a kept frame, in bytes."""
@@ -49,7 +49,8 @@ class Recording:
         """All events of an answer, and the mark of its end."""
         async with contextlib.aclosing(events):
             async for event in events:
-                self.add(event)
+                if not isinstance(event, Comment):
+                    self.add(event)
         self.add("[DONE]")
 
     def reopen(self) -> None:

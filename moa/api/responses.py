@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from moa.api import logprobs
-from moa.api.answer import Began, Counts, Ended, LinkNews, Note, Scored
+from moa.api.answer import Began, Counts, Ended, LinkNews, Note, Reading, Scored
 from moa.api.errors import ApiError, bad
 from moa.api.parts import Separator
 from moa.api.present import Show
@@ -354,10 +354,12 @@ class ResponseShape:
                 "response.output_item.done", output_index=index, item=item.snapshot(self._status)
             )
 
-    def news(self, event: LinkNews | Note) -> dict[str, Any]:
+    def news(self, event: LinkNews | Note | Reading) -> dict[str, Any]:
         """Other events of the answer, for clients that know our events."""
         if isinstance(event, LinkNews):
             return self._event("moa:link", state=event.state, detail=event.detail)
+        if isinstance(event, Reading):
+            return self._event("moa:reading", done=event.done, total=event.total)
         return self._event("moa:notice", message=event.message)
 
     def end(self, index: int, ended: Ended) -> Iterator[dict[str, Any]]:

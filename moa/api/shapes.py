@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from moa.api import logprobs
-from moa.api.answer import Began, Ended, LinkNews, Note, Reason, Scored
+from moa.api.answer import Began, Ended, LinkNews, Note, Reading, Reason, Scored
 from moa.api.completions import CompletionCall
 from moa.api.errors import ApiError
 from moa.api.parts import Separator
@@ -108,10 +108,12 @@ class Shape:
         self.error = error
         return error.body()
 
-    def news(self, event: LinkNews | Note) -> Any:
+    def news(self, event: LinkNews | Note | Reading) -> Any:
         """The chunk for other events of the answer, for clients that know our field."""
         if isinstance(event, LinkNews):
             return self._chunk([]) | {"moa": {"link": event.state, "detail": event.detail}}
+        if isinstance(event, Reading):
+            return self._chunk([]) | {"moa": {"reading": [event.done, event.total]}}
         return self._chunk([]) | {"moa": {"notice": event.message}}
 
     # ---- parts

@@ -18,8 +18,10 @@ from moa.api.answer import (
     LinkNews,
     Note,
     Piece,
+    Reading,
 )
 from moa.api.errors import from_error
+from moa.api.http import Comment
 from moa.api.load import Counted
 from moa.api.present import Presenter, Show
 from moa.api.responses import ResponseShape
@@ -119,8 +121,10 @@ def _shaped(
     ended = isinstance(event, Ended)
     if isinstance(event, Began):
         yield from shape.begin(index, event)
-    if isinstance(event, LinkNews | Note) and shape.marked:
+    if isinstance(event, LinkNews | Note | Reading) and shape.marked:
         yield shape.news(event)
+    elif isinstance(event, Reading):
+        yield Comment(f"reading the prompt: {event.done} of {event.total} tokens")
     if show is not None or ended:
         alone = isinstance(event, Piece) and not event.verified
         yield from shape.piece(index, show, alone=alone, last=ended)

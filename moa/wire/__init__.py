@@ -16,7 +16,15 @@ from moa.wire.codec import (
     wire_limits,
 )
 from moa.wire.codes import RETRYABLE, CloseCode, Code, Refusal, remote_error
-from moa.wire.events import Advanced, Ready, RecordsArrived, Recovered, Refused, SessionEvent
+from moa.wire.events import (
+    Advanced,
+    Ready,
+    RecordsArrived,
+    Recovered,
+    Refused,
+    SessionEvent,
+    Working,
+)
 from moa.wire.limits import Limits
 from moa.wire.ranges import Ranges
 from moa.wire.session import ClientSession
@@ -45,6 +53,7 @@ __all__ = [
     "Refusal",
     "Refused",
     "SessionEvent",
+    "Working",
     "agree_features",
     "agree_version",
     "chain_hash",

@@ -37,6 +37,14 @@ class Advanced:
 
 
 @dataclass(frozen=True, slots=True)
+class Working:
+    """The server works on the round: `done` of the `total` tokens before it have been read."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class RecordsArrived:
     """Activation records arrived; `moa.records` reads the payload."""
 
@@ -69,4 +77,4 @@ class Recovered:
     resend: tuple[Request, ...]
 
 
-SessionEvent = Ready | Advanced | RecordsArrived | Refused | Recovered
+SessionEvent = Ready | Advanced | Working | RecordsArrived | Refused | Recovered

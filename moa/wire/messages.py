@@ -17,6 +17,7 @@ Verifier to edge (`ServerMessage`)
     Opened    answer to Open and Append
     Verdict   answer to Verify: accepted nodes, the target's own next token, finish reason, times
     StreamTokens  tokens of a Stream round, in order
+    Progress  the round is being worked on: how much of its prompt has been read
     Activations   a run of activation records (raw tensor bytes with dtype, shape and row range)
     Resumed   answer to Resume: resumed, reprefilled or gone, and the tokens that the edge has missed
     Error     a typed refusal
@@ -303,6 +304,19 @@ class StreamTokens(Message, tag="stream_tokens", frozen=True):
     """How many of the `drafted` nodes came from the edge."""
 
 
+class Progress(Message, tag="progress", frozen=True):
+    """A round that waits is being worked on: `done` of the `total` tokens before it have been read.
+
+    Sent about twice a second to an edge that has agreed on the feature `progress`, for as long as
+    nothing else is sent for the session. Not an answer, and nothing waits for it.
+    """
+
+    session: SessionId
+    round: Round
+    done: Count
+    total: Count
+
+
 class Activations(Message, tag="activations", frozen=True):
     """Activation records of `rows` positions from `start` on; `moa.records` reads the payload."""
 
@@ -361,7 +375,9 @@ class Goaway(Message, tag="goaway", frozen=True):
 ClientMessage = (
     Hello | Open | Append | Verify | Stream | Foresee | Cancel | Resume | Sync | Ack | Close
 )
-ServerMessage = Welcome | Opened | Verdict | StreamTokens | Activations | Resumed | Error | Goaway
+ServerMessage = (
+    Welcome | Opened | Verdict | StreamTokens | Progress | Activations | Resumed | Error | Goaway
+)
 
 
 def round_of(message: ClientMessage | None) -> int:

@@ -36,6 +36,7 @@ from moa.wire.events import (
     Refused,
     Request,
     SessionEvent,
+    Working,
 )
 from moa.wire.messages import (
     Activations,
@@ -47,6 +48,7 @@ from moa.wire.messages import (
     Foresee,
     Open,
     Opened,
+    Progress,
     RecordDtype,
     Resume,
     Resumed,
@@ -242,6 +244,9 @@ class ClientSession:
                 return self._verdict(message)
             case StreamTokens():
                 return self._stream_tokens(message)
+            case Progress():
+                news = Working(message.done, message.total)
+                return news if self.waits_for(message.round) else None
             case Activations():
                 self.held.add(message.start, message.start + message.rows)
                 self.epoch = max(self.epoch, message.epoch)

@@ -20,11 +20,11 @@ PROTOCOL_VERSIONS = (2,)
 """Supported versions, best first."""
 
 FEATURES = frozenset(
-    {"tree", "stream", "records", "resume", "append", "logprobs", "foresee", "grammar"}
+    {"tree", "stream", "records", "resume", "append", "logprobs", "foresee", "grammar", "progress"}
 )
 """Optional abilities of this code: draft trees, server-drafted streams, activation records,
 resuming, further turns, log-probabilities, guesses ahead of a stream, answers that match a
-grammar."""
+grammar, news of a round that takes long."""
 
 SUBPROTOCOL = "moa.v2"
 """The websocket subprotocol offered in the handshake, so that a proxy or an unrelated server is

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge_client.events import Adopt, AnswerSoFar, Confirm, Event, Link, Retract, Token
+from edge_client.events import Adopt, AnswerSoFar, Confirm, Event, Link, Progress, Retract, Token
 
 
 class Reader(AnswerSoFar):
@@ -22,12 +22,16 @@ class Reader(AnswerSoFar):
         """Tokens up to the end of what was adopted."""
         self.told_at: list[float] = []
         """When each `Token` came."""
+        self.late_at = 0.0
+        """When the answer was called late for the last time."""
         self.changed_at = 0.0
         """When a token came, or was confirmed, for the last time."""
 
     def take(self, event: Event, now: float = 0.0) -> None:
         assert self.done is None, "an event after the end"
         self.events.append(event)
+        if isinstance(event, Link) and event.state == "late":
+            self.late_at = now
         self.changed_at = now if isinstance(event, Token | Confirm) else self.changed_at
         start = len(self.prompt)
         end = start + len(self.ids)
@@ -69,6 +73,12 @@ class Reader(AnswerSoFar):
     @property
     def text(self) -> str:
         return self.text_of()
+
+    @property
+    def read(self) -> list[int]:
+        """What the verifier had read when it said so for the last time, for each time."""
+        told = [event for event in self.events if isinstance(event, Progress)]
+        return [event.done for event in told if event.done == event.total]
 
     @property
     def states(self) -> list[str]:

@@ -22,8 +22,12 @@ export class Moment {
  * is complete; for an answer on a live connection; between offline tokens while an answer is only late. */
 export const PATIENCE = { offlineAfter: 1, settle: 5, answer: 120, latePace: 0.05 };
 
-/** They count from what a person sees: the last verified token, and the moment from which nothing more could be
- * written. Refusals, new sessions, new connections and silence do not restart them. */
+/** Seconds without progress after which it counts no longer that the verifier says it works on it. */
+const STALLED = 10;
+
+/** They count from what a person sees: the last verified token, the last sign that the verifier works on the next one,
+ * and the moment from which nothing more could be written. Refusals, new sessions, new connections and silence do not
+ * restart them. */
 export class Deadlines {
   /** @param {typeof PATIENCE} patience @param {import("./controller.js").Controller} controller
    * @param {number} now @param {number} unread tokens of the prompt that the verifier has not run yet */
@@ -42,6 +46,10 @@ export class Deadlines {
     this.blockedSince = null;
     this.writtenAt = -Infinity;
     this.readAt = -Infinity;
+    /** When the verifier last said that it works on the answer; that it had come further; and how far it was then. */
+    this.heardAt = -Infinity;
+    this.advancedAt = -Infinity;
+    this.done = -1;
     /** Whether there was a request, or a provisional token, since the last verified one. */
     this.begun = false;
   }
@@ -54,9 +62,19 @@ export class Deadlines {
   /** A round was sent. @param {number} now */
   asked(now) {
     this.askedAt = now;
+    this.done = -1;
     this.allowed = this.usual;
     if (!this.begun) this.waitingSince = now;
     this.begun = true;
+  }
+
+  /** The verifier works on the answer, and has read so many tokens for it. @param {number} done @param {number} now */
+  heard(done, now) {
+    if (done !== this.done) {
+      this.done = done;
+      this.advancedAt = now;
+    }
+    this.heardAt = now;
   }
 
   /** The device wrote a provisional token. @param {number} now */
@@ -99,19 +117,30 @@ export class Deadlines {
   writeAt() {
     const { offlineAfter, latePace } = this.patience;
     if (this.downSince !== null) return Math.min(this.waitingSince, this.downSince) + offlineAfter;
-    return Math.max(this.waitingSince + this.allowed + offlineAfter, this.writtenAt + latePace);
+    return Math.max(this.expectedAt + offlineAfter, this.writtenAt + latePace);
   }
 
   /** When a connection with a pending answer is given up. */
   giveUpAt() {
-    return Math.max(this.askedAt, this.waitingSince) + Math.max(this.patience.answer, 4 * this.allowed);
+    return Math.max(this.askedAt, this.waitingSince, this.sign) + Math.max(this.patience.answer, 4 * this.allowed);
   }
 
-  /** When a turn that cannot write must end; `empty`: it has no text. @param {number} now @param {boolean} empty */
-  endAt(now, empty) {
+  /** When a turn that cannot write must end; `patient`: the answer is only slow, and there is no text yet, or the user
+   * does not wait for it. @param {number} now @param {boolean} patient */
+  endAt(now, patient) {
     this.blockedSince ??= now;
-    const patience = empty ? this.patience.answer : this.patience.settle;
-    return Math.max(this.blockedSince, this.waitingSince + this.allowed) + patience;
+    const patience = patient ? this.patience.answer : this.patience.settle;
+    return Math.max(this.blockedSince, this.expectedAt) + patience;
+  }
+
+  /** The last sign of the verifier that counts. */
+  get sign() {
+    return Math.min(this.heardAt, this.advancedAt + Math.max(STALLED, 4 * this.allowed));
+  }
+
+  /** When the pending answer should be here at the latest. */
+  get expectedAt() {
+    return Math.max(this.waitingSince + this.allowed, this.sign);
   }
 }
 

@@ -56,6 +56,10 @@ export class TurnMachine {
     this.vocabSize = null;
     /** @type {string | null} */
     this.state = null;
+    /** Whether the answer had ended, and its text is checked while nobody waits. */
+    this.rechecks = false;
+    /** Whether the user was told that the verifier is reading. */
+    this.reading = false;
     /** @type {any[]} */
     this.events = [];
     this.rounds = new Rounds(transcript, controller, records, stats);
@@ -109,6 +113,7 @@ export class TurnMachine {
       if (event?.kind === "ready") this.sessionState.established = true;
       else if (event?.kind === "advanced") this.advanced(event, now);
       else if (event?.kind === "recovered") this.recovered(event, now);
+      else if (event?.kind === "working") this.working(event, now);
     }
   }
 
@@ -216,6 +221,7 @@ export class TurnMachine {
 
   /** Wait once more for the check of unverified text at the end. @param {number} now */
   continueSettling(now) {
+    this.rechecks = true;
     this.reach.tryAgain();
     this.deadlines.restart(now);
   }
@@ -296,8 +302,18 @@ export class TurnMachine {
     if (this.absorb(now)) this.repeat(event.resend, now);
   }
 
+  /** The verifier is at it; the user is told how far it is with reading. @param {any} event @param {number} now */
+  working({ done, total }, now) {
+    this.deadlines.heard(done, now);
+    const reads = done < total;
+    if (reads || this.reading) this.events.push({ event: "progress", done, total });
+    this.reading = reads;
+  }
+
   /** @param {number} now @param {number} server */
   progressed(now, server = 0) {
+    this.reading = false;
+    this.say("online");
     this.reach.progressed();
     this.deadlines.progressed(now, server);
   }
@@ -395,8 +411,8 @@ export class TurnMachine {
       }
     } else {
       const unreachable = this.reach.link === "down" || this.sessionState.againAt !== null;
-      const empty = !this.transcript.length && !unreachable;
-      const over = alone || moment.reached(this.deadlines.endAt(moment.now, empty));
+      const slow = !unreachable && (!this.transcript.length || this.rechecks);
+      const over = alone || moment.reached(this.deadlines.endAt(moment.now, slow));
       if (over || unreachable) this.say(...this.reach.news());
       if (over) return { kind: "end", reason: this.reason() };
     }

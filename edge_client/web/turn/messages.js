@@ -176,6 +176,7 @@ export const SERVER = {
     logprobs: or(bytes(), null),
     foreseen: or(count, 0),
   },
+  progress: { session, round: count, done: count, total: count },
   activations: {
     session,
     epoch: count,
@@ -211,7 +212,7 @@ export const SERVER = {
 export const VERSION = 2;
 export const SUBPROTOCOL = "moa.v2";
 /** What this end can do: all of Python's but log-probabilities and grammars. */
-export const FEATURES = ["append", "foresee", "records", "resume", "stream", "tree"];
+export const FEATURES = ["append", "foresee", "progress", "records", "resume", "stream", "tree"];
 /** Codes after which the same request may succeed later. */
 export const RETRYABLE = new Set(["busy", "deadline", "draining", "internal"]);
 

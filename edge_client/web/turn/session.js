@@ -160,6 +160,8 @@ export class ClientSession {
         return this.verdict(answer);
       case "stream_tokens":
         return this.streamed(answer);
+      case "progress":
+        return this.asked(answer.round) ? { kind: "working", done: answer.done, total: answer.total } : null;
       case "activations":
         this.held.add(answer.start, answer.start + answer.rows);
         this.epoch = Math.max(this.epoch, answer.epoch);

@@ -155,6 +155,44 @@ def test_a_slow_target_is_no_dead_one_and_once_known_it_is_not_written_over() ->
     assert "late" not in world.reader.states
 
 
+def test_a_verifier_that_says_that_it_reads_is_not_written_over() -> None:
+    """A prompt of thousands of tokens takes a minute; without news of it the device writes."""
+    for tells in (True, False):
+        world = World(
+            count=4,
+            draft="device",
+            right=0.5,
+            tells=tells,
+            reads=60.0,
+            patience=Patience(settle=99.0),
+        )
+        ends_exact(world)
+        assert ("late" in world.reader.states) is not tells
+        assert world.reader.read == ([100] if tells else [])
+
+
+def test_a_verifier_that_says_so_and_gets_nowhere_is_written_over_after_a_while() -> None:
+    world = World(count=4, draft="device", tells=True, forward=30.0, patience=Patience(settle=99.0))
+    ends_exact(world)
+    assert world.reader.states == ["online", "late", "online"]
+    assert 11 < world.reader.late_at < 13
+
+
+def test_a_check_that_makes_progress_is_not_given_up_and_one_that_makes_none_is() -> None:
+    """Offline text of a real size, and a target that needs longer for it than the user settles."""
+    for forward, verified in ((8.0, True), (400.0, False)):
+        world = World(count=30, right=0.9, up_after=None, patience=Patience(settle=1.0), tells=True)
+        assert world.run() == "length"
+        assert len(world.answer) == 30
+        world.verifier.forward = world.forward = forward
+        world.connect()
+        world.recheck()
+        world.run()
+        assert world.transcript.verified is verified
+        if verified:
+            assert world.answer == world.expected
+
+
 def test_an_answer_that_never_comes_ends_on_another_connection() -> None:
     world = World(patience=Patience(answer=30.0, settle=100.0))
     world.trouble("mute", stop=40.0)

@@ -43,6 +43,7 @@ from moa.wire.messages import (
     Error,
     Foresee,
     Open,
+    Progress,
     Resume,
     Resumed,
     Stream,
@@ -159,6 +160,10 @@ class World:
     """Instead of both: how likely the token after a log is guessed."""
     forward: float = 0.01
     """Seconds of a forward, and of the server's draft for it."""
+    tells: bool = False
+    """Whether the verifier says twice a second that it works on a round."""
+    reads: float = 0.0
+    """Seconds that it reads the prompt for before the first forward of a turn."""
 
     def __post_init__(self) -> None:
         self.now, self.verifier, self.random = 0.0, Verifier(), random.Random(self.seed)
@@ -329,14 +334,30 @@ class World:
             ):  # messages are only ever lost with their connection
                 self.cut()
                 return
+            asks = isinstance(message, Verify | Stream)
+            if asks and self.tells:
+                began = self.now
+                self.at(0.5, lambda: self._tell(connection, message.session, message.round, began))
             for _ in range(2 if self.random.random() < self.repeat else 1):
-                free = self.now
+                free = self.now + (self.reads if asks and message.round == 1 else 0.0)
                 for answer in self._handle(message):
                     free += self.verifier.forward
                     self._answer(connection, answer, free + self.latency)
             self._stream(getattr(message, "session", b""))
 
         self.at(self._line_free - self.now, arrive)
+
+    def _tell(self, connection: int, session: bytes, round: int, began: float) -> None:
+        """While a round is not answered, how far the verifier is."""
+        if connection != self.connection or not self.machine.session.waits_for(round):
+            return
+        if session != self.machine.session.id:
+            return
+        done = min(100, int(100 * (self.now - began) / self.reads)) if self.reads else 100
+        self.at(
+            self.latency, lambda: self._deliver(connection, Progress(session, round, done, 100))
+        )
+        self.at(0.5, lambda: self._tell(connection, session, round, began))
 
     def _handle(self, message: ClientMessage) -> list[Any]:
         session: bytes = getattr(message, "session", b"")
