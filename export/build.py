@@ -24,8 +24,9 @@ from export.describe import describe, public_name, tool_versions, write_shared
 from export.draft_vocabulary import count_files, most_frequent
 from export.forms import Workshop
 from export.kinds import OPSET, VariantKind, choose_kinds
+from export.parity import Case, compare, working_steps
 from export.plan import make_plan
-from export.runner import OrtRunner, TorchRunner, parity, random_steps
+from export.runner import OrtRunner, TorchRunner, random_steps
 from export.source import Source, load_source
 from export.static_forms import StaticShape
 from export.variants import make_dynamic, make_static
@@ -54,7 +55,11 @@ PAST, RECORDS = 256, 256
 """Cache rows and records in a timed step: a chat of some length."""
 STEPS = (1, 8)
 """Tokens of a chain's step, and of a tree's."""
-_GOLDEN_SIZES = {"first": (1, 1, 0, 0), "tree": (6, 6, 9, 5), "prompt": (12, 1, 4, 0)}
+_GOLDEN_CASES = (
+    Case("first", tokens=1, queries=1, past=0, records=0),
+    Case("tree", tokens=6, queries=6, past=9, records=5),
+    Case("prompt", tokens=12, queries=1, past=4, records=0),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +192,7 @@ class _Build:
         place.mkdir()
         shop.float_graph(OPSET).save(place / "model.onnx")
         reference = TorchRunner(self.source, shop.top_k)
-        return parity(reference, place / "model.onnx", self.source.vocabulary, shop.draft_to_target)
+        return compare(reference, place / "model.onnx", shop.draft_to_target)
 
     def _reference(self, target: Target | None) -> Reference | None:
         if target is None or not self.texts:
@@ -224,9 +229,8 @@ class _Build:
             if entry.form == "dynamic"
         }
         runners = {name: OrtRunner(model, self.source.spec) for name, model in dynamic.items()}
-        write_golden(
-            self.folder / GOLDEN, golden_cases(self.source.spec, self.source.vocabulary, runners)
-        )
+        reference = TorchRunner(self.source, min(self.settings.top_k, self.source.vocabulary))
+        write_golden(self.folder / GOLDEN, golden_cases(reference, runners))
 
     def _manifest(
         self,
@@ -322,18 +326,17 @@ def step_times(
     return tuple(times)
 
 
-def golden_cases(
-    spec: BodySpec, vocabulary: int, runners: Mapping[str, OrtRunner]
-) -> list[GoldenCase]:
-    """A few steps with each variant's outputs here, so that any machine can compare its own."""
-    steps = random_steps(spec, vocabulary, seed=7, sizes=tuple(_GOLDEN_SIZES.values()))
+def golden_cases(reference: TorchRunner, runners: Mapping[str, OrtRunner]) -> list[GoldenCase]:
+    """A few steps with each variant's outputs here, so that any machine can compare its own: over
+    states of the model, for over random ones a real model's numbers follow the processor."""
     cases = []
-    for name, step in zip(_GOLDEN_SIZES, steps, strict=True):
-        inputs = {key: np.ascontiguousarray(value) for key, value in step.feeds(spec).items()}
+    for case, step in working_steps(reference, _GOLDEN_CASES):
+        feeds = step.feeds(reference.spec)
+        inputs = {key: np.ascontiguousarray(value) for key, value in feeds.items()}
         outputs = ["top_logp", "top_tokens"]
         expected = {
             variant: tuple(runner.session.run(outputs, inputs))
             for variant, runner in runners.items()
         }
-        cases.append(GoldenCase(name, inputs, expected))
+        cases.append(GoldenCase(case.says, inputs, expected))
     return cases

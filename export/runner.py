@@ -8,21 +8,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import onnx
 import torch
 from numpy.typing import NDArray
 
 from export.body import BodySpec
 from export.source import Source
-from moa.errors import MoaError
 from moa.graph.step import open_session
 from moa.tree import MASKED, additive, ancestors
 
 Array = NDArray[Any]
 Float = NDArray[np.float32]
-TOLERANCE = 1e-4
-"""Of the largest number of an output, where that is above one: float32 keeps so many digits, not so
-many decimals."""
 
 
 @dataclass
@@ -86,6 +81,19 @@ class StepOutput:
     rows: list[Float]
 
 
+@dataclass(frozen=True)
+class StepParts:
+    """Final states `[N, hidden]`, logits `[N, V]` of the whole vocabulary, and new cache rows."""
+
+    hidden: Array
+    logits: Array
+    rows: list[Array]
+
+    def of_words(self, words: NDArray[np.int64]) -> StepParts:
+        """The logits of these words alone."""
+        return StepParts(self.hidden, self.logits[:, words], self.rows)
+
+
 class Runner(Protocol):
     """Runs steps."""
 
@@ -101,16 +109,21 @@ class TorchRunner:
 
     def __init__(self, source: Source, top_k: int) -> None:
         self.spec = source.spec
-        self._source = source
+        self.source = source
         self._top_k = top_k
 
     def logits(self, step: StepInput) -> tuple[torch.Tensor, list[Float]]:
         """Logits of the whole target vocabulary `[N, V]`, and the new cache rows."""
+        parts = self.parts(step)
+        return torch.from_numpy(parts.logits), parts.rows
+
+    def parts(self, step: StepInput) -> StepParts:
+        """All that a step computes."""
         feeds = {
             name: torch.from_numpy(np.ascontiguousarray(value))
             for name, value in step.feeds(self.spec).items()
         }
-        module = self._source.module
+        module = self.source.module
         past = [(feeds[f"past_k_{i}"], feeds[f"past_v_{i}"]) for i in range(len(self.spec.cache))]
         records = [
             feeds[name] for name in ("record_k", "record_v", "record_mask") if self.spec.records
@@ -119,9 +132,9 @@ class TorchRunner:
         more: dict[str, Any] = {"feature_rows": feeds["feature_rows"]} if self.spec.features else {}
         with torch.inference_mode():
             hidden, pairs = module.features(*inputs, queries=feeds["queries"], **more)
-            logits = module.logits(hidden)[0]
+            logits = module.logits(hidden)[0, :, : self.source.vocabulary]
             rows = [tensor[0].numpy() for pair in pairs for tensor in pair]
-        return logits[:, : self._source.vocabulary], rows
+        return StepParts(hidden[0].numpy(), logits.numpy(), rows)
 
     def step(self, step: StepInput) -> StepOutput:
         """One step."""
@@ -193,44 +206,3 @@ def random_steps(
             record_v=rows(held.kv_heads, records, held.head_dim) if held else None,
             feature_rows=rng.integers(-1, past, tokens).tolist() if spec.features else (),
         )
-
-
-def parity(
-    reference: TorchRunner, model: Path, vocabulary: int, draft_to_target: NDArray[np.int64] | None
-) -> float:
-    """Largest difference of a logit or a new cache row, as `TOLERANCE` counts it; raises above
-    that."""
-    beside = model.with_name("parity.onnx")
-    proto = onnx.load(model, load_external_data=False)
-    proto.graph.output.append(
-        onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, None)
-    )
-    onnx.save(proto, beside)
-    try:
-        runner = OrtRunner(beside, reference.spec, extra_outputs=("logits",))
-        worst = 0.0
-        for step in random_steps(reference.spec, vocabulary):
-            wanted, rest = reference.logits(step)
-            *_, logits = found = runner.run(step)
-            chosen = (
-                wanted.numpy() if draft_to_target is None else wanted.numpy()[:, draft_to_target]
-            )
-            pairs = [
-                (logits[0], chosen),
-                *((a[0], np.asarray(b)) for a, b in zip(found[2:-1], rest, strict=True)),
-            ]
-            worst = max(
-                worst,
-                *(
-                    float(np.abs(a - b).max() / max(1.0, np.abs(b).max()))
-                    for a, b in pairs
-                    if b.size
-                ),
-            )
-    finally:
-        beside.unlink()
-    if not worst <= TOLERANCE:
-        raise MoaError(
-            f"the exported graph differs from torch by {worst:.2e}, more than {TOLERANCE:.0e}"
-        )
-    return worst

@@ -1,0 +1,290 @@
+"""Whether an exported graph computes what torch does.
+
+Both run the same steps over states that the model itself has computed: a text, then trees and single
+tokens behind it. Torch runs them a second time in float64. The graph's error is then judged beside
+float32's own in torch, output by output from the first layer to the last: how far errors grow is a
+property of the model, and differs by orders of magnitude; that two ways to compute in float32 err
+alike is a property of a right graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from export.body import BodySpec
+from export.runner import OrtRunner, StepInput, StepParts, TorchRunner
+from export.source import Source
+from moa.errors import MoaError
+from moa.model.drafter import Drafter
+from moa.tree import ancestors
+
+FACTOR = 32.0
+"""How many times float32's own error in torch a graph's may be. Right graphs reach 5; the mildest
+wrong one, with a bias left out, a thousand."""
+_LEAST_ERROR = 4 * float(np.finfo(np.float32).eps)
+"""Of a row's length: where torch's error is below this, that is luck."""
+_ROWS_AT_ONCE = 2**14
+"""Rows of a matrix that become float64 at a time: a head of 152k words would take a gigabyte."""
+_PROMPT = 48
+"""Tokens of the text that all steps continue."""
+_SAMPLE = (
+    "The harbour was quiet when Anna counted the boats: 17 in the morning, 25 at night. "
+    "def area(radius: float) -> float:\n    return 3.14159 * radius ** 2\n\n"
+    "Why does the tide turn? Because the moon pulls, and the sea follows."
+)
+"""English, code and numbers."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step to compare: so many tokens and queries behind `past` tokens of the text, with
+    records."""
+
+    says: str
+    tokens: int
+    queries: int
+    past: int
+    records: int
+    unused: int = 0
+    """Rows of the cache behind these that nobody sees, as a cache that grows has them."""
+
+
+_TEXT = Case("a text", _PROMPT, 1, 0, 1)
+_CASES = (
+    Case("one token alone", 1, 1, 0, 0),
+    _TEXT,
+    Case("a tree behind a text", 16, 12, 33, 17, unused=7),
+    Case("one token behind a text", 1, 1, _PROMPT, 100),
+    Case("a small tree without records", 5, 3, 7, 0),
+)
+
+
+def compare(
+    reference: TorchRunner, model: Path, draft_to_target: NDArray[np.int64] | None
+) -> float:
+    """The largest error of the graph, as a part of the length of an output's row. A graph that
+    computes something else is refused, and the place is named."""
+    beside = model.with_name("parity.onnx")
+    proto = onnx.load(model, load_external_data=False)
+    for name in ("hidden", "logits"):
+        proto.graph.output.append(
+            onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
+        )
+    onnx.save(proto, beside)
+    try:
+        runner = OrtRunner(beside, reference.spec, extra_outputs=("hidden", "logits"))
+        return max(
+            _compared(reference, runner, case, step, draft_to_target)
+            for case, step in working_steps(reference)
+        )
+    finally:
+        beside.unlink()
+
+
+def working_steps(
+    reference: TorchRunner, cases: Sequence[Case] = _CASES
+) -> Iterator[tuple[Case, StepInput]]:
+    """Steps as the device takes them: over a cache that the model itself has filled with a text."""
+    source = reference.source
+    spec = reference.spec
+    rng = np.random.default_rng(0)
+    text = _sample_ids(source, rng)
+    records = _records(source, max(case.records for case in cases))
+    first = StepInput(
+        ids=text,
+        queries=[_PROMPT - 1],
+        positions=list(range(_PROMPT)),
+        mask=np.tri(_PROMPT, dtype=np.bool_),
+        past=_nothing(spec),
+        feature_rows=[-1] * _PROMPT if spec.features else (),
+    )
+    cache = reference.parts(first).rows
+    for case in cases:
+        tokens = text if case is _TEXT else rng.choice(text, case.tokens).tolist()
+        yield case, _step(case, tokens, cache, records, rng, spec)
+
+
+def _step(
+    case: Case,
+    ids: list[int],
+    cache: list[NDArray[np.float32]],
+    records: tuple[NDArray[np.float32], NDArray[np.float32]] | None,
+    rng: np.random.Generator,
+    spec: BodySpec,
+) -> StepInput:
+    parents = [node - 1 for node in range(case.tokens)]
+    if case.queries > 1:  # a tree, not a chain
+        parents = [int(rng.integers(-1, node)) if node else -1 for node in range(case.tokens)]
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    held = case.past + case.unused
+    sees = np.zeros((case.tokens, held), np.bool_)
+    sees[:, : case.past] = True
+    if case.unused:  # a rejected branch leaves a row that nobody sees, too
+        sees[:, case.past // 2] = False
+    return StepInput(
+        ids=ids,
+        queries=sorted(rng.choice(case.tokens, case.queries, replace=False).tolist())
+        if case.queries > 1
+        else [case.tokens - 1],
+        positions=[case.past + depth for depth in depths],
+        mask=np.concatenate([sees, ancestors(np.array([parents]))[0]], axis=1),
+        past=[rows[:, :held] for rows in cache],
+        record_k=records[0][:, : case.records] if records and case.records else None,
+        record_v=records[1][:, : case.records] if records and case.records else None,
+        feature_rows=rng.integers(-1, case.past, case.tokens).tolist() if spec.features else (),
+    )
+
+
+def _nothing(spec: BodySpec) -> list[NDArray[np.float32]]:
+    return [
+        np.zeros((layer.kv_heads, 0, layer.head_dim), np.float32)
+        for layer in spec.cache
+        for _ in "kv"
+    ]
+
+
+def _sample_ids(source: Source, rng: np.random.Generator) -> list[int]:
+    """The first tokens of a text; a tokenizer that does not know it gives way to random words."""
+    tokenizer = Tokenizer.from_str(source.tokenizer.json.decode())
+    found = [] if source.facts.bos_id is None else [source.facts.bos_id]
+    found += tokenizer.encode(_SAMPLE, add_special_tokens=False).ids
+    found = [token for token in found if token < source.vocabulary][:_PROMPT]
+    more: list[int] = rng.integers(0, source.vocabulary, _PROMPT - len(found)).tolist()
+    return found + more
+
+
+def _records(source: Source, count: int) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+    """Activation records of random activations: what cross-attention's own norm, keys and values
+    make of them."""
+    module = source.module
+    if not isinstance(module, Drafter) or not module.config.use_ca:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    activations = torch.randn(1, count, module.config.hidden_size, generator=generator)
+    with torch.inference_mode():
+        key, value = module.records(activations, torch.arange(count)[None])
+    return key[0].numpy(), value[0].numpy()
+
+
+# ---- judging
+
+
+@dataclass(frozen=True)
+class _Part:
+    """An output of a step, `[heads, rows, width]`, and what computes it."""
+
+    says: str
+    made_by: str
+    take: Callable[[StepParts], NDArray[Any]]
+
+
+def _parts(layers: int) -> Iterator[_Part]:
+    """From the first to the last: the first that is wrong is where the graph is."""
+    for layer in range(layers):
+        above = f"layer {layer - 1}'s attention or MLP" if layer else "the embedding"
+        both = f"{above}, or layer {layer}'s input norm"
+        for at, kind in enumerate(("keys", "values")):
+            own = "projection, bias" + (", norm or rotation" if kind == "keys" else "")
+            yield _Part(
+                f"layer {layer}'s {kind}",
+                f"their {own}; if keys and values: {both}",
+                lambda parts, place=2 * layer + at: parts.rows[place],  # type: ignore[misc]
+            )
+    yield _Part(
+        "the final states",
+        f"layer {layers - 1}'s attention or MLP, records or the last norm",
+        lambda parts: parts.hidden[None],
+    )
+    yield _Part("the logits", "the head", lambda parts: parts.logits[None])
+
+
+def _compared(
+    reference: TorchRunner,
+    runner: OrtRunner,
+    case: Case,
+    step: StepInput,
+    draft_to_target: NDArray[np.int64] | None,
+) -> float:
+    plain = reference.parts(step)
+    with _InDouble():
+        exact = reference.parts(step)
+    _, _, *rows, hidden, logits = runner.run(step)
+    found = StepParts(hidden[0], logits[0], [value[0] for value in rows])
+    if draft_to_target is not None:
+        plain, exact = plain.of_words(draft_to_target), exact.of_words(draft_to_target)
+    worst = 0.0
+    for part in _parts(len(reference.spec.cache)):
+        truth = part.take(exact)
+        own = max(_error(part.take(plain), truth), _LEAST_ERROR)
+        error = _error(part.take(found), truth)
+        if not error <= FACTOR * own:
+            raise MoaError(
+                f"the exported graph differs from torch in {part.says}, by {error:.1e} of their"
+                f" length where float32 differs by {own:.1e} ({case.says})",
+                hint=f"what computes them: {part.made_by}",
+            )
+        worst = max(worst, error)
+    return worst
+
+
+def _error(found: NDArray[Any], truth: NDArray[Any]) -> float:
+    """The largest distance of a row from the truth, as a part of its own length."""
+    if not truth.size:
+        return 0.0
+    distance = np.linalg.norm(found.astype(np.float64) - truth, axis=-1)
+    length = np.linalg.norm(truth.astype(np.float64), axis=-1)
+    return float((distance / np.maximum(length, np.finfo(np.float32).tiny)).max())
+
+
+class _InDouble(TorchFunctionMode):
+    """Torch computes in float64 what it is asked to compute in float32, weights included, each at
+    its turn: a second copy of the model would take twice its memory."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        named = kwargs or {}
+        if getattr(func, "__name__", "") == "__get__":  # an attribute, such as its shape
+            return _wide(func(*args, **named)) if func is _DTYPE else func(*args, **named)
+        if func is functional.embedding:
+            return _wide(func(*args, **named))
+        if func is functional.linear:
+            return _linear(*args, **named)
+        if func is Tensor.float:
+            func = Tensor.double
+        args, named = tree_map(_wide, (args, named))
+        return func(*args, **named)
+
+
+_DTYPE: Any = Tensor.dtype.__get__  # type: ignore[attr-defined]
+
+
+def _wide(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.double() if value.dtype == torch.float32 else value
+    return torch.float64 if value is torch.float32 else value
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    parts = [functional.linear(_wide(x), _wide(rows)) for rows in weight.split(_ROWS_AT_ONCE)]
+    found = torch.cat(parts, -1)
+    return found if bias is None else found + _wide(bias)
