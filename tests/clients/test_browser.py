@@ -303,3 +303,73 @@ def test_sizes_and_accessibility(
         ] == []
         if scheme == "light" and width < 500 and look == "conversation":
             picture(page, "chat-page-narrow")
+
+
+def test_two_tabs_on_one_conversation_lose_nothing(
+    opened: Open, device: Device, truth: str
+) -> None:
+    first = opened()
+    first.context.add_init_script("delete globalThis.BroadcastChannel;")  # neither hears the other
+    first.reload()
+    first.wait_for_selector("#link[data-state=online]")
+    ask(first)
+    assert complete(first) == truth
+    second = first.context.new_page()
+    second.goto(first.url)
+    second.wait_for_selector("#link[data-state=online]")
+    assert second.text_content(".assistant .body") == truth
+    device.pause = SLOW / 3
+    ask(first, "What is 20 + 13?")
+    ask(second, "What is 11 + 12?")
+    for page in (first, second):
+        page.wait_for_function(
+            "() => document.querySelector('#status').textContent === 'The answer is complete'"
+        )
+    device.pause = 0.0
+    said = """async () => {
+        const { Table } = await import("./store.js");
+        const [one] = await new Table("moa-edge", "conversations").all();
+        const texts = (role) => Object.values(one.nodes)
+          .filter((node) => node.role === role).map((node) => node.text).sort();
+        return [texts("user"), texts("assistant")];
+    }"""
+    questions, answers = first.evaluate(said)
+    assert questions == sorted([STORY, "What is 20 + 13?", "What is 11 + 12?"])
+    assert len(answers) == 3
+    assert truth in answers
+    assert all(answers)
+    for page in (first, second):
+        page.reload()
+        page.wait_for_function("() => document.body.textContent.includes('2/2')")
+
+
+def test_another_tab_shows_an_answer_that_this_one_has_written(opened: Open) -> None:
+    first = opened()
+    ask(first, "What is 20 + 13?")
+    complete(first)
+    second = first.context.new_page()
+    second.goto(first.url)
+    second.wait_for_selector(".assistant .body")
+    ask(first, "What is 11 + 12?")
+    last = "[...document.querySelectorAll('.assistant .body')].at(1)?.textContent"
+    first.wait_for_function(f"() => {last} && !document.querySelector('#send').disabled")
+    second.wait_for_function(f"(text) => {last} === text", arg=first.evaluate(last))
+
+
+def test_a_poisoned_store_is_told_and_the_page_opens(opened: Open, truth: str) -> None:
+    page = opened()
+    ask(page)
+    assert complete(page) == truth
+    page.evaluate("""async () => {
+        const { Table } = await import("./store.js");
+        const message = (id, parent) =>
+          ({ id, parent, role: "user", text: "t", at: 1, state: "running" });
+        const nodes = { "1": message("1", "2"), "2": message("2", "1") };
+        const circle = { id: "0".repeat(8), title: "circle", system: "", leaf: "1", nodes };
+        await new Table("moa-edge", "conversations").put(circle);
+    }""")
+    page.reload()
+    page.wait_for_selector(".assistant .body")
+    assert page.text_content(".assistant .body") == truth
+    assert page.text_content("#notice") == "1 damaged conversation is not shown"
+    assert page.locator("#conversations li").count() == 1

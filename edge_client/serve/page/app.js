@@ -2,7 +2,7 @@
 
 import { Answer, ChatView } from "./chat.js";
 import { Figures } from "./figures.js";
-import { add, asMarkdown, matches, newConversation, path, sound, Table } from "./store.js";
+import { add, asMarkdown, imported, matches, newConversation, path, Shelf, Table } from "./store.js";
 import { ApiError, chunks, MODES, model as modelName, setLink, status as linkStatus, stop } from "./stream.js";
 
 const $ = (id) => document.getElementById(id);
@@ -18,10 +18,12 @@ const DEMO = {
 };
 const AGAIN = 0.8;  // the temperature of another answer where none is set: the likeliest one is there already
 
-const store = new Table("moa-edge", "conversations");
+const HERE = new URL("./", location.href).pathname;  // another page of this origin has other streams
 let conversations, current, model = "", demo = false, context = 0, broken = "";
 const settings = { ...DEFAULTS, ...JSON.parse(localStorage.getItem("settings") ?? "{}"), key: sessionStorage.getItem("key") ?? "" };
 const running = new Map();  // node id -> { abort, node, conversation }
+const shelf = new Shelf(new Table("moa-edge", "conversations"), (id) => running.has(id));
+const tabs = globalThis.BroadcastChannel ? new BroadcastChannel("moa-edge") : null;  // they tell one another what has changed
 const view = new ChatView($("messages"), { retry, proceed, edit, show, ask, empty });
 const figures = new Figures($("figures"));
 
@@ -100,11 +102,15 @@ function rename(conversation) {
 
 async function importFile(file) {
   try {
-    const given = JSON.parse(await file.text()).filter(sound);
-    const unknown = given.filter(({ id }) => !conversations.some((other) => other.id === id));
+    const given = JSON.parse(await file.text());
+    const good = given.map(imported).filter(Boolean);
+    const unknown = good.filter(({ id }, at) => !conversations.some((other) => other.id === id) && good.findIndex((one) => one.id === id) === at);
     conversations.push(...unknown);
     for (const conversation of unknown) await keep(conversation);
-    notice(`${unknown.length} imported, ${given.length - unknown.length} were here already`);
+    const counts = [`${unknown.length} imported`];
+    if (good.length > unknown.length) counts.push(`${good.length - unknown.length} were here already`);
+    if (given.length > good.length) counts.push(`${given.length - good.length} were damaged, and left out`);
+    notice(counts.join(", "));
   } catch {
     notice("This is not a file of conversations");
   }
@@ -116,7 +122,7 @@ async function removeAll() {
   for (const work of running.values()) halt(work);
   const gone = conversations;
   conversations = [];
-  for (const conversation of gone) await store.remove(conversation.id);
+  for (const conversation of gone) await forget(conversation);
   fresh();
 }
 
@@ -124,7 +130,7 @@ async function remove(conversation) {
   if (!confirm(`Delete "${conversation.title}"?`)) return;
   for (const work of running.values()) if (work.conversation === conversation) halt(work);
   conversations = conversations.filter((other) => other !== conversation);
-  await store.remove(conversation.id);
+  await forget(conversation);
   if (conversation === current) fresh();
   list();
 }
@@ -183,11 +189,34 @@ function request(conversation, node, { again = false, onward = false } = {}) {
 }
 
 // Writes an answer; one with a stream's id is taken up again from its beginning.
+// One tab writes an answer; others that find it unfinished wait for that. Without locks (over plain http) each of them
+// follows the same stream.
+const lockOf = (node) => `answer-${node.id}`;
+
+function hold(node) {
+  return new Promise((resolve) => {
+    if (navigator.locks) navigator.locks.request(lockOf(node), () => new Promise((release) => { resolve(release); }));
+    else resolve(() => {});
+  });
+}
+
+// Goes on with an answer that was not finished when the page was closed, or with one that another tab leaves unfinished.
+async function takeUp(conversation, node) {
+  if (navigator.locks) {
+    await navigator.locks.request(lockOf(node), () => {});
+    await shelf.refresh(conversation).catch(() => {});
+  }
+  // One that the page closed before has no stream yet: it is asked for again.
+  if (node.state === "running" && !running.has(node.id)) write(conversation, node, { onward: Boolean(node.before) });
+}
+
 async function write(conversation, node, how) {
+  const held = hold(node);
   const live = new Answer(node.before);
   const work = { abort: new AbortController(), node, conversation, answer: live };
   running.set(node.id, work);
   node.state = "running";
+  node.where = HERE;
   keep(conversation);
   buttons();
   list();
@@ -225,7 +254,7 @@ async function write(conversation, node, how) {
   node.settled = live.settled.length;
   node.state = "done";
   running.delete(node.id);
-  keep(conversation);
+  keep(conversation).then(async () => (await held)());
   list();
   if (conversation === current) { view.draw(node, null, withdrawn); buttons(); }
 }
@@ -241,12 +270,13 @@ function settle(node, live, seconds) {
 // Answers that the device has finished alone: the endpoint has them checked when the verifier is back, and keeps the
 // corrected streams.
 let checking = false;
+const isMine = (node) => (node.where ?? HERE) === HERE;
 async function recheck() {
   if (checking) return;
   checking = true;
   for (const conversation of conversations) {
     for (const node of Object.values(conversation.nodes)) {
-      if (node.verified !== false || !node.stream || node.lost || node.error || node.reason === "stopped" || running.has(node.id)) continue;
+      if (node.verified !== false || !node.stream || !isMine(node) || node.lost || node.error || node.reason === "stopped" || running.has(node.id)) continue;
       const live = new Answer(node.before);
       try {
         for await (const chunk of chunks({ id: node.stream, key: settings.key, signal: AbortSignal.timeout(30000) })) live.take(chunk);
@@ -278,9 +308,34 @@ function halt(work) {
   work.abort.abort();
 }
 
-function keep(conversation) {
-  const copy = structuredClone(conversation);
-  return store.put(copy).catch(() => notice("This browser could not keep the conversation"));
+async function keep(conversation) {
+  try {
+    if (await shelf.keep(conversation)) tabs?.postMessage({ changed: conversation.id });
+  } catch {
+    notice("This browser could not keep the conversation");
+  }
+}
+
+async function forget(conversation) {
+  await shelf.remove(conversation.id);
+  tabs?.postMessage({ removed: conversation.id });
+}
+
+// What another tab has changed is taken in, and shown.
+async function heard({ data }) {
+  const known = conversations.find(({ id }) => id === data.changed || id === data.removed);
+  if (data.removed && known && ![...running.values()].some((work) => work.conversation === known)) {
+    conversations = conversations.filter((other) => other !== known);
+    if (known === current) open(newConversation());
+  } else if (data.changed && known) {
+    const before = JSON.stringify(known);
+    await shelf.refresh(known).catch(() => {});
+    if (known === current && JSON.stringify(known) !== before && !document.querySelector("textarea.edit")) open(current);
+  } else if (data.changed) {
+    const found = await shelf.read(data.changed).catch(() => null);
+    if (found && !conversations.some(({ id }) => id === found.id)) conversations.push(found);
+  }
+  list();
 }
 
 function mine() { return [...running.values()].filter((work) => work.conversation === current); }
@@ -405,7 +460,10 @@ function bind() {
 }
 
 async function start() {
-  conversations = await store.all();
+  const kept = await shelf.all();
+  conversations = kept.conversations;
+  if (kept.damaged) notice(`${kept.damaged} damaged ${kept.damaged > 1 ? "conversations are" : "conversation is"} not shown`);
+  if (tabs) tabs.onmessage = heard;
   bind();
   await look();
   const wanted = conversations.find((conversation) => conversation.id === location.hash.slice(1));
@@ -413,8 +471,7 @@ async function start() {
   $("prompt").focus();
   for (const conversation of conversations) {
     for (const node of Object.values(conversation.nodes)) {
-      if (node.state !== "running") continue;
-      write(conversation, node, { onward: Boolean(node.before) });  // one that the page closed before has no stream yet: it is asked for again
+      if (node.state === "running" && isMine(node)) takeUp(conversation, node);
     }
   }
   setInterval(() => { if (!document.hidden) look(); }, 1000);

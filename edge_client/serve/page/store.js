@@ -14,10 +14,29 @@ export class Table {
   put(value) { return this.#use("readwrite", (table) => table.put(value)); }
   remove(id) { return this.#use("readwrite", (table) => table.delete(id)); }
 
+  // Replaces a value by what `change` makes of it, in one transaction: nobody writes between. Null changes nothing.
+  update(id, change) {
+    let changed = null;
+    return this.#use("readwrite", (table) => {
+      const read = table.get(id);
+      read.onsuccess = () => {
+        changed = change(read.result);
+        if (changed) table.put(changed);
+      };
+    }).then(() => changed);
+  }
+
+  // The result of a request once its transaction is complete, or of none.
   async #use(mode, act) {
     this.#opened ??= this.#open();
     try {
-      return await wish(act((await this.#opened).transaction(this.name, mode).objectStore(this.name)));
+      const transaction = (await this.#opened).transaction(this.name, mode);
+      const request = act(transaction.objectStore(this.name));
+      await new Promise((resolve, reject) => {
+        transaction.oncomplete = resolve;
+        transaction.onabort = () => reject(transaction.error);
+      });
+      return request?.result;
     } catch (error) {
       this.#opened = null;
       throw error;
@@ -58,8 +77,8 @@ export function add(conversation, parent, role, text) {
 // From the first message to the leaf that is shown.
 export function path(conversation, leaf = conversation.leaf) {
   const nodes = [];
-  for (let node = conversation.nodes[leaf]; node; node = conversation.nodes[node.parent]) nodes.unshift(node);
-  return nodes;
+  for (let node = conversation.nodes[leaf]; node; node = conversation.nodes[node.parent]) nodes.push(node);
+  return nodes.reverse();
 }
 
 export function siblings(conversation, node) {
@@ -68,8 +87,14 @@ export function siblings(conversation, node) {
 
 // The newest leaf below a node.
 export function newestLeaf(conversation, node) {
-  const children = Object.values(conversation.nodes).filter((other) => other.parent === node.id).sort((a, b) => b.at - a.at);
-  return children.length ? newestLeaf(conversation, children[0]) : node.id;
+  const newest = new Map();  // node id -> its newest child
+  for (const other of Object.values(conversation.nodes)) {
+    const known = newest.get(other.parent);
+    if (!known || other.at > known.at) newest.set(other.parent, other);
+  }
+  let leaf = node;
+  while (newest.has(leaf.id)) leaf = newest.get(leaf.id);
+  return leaf.id;
 }
 
 export function matches(conversation, words) {
@@ -77,11 +102,206 @@ export function matches(conversation, words) {
   return words.toLowerCase().split(/\s+/).every((word) => text.includes(word));
 }
 
-// Whether this is a conversation, as a file that was exported has it.
+// ---- what comes from a file or from the store
+
+const ID = /^[0-9a-f-]{8,64}$/;  // as `id` makes them; no property of every object is called so
+const MOST_NODES = 100_000;
+const LONGEST_TITLE = 80;
+const text = (value) => typeof value === "string";
+
+// Whether this is a conversation: each node has a parent that is there, and leads to a first message.
 export function sound(given) {
-  const text = (value) => typeof value === "string";
-  return given && text(given.id) && text(given.title) && text(given.system) && text(given.leaf) && typeof given.nodes === "object" &&
-    Object.entries(given.nodes).every(([id, node]) => node && node.id === id && text(node.parent) && text(node.text) && ["user", "assistant"].includes(node.role));
+  if (!given || ![given.id, given.title, given.system, given.leaf].every(text) || !ID.test(given.id)) return false;
+  const { nodes, leaf } = given;
+  if (!nodes || typeof nodes !== "object" || Array.isArray(nodes)) return false;
+  const ids = Object.keys(nodes);
+  if (ids.length > MOST_NODES || (leaf !== "" && !Object.hasOwn(nodes, leaf))) return false;
+  return ids.every((id) => soundNode(nodes, id)) && withoutCircle(nodes, ids);
+}
+
+function soundNode(nodes, id) {
+  const node = nodes[id];
+  if (!ID.test(id) || !node || node.id !== id || !["user", "assistant"].includes(node.role)) return false;
+  if (!text(node.text) || !text(node.parent) || !Number.isFinite(node.at)) return false;
+  return node.parent === "" || Object.hasOwn(nodes, node.parent);
+}
+
+function withoutCircle(nodes, ids) {
+  const rooted = new Set([""]);
+  for (const id of ids) {
+    const passed = new Set();
+    for (let at = id; !rooted.has(at); at = nodes[at].parent) {
+      if (passed.has(at)) return false;
+      passed.add(at);
+    }
+    for (const one of passed) rooted.add(one);
+  }
+  return true;
+}
+
+// The conversation of a file: what its messages say, and nothing that this page would act on, as an answer that is still
+// running somewhere. Null if it is none.
+export function imported(given) {
+  if (!sound(given)) return null;
+  const nodes = {};
+  for (const { id, parent, role, at, text: said, ...more } of Object.values(given.nodes)) {
+    nodes[id] = { id, parent, role, text: said, at, ...harmless(more) };
+    if (role === "assistant") nodes[id].state = "done";
+  }
+  const { id, title, system, leaf } = given;
+  const updated = Number.isFinite(given.updated) ? given.updated : Date.now();
+  return { id, title: title.slice(0, LONGEST_TITLE), system, updated, nodes, leaf };
+}
+
+function harmless({ model, writer, reason, error, verified, settled, usage }) {
+  const kept = {};
+  for (const [name, value] of Object.entries({ model, writer, reason, error })) if (text(value)) kept[name] = value.slice(0, 300);
+  if (typeof verified === "boolean") kept.verified = verified;
+  if (Number.isInteger(settled) && settled >= 0) kept.settled = settled;
+  if (usage && typeof usage === "object") {
+    kept.usage = Object.fromEntries(["tokens", "total", "context", "seconds"].map((name) => [name, usage[name]]).filter(([, value]) => Number.isFinite(value)));
+  }
+  return kept;
+}
+
+// ---- several writers
+
+// Conversations that other tabs keep, too: what one of them adds stays, whatever this one writes. `table` is a `Table`;
+// `writing(id)` says whether this page writes that answer just now.
+export class Shelf {
+  #known = new Map();  // conversation id -> how the store had it when this page read or wrote it: { own, nodes }
+  #gone = new Set();
+  #last = Promise.resolve();  // one after the other: what is known of the store has an order
+
+  constructor(table, writing = () => false) {
+    this.table = table;
+    this.writing = writing;
+  }
+
+  // All that are sound, and how many are not. Those are left as they are.
+  async all() {
+    const every = await this.table.all();
+    const good = every.filter(sound);
+    for (const one of good) this.#remember(one);
+    return { conversations: good, damaged: every.length - good.length };
+  }
+
+  // The conversation that another tab has begun, or null.
+  async read(id) {
+    const stored = await this.table.get(id);
+    if (!stored || !sound(stored)) return null;
+    this.#remember(stored);
+    return stored;
+  }
+
+  // Writes what has changed here, and takes in what has changed there; whether anything was written.
+  keep(conversation) { return this.#inTurn(() => this.#keep(conversation)); }
+
+  async #keep(conversation) {
+    if (this.#gone.has(conversation.id)) return false;
+    const mine = structuredClone(conversation);
+    const written = await this.table.update(conversation.id, (stored) => this.#merged(mine, stored));
+    if (written) this.#takeIn(conversation, written, mine);
+    return Boolean(written);
+  }
+
+  // Takes in what has changed there; whether the conversation still exists.
+  refresh(conversation) { return this.#inTurn(() => this.#refresh(conversation)); }
+
+  async #refresh(conversation) {
+    const stored = await this.table.get(conversation.id);
+    if (!stored || !sound(stored)) return false;
+    this.#takeIn(conversation, stored);
+    return true;
+  }
+
+  remove(id) {
+    this.#gone.add(id);
+    return this.table.remove(id);
+  }
+
+  #inTurn(act) {
+    const turn = this.#last.then(act);
+    this.#last = turn.catch(() => {});
+    return turn;
+  }
+
+  #remember(stored) {
+    const nodes = new Map(Object.values(stored.nodes).map((node) => [node.id, JSON.stringify(node)]));
+    this.#known.set(stored.id, { own: own(stored), nodes });
+  }
+
+  // Three ways: what this page changed since it read the store, and what others did.
+  #merged(mine, stored) {
+    const known = this.#known.get(mine.id);
+    if (!stored) {  // new, or another tab has deleted it: then only a new message brings it back
+      return !known || Object.keys(mine.nodes).some((id) => !known.nodes.has(id)) ? mine : null;
+    }
+    if (!sound(stored)) return mine;
+    const before = known ?? { own: own(stored), nodes: new Map() };
+    const merged = { ...stored, nodes: { ...stored.nodes } };
+    for (const name of OWN) if (mine[name] !== before.own[name]) merged[name] = mine[name];
+    merged.updated = Math.max(mine.updated, stored.updated);
+    const renamed = new Map();
+    for (const node of Object.values(mine.nodes)) {
+      const there = stored.nodes[node.id];
+      const now = JSON.stringify(node);
+      if (now === before.nodes.get(node.id)) continue;  // not changed here: the store's stays
+      const changedThere = there && JSON.stringify(there) !== before.nodes.get(node.id);
+      if (!changedThere || JSON.stringify(there) === now || goesOn(there, node)) merged.nodes[node.id] = node;
+      else if (!goesOn(node, there) && !this.writing(node.id)) {  // two continuations: both stay, side by side
+        const copy = { ...node, id: id() };
+        merged.nodes[copy.id] = copy;
+        renamed.set(node.id, copy.id);
+      }
+    }
+    for (const [old, copy] of renamed) {
+      for (const node of Object.values(merged.nodes)) {
+        if (node.parent === old && !stored.nodes[node.id]) merged.nodes[node.id] = { ...node, parent: copy };
+      }
+      if (merged.leaf === old) merged.leaf = copy;
+    }
+    return merged;
+  }
+
+  // `conversation` becomes what is `there`, but for what this page has changed since it read that, or since it wrote
+  // `mine`; and the place that is shown moves only onward.
+  #takeIn(conversation, there, mine = null) {
+    const known = this.#known.get(there.id) ?? { own: own(conversation), nodes: new Map() };
+    this.#known.set(there.id, known);
+    for (const [id, node] of Object.entries(there.nodes)) {
+      const here = conversation.nodes[id];
+      const now = JSON.stringify(node);
+      const expected = mine ? JSON.stringify(mine.nodes[id]) : known.nodes.get(id);
+      if (!here) conversation.nodes[id] = structuredClone(node);
+      else if (!this.writing(id) && JSON.stringify(here) === expected) replace(here, node);
+      else if (now !== expected) continue;  // both have changed: told apart when this page writes it
+      known.nodes.set(id, now);
+    }
+    for (const name of OWN) {
+      const expected = mine ? mine[name] : known.own[name];
+      if (name !== "leaf" && conversation[name] === expected) conversation[name] = there[name];
+      known.own[name] = there[name];
+    }
+    conversation.updated = Math.max(conversation.updated, there.updated);
+    if (!conversation.leaf || path(there).some((node) => node.id === conversation.leaf)) conversation.leaf = there.leaf;
+  }
+}
+
+const OWN = ["title", "system", "leaf"];
+const own = (conversation) => Object.fromEntries(OWN.map((name) => [name, conversation[name]]));
+
+// Whether `after` is a later state of the message `before`: nothing of that is lost with it.
+function goesOn(before, after) {
+  if (before.verified && !after.verified) return false;
+  if (after.verified && !before.verified) return true;
+  return after.text.startsWith(before.text);
+}
+
+// The order of its properties becomes the other's, too: texts of both are compared.
+function replace(node, by) {
+  for (const name of Object.keys(node)) delete node[name];
+  Object.assign(node, structuredClone(by));
 }
 
 export function asMarkdown(conversation) {
