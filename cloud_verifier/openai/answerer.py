@@ -128,24 +128,26 @@ class VerifierAnswerer:
         return "draining" if self._service.draining else str(self._wrong())
 
     async def encode(self, ask: AnswerRequest) -> Encoded:
-        """The question in tokens; a grammar that cannot be followed is refused here, before a
-        stream begins."""
+        """The question in tokens."""
         limits = self._service.limits
-        question = await encoded(
+        return await encoded(
             self._tokenizer,
             ask,
             context=min(self._service.max_context, limits.max_prompt_tokens + 1),
             vocabulary=self._service.facts.vocab_size,
             longest=answer_limit(ask, _DEFAULT_TOKENS, limits.max_new_tokens),
         )
-        if question.grammar is not None:
-            try:  # it is compiled once, and kept for the session
-                await self._service.matcher(
-                    ask.principal, question.grammar, len(question.ids), question.ids
-                )
-            except Refusal as refused:
-                raise remote_error(refused.error()) from None
-        return question
+
+    async def admit(self, ask: AnswerRequest, encoded: Encoded) -> None:
+        """Compile the grammar, which is kept for the session."""
+        if encoded.grammar is None:
+            return
+        try:
+            await self._service.matcher(
+                ask.principal, encoded.grammar, len(encoded.ids), encoded.ids
+            )
+        except Refusal as refused:
+            raise remote_error(refused.error()) from None
 
     async def answer(
         self, ask: AnswerRequest, encoded: Encoded

@@ -26,7 +26,7 @@ from cloud_verifier.sessions.budgets import Principal, WorkBudget
 from cloud_verifier.sessions.outbox import CloseConnection, Outbox
 from cloud_verifier.sessions.session import PREFILL, Output, Prefill, Run, ServerSession
 from cloud_verifier.sessions.table import SessionTable
-from moa.errors import ConfigError, UsageError
+from moa.errors import ConfigError, MoaError, UsageError
 from moa.grammar.matcher import GrammarCompiler, Matcher
 from moa.grammar.spec import Grammar
 from moa.token_bucket import TokenBucket
@@ -178,6 +178,8 @@ class Service:
                 return await self._grammars.matcher(grammar, start, log)
         except UsageError as error:
             raise Refusal(Code.GRAMMAR, error.line()) from None
+        except MoaError as error:  # this process could start no other one
+            raise Refusal(Code.BUSY, error.line(), retry_after_ms=1000) from None
 
     def open(
         self,

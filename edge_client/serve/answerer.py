@@ -103,6 +103,11 @@ class EdgeAnswerer:
             longest=self._longest(ask),
         )
 
+    async def admit(self, ask: AnswerRequest, encoded: Encoded) -> None:
+        """Compile the grammar, which is kept for the answer."""
+        if encoded.grammar is not None:
+            await self._client.device.grammars.matcher(encoded.grammar, len(encoded.ids))
+
     async def answer(
         self, ask: AnswerRequest, encoded: Encoded
     ) -> AsyncGenerator[AnswerEvent, None]:

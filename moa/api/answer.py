@@ -169,6 +169,9 @@ class Answerer(Protocol):
         """The question in tokens, encoded in a thread; a `UsageError` if it does not fit the
         context."""
 
+    async def admit(self, ask: AnswerRequest, encoded: Encoded) -> None:
+        """Refuse, before a stream begins, a question whose grammar cannot be followed."""
+
     def answer(self, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
         """`Began` first, `Ended` last. Many may run at once; closing a generator stops its work at
         once."""

@@ -45,13 +45,16 @@ class Counted:
         return {**self._inner.status(), **load, **totals}
 
     async def encode(self, ask: AnswerRequest) -> Encoded:
-        """The inner answerer's encoding, one at a time for each principal."""
+        """The inner answerer's encoding, one at a time for each principal. A grammar is compiled
+        beside the questions that come after it: it may take a second."""
         if self._encoding[ask.principal] >= self._most:
             raise self._busy()
         turn = self._turns.setdefault(ask.principal, asyncio.Lock())
         with one_more(self._encoding, ask.principal):
             async with turn:
-                return await self._inner.encode(ask)
+                encoded = await self._inner.encode(ask)
+            await self._inner.admit(ask, encoded)
+            return encoded
 
     async def answer(
         self, ask: AnswerRequest, encoded: Encoded

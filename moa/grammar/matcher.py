@@ -13,38 +13,28 @@ text shares with what it saw last. So nothing of it is sent, resumed or rolled b
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from moa.errors import UsageError
+from moa.grammar import compiling
+from moa.grammar.children import CHILDREN, Children, Starved
 from moa.grammar.spec import JSON_STYLE, Grammar, GrammarError
 from moa.text_stream import common_prefix
 from moa.tree import DraftTree
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
-
 Bits = NDArray[np.uint8]
 """A bit for each token of the vocabulary, the first one lowest."""
-_LIMITS = LLParserLimits(
-    initial_lexer_fuel=200_000,  # 4 ms of reading regular expressions
-    step_lexer_fuel=50_000,  # 4 ms for a mask
-    step_max_items=20_000,  # 1 ms for a mask
-    max_lexer_states=2_000,  # 4 MB; none of 841 schemas that others wrote needs 250
-    max_grammar_size=100_000,
-    verbose_errors=False,
-)
 MATCHER_BYTES = 2**18
 """What following a text is counted with: schemas of others take 70 kB, hostile ones up to 3 MB
 within 30 tokens."""
@@ -54,11 +44,21 @@ this ends."""
 _DEAR_SECONDS = 0.002
 _PIECE = 64
 """Tokens of a text between two looks at the time."""
-_JSON = cast("JsonCompileOptions", {**JSON_STYLE, "lenient": False})
-_TRIES = 100
-"""Parts of a schema that are compiled to find the place of an error."""
 _CACHED = 64
 """Compiled grammars that are kept, and refusals of others."""
+_CACHED_BYTES = 32 * 2**20
+"""Memory of the compiled grammars that are kept."""
+_CHILDREN = Children()
+"""Those of all tokenizers: over bytes a grammar costs the same."""
+_THREADS = CHILDREN
+"""Beside the event loop: each waits for a process that compiles."""
+
+
+class _Kept(NamedTuple):
+    """A compiled grammar, or why it is refused, and the memory that it takes."""
+
+    outcome: CompiledGrammar | str
+    bytes: int = 0
 
 
 class GrammarCompiler:
@@ -71,10 +71,10 @@ class GrammarCompiler:
         self._size = size
         self._eos_ids = list(eos_ids)
         self._tokens: LLTokenizer | None = None
-        self._compiled: OrderedDict[Grammar, CompiledGrammar | str] = OrderedDict()
-        """Or why it is refused."""
+        self._loading = threading.Lock()
+        self._kept: OrderedDict[Grammar, _Kept] = OrderedDict()
         self._lock = threading.Lock()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
 
     async def matcher(self, grammar: Grammar, start: int, log: Sequence[int] = ()) -> Matcher:
         """What follows a text whose answer begins at `start`, behind what the log has of it; made
@@ -86,27 +86,50 @@ class GrammarCompiler:
                 raise GrammarError("the answer so far does not match its grammar")
             return matcher
 
-        return await asyncio.get_running_loop().run_in_executor(self._thread, made)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, made)
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Compile a grammar, or take one that was compiled before; a `GrammarError` says what is
         wrong with it."""
-        grammar.check()
         with self._lock:
-            if (found := self._compiled.get(grammar)) is None:
-                if self._tokens is None:
-                    self._tokens = self._load()
-                try:
-                    found = CompiledGrammar(_compiled(self._tokens, grammar), self._eos_ids)
-                except GrammarError as error:
-                    found = str(error)
-                self._compiled[grammar] = found
-            self._compiled.move_to_end(grammar)
-            while len(self._compiled) > _CACHED:
-                self._compiled.popitem(last=False)
-        if isinstance(found, str):
-            raise GrammarError(found)
-        return found
+            found = self._kept.get(grammar)
+        if found is None:
+            grammar.check()
+            found = self._compile(grammar)
+        with self._lock:
+            self._kept[grammar] = found
+            self._kept.move_to_end(grammar)
+            while self._too_much:
+                self._kept.popitem(last=False)
+        if isinstance(found.outcome, str):
+            raise GrammarError(found.outcome)
+        return found.outcome
+
+    def _compile(self, grammar: Grammar) -> _Kept:
+        """Compile it in a process with limits, and here only if that was cheap."""
+        tokens = self._loaded()
+        try:
+            taken = _CHILDREN.check(grammar)
+            source = compiling.Source(grammar.kind, grammar.text, JSON_STYLE)
+            root = compiling.compiled(tokens, source)
+        except Starved:
+            raise
+        except (GrammarError, compiling.Refused) as error:
+            return _Kept(str(error))
+        return _Kept(CompiledGrammar(root, self._eos_ids), taken)
+
+    @property
+    def _too_much(self) -> bool:
+        kept = self._kept.values()
+        return len(kept) > _CACHED or (
+            len(kept) > 1 and sum(one.bytes for one in kept) > _CACHED_BYTES
+        )
+
+    def _loaded(self) -> LLTokenizer:
+        with self._loading:
+            if self._tokens is None:
+                self._tokens = self._load()
+            return self._tokens
 
     def _load(self) -> LLTokenizer:
         if not self._eos_ids:
@@ -115,74 +138,6 @@ class GrammarCompiler:
             return LLTokenizer(self._read(), n_vocab=self._size, eos_token=self._eos_ids)
         except ValueError as error:
             raise UsageError(f"this tokenizer cannot follow a grammar: {error}") from None
-
-
-def _compiled(tokens: LLTokenizer, grammar: Grammar) -> LLMatcher:
-    found = _tried(tokens, grammar)
-    if isinstance(found, str):
-        place = _place(tokens, grammar, found) if grammar.kind == "json_schema" else ""
-        raise GrammarError(f"{grammar.kind}{place}: {found}")
-    matcher = found
-    if not any(matcher.compute_bitmask()) or matcher.is_error():
-        raise GrammarError(
-            f"{grammar.kind}: it allows no text at all {_line(matcher.get_error())}".strip()
-        )
-    return matcher
-
-
-def _tried(tokens: LLTokenizer, grammar: Grammar) -> LLMatcher | str:
-    """A compiled grammar, or what is wrong with it."""
-    try:
-        match grammar.kind:
-            case "json_schema":
-                text = LLMatcher.grammar_from_json_schema(grammar.text, overrides=_JSON)
-            case "regex":
-                text = LLMatcher.grammar_from_regex(grammar.text)
-            case _:
-                text = LLMatcher.grammar_from_lark(grammar.text)
-        matcher = LLMatcher(tokens, text, log_level=0, limits=_LIMITS)
-    except ValueError as error:
-        return _line(str(error))
-    return _line(matcher.get_error()) if matcher.is_error() else matcher
-
-
-def _place(tokens: LLTokenizer, grammar: Grammar, error: str) -> str:
-    """Where in a schema the error is: the smallest part of it that alone has the same error."""
-    try:
-        part = json.loads(grammar.text)
-        place = "#"
-        tries = _TRIES
-    except (ValueError, RecursionError):
-        return ""
-    within = _parts(part)
-    while (found := next(within, None)) is not None and (tries := tries - 1) > 0:
-        if _tried(tokens, Grammar.of_schema(found[1])) == error:
-            place = f"{place}/{found[0]}"
-            within = _parts(found[1])
-    return f" at {place}"
-
-
-def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas directly within a schema."""
-    for key, inner in schema.items() if isinstance(schema, dict) else ():
-        if key in ("items", "additionalProperties", "not", "if", "then", "else") and isinstance(
-            inner, dict
-        ):
-            yield key, inner
-        elif key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(
-            inner, dict
-        ):
-            yield from (
-                (f"{key}/{name}", one) for name, one in inner.items() if isinstance(one, dict)
-            )
-        elif key in ("anyOf", "oneOf", "allOf", "prefixItems") and isinstance(inner, list):
-            yield from (
-                (f"{key}/{at}", one) for at, one in enumerate(inner) if isinstance(one, dict)
-            )
-
-
-def _line(error: str) -> str:
-    return " ".join(error.partition("<state>")[0].split())
 
 
 class CompiledGrammar(NamedTuple):
@@ -252,7 +207,7 @@ class Matcher:
                 f"the grammar needs too much work here: {1000 * took:.0f} ms for a token"
             )
         if self._matcher.is_error():
-            error = _line(self._matcher.get_error())
+            error = compiling.line(self._matcher.get_error())
             self._at = []
             self.dear = True
             self._matcher.reset()

@@ -38,6 +38,10 @@ class Scripted:
         """Set when a script waits."""
         self.closed = asyncio.Event()
         """Set when an answer's generator has ended, by whatever way."""
+        self.compiles = asyncio.Event()
+        """Set when a grammar is compiled."""
+        self.compiled = asyncio.Event()
+        """What it waits for."""
 
     def status(self) -> dict[str, Any]:
         return {"link": "online"}
@@ -47,6 +51,11 @@ class Scripted:
 
     async def encode(self, ask: AnswerRequest) -> Encoded:
         return Encoded([1, 2, 3])
+
+    async def admit(self, ask: AnswerRequest, encoded: Encoded) -> None:
+        if ask.grammar is not None:
+            self.compiles.set()
+            await self.compiled.wait()
 
     async def answer(
         self, ask: AnswerRequest, encoded: Encoded

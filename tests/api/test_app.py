@@ -454,3 +454,17 @@ async def test_log_probabilities_of_many_tokens_do_not_block(path: str) -> None:
         reply = await post_from_a_thread(address, f"/v1/{path}", json={"model": MODEL} | asked)
     assert reply.text.count('"top_logprobs":[') == (4 if path.startswith("chat") else 1) * 4096
     assert beat.longest < beat.limit
+
+
+async def test_a_question_does_not_wait_for_the_grammar_of_another_with_its_key() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "string"}}}
+    async with talk(says("plain")) as (answerer, client):
+        slow = asyncio.create_task(
+            client.post("/v1/chat/completions", json=chat(response_format=form))
+        )
+        await answerer.compiles.wait()
+        plain = await client.post("/v1/chat/completions", json=chat())
+        assert plain.json()["choices"][0]["message"]["content"] == "plain"
+        assert not slow.done()
+        answerer.compiled.set()
+        assert (await slow).status_code == 200

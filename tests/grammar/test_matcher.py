@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from moa.errors import UsageError
-from moa.grammar import matcher as matching
+from moa.grammar.children import Children
 from moa.grammar.matcher import Bits, GrammarCompiler, forced_draft, has, unpacked
 from moa.grammar.spec import MAX_BYTES, Grammar, GrammarError
 from moa.model.accelerator.sampling import choose as choose_all
@@ -147,12 +147,12 @@ def test_a_grammar_that_is_refused_says_why(grammar: Grammar, why: str) -> None:
 
 
 def test_a_grammar_is_refused_twice_at_the_price_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = Mock(side_effect=matching._compiled)
-    monkeypatch.setattr(matching, "_compiled", compiled)
+    checked = Mock(side_effect=Children.check, autospec=Children.check)
+    monkeypatch.setattr(Children, "check", lambda *given: checked(*given))
     for _ in range(3):
         with pytest.raises(GrammarError, match="regex"):
             compiler().compile(Grammar("regex", "(only here"))
-    assert compiled.call_count == 1
+    assert checked.call_count == 1
 
 
 def test_a_grammar_that_becomes_too_ambiguous_is_given_up() -> None:

@@ -15,6 +15,8 @@ from cloud_verifier.sessions.service import Service
 from cloud_verifier.sessions.session import ServerSession, sampling_settings
 from cloud_verifier.sessions.table import SessionTable
 from moa import demo
+from moa.errors import MoaError
+from moa.grammar.children import Children
 from moa.grammar.matcher import MATCHER_BYTES, GrammarCompiler
 from moa.grammar.spec import Grammar
 from moa.wire import FEATURES, Code, Limits, Refusal
@@ -306,5 +308,29 @@ async def test_grammars_of_one_principal_are_compiled_one_after_another() -> Non
         await service.matcher(principal, Grammar("regex", f"{principal}{number}"), 0, [])
         done.append(principal)
 
-    await asyncio.gather(*(ask("many", number) for number in range(8)), ask("one", 0))
-    assert done.index("one") <= 1
+    await asyncio.gather(*(ask(f"other {number}", number) for number in range(4)))  # it has started
+    done.clear()
+    await asyncio.gather(*(ask("many", number) for number in range(30)), ask("one", 0))
+    assert done.index("one") < 15
+
+
+async def test_a_grammar_without_a_process_is_refused_for_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nothing(*_: object) -> None:
+        raise MoaError("no process to compile a grammar in: Too many open files")
+
+    read = (demo.paths().tokenizer / "tokenizer.json").read_text
+    compiler = GrammarCompiler(read, size=4096, eos_ids=[0])
+    service = Service(
+        FACTS,
+        Limits(max_chain_tokens=8, max_tree_nodes=8),
+        Workload(Scheduler(Limits())),
+        grammars=compiler,
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(Children, "check", nothing)
+        with pytest.raises(Refusal) as refused:
+            await service.matcher("one", Grammar("regex", "yes"), 0, [])
+    assert (refused.value.code, refused.value.retryable) == (Code.BUSY, True)
+    await service.matcher("one", Grammar("regex", "yes"), 0, [])
