@@ -103,12 +103,11 @@ def load(settings: Settings) -> Served:
     target.prepare(expected_load(settings), _PREPARATION_SECONDS)
     # The identity that `moa-export` writes into a bundle's manifest for the same drafter.
     name = weights_id(folder, target.facts) if folder is not None else ""
-    tokenizer = target.tokenizer
     machine = target.machine
     served = Served(
         target=target,
         drafter=drafter,
-        decode=lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
+        decode=decoder_of(target) if target.has_tokenizer else None,
         facts=model_facts(target, drafter, name, stream_records=server_drafter is None),
         graph=load_graph(settings, machine.device, name),
         server_drafter=server_drafter,
@@ -126,6 +125,12 @@ def load(settings: Settings) -> Served:
         },
     )
     return served
+
+
+def decoder_of(target: Target) -> Decode:
+    """Text of output tokens."""
+    tokenizer = target.tokenizer
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 @contextlib.contextmanager

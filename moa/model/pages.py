@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from moa.errors import FullError, UsageError
-from moa.model.slots import Slots
 from moa.target.rows import IntArray
+from moa.target.slots import Slots
 
 PAGE = 16
 """Tokens of a page: the most that a sequence wastes, and the unit of reading."""

@@ -289,14 +289,13 @@ class Target:
         self.decoder = self._make_decoder(
             accelerator, packed=packed, head=Head(self.head_weight, pack=packed and pack_weights)
         )
-        exact_on_cuda = accelerator is not None and exact
         self._capabilities = Capabilities(
             decoder=self.decoder.name,
             # The keys of an accepted branch lie at other columns than those of plain decoding, so
             # that sums over them run in another order: less than float32 would show it.
-            trees=not exact_on_cuda or self.dtype == torch.float32,
+            trees=accelerator is None or not exact or self.dtype == torch.float32,
             states=True,
-            batch_invariant=exact_on_cuda,
+            batch_invariant=accelerator is not None and accelerator.kernels.in_fixed_order,
         )
 
     def _make_decoder(
@@ -429,14 +428,9 @@ class Target:
         """
         batch = step.batch
         slot = batch.slots[b]
-        parents = batch.parents[batch.starts[b] : batch.starts[b + 1]]
         if self.cache.versions[slot] != step.versions[b]:
             raise UsageError(f"slot {slot} has moved on since this forward")
-        before = -1
-        for node in path:
-            if not 0 <= node < batch.sizes[b] or parents[node] != before:
-                raise UsageError(f"slot {slot}: node {node} does not continue the path")
-            before = node
+        batch.check_path(b, path)
         start = self.cache.lengths[slot]
         self.cache.commit(slot, path)
         hidden = step.hidden(b)

@@ -92,6 +92,15 @@ class RowBatch:
         span = slice(self.starts[b], self.starts[b + 1])
         return bool((self.parents[span] == self.nodes[span] - 1).all())
 
+    def check_path(self, b: int, path: Sequence[int]) -> None:
+        """Raise unless `path` is a chain of row b's nodes, from the slot's prefix on."""
+        parents = self.parents[self.starts[b] : self.starts[b + 1]]
+        before = -1
+        for node in path:
+            if not 0 <= node < self.sizes[b] or parents[node] != before:
+                raise UsageError(f"slot {self.slots[b]}: node {node} does not continue the path")
+            before = node
+
     def judged(self) -> npt.NDArray[np.bool_]:
         """Nodes for which the LM head is computed."""
         first = [

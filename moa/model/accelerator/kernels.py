@@ -37,6 +37,8 @@ class TritonKernels:
         """`library_products` are faster for more than 64 tokens, but their sums depend on the
         number of tokens."""
         self._library_products = library_products
+        self.in_fixed_order = not library_products
+        """Whether a token's sums run in the same order whatever else is computed with it."""
         self._shared_memory = 2**17
         if device.type == "cuda":
             properties: Any = torch.cuda.get_device_properties(device)

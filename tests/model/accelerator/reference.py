@@ -16,6 +16,9 @@ from moa.model.pages import PAGE
 class ReferenceKernels:
     """Dense, and as wide as the tensors that it is given: a float64 model is computed in float64."""
 
+    in_fixed_order = False
+    """The CPU's products order their sums by the number of tokens."""
+
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
         wide = out.dtype if out.dtype == torch.float64 else torch.float32
         found = x.to(wide) @ weight.to(wide).T

@@ -1,0 +1,97 @@
+"""The targets that the conformance suite holds to the contract. To add one is a line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from moa.model.accelerator.runner import Accelerator
+from moa.model.target import Target as TorchTarget
+from moa.target.contract import Target
+from tests.close import assert_rounded
+from tests.model.accelerator.reference import ReferenceKernels
+from tests.model.trees import plain_logits, reference
+from tests.target.toy import ToyModel, ToyTarget
+from tests.tiny import tiny
+
+Plain = Callable[[Sequence[int]], NDArray[np.float32]]
+
+
+def assert_near(found: Any, wanted: Any) -> None:
+    """For kernels that sum in an order of their own."""
+    np.testing.assert_allclose(found, wanted, atol=5e-5, rtol=1e-5)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A target, and what it is compared with."""
+
+    name: str
+    make: Callable[..., Target]
+    """Takes `slots`, `capacity` and `kv_tokens`, as `LoadOptions` has them. Token ids up to 127 are
+    valid; 16 tokens or more must fit behind 112."""
+    plain: Plain
+    """The logits after a text, by the simplest means: no cache, no batch, no tree."""
+    assert_equal: Callable[[Any, Any], None] = assert_rounded
+    """Logits against plain ones: equal but for rounding."""
+    poison: Callable[[Any], int] | None = None
+    """Damages the model so that the logits after one token are no numbers: returns that token. None
+    where a test cannot do that."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def torch_subject(family: str, *, name: str = "", **how: Any) -> Subject:
+    """A tiny model of a family, in float32."""
+    plain_model = reference(family)
+
+    def make(**sizes: Any) -> Target:
+        return TorchTarget.from_model(tiny(family), **sizes, **how)
+
+    def plain(ids: Sequence[int]) -> NDArray[np.float32]:
+        return plain_logits(plain_model, ids).numpy()
+
+    return Subject(
+        name=name or family,
+        make=make,
+        plain=plain,
+        # A tied embedding is the head, too: its damage is in every row's logits.
+        poison=None if plain_model.config.tie_word_embeddings else _poison_embedding,
+        assert_equal=assert_near if "accelerator" in how else assert_rounded,
+    )
+
+
+def _poison_embedding(target: TorchTarget) -> int:
+    with torch.no_grad():
+        target.embedding_weight[77] = torch.nan
+    return 77
+
+
+def toy_subject() -> Subject:
+    """The target of docs/extending.md."""
+
+    def poison(target: ToyTarget) -> int:
+        target.model.embedding[77] = np.nan
+        return 77
+
+    return Subject("toy", ToyTarget, ToyModel(0).plainly, poison=poison)
+
+
+def captured() -> Accelerator:
+    """CUDA's decoder on a CPU: reference kernels, and functions in place of graphs."""
+    return Accelerator(ReferenceKernels(), lambda run: run)
+
+
+SUBJECTS: list[Subject] = [
+    toy_subject(),
+    torch_subject("llama", name="packed"),
+    torch_subject("llama", name="packed weights", pack_weights=True),
+    torch_subject("gemma2", name="library"),
+    torch_subject("llama", name="cuda", accelerator=captured()),
+]
