@@ -32,15 +32,23 @@ async function gunzip(name, size) {
 
 // The runtime, which takes half a second to unpack: it is kept beside its packed form.
 async function runtime(name, size) {
-  const found = await caches.match(unpacked(name));
-  if (found) return new Uint8Array(await found.arrayBuffer());
+  for (const cache of await kept()) {
+    const found = await cache.match(unpacked(name));
+    if (found) return new Uint8Array(await found.arrayBuffer());
+  }
   const bytes = unlzma(new Uint8Array(await (await packed(name)).arrayBuffer()), size);
   for (const cache of await kept()) if (await cache.match(name)) await cache.put(unpacked(name), new Response(bytes));
   return bytes;
 }
 
 const unpacked = (name) => name.replace("packed", "unpacked");
-const kept = async () => Promise.all((await caches.keys()).map((cache) => caches.open(cache)));
+
+// The caches of this app, as its service worker names them.
+async function kept() {
+  const scope = new URL("./", self.location.href).href;
+  const mine = (await caches.keys()).filter((name) => name.startsWith("moa-app-") && name.endsWith(` ${scope}`));
+  return Promise.all(mine.map((name) => caches.open(name)));
+}
 
 // What a `Drafter` runs.
 export async function loadGraph({ files, graph }) {

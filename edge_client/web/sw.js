@@ -1,13 +1,16 @@
 // Keeps the whole app, drafter included: a second visit loads nothing. Stands in the app after a line that each build
 // writes anew: VERSION, FILES (address: kind of contents) and POLICY, so that a browser notices a new build.
 
+const MINE = "moa-app-";  // other pages of this origin have caches, too: only our own are touched
+const CACHE = `${VERSION} ${self.registration.scope}`;
 const KEPT = /^packed\//;  // named by their contents: those of an older build are as good
 
 async function install() {
-  const cache = await caches.open(VERSION);
+  const cache = await caches.open(CACHE);
+  const older = await Promise.all((await own()).map((name) => caches.open(name)));
   await Promise.all(Object.keys(FILES).map(async (file) => {
-    if (KEPT.test(file)) {
-      const old = await caches.match(file);
+    for (const one of KEPT.test(file) ? older : []) {
+      const old = await one.match(file);
       if (old) return cache.put(file, old);
     }
     return get(cache, file);
@@ -24,8 +27,19 @@ async function get(cache, file) {
   return kept;
 }
 
+// The caches of this app. Those of older versions, which had no scope in their names, hold its page.
+async function own() {
+  const found = [];
+  for (const name of await caches.keys()) {
+    if (!name.startsWith(MINE)) continue;
+    const here = name.includes(" ") ? name.endsWith(` ${self.registration.scope}`) : await (await caches.open(name)).match(self.registration.scope);
+    if (here) found.push(name);
+  }
+  return found;
+}
+
 async function activate() {
-  for (const name of await caches.keys()) if (name !== VERSION) await caches.delete(name);
+  for (const name of await own()) if (name !== CACHE) await caches.delete(name);
   await self.clients.claim();
 }
 
@@ -36,5 +50,5 @@ self.addEventListener("fetch", (event) => {
   const { request } = event, url = new URL(request.url);
   const file = url.href.slice(self.registration.scope.length).split(/[?#]/)[0].replace(/^index\.html$/, "") || "./";
   if (request.method !== "GET" || !url.href.startsWith(self.registration.scope) || !Object.hasOwn(FILES, file)) return;
-  event.respondWith(caches.open(VERSION).then(async (cache) => await cache.match(file) ?? get(cache, file)));
+  event.respondWith(caches.open(CACHE).then(async (cache) => await cache.match(file) ?? get(cache, file)));
 });

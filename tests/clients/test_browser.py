@@ -373,3 +373,38 @@ def test_a_poisoned_store_is_told_and_the_page_opens(opened: Open, truth: str) -
     assert page.text_content(".assistant .body") == truth
     assert page.text_content("#notice") == "1 damaged conversation is not shown"
     assert page.locator("#conversations li").count() == 1
+
+
+def test_the_service_worker_leaves_other_caches_of_the_origin_alone(
+    chromium: Any, device: Device
+) -> None:
+    context = chromium.new_context()
+    page = context.new_page()
+    page.goto(f"{device.address}/style.css")  # of the origin, and without a service worker
+    scope = f"{device.address}/"
+    others = ["somebody-else-v1", f"moa-app-1 {scope}app/", f"moa-page-1 {scope}x/", "moa-page-0"]
+    old = ["moa-page-1", f"moa-page-1 {scope}"]
+    page.evaluate(
+        """async ([others, old]) => {
+            for (const name of [...others, ...old]) await caches.open(name);
+            await (await caches.open("moa-page-1")).put("/", new Response("old"));
+        }""",
+        [others, old],
+    )
+    page.goto(scope)
+    page.evaluate("navigator.serviceWorker.ready.then(() => true)")
+    for name in old:
+        page.wait_for_function("(name) => caches.has(name).then((there) => !there)", arg=name)
+    assert set(page.evaluate("caches.keys()")) == {f"moa-page-2 {scope}", *others}
+    context.close()
+
+
+def test_a_message_of_formulas_alone_does_not_stop_the_page(opened: Open) -> None:
+    page = opened()
+    texts = [f"y_{{{n}}} = {'x+' * 900}z" for n in range(30)]
+    body = shown(page, "\n\n".join(f"$${tex}$$" for tex in texts))
+    page.wait_for_function(
+        "(most) => document.querySelectorAll('#messages math').length === most",
+        arg=16_000 // len(texts[10]),
+    )
+    assert "y_{29} = x+x+" in body.text_content(), "what is too much stays as it was written"

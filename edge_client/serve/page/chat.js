@@ -1,7 +1,7 @@
 // The conversation on the screen: messages, what can be done with each, and answers while they are written.
 
 import { Answer } from "./answer.js";
-import { markdown } from "./render.js";
+import { markdown, putOff } from "./render.js";
 import { newestLeaf, path, siblings } from "./store.js";
 
 const STILL_SHOWN = 1500;  // ms that withdrawn text stays to be seen
@@ -94,6 +94,7 @@ export class ChatView {
       const unsettled = node.text.slice(node.settled ?? node.text.length);
       const opened = body.querySelector("details")?.open;
       body.replaceChildren(live ? markdown(live.settled, live.provisional) : markdown(node.text.slice(0, node.text.length - unsettled.length), unsettled));
+      if (putOff() && !live) requestAnimationFrame(() => requestAnimationFrame(() => this.draw(node)));
       if (opened) body.querySelector("details")?.setAttribute("open", "");
       for (const block of body.querySelectorAll("pre")) this.#codeBar(block);
       if (withdrawn) this.#strike(body, withdrawn);

@@ -3,8 +3,28 @@
 import { BORDER, parse, TAGS } from "./markdown.js";
 
 const MATHML = "http://www.w3.org/1998/Math/MathML";
-// TeX comes from a model: few macros, no sizes beyond the line, and what is not understood stays as it was written.
+// TeX comes from a model: no definitions, few macros, no sizes beyond the line, and what is not understood stays as it was
+// written. A definition could make megabytes of a short formula: `maxExpand` counts uses, not what they make.
 const TEX = { throwOnError: true, maxExpand: 200, maxSize: [20, 200] };
+const DEFINITIONS = ["\\def", "\\gdef", "\\edef", "\\xdef", "\\let", "\\\\globallet", "\\futurelet", "\\newcommand", "\\renewcommand",
+  "\\providecommand", "\\global", "\\long"];
+const FRAME = 50;  // ms for formulas that are new in a frame; the others follow in the next ones
+const MOST_SHOWN = 16_000;  // characters of TeX in one message: a browser lays out some thousand elements a second
+const MOST_KEPT = 200_000;  // characters of formulas whose elements are kept: a stream shows each of them many times
+
+const kept = new Map();  // formula and display -> its element, null if it is none
+let size = 0, spent = 0, room = 0, waiting = false;
+
+// The options of one formula; what it defined would otherwise be there in the next one.
+export const options = (block) => ({ ...TEX, displayMode: block, macros: Object.fromEntries(DEFINITIONS.map((name) => [name, "\\undefined"])) });
+
+// Whether formulas were put off to the next frame since the last call.
+export function putOff() {
+  const some = waiting;
+  waiting = false;
+  if (some) requestAnimationFrame(() => { spent = 0; });
+  return some;
+}
 
 export function build(node) {
   if (typeof node === "string") return document.createTextNode(node);
@@ -17,22 +37,51 @@ export function build(node) {
 }
 
 function formula(source, tex, block) {
-  const made = document.createElement("span");
-  made.className = block ? "math block" : "math";
-  if (block) made.tabIndex = 0;
-  try {
-    temml.render(tex.replaceAll(BORDER, ""), made, { ...TEX, displayMode: block });
-    const foreign = (one) => one.id || one.hasAttribute("href") || (one.namespaceURI !== MATHML && one.localName !== "span");
-    if ([...made.querySelectorAll("*")].some(foreign)) throw new Error("more than MathML");
-  } catch {
-    return document.createTextNode(source);
-  }
+  const made = shown(tex.replaceAll(BORDER, ""), block);
+  if (!made) return document.createTextNode(source);
   const marked = document.createDocumentFragment();
   marked.append(...(source.includes(BORDER) ? [BORDER, made] : [made]));
   return marked;
 }
 
+// A formula's element; null if it is none, or not yet.
+function shown(tex, block) {
+  const key = `${block} ${tex}`;
+  room -= tex.length;
+  if (room < 0) return null;
+  if (!kept.has(key)) {
+    if (spent > FRAME) {
+      waiting = true;
+      return null;
+    }
+    const began = performance.now();
+    kept.set(key, rendered(tex, block));
+    spent += performance.now() - began;
+    size += key.length;
+    for (const old of kept.keys()) {
+      if (size <= MOST_KEPT) break;
+      kept.delete(old);
+      size -= old.length;
+    }
+  }
+  return kept.get(key)?.cloneNode(true) ?? null;
+}
+
+function rendered(tex, block) {
+  const made = document.createElement("span");
+  made.className = block ? "math block" : "math";
+  if (block) made.tabIndex = 0;
+  try {
+    temml.render(tex, made, options(block));
+  } catch {
+    return null;
+  }
+  const foreign = (one) => one.id || one.hasAttribute("href") || (one.namespaceURI !== MATHML && one.localName !== "span");
+  return [...made.querySelectorAll("*")].some(foreign) ? null : made;
+}
+
 export function markdown(settled, provisional = "") {
+  room = MOST_SHOWN;
   const clean = (text) => text.replaceAll(BORDER, "");  // the text itself has none
   const source = clean(settled) + (provisional ? BORDER + clean(provisional) : "");
   const fragment = document.createDocumentFragment();

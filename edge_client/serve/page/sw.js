@@ -1,5 +1,6 @@
 // Keeps the page's own files, so that it opens without any network. Answers never pass through here.
-const CACHE = "moa-page-1";
+const MINE = "moa-page-";  // other pages of this origin have caches, too: only our own are touched
+const CACHE = `${MINE}2 ${self.registration.scope}`;
 const FILES = ["./", "style.css", "app.js", "answer.js", "chat.js", "figure.js", "figures.js", "highlight.js", "markdown.js", "render.js", "script.js",
   "store.js", "stream.js", "temml.css", "temml.min.js", "theme.css", "manifest.webmanifest", "icon.svg"];
 
@@ -7,9 +8,16 @@ self.addEventListener("install", (event) => {
   event.waitUntil(caches.open(CACHE).then((cache) => cache.addAll(FILES)).then(() => self.skipWaiting()));
 });
 
+// Those of older versions, which had no scope in their names, hold this page.
+async function isOld(name) {
+  if (!name.startsWith(MINE) || name === CACHE) return false;
+  if (name.includes(" ")) return name.endsWith(` ${self.registration.scope}`);
+  return Boolean(await (await caches.open(name)).match(self.registration.scope));
+}
+
 self.addEventListener("activate", (event) => {
-  const old = async () => (await caches.keys()).filter((name) => name !== CACHE).map((name) => caches.delete(name));
-  event.waitUntil(old().then((all) => Promise.all(all)).then(() => self.clients.claim()));
+  const clean = async () => { for (const name of await caches.keys()) if (await isOld(name)) await caches.delete(name); };
+  event.waitUntil(clean().then(() => self.clients.claim()));
 });
 
 // The endpoint's copy first, as it may be newer; ours when there is none.

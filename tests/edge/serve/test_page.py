@@ -245,6 +245,50 @@ def test_no_text_takes_the_parser_long() -> None:
     assert max(quick) < 500, "ms of the processor"
 
 
+FORMULAS = [
+    "\\def\\a{" + "x+" * 700 + "}" + "\\a" * 190,
+    "\\newcommand{\\a}{x}\\a",
+    "\\csname def\\endcsname\\a{x}\\a",
+    "\\let\\a=x\\a",
+    "\\gdef\\a{x}\\a",
+    "\\edef\\a{x}\\a",
+    "\\\\globallet\\a=x\\a",
+    "\\renewcommand{\\frac}{x}\\frac",
+    "\\providecommand{\\a}{x}\\a",
+]
+LONG_FORMULAS = [
+    "x+" * 1000,
+    "\\frac{1}{" * 200 + "x" + "}" * 200,
+    "x^{" * 450 + "x" + "}" * 450,
+    "\\begin{matrix}" + "a&b\\\\" * 330 + "\\end{matrix}",
+    "x" + "'" * 1990,
+]
+
+
+def test_no_formula_defines_anything_or_takes_long(tmp_path: Path) -> None:
+    for file in FILES:
+        shutil.copy(file, tmp_path)
+    told = run(
+        f"const {{ options }} = await import('{tmp_path.as_uri()}/render.js');"
+        "const { readFileSync } = await import('node:fs');"
+        "const { runInThisContext } = await import('node:vm');"
+        f"runInThisContext(readFileSync('{tmp_path}/temml.min.js', 'utf8'));"
+        "const used = () => process.cpuUsage().user / 1000;"
+        "return ask.map((tex) => {"
+        "  const began = used();"
+        "  let made = '';"
+        "  try { made = temml.renderToString(tex, options(true)); } catch { /* stays text */ }"
+        "  return [made.length, used() - began];"
+        "});",
+        ["x", *FORMULAS, *LONG_FORMULAS],
+    )
+    lengths = [length for length, _ in told]
+    assert lengths[1 : len(FORMULAS) + 1] == [0] * len(FORMULAS)
+    assert lengths[0] > 0
+    assert all(0 < length < 200_000 for length in lengths[len(FORMULAS) + 1 :])
+    assert max(ms for _, ms in told) < 1500, "ms of the processor"
+
+
 def test_figures_are_numbers_though_the_first_status_has_no_counts(tmp_path: Path) -> None:
     for file in FILES:
         shutil.copy(file, tmp_path)
