@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test avx2 cover torture audit dist newest clients ray check fix bench gpu docs clean
+.PHONY: help demo test avx2 cover torture audit dist oldest optimum clients ray check fix bench gpu docs clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -45,12 +45,20 @@ dist: ## wheel and sdist, checked, and the wheel at work in an empty environment
 	cd dist && ../$(VENV)-wheel/bin/edge-client generate "What is 17 plus 25?" --offline
 	cd dist && ../$(VENV)-wheel/bin/moa-edge --version
 
-# optimum keeps transformers below 5, so the two cannot share an environment. int8 is then quantized by ONNX Runtime alone.
-newest: ## export and model tests beside transformers 5, in an environment of their own
-	test -x $(VENV)5/bin/python || $(PYTHON) -m venv $(VENV)5
-	grep -vE '^(transformers|optimum|optimum-onnx|huggingface_hub|huggingface-hub|tokenizers|hf-xet)==' constraints.txt > $(VENV)5/constraints.txt
-	$(VENV)5/bin/python -m pip install --quiet -c $(VENV)5/constraints.txt -e ".[train]" "transformers>=5" onnx onnxscript hypothesis pytest pytest-asyncio pytest-timeout
-	$(VENV)5/bin/python -m pytest tests/export tests/model
+# The oldest versions that pyproject.toml allows, with transformers 4 and with optimum, which has no release for transformers 5.
+OLDEST := $(VENV)-oldest/bin/python
+$(OLDEST): pyproject.toml constraints.txt
+	test -x $@ || $(PYTHON) -m venv $(VENV)-oldest
+	$@ -m pip install --quiet packaging
+	$@ -m tools.oldest > $(VENV)-oldest/constraints.txt
+	$@ -m pip install --quiet -c $(VENV)-oldest/constraints.txt "torch==$$(sed -n 's/^torch==//p' constraints.txt)" -e ".[verifier,optimum]" hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist
+	touch $@
+
+oldest: $(OLDEST) ## model, training and export tests with the oldest versions of what they depend on
+	$(OLDEST) -m pytest --numprocesses auto tests/model tests/export tests/training
+
+optimum: $(OLDEST) ## int8 by optimum's quantizer, which must give the bits of ONNX Runtime's
+	$(OLDEST) -m pytest --numprocesses 0 tests/export/test_optimum.py
 
 # Their dependencies are many and conflict with each other: an environment of their own, which sees what is installed here.
 clients: $(STAMP) ## clients that others wrote, a browser, and OpenAI's specification, against the endpoint
@@ -91,7 +99,7 @@ docs: $(STAMP) ## regenerate the pictures, the trees, the command reference and 
 	$(BIN)/python -m tools.readme
 
 clean: ## remove the environment, builds and caches
-	rm -rf $(VENV) $(VENV)5 $(VENV)-clients $(VENV)-dist $(VENV)-ray $(VENV)-wheel build dist *.egg-info .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-clients $(VENV)-dist $(VENV)-ray $(VENV)-wheel build dist *.egg-info .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Device and verifier alone: the tools of a developer take minutes more, and nobody needs them to look.

@@ -3,7 +3,7 @@ and what comes before and after it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -169,41 +169,49 @@ def int8_layers(layers: Path, work: Path, cpu: str) -> tuple[Path, str]:
     """Dynamically quantized products, written into `work`; returns the model and the quantizer's
     name.
 
-    optimum's quantizer cannot be imported with transformers 5; then ONNX Runtime's own is used with
-    the same settings.
+    With optimum installed (which keeps transformers below 5) its quantizer is used, otherwise ONNX
+    Runtime's own with the same settings: both give the same bits.
     """
     skip = products_of_activations(onnx.load(layers, load_external_data=False))
     with quiet():
         try:
-            from optimum.onnxruntime import ORTQuantizer
-            from optimum.onnxruntime.configuration import AutoQuantizationConfig
+            return int8_by_optimum(layers, work, cpu, skip)
         except ImportError:
-            path = work / "int8.onnx"
-            maker = "onnxruntime"
-            quantize_dynamic(
-                layers,
-                path,
-                op_types_to_quantize=["MatMul"],
-                per_channel=True,
-                weight_type=QuantType.QUInt8 if cpu == "avx2" else QuantType.QInt8,
-                nodes_to_exclude=skip,
-                extra_options={"WeightSymmetric": True},
-                use_external_data_format=True,
-            )
-        else:
-            maker = f"optimum.onnxruntime.ORTQuantizer ({cpu})"
-            recipe = getattr(AutoQuantizationConfig, cpu)(
-                is_static=False,
-                per_channel=True,
-                operators_to_quantize=["MatMul"],
-                nodes_to_exclude=skip,
-            )
-            quantizer = ORTQuantizer.from_pretrained(layers.parent, file_name=layers.name)
-            quantizer.quantize(
-                save_dir=work, quantization_config=recipe, use_external_data_format=True
-            )
-            path = work / f"{layers.stem}_quantized.onnx"
-    return path, maker
+            return int8_by_onnxruntime(layers, work, cpu, skip)
+
+
+def int8_by_onnxruntime(
+    layers: Path, work: Path, cpu: str, skip: Sequence[str]
+) -> tuple[Path, str]:
+    """`int8_layers` by ONNX Runtime, without the nodes `skip`."""
+    path = work / "int8.onnx"
+    quantize_dynamic(
+        layers,
+        path,
+        op_types_to_quantize=["MatMul"],
+        per_channel=True,
+        weight_type=QuantType.QUInt8 if cpu == "avx2" else QuantType.QInt8,
+        nodes_to_exclude=list(skip),
+        extra_options={"WeightSymmetric": True},
+        use_external_data_format=True,
+    )
+    return path, "onnxruntime"
+
+
+def int8_by_optimum(layers: Path, work: Path, cpu: str, skip: Sequence[str]) -> tuple[Path, str]:
+    """`int8_layers` by optimum; an `ImportError` where it is not, or not beside this transformers."""
+    from optimum.onnxruntime import ORTQuantizer
+    from optimum.onnxruntime.configuration import AutoQuantizationConfig
+
+    recipe = getattr(AutoQuantizationConfig, cpu)(
+        is_static=False,
+        per_channel=True,
+        operators_to_quantize=["MatMul"],
+        nodes_to_exclude=list(skip),
+    )
+    quantizer = ORTQuantizer.from_pretrained(layers.parent, file_name=layers.name)
+    quantizer.quantize(save_dir=work, quantization_config=recipe, use_external_data_format=True)
+    return work / f"{layers.stem}_quantized.onnx", f"optimum.onnxruntime.ORTQuantizer ({cpu})"
 
 
 def block_layers(layers: Path, *, bits: int, block: int) -> onnx.ModelProto:

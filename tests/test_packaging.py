@@ -15,6 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tools.oldest import lower_bounds
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("moa", "export", "edge_client", "cloud_verifier")
 SCRATCH = (".*", "build", "dist", "runs", "*.egg-info", "__pycache__")
@@ -103,6 +105,14 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
             name = canonicalize_name(requirement.name)
             if name != "moa-edge":
                 assert requirement.specifier.contains(pins[name]), requirement
+
+
+def test_the_oldest_versions_are_those_that_the_ranges_begin_with() -> None:
+    """`make oldest` installs them."""
+    oldest = lower_bounds()
+    assert {"onnxruntime", "tokenizers", "transformers", "onnx", "optimum"} <= set(oldest)
+    requirements = [Requirement(text) for text in PROJECT["dependencies"]]
+    assert all(one.specifier.contains(oldest[canonicalize_name(one.name)]) for one in requirements)
 
 
 def test_no_line_sends_a_user_to_a_package_index_that_does_not_have_it() -> None:

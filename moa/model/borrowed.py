@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from moa.errors import ConfigError
 from moa.model.families import embedding_scale
-from moa.model.library import ATTENTION
+from moa.model.library import ATTENTION, cache_argument
 
 Rows = tuple[Tensor, Tensor]
 """Keys and values, `[B, kv_heads, T, D]` each."""
@@ -95,6 +95,7 @@ class BorrowedLayers(nn.Module):
         self.layers = nn.ModuleList(list(backbone.layers)[-count:])  # type: ignore[arg-type]
         self.norm = cast(nn.Module, backbone.norm)
         self._rotary = _rotary_of(backbone)
+        self._cache_argument = cache_argument(self.layers[0])
         kinds = getattr(backbone.config, "layer_types", None) or [None] * len(backbone.layers)  # type: ignore[arg-type]
         self._kinds: list[str | None] = list(kinds[-count:])
         self.requires_grad_(False)
@@ -117,10 +118,8 @@ class BorrowedLayers(nn.Module):
     ) -> tuple[Tensor, Rows]:
         """States after one layer, and its new rows."""
         cache = _Past(past)
-        embeddings = self._rotary(x, positions, self._kinds[index])
-        out = self.layers[index](
-            x, attention_mask=mask, position_ids=positions, past_key_values=cache, **embeddings
-        )
+        arguments = self._rotary(x, positions, self._kinds[index]) | {self._cache_argument: cache}
+        out = self.layers[index](x, attention_mask=mask, position_ids=positions, **arguments)
         return out[0] if isinstance(out, tuple) else out, cache.new
 
 

@@ -3,6 +3,7 @@ for Gemma."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,6 +75,12 @@ AttentionInterface.register(ATTENTION, tree_sdpa)
 AttentionMaskInterface.register(ATTENTION, eager_mask)
 
 
+def cache_argument(module: nn.Module) -> str:
+    """The name by which a model or a layer of the library takes its cache: `past_key_values`, and
+    `cache` in later releases of transformers 5."""
+    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
+
+
 class Taps:
     """Captures the inputs of chosen decoder layers, counted from 0, at every forward of the
     library's model."""
@@ -109,6 +116,7 @@ class LibraryDecoder:
         self._backbone = model.get_decoder()
         self._facts = facts
         self._cache = cache
+        self._cache_argument = cache_argument(self._backbone)
         self._plan = plan
         self._head = head
         self._taps: Taps | None = None
@@ -138,8 +146,8 @@ class LibraryDecoder:
             input_ids=_padded(ids, group.picks).view(shape),
             attention_mask=group.masks if self._plan.per_layer_type else group.masks["all"],
             position_ids=_padded(layout.positions, group.picks).view(shape),
-            past_key_values=_PageView(layout, self._cache.layers),
             use_cache=True,
+            **{self._cache_argument: _PageView(layout, self._cache.layers)},
         )
         return Forward(
             hidden=_packed(out.last_hidden_state, group.real),

@@ -15,7 +15,7 @@ from moa.model.blocks import additive
 from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import backbone_of
 from moa.model.families import mask_plan
-from moa.model.library import Taps
+from moa.model.library import Taps, cache_argument
 from moa.training.data import Batch
 from moa.training.masks import causal
 
@@ -69,8 +69,8 @@ class Teacher:
             input_ids=torch.from_numpy(batch.ids).to(device),
             position_ids=torch.from_numpy(batch.positions).to(device),
             attention_mask=self._mask(causal(segments), index),
-            past_key_values=kept,
             use_cache=True,
+            **{cache_argument(self.backbone): kept},
         ).last_hidden_state
         keys, values = (
             torch.stack([getattr(layer, half) for layer in kept.layers]).transpose(2, 3)

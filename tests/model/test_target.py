@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from moa.errors import CapacityError, NumericalError, UsageError
+from moa.model.library import cache_argument
 from moa.model.target import Row, Target
 from tests.close import assert_rounded
 from tests.model.trees import path_to, plain_logits, random_tree, reference, tree_logits
@@ -82,8 +83,13 @@ def test_committed_rows_are_the_models_own_cache_and_states() -> None:
     slot = prefill(target, prefix)
     committed = target.commit(target.forward([Row(slot, tokens, parents)]), 0, [0, 2, 3])
     with torch.no_grad():
-        out = model.model(torch.tensor([[7, 8, 9, 10, 12, 13]]), use_cache=True)
-    for keys, values, layer in zip(*committed.kv, out.past_key_values.layers, strict=True):
+        kept = DynamicCache()
+        out = model.model(
+            torch.tensor([[7, 8, 9, 10, 12, 13]]),
+            use_cache=True,
+            **{cache_argument(model.model): kept},
+        )
+    for keys, values, layer in zip(*committed.kv, kept.layers, strict=True):
         torch.testing.assert_close(keys, layer.keys[0, :, 3:].transpose(0, 1))
         torch.testing.assert_close(values, layer.values[0, :, 3:].transpose(0, 1))
     torch.testing.assert_close(committed.hidden, out.last_hidden_state[0, 3:])
