@@ -3,9 +3,10 @@ shares, or to a one-line error."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +26,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging as transformers_logging
 
 from moa.config import TargetFacts, read_config
 from moa.errors import ConfigError, UnsupportedModelError, UsageError, how_to_install
@@ -69,16 +71,17 @@ def load_model(
     stored_tensors(folder)  # find missing or damaged files before any is loaded
     quantization = _quantization(quantize, folder, config, where) if quantize else {}
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            attn_implementation=ATTENTION,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            **quantization,
-        )
+        with _without_progress_bar():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                attn_implementation=ATTENTION,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                **quantization,
+            )
         model, report = loaded
         if not quantization:
             model.to(where)
@@ -94,6 +97,19 @@ def load_model(
         facts, tokenizer_hash=_hash_tokenizer(folder), weights_id=weights_id(folder, facts)
     )
     return LoadedModel(model, facts, folder)
+
+
+@contextlib.contextmanager
+def _without_progress_bar() -> Iterator[None]:
+    """transformers 5 draws a bar for weights that are on this machine already; that of a download
+    is shown."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
 
 
 def prepare(model: PreTrainedModel) -> TargetFacts:
