@@ -15,7 +15,7 @@ from export.source import INDEPENDENT
 from moa.config import DrafterConfig, TargetFacts
 from moa.errors import UsageError
 from moa.model.families import facts_of
-from moa.model.identity import stored_tensors
+from moa.model.identity import tensor_shapes
 from moa.model.loading import read_facts
 from moa.model.state_drafter import StateDrafterConfig, is_states
 
@@ -229,9 +229,7 @@ def _seconds(kinds: Sequence[VariantKind], weights: int) -> float:
 
 
 def _count(folder: Path, wanted: Callable[[str], bool]) -> int:
-    return sum(
-        math.prod(tensor.shape) for name, tensor in stored_tensors(folder).items() if wanted(name)
-    )
+    return sum(math.prod(shape) for name, shape in tensor_shapes(folder).items() if wanted(name))
 
 
 def _layer(name: str) -> int:

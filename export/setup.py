@@ -13,7 +13,7 @@ from export.build import BuildSettings, Notify, build
 from export.plan import ExportPlan, make_plan
 from export.source import INDEPENDENT, TargetTokenizer
 from moa.errors import UsageError
-from moa.model.identity import stored_tensors
+from moa.model.identity import tensor_shapes
 from moa.model.loading import read_facts
 
 VARIANTS = ("cpu-int4",)
@@ -98,7 +98,7 @@ def make_setup_plan(setup: Setup) -> SetupPlan:
             f"{setup.sibling} has another tokenizer than {setup.target}",
             hint="take a small model of the same family and generation",
         )
-    weights = sum(math.prod(tensor.shape) for tensor in stored_tensors(folder).values())
+    weights = sum(map(math.prod, tensor_shapes(folder).values()))
     return SetupPlan(
         family=facts.family,
         target_weights=weights,

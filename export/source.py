@@ -19,7 +19,7 @@ from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import drafter_around, load_drafter
 from moa.model.drafter import Drafter
 from moa.model.identity import tokenizer_hash, weights_id
-from moa.model.loading import load_model, load_tokenizer, locate, read_partial_target
+from moa.model.loading import load_model, load_tokenizer, locate, read_facts, read_partial_target
 from moa.model.state_drafter import StateDrafter, is_states
 
 INDEPENDENT = "independent:"
@@ -120,10 +120,11 @@ class Source:
 def load_source(target: str, drafter: str) -> Source:
     """Read a drafter, `independent:ID_OR_DIR` or a folder of ours, and the parts of `target` that
     it shares."""
+    if drafter.startswith(INDEPENDENT):
+        folder = locate(target, weights=False)
+        return _independent(folder, TargetTokenizer.of(folder), drafter)
     folder = locate(target)
     tokenizer = TargetTokenizer.of(folder)
-    if drafter.startswith(INDEPENDENT):
-        return _independent(folder, tokenizer, drafter)
     path = Path(drafter).expanduser()
     if is_states(path):
         part = read_partial_target(folder)
@@ -138,10 +139,11 @@ def load_source(target: str, drafter: str) -> Source:
 def _independent(folder: Path, tokenizer: TargetTokenizer, drafter: str) -> Source:
     """A small language model: a body without records."""
     body = load_model(drafter.removeprefix(INDEPENDENT))
-    part = read_partial_target(folder)
-    facts = dataclasses.replace(part.facts, tokenizer_hash=tokenizer.hash)
-    module = drafter_around(part.model, facts, body, {"use_ca": False}, frozen=True).eval()
-    return Source(part.facts, tokenizer, module, body.facts.weights_id)
+    facts, _ = read_facts(folder)
+    with_tokenizer = dataclasses.replace(facts, tokenizer_hash=tokenizer.hash)
+    # It has an embedding and a head of its own: nothing of the target's weights is read.
+    module = drafter_around(body.model, with_tokenizer, body, {"use_ca": False}, frozen=True).eval()
+    return Source(facts, tokenizer, module, body.facts.weights_id)
 
 
 def _numpy(weight: Tensor) -> NDArray[np.float32]:

@@ -13,6 +13,10 @@ from typing import Any
 from moa.config import TargetFacts
 from moa.errors import UsageError
 
+SOURCE_ID = "source-id"
+"""A file with the identity of what a folder was made of: that is then the folder's own."""
+SHAPES = "shapes.json"
+"""A file with the tensors' shapes, in a folder whose weights are not unpacked yet."""
 _SAMPLE = 256  # bytes read at a tensor's start, middle and end: training changes all of them
 _LARGEST_HEADER = 100_000_000  # the safetensors format's own limit
 
@@ -31,8 +35,8 @@ class StoredTensor:
 def tokenizer_hash(tokenizer_json: str | bytes) -> str:
     """The sha256 of the meaning of a `tokenizer.json`.
 
-    Key order, layout, the two notations for merges, padding and truncation are ignored: two files
-    with the same hash encode text to the same ids.
+    Key order, layout, the two notations for merges, padding, truncation, and what says the same in
+    other words are ignored: two files with the same hash encode text to the same ids.
     """
     content = json.loads(tokenizer_json)
     if not isinstance(content, dict):
@@ -40,11 +44,52 @@ def tokenizer_hash(tokenizer_json: str | bytes) -> str:
     for volatile in ("padding", "truncation"):
         content.pop(volatile, None)
     model = content.get("model")
-    if isinstance(model, dict) and (merges := model.get("merges")):
-        model["merges"] = [
-            merge.split(" ") if isinstance(merge, str) else merge for merge in merges
-        ]
+    if isinstance(model, dict):
+        if merges := model.get("merges"):
+            model["merges"] = [
+                merge.split(" ") if isinstance(merge, str) else merge for merge in merges
+            ]
+        if model.get("type") == "BPE":
+            for name, unset in _UNSET.items():
+                model[name] = model.get(name) or unset
+    for part in ("pre_tokenizer", "decoder", "post_processor"):
+        content[part] = _without_offsets(content.get(part))
+    for token in content.get("added_tokens") or []:
+        if isinstance(token, dict):
+            token["special"] = True  # whether decoding may leave it out: makers' files differ
+    if isinstance(content["decoder"], dict) and content["decoder"].get("type") == "ByteLevel":
+        content["decoder"] = dict(_BYTE_LEVEL)  # it reads none of its settings
+    if isinstance(after := content["post_processor"], dict) and after.get("type") == "ByteLevel":
+        content["post_processor"] = None  # it moves offsets and adds nothing
     return _digest(content).hexdigest()
+
+
+_UNSET: dict[str, Any] = {
+    "dropout": None,
+    "unk_token": None,
+    "continuing_subword_prefix": None,
+    "end_of_word_suffix": None,
+    "fuse_unk": False,
+    "byte_fallback": False,
+    "ignore_merges": False,
+}
+"""Settings of a model of merges that a file may leave out, or set to nothing."""
+_BYTE_LEVEL = {
+    "type": "ByteLevel",
+    "add_prefix_space": True,
+    "trim_offsets": True,
+    "use_regex": True,
+}
+
+
+def _without_offsets(part: Any) -> Any:
+    """A part of a tokenizer, with one value for how offsets are counted: no id depends on it."""
+    if isinstance(part, list):
+        return [_without_offsets(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    changed = {"trim_offsets": True} if "trim_offsets" in part else {}
+    return {name: _without_offsets(value) for name, value in part.items()} | changed
 
 
 def weights_id(folder: Path, facts: TargetFacts) -> str:
@@ -54,6 +99,8 @@ def weights_id(folder: Path, facts: TargetFacts) -> str:
     It costs milliseconds, does not change when the same tensors are stored in other files, and does
     change with further training.
     """
+    if (made_of := folder / SOURCE_ID).is_file():
+        return made_of.read_text(encoding="ascii").strip()[:64]
     dimensions = dataclasses.asdict(facts) | {
         "tokenizer_hash": "",
         "weights_id": "",
@@ -78,6 +125,14 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     for path in _weight_files(folder):
         tensors |= _stored_in(path)
     return tensors
+
+
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a model, whether its weights are there or only described."""
+    if not (folder / SHAPES).is_file():
+        return {name: tensor.shape for name, tensor in stored_tensors(folder).items()}
+    listed: dict[str, list[int]] = json.loads((folder / SHAPES).read_bytes())
+    return {name: tuple(shape) for name, shape in listed.items()}
 
 
 def _weight_files(folder: Path) -> list[Path]:

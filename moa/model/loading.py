@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +31,9 @@ from transformers.utils import logging as transformers_logging
 
 from moa.config import TargetFacts, read_config
 from moa.errors import ConfigError, UnsupportedModelError, UsageError, how_to_install
+from moa.gguf.reader import is_gguf
 from moa.model.families import facts_of, refuse_unsupported
+from moa.model.gguf_folder import folder_of
 from moa.model.identity import stored_tensors, tokenizer_hash, weights_id
 from moa.model.library import ATTENTION
 
@@ -41,9 +44,14 @@ _WANTED = (
     "*.jinja",
     "tokenizer.model",
 )  # no pickles, no other forms of the same
+Say = Callable[[str], None]
 QUANTIZED = ("int8",)
 """How weights can be quantized when they are loaded: the decoder's matrices in eight bits, by
 torchao; embedding, norms and head stay as they are."""
+
+
+def _silent(_: str) -> None:
+    """Says nothing."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,7 @@ def load_model(
     stored_tensors(folder)  # find missing or damaged files before any is loaded
     quantization = _quantization(quantize, folder, config, where) if quantize else {}
     try:
-        with _without_progress_bar():
+        with _without_progress_bar(), without_foreign_warnings():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=dtype,
@@ -123,14 +131,28 @@ def prepare(model: PreTrainedModel) -> TargetFacts:
     )
 
 
+@contextlib.contextmanager
+def without_foreign_warnings() -> Iterator[None]:
+    """Have transformers say only what fails. Of any folder with a large vocabulary it says that its
+    tokenizer is wrong, because some of Mistral's were; and what is missing is checked here."""
+    logger = logging.getLogger("transformers")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer beside a model."""
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         raise UsageError(f"no tokenizer in {folder}: tokenizer.json is missing")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        with without_foreign_warnings():
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise UsageError(f"cannot load the tokenizer in {folder}: {first_line(error)}") from error
     if not tokenizer.is_fast:
@@ -140,12 +162,16 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def locate(source: str | Path, wanted: Sequence[str] = _WANTED) -> Path:
-    """The folder of a model: `source` itself, or the copy of that id in the hub's cache, of
-    `wanted` files."""
+def locate(
+    source: str | Path, wanted: Sequence[str] = _WANTED, *, weights: bool = True, say: Say = _silent
+) -> Path:
+    """The folder of a model: `source` itself, what a GGUF file is unpacked to, or the copy of that
+    id in the hub's cache, of `wanted` files. Without `weights`, they may be missing."""
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
+    if is_gguf(folder):
+        return folder_of(folder, weights=weights, say=say)
     if isinstance(source, Path) or not _HUB_ID.fullmatch(source) or folder.exists():
         raise UsageError(f"no model at {source}: there is no such folder")
     try:
@@ -240,7 +266,7 @@ def read_partial_target(source: str | Path, *, borrowed: int = 0) -> LoadedModel
 
 def read_facts(source: str | Path) -> tuple[TargetFacts, Path]:
     """The facts of a target, and its folder, without reading its weights."""
-    folder = locate(source)
+    folder = locate(source, weights=False)
     return _facts(folder)[0], folder
 
 

@@ -18,6 +18,7 @@ from edge_client.events import AnswerSoFar
 from export.build import step_times
 from export.cli import main
 from moa.bundle import Bundle
+from tests.model.test_gguf_folder import rounded, written
 from tests.tiny import save_tiny, tiny
 from tests.verifier.kit import generate
 
@@ -128,3 +129,17 @@ def test_a_dry_run_says_sizes_and_writes_nothing(
         main(["setup", str(target), "--sibling", str(other), "--out", str(out), "--dry-run"]) == 2
     )
     assert "has another tokenizer than" in capsys.readouterr().err
+
+
+def test_both_may_be_gguf_files_and_the_target_s_weights_are_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    large = written("qwen2", rounded("qwen2", vocab_size=260), tmp_path / "large.gguf")
+    small = rounded("qwen2", vocab_size=260, num_hidden_layers=1)
+    little = written("qwen2", small, tmp_path / "little.gguf")
+    assert main(["setup", str(large), "--sibling", str(little), "-o", str(tmp_path / "out")]) == 0
+    bundle = Bundle.open(tmp_path / "out" / "bundle")
+    assert bundle.manifest.drafter.kind == "independent"
+    unpacked = [path.parent.name[:6] for path in (tmp_path / "cache").rglob("*.safetensors")]
+    assert unpacked == ["little"]

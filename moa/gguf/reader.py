@@ -1,0 +1,295 @@
+"""Reads the head of a GGUF file: its metadata, and where its tensors lie. No torch, no numpy.
+
+A file comes from anywhere, and its counts and lengths are only claims. Each is compared with the
+file's size and with a bound before anything is made of it, so that a damaged or hostile file costs
+one line and no memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from moa.errors import UsageError
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_MOST_ENTRIES = 65_536
+"""Entries of metadata; real files have 20 to 60."""
+_MOST_TENSORS = 1_000_000
+_MOST_ITEMS = 4_000_000
+"""Items of an array: sixteen times the largest vocabulary there is."""
+_MOST_DIMENSIONS = 4
+_MOST_NAME = 4096
+"""Bytes of a key or of a tensor's name."""
+_MOST_TEXT = 4 * 2**20
+"""Bytes of any other string; the largest chat templates have 20 kB."""
+_STRING = 8
+_ARRAY = 9
+_SCALARS: Mapping[int, str] = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
+_BLOCKS: Mapping[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    9: ("Q8_1", 32, 36),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+}
+"""By type: its name, and how many numbers take how many bytes. A type that is not here is newer
+than this table: only where its tensor begins is checked."""
+
+
+@dataclass(frozen=True)
+class StoredBlocks:
+    """Where a tensor lies, and in what type."""
+
+    name: str
+    kind: str
+    """`Q4_K`, or `type 41` where this program does not know it."""
+    shape: tuple[int, ...]
+    """As GGUF has it: the fastest dimension first."""
+    start: int
+    """Its first byte in the file."""
+    size: int
+    """Its bytes; 0 where the type is unknown."""
+
+
+@dataclass(frozen=True)
+class GgufHead:
+    """All that a file says before its weights."""
+
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: tuple[StoredBlocks, ...]
+
+    @property
+    def architecture(self) -> str:
+        """Which family the model is of, as llama.cpp calls it."""
+        return self.text("general.architecture")
+
+    def has(self, key: str) -> bool:
+        """Whether there is such an entry; `{arch}` in it stands for the architecture."""
+        return key.replace("{arch}", self.architecture) in self.metadata
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string; a `UsageError` where it is missing and there is no default."""
+        return str(self._value(key, str, default))
+
+    def number(self, key: str, default: int | None = None) -> int:
+        """A whole number; for an array, its largest, as of sizes by layer."""
+        found = self._value(key, (int, list), default)
+        if isinstance(found, list):
+            if not found or not all(type(each) is int for each in found):
+                raise self._wrong(key, "whole numbers")
+            return int(max(found))
+        if isinstance(found, bool):
+            raise self._wrong(key, "a whole number")
+        return int(found)
+
+    def real(self, key: str, default: float | None = None) -> float:
+        """A number."""
+        return float(self._value(key, (int, float), default))
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Yes or no."""
+        return bool(self._value(key, bool, default))
+
+    def array(self, key: str, kind: type | tuple[type, ...]) -> list[Any]:
+        """An array whose items are all of this type; empty where it is missing."""
+        found = self._value(key, list, [])
+        if not all(isinstance(item, kind) for item in found):
+            raise self._wrong(key, "items of one type")
+        return list(found)
+
+    def _value(self, key: str, kind: type | tuple[type, ...], default: Any) -> Any:
+        if key != "general.architecture":
+            key = key.replace("{arch}", self.architecture)
+        found = self.metadata.get(key, default)
+        if found is None:
+            raise UsageError(f"{self.path} does not say {key}: no model can be read from it")
+        if not isinstance(found, kind):
+            names = (
+                kind.__name__
+                if isinstance(kind, type)
+                else " or ".join(one.__name__ for one in kind)
+            )
+            raise self._wrong(key, f"a {names}")
+        return found
+
+    def _wrong(self, key: str, wanted: str) -> UsageError:
+        return UsageError(f"{self.path}: {key} must be {wanted}")
+
+
+def is_gguf(source: str | Path) -> bool:
+    """Whether this names a GGUF file: by its name, or by its first bytes."""
+    path = Path(source)
+    if path.suffix.lower() == ".gguf":
+        return True
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(4) == _MAGIC
+    except (OSError, ValueError):
+        return False
+
+
+def read_head(path: str | Path) -> GgufHead:
+    """Metadata and tensors of a file; a `UsageError` of one line for anything else."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            if file.read(4) != _MAGIC:
+                raise UsageError(f"{path} is not a GGUF file")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return _Parser(path, data).head()
+    except FileNotFoundError:
+        raise UsageError(f"no model at {path}: there is no such file") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+class _Parser:
+    """Reads from one place to the next; every length is checked before it is used."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self._path = path
+        self._data = data
+        self._size = len(data)
+        self._at = len(_MAGIC)
+
+    def head(self) -> GgufHead:
+        version = self._scalar("<I")
+        if version not in _VERSIONS:
+            raise self._damaged(f"version {version} of the format is not known")
+        tensors = self._count("<Q", _MOST_TENSORS, "tensors", least=24)
+        entries = self._count("<Q", _MOST_ENTRIES, "entries of metadata", least=13)
+        metadata: dict[str, Any] = {}
+        for _ in range(entries):
+            key = self._string(_MOST_NAME, "a key")
+            if key in metadata:
+                raise self._damaged(f"it says {key} twice")
+            metadata[key] = self._value(key)
+        found = [self._tensor() for _ in range(tensors)]
+        alignment = metadata.get("general.alignment", 32)
+        if type(alignment) is not int or not 0 < alignment <= 2**20 or alignment % 8:
+            raise self._damaged(f"an alignment of {alignment!r} is impossible")
+        start = -(-self._at // alignment) * alignment
+        return GgufHead(self._path, metadata, tuple(self._placed(one, start) for one in found))
+
+    def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+        name = self._string(_MOST_NAME, "a tensor's name")
+        dimensions = self._scalar("<I")
+        if not 0 <= dimensions <= _MOST_DIMENSIONS:
+            raise self._damaged(f"{name} has {dimensions} dimensions")
+        shape = tuple(self._scalar("<Q") for _ in range(dimensions))
+        kind = self._scalar("<I")
+        offset = self._scalar("<Q")
+        return name, shape, kind, offset
+
+    def _placed(self, tensor: tuple[str, tuple[int, ...], int, int], start: int) -> StoredBlocks:
+        name, shape, kind, offset = tensor
+        known, numbers, size = _BLOCKS.get(kind, (f"type {kind}", 1, 0))
+        if shape and shape[0] % numbers:
+            raise self._damaged(
+                f"{name} has rows of {shape[0]} numbers, which {known} cannot store"
+            )
+        needed = prod(shape) // numbers * size
+        if start + offset + needed > self._size:
+            raise UsageError(
+                f"{self._path} is cut short: {name} ends behind its {self._size} bytes",
+                hint="download or copy it again",
+            )
+        return StoredBlocks(name, known, shape, start + offset, needed)
+
+    def _value(self, key: str) -> Any:
+        kind = self._scalar("<I")
+        if kind == _STRING:
+            return self._string(_MOST_TEXT, key)
+        if kind != _ARRAY:
+            return self._scalar(self._form(kind, key))
+        kind = self._scalar("<I")
+        if kind == _STRING:
+            count = self._count("<Q", _MOST_ITEMS, f"items of {key}", least=8)
+            return [self._string(_MOST_TEXT, key) for _ in range(count)]
+        form = self._form(kind, key)
+        width = struct.calcsize(form)
+        count = self._count("<Q", _MOST_ITEMS, f"items of {key}", least=width)
+        data = self._bytes(count * width, key)
+        return list(struct.unpack(f"<{count}{form[1]}", data))
+
+    def _form(self, kind: int, key: str) -> str:
+        if kind not in _SCALARS:
+            raise self._damaged(f"{key} is of type {kind}, which there is not")
+        return _SCALARS[kind]
+
+    def _count(self, form: str, most: int, what: str, *, least: int) -> int:
+        """How many things of at least `least` bytes follow."""
+        count = int(self._scalar(form))
+        if count > most or count * least > self._size - self._at:
+            raise self._damaged(f"it claims {count} {what}")
+        return count
+
+    def _scalar(self, form: str) -> Any:
+        return struct.unpack(form, self._bytes(struct.calcsize(form), "a number"))[0]
+
+    def _string(self, most: int, what: str) -> str:
+        length = self._scalar("<Q")
+        if length > most:
+            raise self._damaged(f"it claims {length} bytes for {what}")
+        return self._bytes(length, what).decode("utf-8", errors="replace")
+
+    def _bytes(self, count: int, what: str) -> bytes:
+        if count > self._size - self._at:
+            raise UsageError(
+                f"{self._path} is cut short in {what}", hint="download or copy it again"
+            )
+        found = self._data[self._at : self._at + count]
+        self._at += count
+        return found
+
+    def _damaged(self, why: str) -> UsageError:
+        return UsageError(f"{self._path} is damaged, or no GGUF file: {why}")

@@ -1,0 +1,420 @@
+"""A GGUF file as a folder that everything else reads: config, tokenizer and chat template, and the
+weights as bfloat16.
+
+The folder is made once, in the user's cache, under a name that follows from the file's content. All
+but the weights takes a second; a bundle's target needs no more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from moa.errors import UnsupportedModelError, UsageError
+from moa.gguf.reader import GgufHead, StoredBlocks, read_head
+from moa.gguf.tokenizer import tokenizer_of
+from moa.gguf.weights import rows_of
+from moa.model.identity import SHAPES, SOURCE_ID
+from moa.process.user_folders import cache_folder
+
+WEIGHTS = "model.safetensors"
+_FORMAT = 1
+"""Of the folders: another number makes them anew."""
+_SAMPLE = 256
+"""Bytes that are read at a tensor's start, middle and end to tell files apart."""
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+_FREE = 2**28
+"""Bytes of disk that stay free."""
+Say = Callable[[str], None]
+
+_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GEMMA_NAMES = _LAYER_NAMES | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_FAMILIES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+}
+"""By llama.cpp's name: transformers'."""
+_ROTATIONS = "rope_freqs.weight"
+_LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
+"""How Llama 3.1 and its successors stretch their rotation: by wavelengths of this context. A file
+has the resulting table, and not these numbers."""
+
+
+@dataclass(frozen=True)
+class GgufModel:
+    """A model in one file, or in several shards."""
+
+    heads: tuple[GgufHead, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> GgufModel:
+        """Its heads; `path` is the file, or any of the shards."""
+        return cls(tuple(map(read_head, _shards(path))))
+
+    @property
+    def head(self) -> GgufHead:
+        """The one with the metadata."""
+        return self.heads[0]
+
+    @property
+    def tensors(self) -> Iterator[tuple[Path, StoredBlocks]]:
+        """All of all files."""
+        return ((head.path, tensor) for head in self.heads for tensor in head.tensors)
+
+    @property
+    def names(self) -> set[str]:
+        """The tensors' names."""
+        return {tensor.name for _, tensor in self.tensors}
+
+    @property
+    def bfloat16_bytes(self) -> int:
+        """What the weights take when they are unpacked."""
+        return sum(2 * int(np.prod(tensor.shape, dtype=np.int64)) for _, tensor in self.tensors)
+
+    @property
+    def identity(self) -> str:
+        """Follows from sizes, metadata and samples of all tensors; it takes milliseconds."""
+        digest = hashlib.sha256(f"gguf {_FORMAT}".encode())
+        digest.update(json.dumps(self.head.metadata, sort_keys=True, default=str).encode())
+        for path, tensor in self.tensors:
+            digest.update(f"{tensor.name} {tensor.kind} {tensor.shape}".encode())
+            with path.open("rb") as file:
+                end = tensor.start + tensor.size
+                middle = (tensor.start + end) // 2
+                for at in (tensor.start, middle, max(tensor.start, end - _SAMPLE)):
+                    file.seek(at)
+                    digest.update(file.read(min(_SAMPLE, end - at)))
+        return digest.hexdigest()
+
+
+def folder_of(path: Path, *, weights: bool, say: Say = lambda _: None) -> Path:
+    """The folder of a GGUF file, made if it is not there; without `weights` they may be missing."""
+    model = GgufModel.read(path)
+    config = config_of(model)
+    identity = model.identity
+    folder = cache_folder("models") / f"{path.stem[:60]}-{identity[:12]}"
+    if not (folder / SOURCE_ID).is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        _describe(model, config, folder)
+        _put(folder / SOURCE_ID, identity.encode())
+    if weights and not (folder / WEIGHTS).is_file():
+        needed = model.bfloat16_bytes
+        if needed + _FREE > (free := shutil.disk_usage(folder).free):
+            raise UsageError(
+                f"{path.name} takes {needed / 1e9:.1f} GB unpacked, and {folder} has {free / 1e9:.1f}",
+                hint="set XDG_CACHE_HOME to a folder on another disk",
+            )
+        say(f"unpacking {path.name} once: {needed / 1e9:.1f} GB into {folder}")
+        _write_weights(model, config, folder / WEIGHTS)
+    return folder
+
+
+def config_of(model: GgufModel) -> dict[str, Any]:
+    """The `config.json` that the metadata amounts to."""
+    head = model.head
+    family = _FAMILIES.get(head.architecture)
+    if family is None:
+        raise UnsupportedModelError(
+            f"{head.path}: models of the kind {head.architecture!r} are not read from GGUF",
+            hint=f"take the model's folder, or a file of {', '.join(_FAMILIES)}",
+        )
+    heads = head.number("{arch}.attention.head_count")
+    hidden = head.number("{arch}.embedding_length")
+    if not 0 < heads <= hidden:
+        raise UsageError(f"{head.path} is damaged: {heads} heads in a width of {hidden}")
+    tied = "output.weight" not in model.names
+    config: dict[str, Any] = {
+        "model_type": family,
+        "architectures": [_ARCHITECTURES[family]],
+        "vocab_size": len(head.array("tokenizer.ggml.tokens", str)),
+        "hidden_size": hidden,
+        "intermediate_size": head.number("{arch}.feed_forward_length"),
+        "num_hidden_layers": head.number("{arch}.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": head.number("{arch}.attention.head_count_kv", heads),
+        "head_dim": head.number("{arch}.attention.key_length", hidden // heads),
+        "max_position_embeddings": head.number("{arch}.context_length"),
+        "rms_norm_eps": head.real("{arch}.attention.layer_norm_rms_epsilon"),
+        "rope_theta": head.real("{arch}.rope.freq_base", 10000.0),
+        "tie_word_embeddings": tied,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": _token(head, "bos"),
+        "eos_token_id": _token(head, "eos"),
+        "pad_token_id": _token(head, "padding"),
+    }
+    if head.has("{arch}.rope.scaling.type") and head.text("{arch}.rope.scaling.type") != "none":
+        kind = head.text("{arch}.rope.scaling.type")
+        if kind != "linear":
+            raise UnsupportedModelError(
+                f"{head.path}: a rotation scaled by {kind!r} is not read from GGUF",
+                hint="take the model's folder",
+            )
+        factor = head.real("{arch}.rope.scaling.factor")
+        config["rope_scaling"] = {"rope_type": "linear", "factor": factor}
+    if family == "llama":
+        config |= {"attention_bias": "blk.0.attn_q.bias" in model.names, "mlp_bias": False}
+        config |= _llama3_rotation(model, config)
+    if family.startswith("gemma"):
+        config |= _gemma(head, config)
+    return config
+
+
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+}
+
+
+def _gemma(head: GgufHead, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Windows, caps and scales, some of which the files leave to the family."""
+    layers = config["num_hidden_layers"]
+    third = config["model_type"] == "gemma3_text"
+    every = 6 if third else 2
+    """Each layer of that many sees all tokens, the others a window."""
+    kinds = [
+        "sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)
+    ]
+    found: dict[str, Any] = {
+        "sliding_window": head.number("{arch}.attention.sliding_window"),
+        "layer_types": kinds,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": config["head_dim"],
+    }
+    if third:
+        # The largest, 27B, is the only one whose scale is not its heads' width
+        if layers == 62:
+            found["query_pre_attn_scalar"] = config["hidden_size"] // config["num_attention_heads"]
+        return found | {"rope_local_base_freq": 10000.0}
+    if layers == 46:
+        found["query_pre_attn_scalar"] = config["hidden_size"] // config["num_attention_heads"]
+    return found | {
+        "attn_logit_softcapping": head.real("{arch}.attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": head.real("{arch}.final_logit_softcapping", 30.0),
+    }
+
+
+def _llama3_rotation(model: GgufModel, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The scaling behind a table of rotations, if it is Llama 3's."""
+    found = [(path, tensor) for path, tensor in model.tensors if tensor.name == _ROTATIONS]
+    if not found:
+        return {}
+    table = np.concatenate(list(rows_of(*found[0]))).ravel()
+    factor = float(table.max())
+    turns = np.arange(0, config["head_dim"], 2, dtype=np.float64) / config["head_dim"]
+    wavelengths = 2 * np.pi * config["rope_theta"] ** turns
+    smooth = (_LLAMA3_CONTEXT / wavelengths - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)
+    smooth = smooth.clip(0, 1)
+    expected = 1 / ((1 - smooth) / factor + smooth)
+    if table.shape != expected.shape or not np.allclose(table, expected, rtol=1e-3):
+        raise UnsupportedModelError(
+            f"{model.head.path}: its table of rotations is not that of Llama 3",
+            hint="take the model's folder",
+        )
+    scaling = {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": _LLAMA3_LOW,
+        "high_freq_factor": _LLAMA3_HIGH,
+        "original_max_position_embeddings": _LLAMA3_CONTEXT,
+    }
+    return {"rope_scaling": scaling}
+
+
+def _token(head: GgufHead, use: str) -> int | None:
+    key = f"tokenizer.ggml.{use}_token_id"
+    return head.number(key) if head.has(key) else None
+
+
+def _describe(model: GgufModel, config: Mapping[str, Any], folder: Path) -> None:
+    """Everything but the weights."""
+    head = model.head
+    tokenizer = tokenizer_of(head)
+    ends = [_token(head, use) for use in ("eos", "eot", "eom")]
+    eos = list(dict.fromkeys(token for token in ends if token is not None))
+    named = {
+        "bos_token": tokenizer.begin,
+        "eos_token": tokenizer.end,
+        "pad_token": tokenizer.padding,
+        "unk_token": tokenizer.unknown,
+    }
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": config["max_position_embeddings"],
+        **{name: token for name, token in named.items() if token is not None},
+    }
+    for name, content in (
+        ("config.json", config),
+        ("generation_config.json", {"eos_token_id": eos, "bos_token_id": config["bos_token_id"]}),
+        ("tokenizer_config.json", settings),
+    ):
+        _put(folder / name, json.dumps(content, indent=2).encode())
+    shapes = {tensor.name: tensor.shape for tensor in _renamed(model, config)}
+    _put(folder / SHAPES, json.dumps(shapes).encode())
+    _put(folder / "tokenizer.json", tokenizer.json.encode())
+    if tokenizer.chat_template:
+        _put(folder / "chat_template.jinja", tokenizer.chat_template.encode())
+
+
+# ---- weights
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """One of the folder's tensors, and where it comes from."""
+
+    name: str
+    path: Path
+    stored: StoredBlocks
+    change: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None
+    dtype: str
+
+    @property
+    def shape(self) -> list[int]:
+        """As torch has it."""
+        return list(reversed(self.stored.shape))
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in the folder."""
+        return int(np.prod(self.shape, dtype=np.int64)) * (4 if self.dtype == "F32" else 2)
+
+
+def _write_weights(model: GgufModel, config: Mapping[str, Any], path: Path) -> None:
+    """A safetensors file, some rows at a time: nothing is held whole."""
+    tensors = list(_renamed(model, config))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for tensor in tensors:
+        places = [at, at + tensor.nbytes]
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": places}
+        at += tensor.nbytes
+    content = json.dumps(header).encode()
+    content += b" " * (-len(content) % 8)
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        with beside.open("wb") as file:
+            file.write(len(content).to_bytes(8, "little") + content)
+            for tensor in tensors:
+                for part in _parts_of(tensor):
+                    file.write(part)
+        beside.replace(path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _parts_of(tensor: _Tensor) -> Iterator[memoryview]:
+    rows = rows_of(tensor.path, tensor.stored)
+    if tensor.change is not None:  # heads are turned as a whole; such matrices are not large
+        rows = iter([tensor.change(np.concatenate(list(rows)))])
+    for part in rows:
+        if tensor.dtype == "F32":
+            yield np.ascontiguousarray(part).data
+        else:
+            yield torch.from_numpy(part).to(torch.bfloat16).view(torch.int16).numpy().data
+
+
+def _renamed(model: GgufModel, config: Mapping[str, Any]) -> Iterator[_Tensor]:
+    gemma = config["model_type"].startswith("gemma")
+    llama = config["model_type"] == "llama"
+    for path, stored in model.tensors:
+        if stored.name == _ROTATIONS:
+            continue
+        part, _, leaf = stored.name.rpartition(".")
+        name = _name(part, _GEMMA_NAMES if gemma else _LAYER_NAMES)
+        if name is None or leaf not in ("weight", "bias"):
+            raise UnsupportedModelError(
+                f"{path}: tensor {stored.name} has no place in a {config['model_type']} model",
+                hint="take the model's folder",
+            )
+        change: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None
+        if gemma and "norm" in name:
+            change = _less_one
+        elif llama and name.endswith(("q_proj", "k_proj")):
+            queries = name.endswith("q_proj")
+            heads = config["num_attention_heads" if queries else "num_key_value_heads"]
+            change = partial(_halves_apart, heads=heads)
+        dtype = "F32" if len(stored.shape) == 1 else "BF16"
+        yield _Tensor(f"{name}.{leaf}", path, stored, change, dtype)
+
+
+def _name(part: str, layer_names: Mapping[str, str]) -> str | None:
+    if not part.startswith("blk."):
+        return _NAMES.get(part)
+    _, layer, rest = part.split(".", 2)
+    own = layer_names.get(rest)
+    return None if own is None else f"model.layers.{layer}.{own}"
+
+
+def _less_one(weight: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Gemma multiplies by one more than its norms' weights; files have the sum."""
+    return weight - 1
+
+
+def _halves_apart(weight: NDArray[np.float32], *, heads: int) -> NDArray[np.float32]:
+    """Files of Llama have the two numbers that are rotated together side by side, transformers has
+    them half a head apart."""
+    if weight.shape[0] == 1:  # a bias
+        return _halves_apart(weight.T, heads=heads).T
+    rows, width = weight.shape
+    pairs = weight.reshape(heads, rows // heads // 2, 2, width)
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows, width)
+
+
+def _shards(path: Path) -> Sequence[Path]:
+    found = _SHARD.fullmatch(path.name)
+    if found is None:
+        return [path]
+    name, _, count = found.groups()
+    paths = [path.with_name(f"{name}-{n:05}-of-{count}.gguf") for n in range(1, int(count) + 1)]
+    if missing := [one.name for one in paths if not one.is_file()]:
+        raise UsageError(f"{len(missing)} of {len(paths)} shards are missing: {missing[0]}")
+    return paths
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Whole, or not at all."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    beside.write_bytes(content)
+    beside.replace(path)
