@@ -1,6 +1,11 @@
 """The one thread that owns the model: it takes a step, has it run (`runner.py`), and says what
 became of it; then it makes activation records.
 
+    step = work.next(timeout)
+    plan = runner.prepare(step)
+    decided = runner.decide(runner.run(plan))
+    report(decided)
+
 Records are made in idle time or in small batches between forwards, so that a verdict never waits
 for its activations, and hardly for those of others.
 
@@ -15,9 +20,11 @@ import threading
 import time
 from collections.abc import Callable
 
+from cloud_verifier.engine.faults import Faults
+from cloud_verifier.engine.holding import HeldSlots
 from cloud_verifier.engine.recording import Recorder
-from cloud_verifier.engine.runner import StepRunner
-from cloud_verifier.engine.scheduler import StepOutcome
+from cloud_verifier.engine.runner import NotRun, Ran, StepRunner
+from cloud_verifier.engine.scheduler import EngineStep, StepOutcome
 from cloud_verifier.engine.stream_drafting import ServerDrafting
 from cloud_verifier.engine.work import Failed, Job, Lease, Post, Recorded, Report
 from cloud_verifier.engine.workload import Workload
@@ -59,15 +66,20 @@ class Engine:
         self.drafting = drafting or ServerDrafting()
         self.alive_at = clock()
         """When the last forward ended, or this was made."""
+        metrics = metrics or Metrics()
         self._work = work
         self._recorder = recorder
         self._post = post
+        self._faults = Faults(metrics, recorder)
+        self._slots = HeldSlots(target, recorder, self.drafting, metrics, self._faults)
         self._runner = StepRunner(
             target,
             recorder,
             self.drafting,
+            self._slots,
             decode=decode,
-            metrics=metrics or Metrics(),
+            metrics=metrics,
+            faults=self._faults,
             most_guesses=most_guesses,
             clock=clock,
         )
@@ -125,48 +137,76 @@ class Engine:
             step = self._work.next(timeout)
             busy = step is not None or self._recorder.pending
             if step is not None:
-                self._at_hand = {job.lease: job for job in [*step.expired, *step.jobs]}
-                self._at_hand |= {piece.lease: None for piece in step.prefill}
-                outcome = StepOutcome()
-                for reports in self._runner.run(step, outcome):
-                    self._report(reports)
-                self._at_hand |= {job.lease: job for job in outcome.again}
-                self.alive_at = outcome.ended or self.alive_at
-                self._report(
-                    [self._runner.no_memory(job) for job in self._work.finished(step, outcome)]
-                )
-                self._runner.hint("records", self._recorder.report)
+                self._run_step(step)
             self._at_hand = {}
-            if self._clock() - self.alive_at >= PROBE_SECONDS and not self._stopping:
-                try:
-                    self._probe()
-                except Exception as error:
-                    self._runner.fault("probe", error)
+            self._probe_if_due()
             if step is None and self.target.unprepared:
-                self._runner.hint("graphs", self.target.prepare_more)
+                with self._faults.optional("graphs"):
+                    self.target.prepare_more()
             if self._recorder.pending and (step is None or self._recorder.overdue):
-                began = self._clock()
-                room = self._work.background_room()
-                if self._runner.hint("records", lambda: self._recorder.go(room)):
-                    self._work.background_ran(began)
+                self._make_records()
         except _CannotTell:
             raise
         except Exception as error:
             self._faults_in_a_row += 1
-            self._runner.fault("turn", error)
+            self._faults.count("turn", error)
             if self._faults_in_a_row == _MOST_FAULTS_IN_A_ROW:
                 raise
             for lease, job in list(self._at_hand.items()):
-                self._report([self._runner.failed(lease, job, error)])
+                self._report([self._faults.failed(lease, job, error)])
             return True
         self._faults_in_a_row = 0
         return busy
+
+    def _run_step(self, step: EngineStep) -> None:
+        """Run what the scheduler has planned; a plan that raises again, row by row, to find the one
+        that does. Answers are sent as soon as they are decided."""
+        self._at_hand = {job.lease: job for job in (*step.expired, *step.jobs)}
+        self._at_hand |= {piece.lease: None for piece in step.prefill}
+        plan = self._runner.prepare(step)
+        self._report(plan.reports)
+        outcome = StepOutcome(full=plan.full)
+        if plan.rows:
+            ran = self._runner.run(plan)
+            outcome.ran = isinstance(ran, Ran)
+            if isinstance(ran, NotRun) and plan.rows > 1:
+                self._faults.count("batch", ran.error)
+                for row in plan.row_by_row():
+                    self._finish(self._runner.run(row), outcome)
+            else:
+                self._finish(ran, outcome)
+        self._at_hand |= {job.lease: job for job in outcome.again}
+        self.alive_at = outcome.ended or self.alive_at
+        found_no_memory = self._work.finished(step, outcome)
+        self._report([self._runner.no_memory(job) for job in found_no_memory])
+        with self._faults.optional("records"):
+            self._recorder.report()
+
+    def _finish(self, ran: Ran | NotRun, outcome: StepOutcome) -> None:
+        """Decide and answer the rounds of a forward, then do what can wait until they are."""
+        decided = self._runner.decide(ran)
+        self._report(decided.reports)
+        if isinstance(ran, Ran):
+            self._report(self._runner.conclude(ran, decided))
+            outcome.ended = ran.ended
+            outcome.extra += ran.extra
+        outcome.again += decided.again
+        outcome.full += decided.full
+
+    def _make_records(self) -> None:
+        began = self._clock()
+        made = False
+        room = self._work.background_room()
+        with self._faults.optional("records"):
+            made = self._recorder.go(room)
+        if made:
+            self._work.background_ran(began)
 
     def _report(self, reports: list[Report]) -> None:
         """Tell the event loop; where that raises, tell it at least that this work has failed."""
         if not reports:
             return
-        told = [
+        reported = [
             (one.lease, one.job) if isinstance(one, Failed) else (one.job.lease, one.job)
             for one in reports
             if not isinstance(one, Recorded)
@@ -174,17 +214,26 @@ class Engine:
         try:
             self._post(reports)
         except Exception as error:
-            self._runner.fault("report", error)
+            self._faults.count("report", error)
+            reason = type(error).__name__
             try:
-                self._post([Failed(lease, job, type(error).__name__) for lease, job in told])
-            except Exception as again:
-                raise _CannotTell from again
-        for lease, _ in told:
+                self._post([Failed(lease, job, reason) for lease, job in reported])
+            except Exception as another:
+                raise _CannotTell from another
+        for lease, _ in reported:
             self._at_hand.pop(lease, None)
 
+    def _probe_if_due(self) -> None:
+        """See now and then whether a forward succeeds, while none runs."""
+        if self._stopping or self._clock() - self.alive_at < PROBE_SECONDS:
+            return
+        try:
+            self._probe()
+        except Exception as error:
+            self._faults.count("probe", error)
+
     def _probe(self) -> None:
-        """See whether a forward succeeds."""
-        self._runner.run_one_token()
+        self._slots.run_one_token()
         self.alive_at = self._clock()
 
 

@@ -47,6 +47,69 @@ class _Principal:
     """From a verdict to the session's next round, lately."""
 
 
+class FairBatch:
+    """The rounds of one forward while they are chosen.
+
+    Each principal may use as many tokens as the smallest one has. More only if that hardly delays
+    the smallest one, which also waits for the forward before its own.
+    """
+
+    def __init__(
+        self,
+        demands: Mapping[str, int],
+        cost: Cost,
+        *,
+        extra: float,
+        max_rows: int,
+        max_tokens: int,
+        as_short_as_possible: bool,
+    ) -> None:
+        """`demands`: tokens that each principal has ready or will soon send; `extra`: seconds of
+        drafts and masks, if a round of this forward needs any."""
+        self.jobs: list[Job] = []
+        self.tokens = 0
+        self.taken = dict.fromkeys(demands, 0)
+        """Tokens of each principal."""
+        self._max_rows = max_rows
+        self._max_tokens = max_tokens
+        self._least = min(demands.values(), default=0)
+        """Tokens of the smallest principal."""
+        self._others = len(demands) - 1
+        spare = _OTHERS_SHARE * self._others * cost.seconds(self._least)
+        """Seconds by which the smallest principal may be delayed."""
+        self._aids_fit = extra <= spare
+        self._aided = False
+        """Whether a round of this forward needs drafts or masks."""
+        self._room = self._least
+        if not as_short_as_possible:
+            self._room += cost.fitting(spare, max_tokens, beside=self._least)
+
+    @property
+    def full(self) -> bool:
+        """Whether it has all the rows that a forward may have."""
+        return len(self.jobs) >= self._max_rows
+
+    def room_for(self, job: Job) -> bool:
+        """Whether a round hardly delays those that have been taken."""
+        if not self._others or not self.tokens:
+            return True
+        if job.aided and not self._aided and not self._aids_fit:
+            return False
+        share_left = self._least - self.taken[job.lease.principal]
+        return job.cost <= max(share_left, self._room - self.tokens)
+
+    def fits(self, job: Job) -> bool:
+        """Whether a forward may have so many tokens; a single round may have any number."""
+        return not self.jobs or self.tokens + job.cost <= self._max_tokens
+
+    def add(self, job: Job) -> None:
+        """Take a round."""
+        self.jobs.append(job)
+        self.tokens += job.cost
+        self.taken[job.lease.principal] += job.cost
+        self._aided |= job.aided
+
+
 class RoundQueue:
     """Rounds by principal."""
 
@@ -175,59 +238,41 @@ class RoundQueue:
         """The rounds of the next forward, and those that have expired or were cancelled. `active`
         are sessions in the middle of an answer, with the tokens of their rounds; drafts and masks
         of a forward take `extra` seconds."""
-        demands = self._demands(active)
-        # Each principal may use as much as the smallest one. More only if that hardly delays the
-        # smallest one, which also waits for the forward before its own.
-        least = min(demands.values(), default=0)
-        others = len(demands) - 1
-        room = least
-        spare = _OTHERS_SHARE * others * cost.seconds(least)
-        if next(self._batches) % _MEASURED:
-            room += cost.fitting(spare, self._max_tokens, beside=least)
         for principal in self._principals.values():
             principal.ready = deque(sorted(principal.ready, key=_priority))
-        jobs: list[Job] = []
+        batch = FairBatch(
+            self._demands(active),
+            cost,
+            extra=extra,
+            max_rows=self._max_rows,
+            max_tokens=self._max_tokens,
+            as_short_as_possible=next(self._batches) % _MEASURED == 0,
+        )
         expired: list[Job] = []
-        tokens = 0
-        taken = dict.fromkeys(demands, 0)
-        aided = False
         level = {
             name: principal.served
             for name, principal in self._principals.items()
             if principal.ready
         }
-
-        def fits(name: str) -> bool:
-            """Whether a principal's next round hardly delays those that have been taken."""
-            job = self._principals[name].ready[0]
-            if job.aided and not aided and extra > spare:
-                return False
-            return max(least - taken[name], room - tokens) >= job.cost
-
-        while len(jobs) < self._max_rows:
-            least_first = sorted(level, key=level.__getitem__)
+        while level and not batch.full:
+            least_served_first = sorted(level, key=level.__getitem__)
             name = next(
-                (name for name in least_first if not (others and tokens) or fits(name)), None
+                (n for n in least_served_first if batch.room_for(self._principals[n].ready[0])),
+                None,
             )
-            if name is None:
+            if name is None or not batch.fits(self._principals[name].ready[0]):
                 break
             principal = self._principals[name]
-            job = principal.ready[0]
-            if jobs and tokens + job.cost > self._max_tokens:
-                break
-            principal.ready.popleft()
+            job = principal.ready.popleft()
             self._count(job, -1)
             if job.cancelled or job.deadline <= now:
                 expired.append(job)
             else:
-                tokens += job.cost
-                taken[name] += job.cost
-                level[name] = principal.served + cost.added(taken[name])
-                aided |= job.aided
-                jobs.append(job)
+                batch.add(job)
+                level[name] = principal.served + cost.added(batch.taken[name])
             if not principal.ready:
                 del level[name]
-        return jobs, expired
+        return batch.jobs, expired
 
     def _demands(self, active: Mapping[Lease, int]) -> dict[str, int]:
         """Tokens that each principal has ready or will soon send."""

@@ -13,6 +13,7 @@ import torch
 from benchmarks.kit.speculator import GenerationSettings, Speculator
 from cloud_verifier.engine import runner
 from cloud_verifier.engine.core import PROBE_SECONDS
+from cloud_verifier.engine.faults import Faults
 from cloud_verifier.engine.stream_drafting import TreeDrafting
 from cloud_verifier.engine.work import Dropped, Failed, Guesses, Job, Lease, Recorded
 from cloud_verifier.model import serve_model
@@ -308,7 +309,7 @@ def test_masks_that_are_late_hold_up_no_other_row_and_change_no_text(
     """Without any time for masks a batch makes the first of one row: the others' rows run again."""
     faults: list[str] = []
     monkeypatch.setattr(runner, "_MASK_SECONDS", 0.0)
-    monkeypatch.setattr(runner.StepRunner, "fault", lambda _, where, error: faults.append(where))
+    monkeypatch.setattr(Faults, "count", lambda _, where, error: faults.append(where))
     target = Target.load(str(demo.paths().target), slots=8, capacity=256)
     bench = Bench(serve_model(target))
     prompt = target.tokenizer("Once upon a time")["input_ids"]

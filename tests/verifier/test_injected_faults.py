@@ -172,7 +172,7 @@ class Two:
                 "slots": kit.SETTINGS.slots - service.table.slots_free,
                 "reserved pages": len(service.table._pages._leases) if service.table._pages else 0,
                 "queued": running.work.queued,
-                "leases": len(running.engine._runner.leases),
+                "leases": len(running.engine._slots.leases),
                 "tasks": sum(
                     "converse" in repr(task) or "_write" in repr(task)
                     for task in asyncio.all_tasks()

@@ -1,0 +1,59 @@
+"""What is done with an exception in the model's thread: it is counted and logged, whoever's work it
+was is told, and the thread goes on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from cloud_verifier.engine.recording import Recorder
+from cloud_verifier.engine.work import Failed, Job, Lease
+from cloud_verifier.logs import log
+from cloud_verifier.metrics import Metrics
+from moa.errors import NumericalError
+
+
+class Faults:
+    """Counts and logs them."""
+
+    def __init__(self, metrics: Metrics, recorder: Recorder) -> None:
+        self._metrics = metrics
+        self._recorder = recorder
+
+    @contextlib.contextmanager
+    def optional(self, where: str) -> Iterator[None]:
+        """For what no token depends on, such as drafts of ours, records and metrics: an exception
+        inside ends the block, and nothing else."""
+        try:
+            yield
+        except Exception as error:
+            self.count(where, error)
+            if where == "records":
+                self._recorder.drop()  # else the same rows raise again and again
+
+    def count(self, where: str, error: Exception) -> None:
+        """Count and log what has raised."""
+        log.error(
+            "%s failed: %s",
+            where,
+            error,
+            exc_info=error,
+            extra={"event": "engine_fault", "where": where},
+        )
+        with contextlib.suppress(Exception):
+            self._metrics.engine_faults.labels(where).inc()
+
+    def failed(self, lease: Lease, job: Job | None, error: Exception) -> Failed:
+        """The work of this session has raised: log it, and say so."""
+        # Logits that are no numbers are the model's doing: where in our code that showed helps
+        # nobody.
+        of_the_model = isinstance(error, NumericalError)
+        log.error(
+            "work of a session failed: %s",
+            error,
+            exc_info=None if of_the_model else error,
+            extra={"session": lease.session, "event": "quarantine"},
+        )
+        with self.optional("metrics"):
+            self._metrics.quarantined.inc()
+        return Failed(lease, job, str(error) if of_the_model else type(error).__name__)

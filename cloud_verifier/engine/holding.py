@@ -1,0 +1,99 @@
+"""Which leases hold a slot of the target: slots are taken when their work first runs, shared where a
+prefix is known, and given back. Only the model's thread uses it."""
+
+from __future__ import annotations
+
+from cloud_verifier.engine.faults import Faults
+from cloud_verifier.engine.recording import Recorder
+from cloud_verifier.engine.stream_drafting import ServerDrafting
+from cloud_verifier.engine.work import Lease
+from cloud_verifier.metrics import Metrics
+from moa.errors import FullError
+from moa.target.contract import Target
+from moa.target.rows import Row
+
+
+class HeldSlots:
+    """The slots that leases hold."""
+
+    def __init__(
+        self,
+        target: Target,
+        recorder: Recorder,
+        drafting: ServerDrafting,
+        metrics: Metrics,
+        faults: Faults,
+    ) -> None:
+        self.leases: dict[Lease, None] = {}
+        self._target = target
+        self._cache = target.cache
+        self._recorder = recorder
+        self._drafting = drafting
+        self._metrics = metrics
+        self._faults = faults
+
+    def claim(self, lease: Lease) -> None:
+        """Take a slot for the lease; it begins with the prefix that another lease of the principal
+        has run, where there is one. A `FullError` where there is no slot, or no memory."""
+        source = lease.share
+        tokens = lease.start  # before `share` is forgotten, which it depends on
+        lease.share = None
+        if source is None or source.slot is None or not self._can_share(source, lease, tokens):
+            lease.slot = self._cache.acquire()
+        else:
+            lease.slot = self._cache.share(source.slot, tokens)
+            with self._faults.optional("records"):
+                self._recorder.copy(source, lease, tokens)
+            lease.length = tokens
+            with self._faults.optional("drafting"):
+                self._drafting.shared(source, lease)
+            with self._faults.optional("metrics"):
+                self._metrics.shared_tokens.inc(tokens)
+        self.leases[lease] = None
+        lease.held = self._cache.pages_held[lease.slot]
+
+    def _can_share(self, source: Lease, lease: Lease, tokens: int) -> bool:
+        """Whether there are tokens to share, and their records can follow them."""
+        can = False
+        with self._faults.optional("records"):
+            can = tokens > 0 and self._recorder.can_copy(source, lease, tokens)
+        return can
+
+    def release(self, lease: Lease) -> None:
+        """Give its slot back."""
+        for _ in range(2):  # if something raises once more: else the slot would be lost
+            try:
+                self._release(lease)
+                return
+            except Exception as error:
+                self._faults.count("release", error)
+
+    def _release(self, lease: Lease) -> None:
+        with self._faults.optional("records"):
+            self._recorder.forget(lease)
+        with self._faults.optional("drafting"):
+            self._drafting.close(lease)
+        self.leases.pop(lease, None)
+        if lease.slot is None:
+            return
+        # Before its pages are free: who counts both must not count them twice.
+        lease.held = 0
+        self._cache.release(lease.slot)
+        lease.slot = None
+
+    def run_one_token(self) -> None:
+        """See whether a forward succeeds: in a slot of its own or, where none is free, behind the
+        shortest session."""
+        own = self._cache.acquire() if self._cache.free else None
+        slot = self._shortest() if own is None else own
+        try:
+            self._target.forward([Row.chain(slot, [0])]).wait()
+        except FullError:
+            pass  # sessions hold all pages: as healthy as when they got them
+        finally:
+            if own is not None:
+                self._cache.release(own)
+
+    def _shortest(self) -> int:
+        held = [lease.slot for lease in self.leases if lease.slot is not None]
+        return min(held, key=self._cache.lengths.__getitem__)
