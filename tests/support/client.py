@@ -12,7 +12,7 @@ from websockets.typing import Subprotocol
 
 from moa.errors import MoaError
 from moa.wire import FEATURES, PROTOCOL_VERSIONS, SUBPROTOCOL, ClientSession, decode_server, encode
-from moa.wire.events import Advanced, Recovered, Refused, SessionEvent
+from moa.wire.events import Advanced, Recovered, Refused, SessionEvent, Working
 from moa.wire.messages import Ack, Activations, Hello, Message, ServerMessage, Welcome
 from moa.wire.versions import SESSION_HEADER
 
@@ -80,14 +80,16 @@ class Client:
                 await self.take_rows(message)
 
     async def event(self, session: ClientSession) -> SessionEvent:
-        """The next event of `session`."""
+        """The next event of `session`. That its round is being worked on is heard on a slow machine
+        and never on a fast one, so it is none here."""
         while True:
             message = await self.receive()
-            if getattr(message, "session", None) == session.id:
-                if (event := session.receive(message)) is not None:
-                    return event
-            else:
+            if getattr(message, "session", None) != session.id:
                 self.other.append(message)
+                continue
+            event = session.receive(message)
+            if event is not None and not isinstance(event, Working):
+                return event
 
     async def start(
         self, ids: Sequence[int], *, patient: bool = False, **settings: Any
