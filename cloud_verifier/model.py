@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from moa.model.checkpoint import load_drafter
 from moa.model.drafter import Drafter
 from moa.model.eagle3 import FILES, PublishedEagle3, is_eagle3
 from moa.model.features import FeatureModel
-from moa.model.identity import weights_id
+from moa.model.identity import computation_id, weights_id
 from moa.model.loading import locate
 from moa.model.state_drafter import StateDrafter, is_states
 from moa.model.target import Target as TorchTarget
@@ -108,7 +109,10 @@ def load(settings: Settings) -> Served:
         target=target,
         drafter=drafter,
         decode=decoder_of(target) if target.has_tokenizer else None,
-        facts=model_facts(target, drafter, name, stream_records=server_drafter is None),
+        facts=dataclasses.replace(
+            model_facts(target, drafter, name, stream_records=server_drafter is None),
+            computes=_computes(settings, target),
+        ),
         graph=load_graph(settings, machine.device, name),
         server_drafter=server_drafter,
     )
@@ -212,9 +216,20 @@ def load_graph(settings: Settings, device: str, drafter: str) -> LoadedGraph | N
     bundle = Bundle.open(folder)
     if bundle.manifest.drafter.weights_id != drafter:
         raise UsageError(
-            f"{folder} was made of another drafter", hint="make one with `moa-export build`"
+            f"{folder} was made of another drafter, or by an older version",
+            hint="make one with `moa-export build`",
         )
     return LoadedGraph.load(bundle)
+
+
+def _computes(settings: Settings, target: Target) -> str:
+    """What tells this verifier from a replica whose text may differ."""
+    return computation_id(
+        target.facts.weights_id,
+        getattr(target, "folder", None),
+        dtype=target.machine.dtype,
+        quantize=settings.quantize,
+    )
 
 
 def serve_model(

@@ -49,6 +49,8 @@ class ModelFacts:
     """Whether drafts may branch; else only chains give exactly the target's text."""
     grammars: bool = False
     """Whether there is a tokenizer, which grammars need."""
+    computes: str = ""
+    """The identity of what the target computes; empty if it came from no file."""
 
 
 class Latency(NamedTuple):

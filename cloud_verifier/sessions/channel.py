@@ -7,6 +7,7 @@ A transport feeds frames to `Channel.receive` and sends what the channel's `outb
 from __future__ import annotations
 
 import asyncio
+import re
 from functools import partial
 
 from cloud_verifier.engine.work import ModelFacts
@@ -305,10 +306,15 @@ def answer_hello(
         raise Refusal(
             Code.TOKENIZER, "the target here has another tokenizer than this client's drafter"
         )
-    if hello.target and facts.target and hello.target != facts.target:
-        raise Refusal(Code.TARGET, "another target is served here")
     wanted = "records" in hello.features
     notices = []
+    if hello.target and facts.target and hello.target != facts.target:
+        if not _of_some_bytes(hello.target):
+            raise Refusal(Code.TARGET, "another target is served here")
+        notices.append(
+            "old_identity: this bundle names its target by some bytes of it, as older versions did, "
+            "which is not compared; make it again with moa-export build"
+        )
     fitting = not (hello.drafter and facts.drafter) or hello.drafter == facts.drafter
     records = facts.records if wanted and fitting else None
     if wanted and facts.records is None:
@@ -316,6 +322,7 @@ def answer_hello(
     elif wanted and not fitting:
         notices.append(
             "drafter_mismatch: no records for this drafter; serve --drafter with the one it came from"
+            + (", and make the bundle again" if _of_some_bytes(hello.drafter) else "")
         )
     lacking = {"records": records is None, "tree": not facts.trees, "grammar": not facts.grammars}
     features = agree_features(
@@ -334,4 +341,13 @@ def answer_hello(
         limits=wire_limits(limits, max_context_tokens=max_context),
         records=records,
         notices=notices,
+        computes=facts.computes,
     )
+
+
+_OLD_IDENTITY = re.compile("[0-9a-f]{64}")
+
+
+def _of_some_bytes(identity: str) -> bool:
+    """Whether an identity is of those that an older version made."""
+    return _OLD_IDENTITY.fullmatch(identity) is not None

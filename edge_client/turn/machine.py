@@ -56,6 +56,10 @@ from moa.wire.messages import (
     Welcome,
 )
 
+_COMPUTES_OTHERWISE = (
+    "the verifier that answers now computes another text than the one that began this answer"
+)
+
 
 @dataclass
 class TurnMachine:
@@ -78,6 +82,8 @@ class TurnMachine:
     """Whether guesses may go ahead of the answers."""
     prediction: InitVar[Prediction | None] = None
     _vocab_size: int | None = None
+    _computes: str = ""
+    """The identity of what the verifier computes that began the turn."""
     _plan: Plan | None = None
     """The plan for the next round, if it is already made."""
     _outbox: list[ClientMessage] = field(default_factory=list)
@@ -114,6 +120,9 @@ class TurnMachine:
 
     def link_up(self, welcome: Welcome, connection: int, now: float) -> None:
         """A connection is up: open or resume the session on it."""
+        if not self._goes_on_with(welcome.computes):
+            self.reach.lost(_COMPUTES_OTHERWISE, refused=True)
+            return
         self.reach.link = "up"
         self._vocab_size = welcome.vocab_size
         self.controller.agreed(welcome)
@@ -124,6 +133,13 @@ class TurnMachine:
             self._give_up("this verifier cannot follow a grammar")
         if self._usable:
             self._bring_up(connection, now)
+
+    def _goes_on_with(self, computes: str) -> bool:
+        """Whether this verifier computes what the one computed that began the turn: else the two
+        would make one verified text of two."""
+        if not self._computes:
+            self._computes = computes
+        return not computes or computes == self._computes
 
     def link_down(self, since: float, why: MoaError | None, *, refused: bool = False) -> None:
         """The connection is down; `refused`: no attempt before the next turn."""

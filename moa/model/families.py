@@ -64,6 +64,16 @@ _REASON_BY_FAMILY = {  # whose config files may leave this setting to the librar
     "recurrent_gemma": _RECURRENT,
     "rwkv": _RECURRENT,
 }
+_DIMENSIONS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+)
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope", "su")  # su: the name of longrope in older files
 
 
@@ -79,11 +89,11 @@ class MaskPlan:
 def refuse_unsupported(config: Mapping[str, Any]) -> None:
     """Raise `UnsupportedModelError` unless a model of this `config.json` can be a target."""
     family = str(config.get("model_type") or "of no model_type")
+    kinds = config.get("layer_types") or []
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        raise UnsupportedModelError("config.json says layer_types that are no list of names")
     reasons = [reason for setting, reason in _REASON_BY_SETTING.items() if config.get(setting)]
-    reasons += [
-        _REASON_BY_LAYER_TYPE.get(kind, _RECURRENT) or ""
-        for kind in config.get("layer_types") or ()
-    ]
+    reasons += [_REASON_BY_LAYER_TYPE.get(kind, _RECURRENT) or "" for kind in kinds]
     reasons += [_REASON_BY_FAMILY.get(family, "")]
     reasons += [_ROPE for kind in _rope_types(config) if kind in _BATCH_DEPENDENT_ROPE]
     if reason := next(filter(None, reasons), None):
@@ -93,6 +103,15 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
             f"{family} is not a family that tree verification was checked with",
             hint=f"supported: {', '.join(FAMILIES)}",
         )
+    _check_numbers(config)
+
+
+def _check_numbers(config: Mapping[str, Any]) -> None:
+    """Refuse dimensions that no model has, before anything divides by them."""
+    for name in _DIMENSIONS:
+        value = config.get(name)
+        if value is not None and (type(value) is not int or value < 1):
+            raise UnsupportedModelError(f"config.json says {name}: {str(value)[:40]!r}")
 
 
 def mask_plan(config: PretrainedConfig) -> MaskPlan:

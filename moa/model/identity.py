@@ -1,24 +1,90 @@
-"""Identity of a model: cheap, stable hashes of its weights and of its tokenizer. No torch."""
+"""Identity of a model: hashes of every byte of its weights, of its tokenizer, and of what it
+computes. No torch.
+
+A large file is hashed once: its tensors' digests are kept in the user's cache, under the file's
+inode, size and times, so that a restart costs nothing. `WeightsHash` hashes beside the loading of
+the same file.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
+import math
+import os
 import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moa.config import TargetFacts
 from moa.errors import UsageError
+from moa.process.files import write_whole
+from moa.process.user_folders import cache_folder
 
 SOURCE_ID = "source-id"
 """A file with the identity of what a folder was made of: that is then the folder's own."""
 SHAPES = "shapes.json"
 """A file with the tensors' shapes, in a folder whose weights are not unpacked yet."""
-_SAMPLE = 256  # bytes read at a tensor's start, middle and end: training changes all of them
+SCHEME = "v2-"
+"""What identities of weights begin with: of every byte. Those before were 64 hex digits, of some
+bytes of each tensor."""
 _LARGEST_HEADER = 100_000_000  # the safetensors format's own limit
+_MOST_DIMENSIONS = 64
+_BITS = {
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "F8_E5M2": 8,
+    "F8_E4M3": 8,
+    "F8_E8M0": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "F64": 64,
+    "I64": 64,
+    "U64": 64,
+    "C64": 64,
+}
+"""Of one element, by the type's name in a header."""
+_CHUNK = 2**22
+"""Bytes that are read and hashed at once."""
+_PIECE = 2**26
+"""Bytes of a file that one thread hashes."""
+_WHOLE = ""
+"""A file's own digest, among those of its tensors."""
+_THREADS = 4
+_CACHED_FROM = 2**26
+"""A smaller file is hashed in a tenth of a second, again at each start."""
+_YOUNG_SECONDS = 2.0
+"""A file that has changed so lately may change again within the grain of its times: its hash is not
+kept."""
+_BESIDE_WEIGHTS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""Files that decide, with the weights, what a model computes and how it is asked."""
+_LARGEST_BESIDE = 2**28
 
 
 @dataclass(frozen=True)
@@ -93,29 +159,169 @@ def _without_offsets(part: Any) -> Any:
 
 
 def weights_id(folder: Path, facts: TargetFacts) -> str:
-    """The identity of a folder's weights: dimensions, and each tensor's name, type, shape and some
-    of its bytes.
+    """The identity of a folder's weights: dimensions, and each tensor's name, type, shape and
+    bytes.
 
-    It costs milliseconds, does not change when the same tensors are stored in other files, and does
-    change with further training.
+    It does not change when the same tensors are stored in other files, and does with any bit.
     """
-    if (made_of := folder / SOURCE_ID).is_file():
-        return made_of.read_text(encoding="ascii").strip()[:64]
-    dimensions = dataclasses.asdict(facts) | {
-        "tokenizer_hash": "",
-        "weights_id": "",
-        "eos_ids": (),
-        "bos_id": None,
-    }
-    digest = _digest(dimensions)
-    for name, tensor in sorted(stored_tensors(folder).items()):
-        digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
-        middle = (tensor.start + tensor.end) // 2
-        with tensor.path.open("rb") as file:
-            for at in (tensor.start, middle, max(tensor.start, tensor.end - _SAMPLE)):
-                file.seek(at)
-                digest.update(file.read(min(_SAMPLE, tensor.end - at)))
+    made_of = _source_id(folder)
+    return WeightsHash(folder).identity(facts) if made_of is None else made_of
+
+
+class WeightsHash:
+    """The hash of a folder's weights, made in threads of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files = {path: _stored_in(path) for path in _weight_files(folder)}
+        self._cancelled = threading.Event()
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="identity")
+        self._made_of = _source_id(folder)
+        self._digests = self._beside.submit(self._all)
+
+    def identity(self, facts: TargetFacts) -> str:
+        """The identity of the weights of a model with these dimensions; waits for the hash."""
+        digests = self._digests.result()
+        self._beside.shutdown()
+        if self._made_of is not None:
+            return self._made_of
+        dimensions = dataclasses.asdict(facts) | {
+            "tokenizer_hash": "",
+            "weights_id": "",
+            "eos_ids": (),
+            "bos_id": None,
+        }
+        digest = _digest(dimensions)
+        tensors = {name: one for stored in self._files.values() for name, one in stored.items()}
+        for name, tensor in sorted(tensors.items()):
+            shape = list(tensor.shape)
+            digest.update(json.dumps([name, tensor.dtype, shape, digests[name]]).encode())
+        return SCHEME + digest.hexdigest()
+
+    def cancel(self) -> None:
+        """End the work: nobody waits for it."""
+        self._cancelled.set()
+        self._beside.shutdown(wait=False)
+
+    def _all(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        if self._made_of is not None:
+            return found
+        for path, tensors in self._files.items():
+            found |= _known_digests(path, tensors) or self._hash(path, tensors)
+        return found
+
+    def _hash(self, path: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
+        before = _state(path)
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="identity") as threads:
+            hexes = threads.map(self._hash_one, tensors.values())
+            found = dict(zip(tensors, hexes, strict=True))
+        if _state(path) != before:
+            raise UsageError(f"{path} changed while it was read", hint="start again")
+        _keep_digests(path, found)
+        return found
+
+    def _hash_one(self, tensor: StoredTensor) -> str:
+        digest = hashlib.sha256()
+        left = tensor.end - tensor.start
+        with tensor.path.open("rb", buffering=0) as file:
+            file.seek(tensor.start)
+            while left > 0 and not self._cancelled.is_set():
+                piece = file.read(min(_CHUNK, left))
+                if not piece:
+                    raise UsageError(f"{tensor.path} is cut short", hint="copy it again")
+                digest.update(piece)
+                left -= len(piece)
+        return digest.hexdigest()
+
+
+def _source_id(folder: Path) -> str | None:
+    """The identity of what a folder was made of, which is then its own."""
+    try:
+        return SCHEME + (folder / SOURCE_ID).read_text(encoding="ascii").strip()[:64]
+    except FileNotFoundError:
+        return None
+
+
+def file_id(path: Path) -> str:
+    """The sha256 of the hashes of a file's pieces of 64 MiB, made in some threads: a large file is
+    read once, and then known by its inode, size and times."""
+    known = _known_digests(path, {_WHOLE: None})
+    if known is not None:
+        return known[_WHOLE]
+    before = _state(path)
+    pieces = range(0, before[1], _PIECE)
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="identity") as threads:
+        hashes = threads.map(lambda at: _hash_piece(path, at), pieces)
+        found = hashlib.sha256("".join(hashes).encode()).hexdigest()
+    if _state(path) != before:
+        raise UsageError(f"{path} changed while it was read", hint="start again")
+    _keep_digests(path, {_WHOLE: found})
+    return found
+
+
+def _hash_piece(path: Path, start: int) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        for at in range(start, start + _PIECE, _CHUNK):
+            file.seek(at)
+            digest.update(file.read(_CHUNK))
     return digest.hexdigest()
+
+
+def computation_id(weights: str, folder: Path | None, *, dtype: str, quantize: str = "") -> str:
+    """The identity of what a target computes and how it is asked: its weights, their precision, and
+    every byte of the files beside them. Empty for a model that came from no file."""
+    if folder is None or not weights:
+        return ""
+    beside = {}
+    for name in _BESIDE_WEIGHTS:
+        path = folder / name
+        if path.is_file() and path.stat().st_size <= _LARGEST_BESIDE:
+            beside[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    about = {"weights": weights, "dtype": dtype, "quantize": quantize, "beside": beside}
+    return SCHEME + _digest(about).hexdigest()
+
+
+# ---- digests that are kept
+
+
+def _state(path: Path) -> list[int]:
+    """What changes with a file's content, unless somebody takes care that it does not."""
+    found = path.stat()
+    return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+
+
+def _kept_at(path: Path) -> Path:
+    name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
+    return cache_folder("weights") / f"{name}.json"
+
+
+def _known_digests(path: Path, names: Mapping[str, object]) -> dict[str, str] | None:
+    """The digests of what has these names in a file, if they were kept and the file has not changed since."""
+    if path.stat().st_size < _CACHED_FROM:
+        return None
+    try:
+        kept = json.loads(_kept_at(path).read_bytes())
+        state, digests = kept["file"], kept["tensors"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    whole = isinstance(digests, dict) and digests.keys() == names.keys()
+    return digests if whole and state == _state(path) else None
+
+
+def _keep_digests(path: Path, digests: Mapping[str, str]) -> None:
+    found = path.stat()
+    changed = max(found.st_mtime, found.st_ctime)
+    if found.st_size < _CACHED_FROM or changed > time.time() - _YOUNG_SECONDS:
+        return
+    where = _kept_at(path)
+    content = json.dumps({"path": str(path), "file": _state(path), "tensors": dict(digests)})
+    with contextlib.suppress(OSError):  # without a cache the next start hashes again
+        where.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(where, content.encode())
+
+
+# ---- safetensors files
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -147,7 +353,9 @@ def _weight_files(folder: Path) -> list[Path]:
         )
     try:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError("a file's name is no text")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{index} is not an index of weight files") from error
     paths = [folder / Path(name).name for name in names]
     if missing := [path.name for path in paths if not path.is_file()]:
@@ -164,23 +372,53 @@ def _stored_in(path: Path) -> dict[str, StoredTensor]:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > min(_LARGEST_HEADER, size):
                 raise ValueError("header longer than the file")
-            header: dict[str, Any] = json.loads(file.read(length))
+            header = json.loads(file.read(length))
         header.pop("__metadata__", None)
         data = 8 + length
-        tensors = {
-            name: StoredTensor(
-                path,
-                entry["dtype"],
-                tuple(entry["shape"]),
-                *(data + at for at in entry["data_offsets"]),
-            )
-            for name, entry in header.items()
-        }
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        tensors = {name: _stored(path, entry, data) for name, entry in header.items()}
+        _check_apart(tensors)
+    except (
+        struct.error,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise UsageError(f"{path} is not a safetensors file, or is damaged") from error
     if size < max((tensor.end for tensor in tensors.values()), default=data):
         raise UsageError(f"{path} is cut short", hint="download or copy it again")
     return tensors
+
+
+def _stored(path: Path, entry: dict[str, Any], data: int) -> StoredTensor:
+    """A tensor of a header, whose type, shape and bytes fit each other."""
+    dtype = entry["dtype"]
+    shape = tuple(_whole_numbers(entry["shape"]))
+    start, end = _whole_numbers(entry["data_offsets"])
+    if len(shape) > _MOST_DIMENSIONS:
+        raise ValueError(f"a tensor of {len(shape)} dimensions")
+    if start > end or 8 * (end - start) != math.prod(shape) * _BITS[dtype]:
+        raise ValueError("a tensor's shape does not fit its bytes")
+    return StoredTensor(path, dtype, shape, data + start, data + end)
+
+
+def _whole_numbers(values: Any) -> Iterator[int]:
+    if not isinstance(values, list):
+        raise TypeError("numbers are in a list")
+    for value in values:
+        if type(value) is not int or value < 0:
+            raise ValueError("a size is a whole number")
+        yield value
+
+
+def _check_apart(tensors: Mapping[str, StoredTensor]) -> None:
+    """Refuse tensors that share bytes."""
+    end = 0
+    for tensor in sorted(tensors.values(), key=lambda one: (one.start, one.end)):
+        if tensor.start < end:
+            raise ValueError("two tensors share bytes")
+        end = max(end, tensor.end)
 
 
 def _digest(content: Any) -> hashlib._Hash:

@@ -34,7 +34,7 @@ from moa.errors import ConfigError, UnsupportedModelError, UsageError, how_to_in
 from moa.gguf.reader import is_gguf
 from moa.model.families import facts_of, refuse_unsupported
 from moa.model.gguf_folder import folder_of
-from moa.model.identity import stored_tensors, tokenizer_hash, weights_id
+from moa.model.identity import WeightsHash, stored_tensors, tokenizer_hash, weights_id
 from moa.model.library import ATTENTION
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -76,7 +76,23 @@ def load_model(
     folder = locate(source)
     config = read_config(folder)
     refuse_unsupported(config)
-    stored_tensors(folder)  # find missing or damaged files before any is loaded
+    hashed = WeightsHash(folder)  # it finds missing or damaged files before any is loaded
+    try:
+        return _load(folder, config, hashed, where, dtype, quantize)
+    except BaseException:
+        hashed.cancel()
+        raise
+
+
+def _load(
+    folder: Path,
+    config: dict[str, Any],
+    hashed: WeightsHash,
+    where: torch.device,
+    dtype: torch.dtype,
+    quantize: str,
+) -> LoadedModel:
+    """The model, while its weights are hashed."""
     quantization = _quantization(quantize, folder, config, where) if quantize else {}
     try:
         with _without_progress_bar(), without_foreign_warnings():
@@ -102,7 +118,7 @@ def load_model(
     model.eval().requires_grad_(False)
     facts = facts_of(model.config, model.generation_config.eos_token_id)
     facts = dataclasses.replace(
-        facts, tokenizer_hash=_hash_tokenizer(folder), weights_id=weights_id(folder, facts)
+        facts, tokenizer_hash=_hash_tokenizer(folder), weights_id=hashed.identity(facts)
     )
     return LoadedModel(model, facts, folder)
 

@@ -256,6 +256,9 @@ class Welcome(Message, tag="welcome", frozen=True):
     limits: WireLimits
     records: RecordContract | None = None
     notices: list[str] = []
+    computes: str = ""
+    """The identity of what is computed here: weights, precision, and the files beside them. A turn
+    that was begun with another is not gone on with. Empty: not known."""
 
 
 class Opened(Message, tag="opened", frozen=True):

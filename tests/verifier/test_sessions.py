@@ -334,3 +334,20 @@ async def test_a_grammar_without_a_process_is_refused_for_now(
             await service.matcher("one", Grammar("regex", "yes"), 0, [])
     assert (refused.value.code, refused.value.retryable) == (Code.BUSY, True)
     await service.matcher("one", Grammar("regex", "yes"), 0, [])
+
+
+def test_an_identity_of_an_older_version_is_told_and_not_compared() -> None:
+    old = "3e5d19dd17fcdb686f194a59c9ea17d74beac8cbae758cee72887a8ab521fef1"
+    facts = dataclasses.replace(FACTS, target="v2-" + old, drafter="v2-" + old, computes="v2-c")
+    hello = Hello([2], ["records"], target=old, drafter=old)
+    welcome = answer_hello(hello, facts, Limits(), max_context=90, instance="i")
+    told = [notice.partition(":")[0] for notice in welcome.notices]
+    assert told == ["old_identity", "drafter_mismatch"]
+    assert all("bundle" in notice for notice in welcome.notices)
+    assert (welcome.records, welcome.computes) == (None, "v2-c")
+    refused(
+        lambda: answer_hello(
+            Hello([2], [], target="v2-" + old[::-1]), facts, Limits(), max_context=90, instance="i"
+        ),
+        code=Code.TARGET,
+    )

@@ -28,6 +28,8 @@ import { ProtocolError, safeLine, same } from "./text.js";
  *   stats: import("./stats.js").Stats, reach: import("./reach.js").Reachability, left: Uint8Array[],
  *   draft: import("./controller.js").WhoDrafts, guesses: boolean}} Turn */
 
+const COMPUTES_OTHERWISE = "the verifier that answers now computes another text than the one that began this answer";
+
 const close = (/** @type {Uint8Array} */ session) => message("close", { session });
 
 /** Decides what a turn does next. */
@@ -58,6 +60,8 @@ export class TurnMachine {
     this.state = null;
     /** Whether the answer had ended, and its text is checked while nobody waits. */
     this.rechecks = false;
+    /** The identity of what the verifier computes that began the turn. */
+    this.computes = "";
     /** Whether the user was told that the verifier is reading. */
     this.reading = false;
     /** @type {any[]} */
@@ -77,6 +81,10 @@ export class TurnMachine {
 
   /** A connection is up: open or resume the session on it. @param {Message} welcome @param {number} connection @param {number} now */
   linkUp(welcome, connection, now) {
+    if (!this.goesOnWith(welcome.computes)) {
+      this.reach.lost(COMPUTES_OTHERWISE, true);
+      return;
+    }
     this.reach.link = "up";
     this.vocabSize = welcome.vocab_size;
     this.controller.agreed(welcome);
@@ -84,6 +92,13 @@ export class TurnMachine {
     this.rounds.recordService = welcome.records !== null;
     this.deadlines.connected();
     if (this.usable) this.bringUp(connection, now);
+  }
+
+  /** Whether this verifier computes what the one computed that began the turn: else the two would make one verified text of
+   * two. @param {string} computes */
+  goesOnWith(computes) {
+    this.computes ||= computes;
+    return !computes || computes === this.computes;
   }
 
   /** The connection is down; `refused`: no attempt before the next turn. @param {number} since @param {string} why @param {boolean} refused */

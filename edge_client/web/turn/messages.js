@@ -149,6 +149,7 @@ export const SERVER = {
     limits,
     records: or(maybe(contract), null),
     notices: or(list(str()), []),
+    computes: or(str(), ""),
   },
   opened: { session, length: count, epoch: or(count, 0) },
   verdict: {

@@ -48,7 +48,7 @@ class AnyHistory:
         world = self.world
         choice = self.chance.choice
         for _ in range(steps):
-            match self.chance.randrange(12):
+            match self.chance.randrange(13):
                 case 0:
                     world.verifier.fault = choice(FAULTS)
                     world.verifier.retry_after_ms = choice([0, 250])
@@ -67,6 +67,10 @@ class AnyHistory:
                     world.loss = choice([0.0, 0.3])
                     world.repeat = choice([0.0, 0.5])
                 case 6:
+                    # Of one that began a turn the whole turn is: so it never does here.
+                    if world.machine._computes:
+                        world.fail_over(choice(["sound", "damaged"]))
+                case 7:
                     self._another_turn(choice(["device", "server", "none", "auto", "single"]))
                 case _:
                     if world.run(seconds=choice([0.01, 0.05, 0.3, 1.0, 3.0])):
@@ -79,6 +83,7 @@ class AnyHistory:
         world = self.world
         if (cancel := world.machine.session.cancel()) is not None:
             world._send(cancel)
+        world.fail_over("sound")
         world.draft = draft
         world.log = world.transcript.ids
         world.next_turn(*self.new_ids)
@@ -91,11 +96,13 @@ class AnyHistory:
         assert verified == world.expected[: len(verified)], (
             "a verified token that is not the target's"
         )
+        world.fail_over("sound")
         world.next_turn(*self.new_ids)
 
     def ends_well(self) -> None:
         """When all is well again, the turn ends with the target's text, verified to the last token."""
         world = self.world
+        world.fail_over("sound")
         world.verifier.fault = ""
         world.unreachable = False
         world.loss = 0.0

@@ -34,6 +34,23 @@ def unreachable(**how: Any) -> World:
     return world
 
 
+@BOTH
+def test_a_replica_that_computes_otherwise_does_not_go_on_with_a_turn(draft: Any) -> None:
+    world = World(draft=draft, patience=Patience(offline_after=0.1, settle=1.0))
+    world.at(0.3, lambda: world.fail_over("damaged"))
+    assert world.run() != ""
+    verified = [
+        token for token, sure in zip(world.answer, world.reader.verified, strict=True) if sure
+    ]
+    assert 0 < len(verified) < len(world.answer)
+    assert verified == world.expected[: len(verified)]
+    assert not world.verifier.requests
+    assert world.reader.states[-1] == "refused"
+    world.fail_over("sound")
+    world.recheck()
+    ends_exact(world)
+
+
 @pytest.mark.parametrize("draft", ["device", "server", "none", "single", "auto"])
 @pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
 def test_an_undisturbed_turn(draft: Any, right: float) -> None:

@@ -15,6 +15,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from edge_client.link.estimates import RoundTrip
 from edge_client.link.retry import Retry
 from edge_client.turn.actions import Draft, Drop, End, Grow, Send, Wait, Write
@@ -86,6 +88,11 @@ def truth(prompt: Sequence[int], count: int) -> list[int]:
     return log[len(prompt) :]
 
 
+def damaged(log: Sequence[int]) -> int:
+    """What a replica says whose weights have a flipped byte."""
+    return says(log) if sum(log) % 3 else 2 + (says(log) - 1) % (VOCAB - 3)
+
+
 class Letters:
     """Each id is a letter."""
 
@@ -96,8 +103,8 @@ class Letters:
 class Verifier(SteppedHistories):
     """Many sessions, and every fault that a verifier may show."""
 
-    def __init__(self) -> None:
-        super().__init__(says, EOS, max_context=8192, decode=Letters().decode)
+    def __init__(self, target: Callable[[Sequence[int]], int] = says) -> None:
+        super().__init__(target, EOS, max_context=8192, decode=Letters().decode)
         self.fault: str = ""
         """A code with which everything is refused, or `mute`: nothing is answered."""
         self.refuses: tuple[type, ...] = (Open, Append, Resume, Verify, Stream, Foresee)
@@ -152,6 +159,8 @@ class World:
     stop: tuple[str, ...] = ()
     prediction: Sequence[int] = ()
     guess_ahead: bool = False
+    replica: str = "sound"
+    """Which replica answers: `sound` or `damaged`."""
     step: float = 0.001
     """Seconds of a draft, and of a guess."""
     server_right: float | None = None
@@ -167,6 +176,8 @@ class World:
 
     def __post_init__(self) -> None:
         self.now, self.verifier, self.random = 0.0, Verifier(), random.Random(self.seed)
+        self.other = Verifier(damaged)
+        """The replica that does not answer now."""
         self.loss = self.repeat = 0.0
         self.change: Callable[[Any], Any] = lambda answer: answer
         """What the link makes of an answer."""
@@ -237,7 +248,7 @@ class World:
         )
         self.reader = Reader(self.log)
         if self.is_up:
-            self.machine.link_up(WELCOME, self.connection, self.now)
+            self.machine.link_up(self.welcome, self.connection, self.now)
         elif self.linked:
             self.machine.link_down(self.down_since, None)
 
@@ -295,14 +306,26 @@ class World:
         self.connection += 1
         self.is_up = True
         self.rtt.add(2 * self.latency)  # of the handshake
-        self.machine.link_up(WELCOME, self.connection, self.now)
+        self.machine.link_up(self.welcome, self.connection, self.now)
+
+    @property
+    def welcome(self) -> Welcome:
+        """That of the replica that answers."""
+        return msgspec.structs.replace(WELCOME, computes=self.replica)
+
+    def fail_over(self, replica: str) -> None:
+        """The connection is lost, and another replica answers the next one."""
+        if replica != self.replica:
+            self.replica = replica
+            self.verifier, self.other = self.other, self.verifier
+            self.cut()
 
     def recheck(self) -> None:
         """The user waits once more; as the shell does, the machine is told the state of the link
         again."""
         self.machine.continue_settling(self.now)
         if self.is_up:
-            self.machine.link_up(WELCOME, self.connection, self.now)
+            self.machine.link_up(self.welcome, self.connection, self.now)
 
     def cut(self, why: MoaError | None = None) -> None:
         """The connection is lost, with all that is under way."""
