@@ -30,13 +30,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.provenance import write_result
-from moa.config import DrafterConfig
+from moa.drafters.attention.config import AttentionConfig
+from moa.drafters.attention.model import new_attention
+from moa.drafters.body_drafting import BodyDrafting
+from moa.drafters.contract import DraftRequest
 from moa.errors import UsageError, run_cli
-from moa.model.accelerator.chains import ChainDrafting
 from moa.model.accelerator.runner import Accelerator
 from moa.model.accelerator.sampling import choose
-from moa.model.checkpoint import new_drafter
-from moa.model.drafting import DraftRequest, MoaDrafting
 from moa.model.loading import LoadedModel
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
@@ -346,14 +346,13 @@ def sampling(bench: Bench) -> Iterator[Line]:
 def drafting(bench: Bench) -> Iterator[Line]:
     """The default drafter: a chain of 6, and activation records."""
     target = bench.target
-    drafter = new_drafter(DrafterConfig.for_target(target.facts), target.model).eval()
+    drafter = new_attention(AttentionConfig.for_target(target.facts), target.model).eval()
     drafter = drafter.to(bench.device, bench.dtype)
     graphs = target.graphs
     assert graphs is not None
     most = max(bench.scale.sessions)
-    plain = MoaDrafting(drafter, slots=most, capacity=64, scratch=32)
-    ours = ChainDrafting(drafter, graphs, slots=most, capacity=64, scratch=32)
-    ours.prepare()
+    plain = BodyDrafting(drafter, slots=most, capacity=64, scratch=32)
+    ours = BodyDrafting(drafter, slots=most, capacity=64, scratch=32, graphs=graphs)
     for sessions in bench.scale.sessions:
         requests = [
             DraftRequest(ours.open(), 5, TreeShape.chain(6), SamplingSettings())

@@ -10,12 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from cloud_verifier.engine.core import Engine
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import Scheduler
-from cloud_verifier.engine.stream_drafting import (
-    FeatureServerDrafting,
-    GraphServerDrafting,
-    MoaServerDrafting,
-    ServerDrafting,
-)
+from cloud_verifier.engine.stream_drafting import stream_drafter
 from cloud_verifier.engine.work import Report
 from cloud_verifier.engine.workload import Workload
 from cloud_verifier.logs import log
@@ -27,8 +22,6 @@ from cloud_verifier.serving.transport import Transport
 from cloud_verifier.sessions.service import Service
 from cloud_verifier.sessions.session import PROGRESS_SECONDS
 from cloud_verifier.settings import Settings
-from moa.model.drafter import Drafter
-from moa.model.target import with_states
 from moa.process.listening import Port
 from moa.tree import TreeShape
 
@@ -60,22 +53,12 @@ class Verifier:
             grammars=served.target.grammars,
         )
         recorder = Recorder(served.drafter, self._post, metrics=self.metrics)
-        drafting = ServerDrafting()
         shape = settings.stream_shape
         if not served.target.capabilities.trees:
             shape = TreeShape.chain(shape.depth, min_score=shape.min_score)
-        if served.server_drafter is not None:
-            drafting = FeatureServerDrafting(
-                with_states(served.target), served.server_drafter, shape=shape
-            )
-        elif isinstance(served.drafter, Drafter) and served.graph is not None:
-            drafting = GraphServerDrafting(
-                with_states(served.target), served.drafter, served.graph, recorder, shape=shape
-            )
-        elif isinstance(served.drafter, Drafter):
-            drafting = MoaServerDrafting(
-                with_states(served.target), served.drafter, recorder, shape=shape
-            )
+        drafting = stream_drafter(
+            served.target, served.stream_drafter, served.graph, recorder, shape=shape
+        )
         self.engine = Engine(
             served.target,
             recorder,

@@ -16,18 +16,12 @@ from cloud_verifier.logs import log
 from cloud_verifier.settings import Settings
 from moa import __version__
 from moa.bundle import Bundle
-from moa.config import read_config
+from moa.drafters.contract import Drafter
+from moa.drafters.registry import StoredDrafter, find
 from moa.errors import UsageError
 from moa.graph.load import LoadedGraph
-from moa.model.borrowed import SharedWeights
-from moa.model.checkpoint import load_drafter
-from moa.model.drafter import Drafter
-from moa.model.eagle3 import FILES, PublishedEagle3, is_eagle3
-from moa.model.features import FeatureModel
-from moa.model.identity import computation_id, weights_id
-from moa.model.loading import locate
-from moa.model.state_drafter import StateDrafter, is_states
-from moa.model.target import Target as TorchTarget
+from moa.model.identity import computation_id
+from moa.model.loading import read_facts
 from moa.model.target import with_states
 from moa.records import DTYPES
 from moa.target.contract import ExpectedLoad, LoadOptions, Target
@@ -46,24 +40,23 @@ class Served:
     """A model in memory, ready for the engine."""
 
     target: Target
-    drafter: Drafter | StateDrafter | None
-    """Makes activation records."""
+    drafter: Drafter | None
+    """The device's: activation records are made for it."""
     decode: Decode | None
     """Text of output tokens, for stop strings."""
     facts: ModelFacts
+    stream_drafter: Drafter | None = None
+    """Drafts streams here: the same one, unless another was given for that."""
     graph: LoadedGraph | None = None
-    """The drafter as exported, which drafts streams in place of `drafter`."""
-    server_drafter: FeatureModel | None = None
-    """A drafter of streams alone, which drafts in place of both."""
+    """That one as it was exported, which drafts in its place."""
 
     @property
     def drafts(self) -> str:
         """What drafts streams."""
-        if self.server_drafter is not None:
-            return "eagle3" if isinstance(self.server_drafter, PublishedEagle3) else "states"
-        if self.drafter is None:
+        if self.stream_drafter is None:
             return "none"
-        return "torch" if self.graph is None else self.graph.variant
+        name = self.stream_drafter.name
+        return name if self.graph is None else f"{name}, {self.graph.variant}"
 
 
 def load(settings: Settings) -> Served:
@@ -73,48 +66,35 @@ def load(settings: Settings) -> Served:
         "starting",
         extra={"event": "start", "version": __version__, "target": settings.target or "embedded"},
     )
-    folder = drafter_folder(settings)
-    if states := folder is not None and is_states(folder):
-        if settings.server_drafter and is_eagle3(
-            read_config(locate(settings.server_drafter, FILES), "drafter")
-        ):
-            raise UsageError(
-                f"{folder} and {settings.server_drafter} read different states",
-                hint="give one of them",
-            )
-        if settings.bundle:
-            raise UsageError(
-                f"--bundle is of no use: {folder} drafts streams without its graph",
-                hint="leave it out",
-            )
+    stored = stored_drafter(settings)
+    streams = find(settings.server_drafter) if settings.server_drafter else stored
+    taps = taps_of(settings, stored, streams)
     target = load_target(settings)
-    drafter: Drafter | StateDrafter | None = None
-    server_drafter: PublishedEagle3 | StateDrafter | None = None
-    if settings.server_drafter:
-        server_drafter = load_server_drafter(settings.server_drafter, with_states(target))
-    if folder is not None and states:
-        model = with_states(target).model
-        drafter = StateDrafter.load(folder, target.facts, SharedWeights.of(model))
-        server_drafter = server_drafter or drafter
-    elif folder is not None:
-        drafter = load_drafter(folder, with_states(target).model, target.facts)
-    if server_drafter is not None:
-        # It keeps the states that this drafter reads.
-        with_states(target).tap(server_drafter.config.taps)
+    facts = target.facts
+    drafter = None
+    if stored is not None:
+        drafter = stored.load(with_states(target).model, facts)
+    stream_drafter = drafter
+    if streams is not None and streams is not stored:
+        stream_drafter = streams.load(with_states(target).model, facts)
+    if taps:
+        with_states(target).tap(taps)  # it keeps the states that these drafters read
     target.prepare(expected_load(settings), _PREPARATION_SECONDS)
     # The identity that `moa-export` writes into a bundle's manifest for the same drafter.
-    name = weights_id(folder, target.facts) if folder is not None else ""
+    name = stored.weights_id(facts) if stored is not None else ""
     machine = target.machine
+    graph = load_graph(settings, machine.device, name) if streams is stored else None
+    from_records = reads_records(drafter, stream_drafter, graph)
     served = Served(
         target=target,
         drafter=drafter,
         decode=decoder_of(target) if target.has_tokenizer else None,
         facts=dataclasses.replace(
-            model_facts(target, drafter, name, stream_records=server_drafter is None),
+            model_facts(target, drafter, name, stream_records=from_records),
             computes=_computes(settings, target),
         ),
-        graph=load_graph(settings, machine.device, name),
-        server_drafter=server_drafter,
+        stream_drafter=stream_drafter,
+        graph=graph,
     )
     log.info(
         "the model is loaded",
@@ -182,20 +162,52 @@ def load_target(settings: Settings) -> Target:
     return slowed_down(target, settings.forward_time)
 
 
-def drafter_folder(settings: Settings) -> Path | None:
+def stored_drafter(settings: Settings) -> StoredDrafter | None:
     """Where the drafter is that records are made for."""
     if not settings.drafter:
-        return None if settings.target else Path(_embedded().drafter)
+        return None if settings.target else find(_embedded().drafter)
     if not (folder := Path(settings.drafter)).is_dir():
         raise UsageError(f"no drafter at {folder}: there is no such folder")
-    return folder
+    stored = find(folder)
+    stored.refuse_off_device()
+    return stored
 
 
-def load_server_drafter(source: str, target: TorchTarget) -> PublishedEagle3 | StateDrafter:
-    """A drafter of streams, from a folder or a hub id."""
-    folder = locate(source, FILES)
-    kind = PublishedEagle3 if is_eagle3(read_config(folder, "drafter")) else StateDrafter
-    return kind.load(folder, target.facts, SharedWeights.of(target.model))
+def taps_of(
+    settings: Settings, drafter: StoredDrafter | None, streams: StoredDrafter | None
+) -> tuple[int, ...]:
+    """The target's states that these drafters read. Only configs are read: what cannot be served is
+    found before the target is loaded."""
+    if drafter is None and streams is None:
+        return ()
+    facts, _ = read_facts(settings.target or str(_embedded().target))
+    wanted: dict[tuple[int, ...], Path] = {}
+    for stored in (drafter, streams):
+        if stored is not None and (taps := stored.config(facts).taps):
+            wanted.setdefault(taps, stored.folder)
+    if streams is not None and streams is not drafter:
+        if not streams.config(facts).taps:
+            raise UsageError(
+                f"{streams.folder} reads no states of the target, which a server's own drafter does",
+                hint="give it as --drafter: it drafts streams, too",
+            )
+        if settings.bundle:
+            raise UsageError(
+                f"--bundle is of no use: {streams.folder} drafts streams", hint="leave one out"
+            )
+    if len(wanted) > 1:
+        first, second = wanted.values()
+        raise UsageError(f"{first} and {second} read different states", hint="give one of them")
+    return next(iter(wanted), ())
+
+
+def reads_records(
+    drafter: Drafter | None, stream_drafter: Drafter | None, graph: LoadedGraph | None
+) -> bool:
+    """Whether whatever drafts streams here reads the records that are made for the device."""
+    if stream_drafter is None or stream_drafter is not drafter:
+        return stream_drafter is None
+    return graph is not None or not stream_drafter.taps
 
 
 def load_graph(settings: Settings, device: str, drafter: str) -> LoadedGraph | None:
@@ -234,30 +246,36 @@ def _computes(settings: Settings, target: Target) -> str:
 
 def serve_model(
     target: Target,
-    drafter: Drafter | StateDrafter | None = None,
+    drafter: Drafter | None = None,
     *,
     decode: Decode | None = None,
     drafter_name: str = "",
+    graph: LoadedGraph | None = None,
 ) -> Served:
     """Serve models that are in memory."""
-    streams = drafter if isinstance(drafter, StateDrafter) else None
-    if streams is not None:
-        with_states(target).tap(streams.config.taps)
-    facts = model_facts(target, drafter, drafter_name, stream_records=streams is None)
-    return Served(target, drafter, decode, facts, server_drafter=streams)
+    if drafter is not None and drafter.taps:
+        with_states(target).tap(drafter.taps)
+    from_records = reads_records(drafter, drafter, graph)
+    return Served(
+        target=target,
+        drafter=drafter,
+        decode=decode,
+        facts=model_facts(target, drafter, drafter_name, stream_records=from_records),
+        stream_drafter=drafter,
+        graph=graph,
+    )
 
 
 def model_facts(
     target: Target,
-    drafter: Drafter | StateDrafter | None,
+    drafter: Drafter | None,
     drafter_name: str = "",
     *,
     stream_records: bool = True,
 ) -> ModelFacts:
     """The facts of a model in memory that the service needs."""
     records = None
-    if isinstance(drafter, StateDrafter) or (drafter is not None and drafter.config.use_ca):
-        layout = drafter.layout
+    if drafter is not None and (layout := drafter.record_layout) is not None:
         dtypes = [d for d in DTYPES if d != "int4" or layout.width % 2 == 0]
         records = RecordContract(layout.count, layout.width, list(dtypes))
     cache = target.cache

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from moa.drafters.attention.model import AttentionDrafter
 from moa.errors import ConfigError
 from moa.model.blocks import Block
 from moa.model.checkpoint import backbone_of
-from moa.model.drafter import Drafter
 from moa.training.data import Batch
 from moa.training.teacher import Teacher
 
@@ -20,7 +20,9 @@ CALIBRATION_ROWS = 16
 
 
 @torch.no_grad()
-def inherit(drafter: Drafter, teacher: Teacher, layers: Sequence[int], batch: Batch) -> None:
+def inherit(
+    drafter: AttentionDrafter, teacher: Teacher, layers: Sequence[int], batch: Batch
+) -> None:
     """Build the body from these layers of the target, in order, with the most active units of their
     feed-forwards; cross-attention adds nothing at first. Embedding and head are the target's
     already, so such a body produces sensible text from the first step, and distillation only

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from moa.training.distill import DistillSettings
+from moa.drafters.attention.training import DistillSettings
 from moa.training.loop import LoopSettings
 from moa.training.masks import AnchorRule, Spacing
 

@@ -45,14 +45,15 @@ from demo.recipe import (
 )
 from demo.skills import Example
 from demo.strangers import STRANGERS
-from moa.config import DrafterConfig
 from moa.demo import paths
+from moa.drafters.attention.config import AttentionConfig
+from moa.drafters.attention.model import load_attention, new_attention
+from moa.drafters.attention.training import Distillation
 from moa.errors import run_cli
-from moa.model.checkpoint import load_drafter, new_drafter, save_drafter
+from moa.model.checkpoint import save_drafter
 from moa.model.loading import load_model, load_tokenizer
 from moa.model.target import Target
 from moa.training.data import Document, PackedRows, pack, pieces
-from moa.training.distill import Distillation
 from moa.training.generate import PROMPT_TOKENS, GeneratedAnswers
 from moa.training.loop import Loop, join_process_group
 from moa.training.sources import DocumentReader, examples
@@ -238,9 +239,11 @@ def train_drafter(
     torch.manual_seed(courses[0].settings.seed)
     teacher, tokens = Teacher(loaded.model, torch.bfloat16), AutoTokenizer.from_pretrained(target)
     if start:
-        drafter = load_drafter(start, loaded.model, loaded.facts, torch.float32).train()
+        drafter = load_attention(start, loaded.model, loaded.facts, torch.float32).train()
     else:
-        drafter = new_drafter(DrafterConfig.for_target(loaded.facts, **DRAFTER_SHAPE), loaded.model)
+        drafter = new_attention(
+            AttentionConfig.for_target(loaded.facts, **DRAFTER_SHAPE), loaded.model
+        )
         first = packed(tokens, courses[0].rows, work)
         inherit(drafter, teacher, DRAFTER_LAYERS, first.batch(0, 0, CALIBRATION_ROWS))
     for course in courses:

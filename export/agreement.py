@@ -11,18 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from export.runner import Float, Runner, StepInput, TorchRunner
 from export.source import Source
+from moa.drafters.contract import Drafter, RecordPair, StatesBefore
 from moa.errors import UsageError
 from moa.manifest import Acceptance, Agreement, Calibration, Offline, TreeUsed
 from moa.model.generate import Continued, generate
-from moa.model.state_drafter import StateDrafter
 from moa.model.target import Committed, Target
 from moa.training.sources import DocumentReader, SourceExample, examples, string
 from moa.tree import DraftTree, TreeGrower, TreeShape, accept
@@ -81,41 +79,48 @@ def make_traces(
     traces: list[Continuation] = []
     for start in range(0, len(prompts), target.cache.slots):
         some = prompts[start : start + target.cache.slots]
-        records: list[list[Any]] = [[] for _ in some]
-        texts = generate(target, some, new_tokens, seen=partial(_record, source, records))
-        traces += [_trace(source, text, parts) for text, parts in zip(texts, records, strict=True)]
+        kept = [KeptRecords(source.module) for _ in some]
+        texts = generate(target, some, new_tokens, seen=partial(_keep, kept))
+        traces += [one.trace(text) for text, one in zip(texts, kept, strict=True)]
     return traces
 
 
-def _record(source: Source, records: list[list[Any]], place: int, done: Committed) -> None:
-    """Keep the records of tokens that the target has run, or what they are made of."""
-    if isinstance(source.module, StateDrafter):
-        records[place].append(done)
-        return
-    if not source.spec.records:
-        return
-    kv = done.kv
-    with torch.inference_mode():
-        made = source.module.project(*kv, done.hidden, done.positions)
-    last = len(kv[0]) - source.spec.borrowed
-    theirs = [half[layer] for layer in range(last, len(kv[0])) for half in kv]
-    records[place].append([rows.clone() for rows in (*made, *theirs)])
+def _keep(kept: Sequence[KeptRecords], place: int, done: Committed) -> None:
+    kept[place].add(done)
 
 
-def _trace(source: Source, text: Continued, parts: list[Any]) -> Continuation:
-    if not parts:
-        return Continuation(text.ids, text.prompt, None, None)
-    if isinstance(module := source.module, StateDrafter):
-        halves = [
-            module.layout.split(half) for half in module.whole_records([Committed.joined(parts)])
+class KeptRecords:
+    """The activation records of one text, made while the target runs it."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self._halves: list[RecordPair] = []
+        self._states = StatesBefore()
+
+    def add(self, done: Committed) -> None:
+        """The target has run these tokens."""
+        if self._drafter.record_layout is None:
+            return
+        if self._drafter.taps:
+            done = self._states.of(done)
+        self._halves.append(self._drafter.records([done]))
+
+    def trace(self, text: Continued) -> Continuation:
+        """The text with its records: those of cross-attention, and rows of layers with a cache."""
+        layout = self._drafter.record_layout
+        if layout is None:
+            return Continuation(text.ids, text.prompt, None, None)
+        keys, values = (
+            layout.split(np.concatenate(half)) for half in zip(*self._halves, strict=True)
+        )
+        rows = [
+            np.ascontiguousarray(half.transpose(1, 0, 2))
+            for part in zip(keys, values, strict=True)
+            for half in part
         ]
-        rows = [half.transpose(1, 0, 2) for layer in zip(*halves, strict=True) for half in layer]
-        return Continuation(text.ids, text.prompt, None, None, rows)
-    joined = [
-        torch.cat(side).transpose(0, 1).float().contiguous().numpy()
-        for side in zip(*parts, strict=True)
-    ]
-    return Continuation(text.ids, text.prompt, joined[0], joined[1], joined[2:])
+        if self._drafter.graph_spec.records is None:
+            return Continuation(text.ids, text.prompt, None, None, rows)
+        return Continuation(text.ids, text.prompt, rows[0], rows[1], rows[2:])
 
 
 @dataclass(frozen=True)

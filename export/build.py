@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from export.agreement import Continuation, Reference, encode_prompts, make_traces, read_prompts
 from export.atomic_folder import new_folder
-from export.body import BodySpec
 from export.card import model_card
 from export.describe import describe, public_name, tool_versions, write_shared
 from export.draft_vocabulary import count_files, most_frequent
@@ -31,6 +30,7 @@ from export.source import Source, load_source
 from export.static_forms import StaticShape
 from export.variants import make_dynamic, make_static
 from moa.bundle import GOLDEN, SCHEMA, Bundle, GoldenCase, sha256, write_golden, write_manifest
+from moa.drafters.graph import GraphSpec
 from moa.errors import ConfigError
 from moa.manifest import (
     Calibration,
@@ -45,7 +45,6 @@ from moa.manifest import (
     Variant,
     Vocabulary,
 )
-from moa.model.state_drafter import StateDrafter
 from moa.model.target import Target
 from moa.worth import worth
 
@@ -153,8 +152,8 @@ class _Build:
             return None
         self.say("loading the target to record its answers")
         target = Target.load(settings.target, slots=_SLOTS, capacity=1024)
-        if isinstance(self.source.module, StateDrafter):
-            target.tap(self.source.module.config.taps)
+        if taps := self.source.module.taps:
+            target.tap(taps)
         return target
 
     def _draft_vocabulary(self, target: Target | None) -> NDArray[np.int64] | None:
@@ -248,7 +247,7 @@ class _Build:
             recipe=self._recipe(),
             target=TargetIdentity(source=public_name(self.settings.target), facts=source.facts),
             drafter=DrafterIdentity(
-                kind=source.kind,
+                kind=source.module.bundle_kind,
                 source=public_name(self.settings.drafter),
                 weights_id=source.drafter_id,
                 config=asdict(source.module.config),
@@ -300,7 +299,7 @@ class _Build:
 
 def step_times(
     model: Path,
-    spec: BodySpec,
+    spec: GraphSpec,
     vocabulary: int,
     *,
     threads: tuple[int, ...] = (1, 2),

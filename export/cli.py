@@ -159,7 +159,7 @@ def _build(args: argparse.Namespace) -> None:
     target, drafter = embedded_sources() if embedded else (args.target, args.drafter)
     if args.dry_run:
         plan = make_plan(target, drafter, args.variant, args.draft_vocab)
-        _show(asdict(plan) | {"disk_bytes": plan.disk}, args.json, plan.lines())
+        _show(plan.as_dict(), args.json, plan.lines())
         return
     prompts, vocab_prompts = embedded_prompts() if embedded else ((), ())
     changes = {
@@ -196,7 +196,7 @@ def _setup(args: argparse.Namespace) -> None:
     commands = next_commands(setup)
     result = {
         "bundle": str(setup.bundle),
-        "plan": asdict(plan) | {"disk_bytes": plan.export.disk},
+        "plan": asdict(plan) | {"export": plan.export.as_dict(), "disk_bytes": plan.export.disk},
         "commands": commands,
     }
     _show(result, args.json, [*(plan.lines() if args.dry_run else ()), *commands])

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.kinds import VariantKind
-from export.source import INDEPENDENT, Source
+from export.source import Source
 from export.variants import Made, this_runtime
 from moa.bundle import OPSETS
+from moa.drafters.registry import PREFIX
 from moa.graph.step import open_session
 from moa.manifest import StepTime, TokenizerFiles, Variant, Vocabulary
 
@@ -45,7 +46,7 @@ def tool_versions() -> dict[str, str]:
 
 def public_name(source: str) -> str:
     """A hub id as it is; of a folder only its name, to keep local paths private."""
-    prefix = INDEPENDENT if source.startswith(INDEPENDENT) else ""
+    prefix = PREFIX if source.startswith(PREFIX) else ""
     rest = source.removeprefix(prefix)
     folder = Path(rest).expanduser()
     return prefix + (folder.resolve().name if folder.exists() else rest)

@@ -18,10 +18,11 @@ from onnxruntime.quantization.matmul_nbits_quantizer import (
     MatMulNBitsQuantizer,
 )
 
-from export.body import Body, Sizes, export_body
+from export.body import export_body
 from export.source import Source
 from export.storage import WeightedModel, quiet
 from export.tables import BlockTable, FloatTable, Int8Table, Table, UnpackedTable
+from moa.drafters.graph import Sizes
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Workshop:
         path = self.folder / f"layers-{opset}" / "layers.onnx"
         if not path.exists():
             path.parent.mkdir(parents=True)
-            export_body(Body(self.source.module), self.source.spec, path, opset=opset)
+            export_body(self.source.module.graph_module(), self.source.spec, path, opset=opset)
         return path
 
     @cached_property

@@ -24,11 +24,10 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from export.body import BodySpec
 from export.runner import OrtRunner, StepInput, StepParts, TorchRunner
 from export.source import Source
+from moa.drafters.graph import GraphSpec
 from moa.errors import MoaError
-from moa.model.drafter import Drafter
 from moa.tree import ancestors
 
 FACTOR = 32.0
@@ -123,7 +122,7 @@ def _step(
     cache: list[NDArray[np.float32]],
     records: tuple[NDArray[np.float32], NDArray[np.float32]] | None,
     rng: np.random.Generator,
-    spec: BodySpec,
+    spec: GraphSpec,
 ) -> StepInput:
     parents = [node - 1 for node in range(case.tokens)]
     if case.queries > 1:  # a tree, not a chain
@@ -150,7 +149,7 @@ def _step(
     )
 
 
-def _nothing(spec: BodySpec) -> list[NDArray[np.float32]]:
+def _nothing(spec: GraphSpec) -> list[NDArray[np.float32]]:
     return [
         np.zeros((layer.kv_heads, 0, layer.head_dim), np.float32)
         for layer in spec.cache
@@ -169,16 +168,9 @@ def _sample_ids(source: Source, rng: np.random.Generator) -> list[int]:
 
 
 def _records(source: Source, count: int) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-    """Activation records of random activations: what cross-attention's own norm, keys and values
-    make of them."""
-    module = source.module
-    if not isinstance(module, Drafter) or not module.config.use_ca:
-        return None
-    generator = torch.Generator().manual_seed(0)
-    activations = torch.randn(1, count, module.config.hidden_size, generator=generator)
-    with torch.inference_mode():
-        key, value = module.records(activations, torch.arange(count)[None])
-    return key[0].numpy(), value[0].numpy()
+    """What cross-attention reads, of random activations; None where there is none."""
+    found = source.module.example_records(count)
+    return None if found is None else (found[0].numpy(), found[1].numpy())
 
 
 # ---- judging

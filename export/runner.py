@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from export.body import BodySpec
 from export.source import Source
+from moa.drafters.graph import GraphSpec
 from moa.graph.step import open_session
 from moa.tree import MASKED, additive, ancestors
 
@@ -36,7 +36,7 @@ class StepInput:
     """In a drafter of states: for each token the row of the cache in which its feature lies, -1 for
     none."""
 
-    def feeds(self, spec: BodySpec) -> dict[str, Array]:
+    def feeds(self, spec: GraphSpec) -> dict[str, Array]:
         """The graph's inputs."""
         feeds: dict[str, Array] = {
             "ids": np.array([self.ids], np.int64),
@@ -97,7 +97,7 @@ class StepParts:
 class Runner(Protocol):
     """Runs steps."""
 
-    spec: BodySpec
+    spec: GraphSpec
 
     def step(self, step: StepInput) -> StepOutput:
         """One step."""
@@ -110,6 +110,7 @@ class TorchRunner:
     def __init__(self, source: Source, top_k: int) -> None:
         self.spec = source.spec
         self.source = source
+        self._layers = source.module.graph_module()
         self._top_k = top_k
 
     def logits(self, step: StepInput) -> tuple[torch.Tensor, list[Float]]:
@@ -124,17 +125,12 @@ class TorchRunner:
             for name, value in step.feeds(self.spec).items()
         }
         module = self.source.module
-        past = [(feeds[f"past_k_{i}"], feeds[f"past_v_{i}"]) for i in range(len(self.spec.cache))]
-        records = [
-            feeds[name] for name in ("record_k", "record_v", "record_mask") if self.spec.records
-        ]
-        inputs: tuple[Any, ...] = (feeds["ids"], feeds["positions"], feeds["mask"], past, *records)
-        more: dict[str, Any] = {"feature_rows": feeds["feature_rows"]} if self.spec.features else {}
+        others = [feeds[name] for name in self.spec.inputs if name != "x"]
         with torch.inference_mode():
-            hidden, pairs = module.features(*inputs, queries=feeds["queries"], **more)
-            logits = module.logits(hidden)[0, :, : self.source.vocabulary]
-            rows = [tensor[0].numpy() for pair in pairs for tensor in pair]
-        return StepParts(hidden[0].numpy(), logits.numpy(), rows)
+            x = module.shared.embed(feeds["ids"]).to(module.weight.dtype)
+            hidden, *rows = self._layers(x, *others)
+            logits = module.shared.logits(hidden)[0, :, : self.source.vocabulary]
+        return StepParts(hidden[0].numpy(), logits.numpy(), [row[0].numpy() for row in rows])
 
     def step(self, step: StepInput) -> StepOutput:
         """One step."""
@@ -147,7 +143,7 @@ class OrtRunner:
     """A step graph."""
 
     def __init__(
-        self, model: Path, spec: BodySpec, *, threads: int = 1, extra_outputs: tuple[str, ...] = ()
+        self, model: Path, spec: GraphSpec, *, threads: int = 1, extra_outputs: tuple[str, ...] = ()
     ) -> None:
         self.spec = spec
         self.session = open_session(model, threads=threads)
@@ -179,7 +175,7 @@ _SIZES = (
 
 
 def random_steps(
-    spec: BodySpec,
+    spec: GraphSpec,
     vocabulary: int,
     *,
     seed: int = 0,

@@ -11,7 +11,8 @@ from pathlib import Path
 from export.atomic_folder import gigabytes
 from export.build import BuildSettings, Notify, build
 from export.plan import ExportPlan, make_plan
-from export.source import INDEPENDENT, TargetTokenizer
+from export.source import TargetTokenizer
+from moa.drafters.registry import PREFIX
 from moa.errors import UsageError
 from moa.model.identity import tensor_shapes
 from moa.model.loading import read_facts
@@ -108,7 +109,7 @@ def make_setup_plan(setup: Setup) -> SetupPlan:
         * facts.kv_heads
         * facts.head_dim
         * _BYTES_PER_TARGET_WEIGHT,
-        export=make_plan(setup.target, INDEPENDENT + setup.sibling, setup.variants, None),
+        export=make_plan(setup.target, PREFIX + setup.sibling, setup.variants, None),
         trains=bool(setup.records),
     )
 
@@ -124,7 +125,7 @@ def training_command(setup: Setup) -> list[str]:
 def run_setup(setup: Setup, train: Callable[[Sequence[str]], int], say: Notify) -> None:
     """Train if there is data, and build the bundle. A repeated run continues the training where it
     was left."""
-    drafter = INDEPENDENT + setup.sibling
+    drafter = PREFIX + setup.sibling
     if setup.records:
         say(f"training: moa-train {' '.join(training_command(setup))}")
         if train(training_command(setup)) != 0:

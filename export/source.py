@@ -6,23 +6,18 @@ import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from export.body import BodySpec
-from moa.config import DrafterConfig, TargetFacts
-from moa.manifest import KVHeads
+from moa.config import TargetFacts
+from moa.drafters.contract import Drafter
+from moa.drafters.graph import GraphSpec
+from moa.drafters.registry import find
 from moa.model.borrowed import SharedWeights
-from moa.model.checkpoint import drafter_around, load_drafter
-from moa.model.drafter import Drafter
-from moa.model.identity import tokenizer_hash, weights_id
-from moa.model.loading import load_model, load_tokenizer, locate, read_facts, read_partial_target
-from moa.model.state_drafter import StateDrafter, is_states
-
-INDEPENDENT = "independent:"
+from moa.model.identity import tokenizer_hash
+from moa.model.loading import load_tokenizer, locate, read_facts, read_partial_target
 
 
 @dataclass(frozen=True)
@@ -61,37 +56,13 @@ class Source:
 
     facts: TargetFacts
     tokenizer: TargetTokenizer
-    module: Drafter | StateDrafter
+    module: Drafter
     drafter_id: str
 
     @cached_property
-    def spec(self) -> BodySpec:
-        """The layers' dimensions."""
-        if isinstance(self.module, StateDrafter):
-            cache = tuple(
-                KVHeads(kv_heads=heads, head_dim=width) for heads, width in self.module.config.cache
-            )
-            return BodySpec(
-                self.module.config.hidden_size, cache, None, borrowed=len(cache), features=True
-            )
-        config, (heads, width) = self.module.config, self.module.cache_heads
-        own = KVHeads(kv_heads=heads, head_dim=width)
-        theirs = KVHeads(kv_heads=self.facts.kv_heads, head_dim=self.facts.head_dim)
-        return BodySpec(
-            hidden_size=config.hidden_size,
-            cache=(*[own] * config.layers, *[theirs] * config.tli),
-            records=KVHeads(kv_heads=config.record_heads, head_dim=config.head_dim)
-            if config.use_ca
-            else None,
-            borrowed=config.tli,
-        )
-
-    @property
-    def kind(self) -> Literal["moa", "independent", "states"]:
-        """What the drafter is."""
-        if isinstance(self.module, StateDrafter):
-            return "states"
-        return "moa" if self.module.config.use_ca else "independent"
+    def spec(self) -> GraphSpec:
+        """Inputs and outputs of its graph."""
+        return self.module.graph_spec
 
     @property
     def shared(self) -> SharedWeights:
@@ -120,30 +91,20 @@ class Source:
 def load_source(target: str, drafter: str) -> Source:
     """Read a drafter, `independent:ID_OR_DIR` or a folder of ours, and the parts of `target` that
     it shares."""
-    if drafter.startswith(INDEPENDENT):
-        folder = locate(target, weights=False)
-        return _independent(folder, TargetTokenizer.of(folder), drafter)
-    folder = locate(target)
+    stored = find(drafter)
+    stored.refuse_off_device()
+    shares = stored.kind.shares_weights
+    folder = locate(target, weights=shares)
     tokenizer = TargetTokenizer.of(folder)
-    path = Path(drafter).expanduser()
-    if is_states(path):
-        part = read_partial_target(folder)
-        states = StateDrafter.load(path, part.facts, SharedWeights.of(part.model))
-        return Source(part.facts, tokenizer, states.float(), weights_id(path, part.facts))
-    config = DrafterConfig.read(path)
-    part = read_partial_target(folder, borrowed=config.tli)
-    module = load_drafter(path, part.model, part.facts)
-    return Source(part.facts, tokenizer, module, weights_id(path, part.facts))
-
-
-def _independent(folder: Path, tokenizer: TargetTokenizer, drafter: str) -> Source:
-    """A small language model: a body without records."""
-    body = load_model(drafter.removeprefix(INDEPENDENT))
     facts, _ = read_facts(folder)
-    with_tokenizer = dataclasses.replace(facts, tokenizer_hash=tokenizer.hash)
-    # It has an embedding and a head of its own: nothing of the target's weights is read.
-    module = drafter_around(body.model, with_tokenizer, body, {"use_ca": False}, frozen=True).eval()
-    return Source(facts, tokenizer, module, body.facts.weights_id)
+    model = None
+    if shares:
+        borrowed = stored.config(facts).borrowed_layers
+        part = read_partial_target(folder, borrowed=borrowed)
+        facts = part.facts
+        model = part.model
+    module = stored.load(model, dataclasses.replace(facts, tokenizer_hash=tokenizer.hash))
+    return Source(facts, tokenizer, module.eval(), stored.weights_id(facts))
 
 
 def _numpy(weight: Tensor) -> NDArray[np.float32]:

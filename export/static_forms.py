@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import onnx
@@ -29,10 +29,10 @@ from torch import Tensor, nn
 from export.forms import Workshop
 from export.runner import Float, StepInput, StepOutput
 from export.storage import WeightedModel, quiet
+from moa.drafters.attention.model import AttentionDrafter
 from moa.errors import ConfigError, MoaError
 from moa.graph.step import open_session
 from moa.model.blocks import Attention, Block
-from moa.model.drafter import Drafter
 
 STATIC_MASKED = -30.0
 EMBEDDING = "embedding.npy"
@@ -58,7 +58,9 @@ class StaticStep(nn.Module):
     """The drafter's step in elementary operators. `native_norm` keeps RMSNorm as one operator,
     which is much more accurate on HTP."""
 
-    def __init__(self, drafter: Drafter, head: NDArray[np.float32], *, native_norm: bool) -> None:
+    def __init__(
+        self, drafter: AttentionDrafter, head: NDArray[np.float32], *, native_norm: bool
+    ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(drafter.body_blocks)
         self.crossing = drafter.cross_attention
@@ -151,8 +153,8 @@ def export_static(
     shop: Workshop, shape: StaticShape, path: Path, *, opset: int, native_norm: bool
 ) -> None:
     """Write the float32 static graph, one file."""
-    drafter = shop.source.module
-    assert isinstance(drafter, Drafter)
+    # The plan has refused all others.
+    drafter = cast(AttentionDrafter, shop.source.module)
     config = drafter.config
     spec = shop.source.spec
     assert spec.records is not None

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from benchmarks.kit.speculator import GenerationSettings, Speculator
-from moa.config import DrafterConfig
+from moa.drafters.attention.config import AttentionConfig
+from moa.drafters.attention.model import new_attention
+from moa.drafters.body_drafting import BodyDrafting
 from moa.errors import FullError, UsageError
-from moa.model.checkpoint import new_drafter
-from moa.model.drafting import MoaDrafting
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
@@ -34,14 +34,16 @@ def prompts_of(lengths: tuple[int, ...], seed: int = 1) -> list[list[int]]:
 
 def speculator(target: Target, tli: int = 0) -> Speculator:
     """A drafter with random weights: it is sometimes right."""
-    drafter = new_drafter(
-        DrafterConfig.for_target(target.facts, tli=tli, final_state=True), target.model
+    drafter = new_attention(
+        AttentionConfig.for_target(target.facts, tli=tli, final_state=True), target.model
     )
     torch.manual_seed(0)
     for module in drafter.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.2)
-    drafting = MoaDrafting(drafter.eval(), slots=target.cache.slots, capacity=target.cache.capacity)
+    drafting = BodyDrafting(
+        drafter.eval(), slots=target.cache.slots, capacity=target.cache.capacity
+    )
     return Speculator(target, drafting)
 
 
@@ -121,9 +123,9 @@ def test_the_same_noise_makes_a_drafter_agree_more_often(monkeypatch: pytest.Mon
         )
 
     coupled = acceptance()
-    other_noise = MoaDrafting._noise
+    other_noise = BodyDrafting._noise
     monkeypatch.setattr(
-        MoaDrafting, "_noise", lambda self, level: other_noise(self, level).flip(-1)
+        BodyDrafting, "_noise", lambda self, level: other_noise(self, level).flip(-1)
     )
     assert coupled > 1.08 * acceptance()
 

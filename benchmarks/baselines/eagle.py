@@ -16,13 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from moa.drafters.attention.training import Distillation, DistillSettings
+from moa.drafters.features import FeatureModel, run_layer, self_rows
+from moa.drafters.states.config import StateDrafterConfig
+from moa.drafters.states.training import shifted
 from moa.model.blocks import Block, additive, rotary
 from moa.model.borrowed import Rows, SharedWeights
-from moa.model.features import FeatureModel, run_layer, self_rows
-from moa.model.state_drafter import StateDrafterConfig
-from moa.training.chains import shifted
 from moa.training.data import Batch
-from moa.training.distill import Distillation, DistillSettings
 from moa.training.masks import token_mask
 from moa.training.teacher import Lesson, Teacher
 

@@ -11,14 +11,16 @@ from torch import nn
 from transformers import LlamaConfig
 
 from moa.config import TargetFacts
+from moa.drafters.eagle3.config import NORMS, Eagle3Config
+from moa.drafters.eagle3.model import LAYER, Eagle3Drafter
+from moa.drafters.taps import authors_taps
 from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import WEIGHTS
-from moa.model.eagle3 import LAYER, NORMS, PublishedConfig, PublishedEagle3, authors_taps
 
 
 def eagle3_config(
     facts: TargetFacts, *, intermediate_size: int, heads: int, kv_heads: int
-) -> PublishedConfig:
+) -> Eagle3Config:
     """An EAGLE-3.1 of the target's width, with the authors' layers and norms."""
     layer = LlamaConfig(
         hidden_size=facts.hidden_size,
@@ -30,7 +32,7 @@ def eagle3_config(
         rms_norm_eps=facts.rms_norm_eps,
         rope_theta=facts.rope_theta,
     )
-    return PublishedConfig(
+    return Eagle3Config(
         layer=layer,
         taps=authors_taps(facts.layers),
         target_hidden_size=facts.hidden_size,
@@ -41,9 +43,9 @@ def eagle3_config(
     )
 
 
-def new_eagle3(config: PublishedConfig, shared: SharedWeights) -> PublishedEagle3:
+def new_eagle3(config: Eagle3Config, shared: SharedWeights) -> Eagle3Drafter:
     """An untrained drafter with the target's embedding and head."""
-    model = PublishedEagle3(
+    model = Eagle3Drafter(
         config, None, len(shared.head), SharedWeights(shared.embedding, shared.head)
     )
     for module in model.modules():
@@ -52,7 +54,7 @@ def new_eagle3(config: PublishedConfig, shared: SharedWeights) -> PublishedEagle
     return model.to(device=shared.head.device)
 
 
-def save_eagle3(model: PublishedEagle3, folder: Path) -> None:
+def save_eagle3(model: Eagle3Drafter, folder: Path) -> None:
     """Write config and weights, with the target's embedding and head left out."""
     folder.mkdir(parents=True, exist_ok=True)
     config = model.config

@@ -8,11 +8,13 @@ from typing import Any
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from moa.drafters.attention.model import AttentionDrafter
 from moa.errors import UnsupportedModelError
-from moa.model.drafter import Drafter
 
 
-def as_llama(model: Drafter, max_positions: int, eos_ids: Sequence[int]) -> LlamaForCausalLM:
+def as_llama(
+    model: AttentionDrafter, max_positions: int, eos_ids: Sequence[int]
+) -> LlamaForCausalLM:
     """The same model as a plain Hugging Face one, to stand alone or to assist `generate`."""
     config = model.config
     shared = model.shared

@@ -22,16 +22,16 @@ from benchmarks.baselines.registry import (
 )
 from demo.inherit import CALIBRATION_ROWS, inherit
 from demo.recipe import ALONE
-from moa.config import DrafterConfig, TargetFacts
+from moa.config import TargetFacts
+from moa.drafters.attention.config import AttentionConfig
+from moa.drafters.attention.model import AttentionDrafter, load_attention, new_attention
+from moa.drafters.attention.training import PAPER, Distillation, DistillSettings
+from moa.drafters.states.least_squares import solve
+from moa.drafters.states.model import StateDrafter
+from moa.drafters.states.training import ChainSettings
 from moa.errors import ConfigError, UsageError
 from moa.model.borrowed import SharedWeights
-from moa.model.checkpoint import load_drafter, new_drafter
-from moa.model.drafter import Drafter
-from moa.model.state_drafter import StateDrafter
-from moa.training.chains import ChainSettings
 from moa.training.data import PackedRows
-from moa.training.distill import PAPER, Distillation, DistillSettings
-from moa.training.least_squares import solve
 from moa.training.masks import AnchorRule, Spacing
 from moa.training.teacher import Teacher
 
@@ -126,7 +126,7 @@ def preset(name: str) -> Preset:
         raise UsageError(f"no preset {name!r}", hint=f"there are {', '.join(PRESETS)}") from None
 
 
-def moa_config(facts: TargetFacts, changes: Mapping[str, Any]) -> DrafterConfig:
+def moa_config(facts: TargetFacts, changes: Mapping[str, Any]) -> AttentionConfig:
     """The embedded drafter's proportions: four narrow layers, and cross-attention with next to no
     feed-forward."""
     proportions: dict[str, Any] = {
@@ -137,7 +137,7 @@ def moa_config(facts: TargetFacts, changes: Mapping[str, Any]) -> DrafterConfig:
         "final_norm": True,
         "final_state": True,
     }
-    return DrafterConfig.for_target(facts, **proportions | dict(changes))
+    return AttentionConfig.for_target(facts, **proportions | dict(changes))
 
 
 def build(
@@ -152,7 +152,7 @@ def build(
     init: Path | None = None,
     data: PackedRows | None = None,
     teacher: Teacher | None = None,
-) -> tuple[Drafter | FeatureDrafter, Distillation]:
+) -> tuple[AttentionDrafter | FeatureDrafter, Distillation]:
     """A preset's drafter and its task. `shape` changes the MoA drafter's settings, `distill` those
     of both kinds of ours, in every preset that leaves them alone; all others have as many
     parameters on the device as the MoA drafter of TLI = 0 that comes of it. A body starts as the
@@ -162,7 +162,7 @@ def build(
     if start:
         shape = {**shape, "layers": len(start), "scaled_embedding": True}
     like = moa_config(facts, {**shape, "tli": 0})
-    size = parameter_count(new_drafter(like, target), device_only=True)
+    size = parameter_count(new_attention(like, target), device_only=True)
     teacher = teacher or Teacher(target)
     settings = chosen.distill
     ours = {"moa": DistillSettings, "states": ChainSettings}
@@ -189,15 +189,15 @@ def build(
 
 def _moa(
     init: Path | None, shape: Mapping[str, Any], target: PreTrainedModel, facts: TargetFacts
-) -> Drafter:
+) -> AttentionDrafter:
     """A new MoA drafter, or a trained one."""
     if init is None:
-        return new_drafter(moa_config(facts, shape), target)
-    return load_drafter(init, target, facts, torch.float32).train()
+        return new_attention(moa_config(facts, shape), target)
+    return load_attention(init, target, facts, torch.float32).train()
 
 
 def _of_features(
-    kind: Feature, like: DrafterConfig, size: int, target: PreTrainedModel, facts: TargetFacts
+    kind: Feature, like: AttentionConfig, size: int, target: PreTrainedModel, facts: TargetFacts
 ) -> FeatureDrafter:
     """A drafter of features with the heads of the drafter that it is compared with, and as large."""
     heads = like.num_attention_heads
@@ -218,18 +218,18 @@ def _of_features(
 
 def _without_records(
     facts: TargetFacts, shape: Mapping[str, Any], size: int, target: PreTrainedModel
-) -> Drafter:
+) -> AttentionDrafter:
     """A body alone, wider in its feed-forwards by what cross-attention would have been."""
 
-    def config(width: int) -> DrafterConfig:
+    def config(width: int) -> AttentionConfig:
         return moa_config(facts, {**shape, **NO_RECORDS, "self_attention_intermediate_size": width})
 
     def count(width: int) -> int:
         nothing = torch.empty(0)
         with torch.device("meta"):
-            return parameter_count(Drafter(config(width), SharedWeights(nothing, nothing)))
+            return parameter_count(AttentionDrafter(config(width), SharedWeights(nothing, nothing)))
 
-    return new_drafter(config(matched(count, size, "a body without records")), target)
+    return new_attention(config(matched(count, size, "a body without records")), target)
 
 
 def _changed(settings: DistillSettings, changes: Mapping[str, Any]) -> DistillSettings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -12,26 +12,28 @@ from transformers import PreTrainedModel
 from benchmarks.baselines.eagle import PUBLIC_LOSS, Eagle, EagleConfig, EagleTraining
 from benchmarks.baselines.eagle3 import eagle3_config, new_eagle3, save_eagle3
 from moa.bundle import Bundle
-from moa.config import MODEL_TYPE, TargetFacts, read_config
+from moa.config import TargetFacts, read_config
+from moa.drafters.attention.model import AttentionDrafter, load_attention
+from moa.drafters.attention.training import Distillation, DistillSettings
+from moa.drafters.contract import Drafting
+from moa.drafters.eagle3.config import Eagle3Config
+from moa.drafters.eagle3.model import Eagle3Drafter
+from moa.drafters.onnx_drafting import OnnxDrafting
+from moa.drafters.registry import find
+from moa.drafters.states.config import StateDrafterConfig
+from moa.drafters.states.model import StateDrafter
+from moa.drafters.states.training import ChainSettings, ChainTraining
 from moa.errors import ConfigError
 from moa.graph.load import LoadedGraph
 from moa.model.borrowed import SharedWeights
-from moa.model.checkpoint import filled, load_drafter, save_drafter, stored_weights
-from moa.model.drafter import Drafter
-from moa.model.drafting import Drafting, MoaDrafting
-from moa.model.eagle3 import PublishedConfig, PublishedEagle3, is_eagle3
-from moa.model.features import FeatureDrafting
-from moa.model.graph_drafting import GraphDrafting
+from moa.model.checkpoint import filled, save_drafter, stored_weights
 from moa.model.loading import load_model
-from moa.model.state_drafter import StateDrafter, StateDrafterConfig
 from moa.model.target import Target
-from moa.training.chains import ChainSettings, ChainTraining
-from moa.training.distill import Distillation, DistillSettings
 from moa.training.teacher import Teacher
 
 Feature = Literal["eagle2", "eagle3", "states"]
-FeatureDrafter = PublishedEagle3 | Eagle | StateDrafter
-FeatureConfig = PublishedConfig | EagleConfig | StateDrafterConfig
+FeatureDrafter = Eagle3Drafter | Eagle | StateDrafter
+FeatureConfig = Eagle3Config | EagleConfig | StateDrafterConfig
 BESIDE_TARGET = ("layer_self_attention.", "Ekv2E.", "final_state.", "tap_norms.", "fuse.")
 """Parts that run once a token, beside the target."""
 _OF_EAGLE3 = ("fc.", "fc_norm.")
@@ -39,7 +41,7 @@ _OF_EAGLE3 = ("fc.", "fc_norm.")
 
 def parameter_count(module: nn.Module, *, device_only: bool = False) -> int:
     """Trainable parameters, of all parts or only of those that draft."""
-    beside = _OF_EAGLE3 if isinstance(module, PublishedEagle3) else BESIDE_TARGET
+    beside = _OF_EAGLE3 if isinstance(module, Eagle3Drafter) else BESIDE_TARGET
     return sum(
         p.numel()
         for name, p in module.named_parameters()
@@ -66,7 +68,7 @@ def shape_for(
 
 def new_baseline(config: FeatureConfig, shared: SharedWeights) -> FeatureDrafter:
     """An untrained drafter of features beside its target."""
-    if isinstance(config, PublishedConfig):
+    if isinstance(config, Eagle3Config):
         return new_eagle3(config, shared)
     if not isinstance(config, EagleConfig):
         return StateDrafter.new(config, shared)
@@ -88,7 +90,7 @@ def matched(size: Callable[[int], int], parameters: int, what: str) -> int:
 
 
 def training_task(
-    model: Drafter | FeatureDrafter,
+    model: AttentionDrafter | FeatureDrafter,
     teacher: Teacher,
     settings: DistillSettings | None,
     seed: int,
@@ -96,40 +98,42 @@ def training_task(
     """A drafter's training objective; without settings, its authors' recipe."""
     if isinstance(model, Eagle):
         return EagleTraining(model, teacher, settings or PUBLIC_LOSS, seed)
-    if isinstance(model, PublishedEagle3 | StateDrafter):
+    if isinstance(model, Eagle3Drafter | StateDrafter):
         assert settings is None or isinstance(settings, ChainSettings)
         return ChainTraining(model, teacher, settings or ChainSettings(), seed)
-    if isinstance(model, Drafter):
+    if isinstance(model, AttentionDrafter):
         return Distillation(model, teacher, settings or DistillSettings(), seed)
     raise TypeError(f"no training is known for {type(model).__name__}")
 
 
-def save(model: Drafter | FeatureDrafter, folder: Path) -> None:
+def save(model: AttentionDrafter | FeatureDrafter, folder: Path) -> None:
     """Write config and weights."""
-    if isinstance(model, PublishedEagle3):
+    if isinstance(model, Eagle3Drafter):
         save_eagle3(model, folder)
     else:
         save_drafter(model, folder)
 
 
-def load_any(folder: Path, target: PreTrainedModel, facts: TargetFacts) -> Drafter | FeatureDrafter:
+def load_any(
+    folder: Path, target: PreTrainedModel, facts: TargetFacts
+) -> AttentionDrafter | FeatureDrafter:
     """A trained drafter of any kind beside its target."""
     values = read_config(folder, "drafter")
-    if values.get("model_type") == MODEL_TYPE:
-        return load_drafter(folder, target, facts)
     if values.get("model_type") != EagleConfig.MODEL_TYPE:
-        kind = PublishedEagle3 if is_eagle3(values) else StateDrafter
-        return kind.load(folder, facts, SharedWeights.of(target))
+        drafter: Any = find(folder).load(target, facts)
+        return drafter
     config = EagleConfig.read(folder, facts)
     shared = SharedWeights.of(target)
     model = filled(lambda: Eagle(config, shared), stored_weights(folder), folder)
     return model.to(device=shared.head.device, dtype=target.dtype).eval()
 
 
-def load_independent(folder: Path, target_source: str | Path) -> tuple[Drafter, TargetFacts]:
+def load_independent(
+    folder: Path, target_source: str | Path
+) -> tuple[AttentionDrafter, TargetFacts]:
     """An independent drafter by itself, with the target's embedding and head."""
     loaded = load_model(target_source)
-    model = load_drafter(folder, loaded.model, loaded.facts)
+    model = load_attention(folder, loaded.model, loaded.facts)
     if model.config.use_ca or model.config.body is not None:
         raise ConfigError(
             f"{folder} reads the target's records: only an independent drafter can answer alone"
@@ -155,27 +159,25 @@ def load_target(
 def taps_of(drafter: Path, facts: TargetFacts) -> tuple[int, ...]:
     """The target's states that this drafter reads, which a target must be told to keep."""
     values = read_config(drafter, "drafter")
-    if is_eagle3(values):
-        return PublishedConfig.read(drafter, facts).taps
-    if values.get("model_type") != StateDrafterConfig.MODEL_TYPE:
+    if values.get("model_type") == EagleConfig.MODEL_TYPE:
         return ()
-    return StateDrafterConfig.read(drafter, facts).taps
+    return find(drafter).config(facts).taps
 
 
 def open_drafting(folder: Path, target: Target, *, graph: str = "", threads: int = 0) -> Drafting:
     """Any drafter's folder, for the engine; by the graph of a bundle of it, on so many threads, if
     there is one."""
     if graph:
-        drafter = load_drafter(folder, target.model, target.facts)
-        return GraphDrafting(
+        drafter = find(folder).load(target.model, target.facts)
+        return OnnxDrafting(
             drafter, LoadedGraph.load(Bundle.open(graph), threads=threads), slots=target.cache.slots
         )
     model = load_any(folder, target.model, target.facts)
     return drafting_with(model, slots=target.cache.slots, capacity=target.cache.capacity)
 
 
-def drafting_with(model: Drafter | FeatureDrafter, *, slots: int, capacity: int) -> Drafting:
+def drafting_with(
+    model: AttentionDrafter | FeatureDrafter, *, slots: int, capacity: int
+) -> Drafting:
     """Any drafter in memory, for the engine."""
-    if isinstance(model, Drafter):
-        return MoaDrafting(model, slots=slots, capacity=capacity)
-    return FeatureDrafting(model, slots=slots, capacity=capacity)
+    return model.drafting(slots=slots, capacity=capacity)

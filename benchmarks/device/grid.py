@@ -44,7 +44,6 @@ from edge_client.settings import ClientSettings
 from edge_client.tools.compare import TimedAnswer, ask, rates
 from edge_client.tools.emulated_network import PROFILES, LinkProxy, Profile
 from moa.errors import MoaError, UsageError
-from moa.model.state_drafter import is_states
 
 SLOWEST = "a call a token"
 """Bound by the round trip alone, so that a prompt of each half is enough."""
@@ -297,7 +296,7 @@ class Grid:
     def _serving(self, step_ms: float, lanes: int) -> Iterator[dict[str, Running]]:
         """By who drafts there: so many verifiers with this step time."""
         own = self.options.drafter
-        by_graph = own and not is_states(Path(own))
+        by_graph = bool(own)
         pair = Pair(self.options.target, own, self.options.bundle if by_graph else "")
         context = 512 if self.options.texts else 1024
         flags = (

@@ -29,11 +29,11 @@ from benchmarks.baselines.train import finished
 from benchmarks.kit.figures import table, titled, values_of
 from benchmarks.kit.progress import say
 from benchmarks.witness.rows import StoredTeacher, heldout_folders, written
+from moa.drafters.attention.model import AttentionDrafter
+from moa.drafters.states.model import StateDrafter
+from moa.drafters.states.training import drafted, shifted, visible
 from moa.model.blocks import additive
-from moa.model.drafter import Drafter
 from moa.model.loading import load_model
-from moa.model.state_drafter import StateDrafter
-from moa.training.chains import drafted, shifted, visible
 from moa.training.data import Batch, PackedRows
 from moa.training.loop import fast_precision
 from moa.training.masks import same_document
@@ -90,7 +90,7 @@ class Row:
 
 def states_of(model: Any, row: Row, starts: Tensor, behind: str, depth: int) -> Iterator[Tensor]:
     """The drafter's states at the tokens `starts`, then at the next ones."""
-    if isinstance(model, Drafter):
+    if isinstance(model, AttentionDrafter):
         return _with_records(model, row, starts, behind, depth)
     return _with_features(model, row, starts, behind, depth)
 
@@ -108,7 +108,7 @@ def _with_features(
             hidden, _ = model.step(
                 row.ids, features, row.positions, mask, model.empty_rows(row.ids)
             )
-            features = shifted(model.again(hidden), row.positions)
+            features = shifted(model.feedback(hidden), row.positions)
     hidden, past = model.step(row.ids, features, row.positions, mask, model.empty_rows(row.ids))
     anchors = starts - late
     if not late:
@@ -121,7 +121,7 @@ def _with_features(
 
 
 def _with_records(
-    model: Drafter, row: Row, starts: Tensor, behind: str, depth: int
+    model: AttentionDrafter, row: Row, starts: Tensor, behind: str, depth: int
 ) -> Iterator[Tensor]:
     index = torch.arange(row.ids.shape[1])
     same = same_document(row.segments)

@@ -40,13 +40,12 @@ from cloud_verifier import cli, logs
 from cloud_verifier.app import Verifier
 from cloud_verifier.engine.core import Engine
 from cloud_verifier.engine.recording import Recorder
-from cloud_verifier.engine.stream_drafting import TreeDrafting
+from cloud_verifier.engine.stream_drafting import TreeDrafter
 from cloud_verifier.engine.work import Job, Lease
 from cloud_verifier.model import Served, load, model_facts
 from cloud_verifier.settings import Settings
+from moa.drafters.contract import Drafting
 from moa.errors import MoaError, run_cli
-from moa.model.drafting import Drafting
-from moa.model.state_drafter import StateDrafter
 from moa.model.target import Committed, Row, Step, with_states
 from moa.tree import TreeShape
 
@@ -87,7 +86,7 @@ class SlowTarget(ReplayedTarget):
         return committed
 
 
-class BaselineServerDrafting(TreeDrafting):
+class BaselineDrafter(TreeDrafter):
     """Server-side drafts by any drafter that the engine of `benchmarks.kit.speculator` knows."""
 
     _target: SlowTarget
@@ -127,7 +126,7 @@ class BaselineServerDrafting(TreeDrafting):
         return True
 
 
-class ReplayedServerDrafting(BaselineServerDrafting):
+class ReplayedDrafter(BaselineDrafter):
     """Server-side drafts that are known; to read a text costs nothing."""
 
     _drafting: ReplayedDrafting
@@ -149,7 +148,7 @@ class BaselineVerifier(Verifier):
     ) -> None:
         super().__init__(served, settings)
         known = isinstance(drafting, ReplayedDrafting)
-        drafts = (ReplayedServerDrafting if known else BaselineServerDrafting)(
+        drafts = (ReplayedDrafter if known else BaselineDrafter)(
             target, drafting, settings.stream_shape
         )
         self.engine = Engine(
@@ -182,14 +181,19 @@ def lane(
         watching=bool(options.baseline) and chains is None,
         texts=texts,
     )
-    streams = first.server_drafter if isinstance(first.server_drafter, StateDrafter) else None
-    if streams is not None:
-        target.tap(streams.config.taps)
-    facts = model_facts(target, first.drafter, first.facts.drafter, stream_records=streams is None)
+    streams = first.stream_drafter
+    taps = streams.taps if streams is not None and streams is first.drafter else ()
+    if taps:
+        target.tap(taps)
+    facts = model_facts(
+        target,
+        first.drafter,
+        first.facts.drafter,
+        stream_records=not taps or first.graph is not None,
+    )
     if not options.baseline:
-        return Verifier(
-            Served(target, first.drafter, first.decode, facts, first.graph, streams), settings
-        ), target
+        served = Served(target, first.drafter, first.decode, facts, first.drafter, first.graph)
+        return Verifier(served, settings), target
     drafting: Drafting
     if chains is not None:
         drafting = ReplayedDrafting(chains, level_seconds=options.level_ms / 1000)

@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from moa.config import DrafterConfig
-from moa.model.checkpoint import new_drafter, save_drafter
+from moa.drafters.attention.config import AttentionConfig
+from moa.drafters.attention.model import new_attention
+from moa.model.checkpoint import save_drafter
 from moa.model.target import Target
 from tests.tiny import tiny_tokenizer
 
@@ -46,7 +47,8 @@ def main(folder: str, hidden: str, layers: str, vocabulary: str) -> None:
     tiny_tokenizer(int(vocabulary)).save_pretrained(source)
     target = Target.load(source)
     save_drafter(
-        new_drafter(DrafterConfig.for_target(target.facts), target.model), Path(folder) / "drafter"
+        new_attention(AttentionConfig.for_target(target.facts), target.model),
+        Path(folder) / "drafter",
     )
 
 

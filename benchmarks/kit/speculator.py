@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from moa.drafters.contract import Drafting, DraftRequest
 from moa.errors import UsageError
 from moa.grammar.matcher import CompiledGrammar, Matcher, forced_draft
 from moa.grammar.spec import Grammar
-from moa.model.drafting import Drafting, DraftRequest
 from moa.model.target import Row, Step, Target
 from moa.sampling import SamplingSettings
 from moa.target.choosing import Judged, accept_rows

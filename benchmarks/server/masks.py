@@ -23,10 +23,10 @@ from tokenizers import Tokenizer
 from benchmarks.kit.figures import listing, titled
 from benchmarks.kit.speculator import GenerationSettings, Speculator
 from moa import demo
+from moa.drafters.attention.model import load_attention
+from moa.drafters.body_drafting import BodyDrafting
 from moa.grammar.matcher import GrammarCompiler, Matcher, unpacked
 from moa.grammar.spec import Grammar
-from moa.model.checkpoint import load_drafter
-from moa.model.drafting import MoaDrafting
 from moa.model.target import Target
 from moa.sampling import SamplingSettings, choose
 
@@ -143,8 +143,8 @@ def _rounds(options: Options) -> list[dict[str, Any]]:
         one for one in json.loads(demo.paths().prompts.read_text())["heldout"] if "JSON" in one
     ]
     target = Target.load(str(demo.paths().target), slots=1, capacity=512)
-    drafter = load_drafter(demo.paths().drafter, target.model, target.facts)
-    speculator = Speculator(target, MoaDrafting(drafter, slots=1, capacity=512))
+    drafter = load_attention(demo.paths().drafter, target.model, target.facts)
+    speculator = Speculator(target, BodyDrafting(drafter, slots=1, capacity=512))
     found = []
     for name, sampling in (("greedy", SamplingSettings()), ("sampled", _SAMPLED)):
         won: dict[str, list[int]] = {"without": [], "with": []}

@@ -24,8 +24,8 @@ from torch import Tensor
 from benchmarks.baselines.registry import load_any
 from benchmarks.drafters.witness import row_of, states_of
 from benchmarks.witness.rows import heldout_folders, read_lesson, written
+from moa.drafters.contract import DraftRequest
 from moa.model.decoder import Forward
-from moa.model.drafting import DraftRequest
 from moa.model.target import Committed, Row, Step, Target
 from moa.target.rows import RowBatch
 from moa.tree import DraftTree
@@ -184,6 +184,15 @@ class ReplayedDrafting:
         self._level_seconds = level_seconds
         self.read: dict[int, list[int]] = {}
         """By slot: the text so far, but for its pending token."""
+
+    @property
+    def free(self) -> bool:
+        """There is always another slot."""
+        return True
+
+    def known(self, slot: int) -> int:
+        """How much of its text a slot has."""
+        return len(self.read[slot])
 
     def open(self) -> int:
         """Take a slot."""

@@ -27,8 +27,8 @@ from benchmarks.kit.speculator import GenerationSettings, Speculator
 from benchmarks.witness.texts import documents, prompts
 from demo.held_out import encode
 from demo.skills import Example
+from moa.drafters.taps import authors_taps
 from moa.errors import UsageError
-from moa.model.eagle3 import authors_taps
 from moa.model.loading import LoadedModel, load_model, load_tokenizer
 from moa.model.target import Target
 from moa.sampling import SamplingSettings

@@ -25,7 +25,7 @@ from cloud_verifier.engine.holding import HeldSlots
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.runner import NotRun, Ran, StepRunner
 from cloud_verifier.engine.scheduler import EngineStep, StepOutcome
-from cloud_verifier.engine.stream_drafting import ServerDrafting
+from cloud_verifier.engine.stream_drafting import StreamDrafter
 from cloud_verifier.engine.work import Failed, Job, Lease, Post, Recorded, Report
 from cloud_verifier.engine.workload import Workload
 from cloud_verifier.logs import log
@@ -56,14 +56,14 @@ class Engine:
         *,
         decode: Decode | None = None,
         metrics: Metrics | None = None,
-        drafting: ServerDrafting | None = None,
+        drafting: StreamDrafter | None = None,
         most_guesses: int = 63,
         died: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`died` is called, in the thread, when it ends without having been told to."""
         self.target = target
-        self.drafting = drafting or ServerDrafting()
+        self.drafting = drafting or StreamDrafter()
         self.alive_at = clock()
         """When the last forward ended, or this was made."""
         metrics = metrics or Metrics()

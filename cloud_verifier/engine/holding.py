@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from cloud_verifier.engine.faults import Faults
 from cloud_verifier.engine.recording import Recorder
-from cloud_verifier.engine.stream_drafting import ServerDrafting
+from cloud_verifier.engine.stream_drafting import StreamDrafter
 from cloud_verifier.engine.work import Lease
 from cloud_verifier.metrics import Metrics
 from moa.errors import FullError
@@ -20,7 +20,7 @@ class HeldSlots:
         self,
         target: Target,
         recorder: Recorder,
-        drafting: ServerDrafting,
+        drafting: StreamDrafter,
         metrics: Metrics,
         faults: Faults,
     ) -> None:

@@ -15,8 +15,7 @@ import torch
 from cloud_verifier.engine.work import Lease, Post, Recorded, Report, finite
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
-from moa.model.drafter import Drafter
-from moa.model.state_drafter import StateDrafter
+from moa.drafters.contract import Drafter
 from moa.model.target import Committed
 from moa.wire.ranges import Ranges
 
@@ -44,7 +43,7 @@ class Recorder:
 
     def __init__(
         self,
-        drafter: Drafter | StateDrafter | None,
+        drafter: Drafter | None,
         post: Post,
         *,
         rows: int = 64,
@@ -84,7 +83,7 @@ class Recorder:
         if self._drafter is None or lease.records is None:
             return
         backlog = lease.backlog
-        if isinstance(self._drafter, StateDrafter):
+        if self._drafter.taps:
             at, states = lease.newest
             backlog.append(replace(committed, before=states if at == committed.start else None))
             lease.newest = committed.stop, committed.states[-1:].clone()
@@ -204,7 +203,7 @@ class Recorder:
         started = self._clock()
         try:
             host_keys, host_values = map(
-                finite, self._drafter.whole_records([piece for _, piece in pieces])
+                finite, self._drafter.records([piece for _, piece in pieces])
             )
         except Exception:
             # Tokens do not depend on records: only these rows are lost.

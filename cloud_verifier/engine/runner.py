@@ -22,7 +22,7 @@ from cloud_verifier.engine.holding import HeldSlots
 from cloud_verifier.engine.masks import MaskedRows, mask_rows
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import EngineStep, PrefillPiece
-from cloud_verifier.engine.stream_drafting import FlatTree, ServerDrafting
+from cloud_verifier.engine.stream_drafting import FlatTree, StreamDrafter
 from cloud_verifier.engine.work import Answered, Dropped, Job, Lease, Report, Waiting
 from cloud_verifier.metrics import Metrics
 from moa.errors import FullError
@@ -133,7 +133,7 @@ class StepRunner:
         self,
         target: Target,
         recorder: Recorder,
-        drafting: ServerDrafting,
+        drafting: StreamDrafter,
         slots: HeldSlots,
         *,
         decode: Decode | None,
@@ -282,7 +282,7 @@ class StepRunner:
         with self._faults.optional("drafting"):
             ours = self._drafting.draft(streams, beside)
         if ours is None or len(ours) != len(streams):
-            return ServerDrafting().draft(streams)
+            return StreamDrafter().draft(streams)
         return ours
 
     def _begin_masks(

@@ -1,25 +1,21 @@
-"""Server-side drafting for stream rounds, with the same MoA drafter as the edge's."""
+"""The server's own drafts for streams, by any drafter: policy, and how a text gets to it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-
-import torch
+from typing import Any
 
 from cloud_verifier.engine.recording import Recorder
-from cloud_verifier.engine.work import Job, Lease, RecordRows
+from cloud_verifier.engine.work import Job, Lease
+from moa.drafters.contract import Drafter, Drafting, DraftRequest, RecordReader, StateReader
+from moa.drafters.onnx_drafting import OnnxDrafting
 from moa.grammar.matcher import forced_draft
 from moa.graph.load import LoadedGraph
-from moa.model.accelerator.chains import ChainDrafting
-from moa.model.drafter import Drafter
-from moa.model.drafting import Drafting, DraftRequest, MoaDrafting
-from moa.model.features import FeatureDrafting, FeatureModel
-from moa.model.graph_drafting import LATE, GraphDrafting
-from moa.model.target import Committed, Target
+from moa.model.target import Committed, Target, with_states
 from moa.speculation.policy import Drafted, Policy, RoundTime, TextAcceptance
+from moa.target import contract
 from moa.tree import DraftTree, TreeShape
 from moa.wire.messages import Stream
 
@@ -27,7 +23,7 @@ FlatTree = tuple[Sequence[int], Sequence[int]]
 """Tokens and parents; node 0 is the pending token."""
 
 
-class ServerDrafting:
+class StreamDrafter:
     """The engine's interface to a drafter. This one drafts nothing: a stream is plain decoding, one
     token a forward."""
 
@@ -60,21 +56,20 @@ class _Text:
     """A session's text: how well drafts for it do, and what the drafter has read of it."""
 
     acceptance: TextAcceptance
-    latest: int = 0
-    """Tokens of its latest round: to read them is a part of any drafted round."""
-    missed: int = 0
+    last_round_tokens: int = 0
+    """To read them is a part of any drafted round."""
+    unread_tokens: int = 0
     """Tokens before these that the drafter has not read yet."""
-    reading: float = 0.0
-    """Seconds of reading these so far."""
-    levels: int = 0
-    """Levels asked for in the latest round; 0: none."""
-    drafted: int = 0
-    """Levels of the draft that came of it."""
-    nodes: int = 0
-    """And its nodes."""
+    read_seconds: float = 0.0
+    """Spent on reading these so far."""
+    asked_levels: int = 0
+    """Of the latest round; 0: none."""
+    drafted_levels: int = 0
+    """Of the draft that came of it."""
+    drafted_nodes: int = 0
 
 
-class TreeDrafting(ServerDrafting):
+class TreeDrafter(StreamDrafter):
     """Trees by any drafter of the engine; who drafts, and how deep, follows measured cost and
     acceptance, down to none. Subclasses give the drafter a session's text: `_able`, `_known` and
     `_catch_up`."""
@@ -115,7 +110,7 @@ class TreeDrafting(ServerDrafting):
         for job, levels in zip(asked, wanted, strict=True):
             text = self._round[job.lease]
             mask = job.mask
-            text.levels = 0
+            text.asked_levels = 0
             if mask is not None and mask.matcher.dear:
                 continue
             room = self._target.cache.capacity - job.base - 1
@@ -127,7 +122,7 @@ class TreeDrafting(ServerDrafting):
                 continue
             if not levels or room < 1 or not self._ready(job, text) or job.lease.draft_slot is None:
                 continue
-            text.levels = levels
+            text.asked_levels = levels
             shape = self.policy.shape(levels)
             shape = replace(shape, nodes=min(shape.nodes, room))
             requests.append(
@@ -136,8 +131,8 @@ class TreeDrafting(ServerDrafting):
             able.append(job)
         for job, tree in zip(able, self._drafting.draft(requests) if requests else (), strict=True):
             trees[job], text = tree, self._round[job.lease]
-            text.nodes = len(tree) - 1
-            text.drafted = int(max(tree.depths()))
+            text.drafted_nodes = len(tree) - 1
+            text.drafted_levels = int(max(tree.depths()))
         self._took = self._clock() - began - self._reading
         return [
             (trees[job].tokens, trees[job].parents) if job in trees else ([job.ids[-1]], [-1])
@@ -149,10 +144,16 @@ class TreeDrafting(ServerDrafting):
         drafts = []
         for job, count in accepted.items():
             if (text := self._round.get(job.lease)) is not None:
-                text.latest = count + 1
-                if text.levels:
+                text.last_round_tokens = count + 1
+                if text.asked_levels:
                     drafts.append(
-                        Drafted(text.acceptance, text.levels, text.drafted, text.nodes, count)
+                        Drafted(
+                            text.acceptance,
+                            text.asked_levels,
+                            text.drafted_levels,
+                            text.drafted_nodes,
+                            count,
+                        )
                     )
         if self._round:
             self.policy.record(drafts, RoundTime(tokens, seconds, self._took))
@@ -176,22 +177,24 @@ class TreeDrafting(ServerDrafting):
     def _missed(self, job: Job) -> int | None:
         """What the drafter has to read of earlier rounds; None if it cannot draft for this one."""
         text = self._round[job.lease]
-        text.missed = max(0, job.lease.length - self._known(job.lease) - text.latest)
-        return text.missed if self._able(job.lease) else None
+        text.unread_tokens = max(
+            0, job.lease.length - self._known(job.lease) - text.last_round_tokens
+        )
+        return text.unread_tokens if self._able(job.lease) else None
 
     def _ready(self, job: Job, text: _Text) -> bool:
         """Whether the drafter knows the session's text now. Reading what the latest round said is a
         part of every drafted round; what was missed before that has a price of its own."""
-        if text.missed:
+        if text.unread_tokens:
             began = self._clock()
-            read = self._catch_up(job, self._known(job.lease) + text.missed)
+            read = self._catch_up(job, self._known(job.lease) + text.unread_tokens)
             took = self._clock() - began
             self._reading += took
-            text.reading += took
+            text.read_seconds += took
             if not read:
                 return False
-            self.policy.read(text.missed, text.reading)
-            text.reading = 0.0
+            self.policy.read(text.unread_tokens, text.read_seconds)
+            text.read_seconds = 0.0
         return self._catch_up(job, job.lease.length)
 
     def _able(self, lease: Lease) -> bool:
@@ -213,23 +216,44 @@ def drafting_slots(target: Target) -> int:
     return max(1, min(target.cache.slots, target.cache.pages // target.cache.pages_per_slot))
 
 
-class FeatureServerDrafting(TreeDrafting):
-    """Trees by a drafter that reads states between the target's layers. They are kept nowhere: it
-    takes them from every forward, and a session that it could not follow from its first token on is
-    not drafted for."""
+def stream_drafter(
+    served_by: contract.Target,
+    drafter: Drafter | None,
+    graph: LoadedGraph | None,
+    recorder: Recorder,
+    *,
+    shape: TreeShape,
+) -> StreamDrafter:
+    """Who drafts streams: nobody, the drafter's exported graph, or the drafter in torch, whose
+    chains are captured graphs on an accelerator."""
+    if drafter is None:
+        return StreamDrafter()
+    target = with_states(served_by)
+    slots = drafting_slots(target)
+    if graph is not None:
+        reader = OnnxDrafting(drafter, graph, slots=slots)
+        return RecordFollower(target, reader, recorder, shape=shape)
+    drafting: Any = drafter.drafting(
+        slots=slots,
+        capacity=target.cache.capacity,
+        scratch=shape.breadth * (shape.depth + 1) + 8,
+        graphs=target.graphs,
+    )
+    if drafter.taps:
+        return StateFollower(target, drafting, shape)
+    return RecordFollower(target, drafting, recorder, shape=shape)
 
-    _drafting: FeatureDrafting
 
-    def __init__(self, target: Target, model: FeatureModel, *, shape: TreeShape) -> None:
-        scratch = shape.breadth * (shape.depth + 1) + 8
-        drafting = FeatureDrafting(
-            model, slots=drafting_slots(target), capacity=target.cache.capacity, scratch=scratch
-        )
-        super().__init__(target, drafting, shape)
+class StateFollower(TreeDrafter):
+    """Trees by a drafter that reads the target's states. They are kept nowhere: it takes them from
+    every forward, and a session that it could not follow from its first token on is not drafted
+    for."""
+
+    _drafting: StateReader
 
     def committed(self, lease: Lease, committed: Committed) -> None:
         """Take the states of these tokens."""
-        if lease.draft_slot is None and not committed.start and self._drafting.pool.free:
+        if lease.draft_slot is None and not committed.start and self._drafting.free:
             lease.draft_slot = self._drafting.open()
         if lease.draft_slot is not None and self._known(lease) == committed.start:
             self._drafting.take(lease.draft_slot, committed.tokens, committed.states)
@@ -238,7 +262,7 @@ class FeatureServerDrafting(TreeDrafting):
         """Copy what is known of the shared tokens."""
         if (
             source.draft_slot is not None
-            and self._drafting.pool.free
+            and self._drafting.free
             and self._known(source) >= lease.length
         ):
             lease.draft_slot = self._drafting.copy(source.draft_slot, lease.length)
@@ -247,32 +271,28 @@ class FeatureServerDrafting(TreeDrafting):
         return lease.draft_slot is not None
 
     def _known(self, lease: Lease) -> int:
-        return 0 if lease.draft_slot is None else self._drafting.pool.lengths[lease.draft_slot]
+        return 0 if lease.draft_slot is None else self._drafting.known(lease.draft_slot)
 
     def _catch_up(self, job: Job, stop: int) -> bool:
         return job.lease.draft_slot is not None and self._known(job.lease) == stop
 
 
-class RecordDrafting(TreeDrafting):
-    """Trees by the MoA drafter. A session's drafting state is built when its first stream begins,
-    from its token log, its slot and its activation records, and caught up when another begins after
-    rounds that the edge drafted. Subclasses give it what it has missed: `_give`."""
+class RecordFollower(TreeDrafter):
+    """Trees by a drafter that reads a text later, from its tokens and its activation records, if it
+    reads any. A session's drafting state is built when its first stream begins, and caught up when
+    another begins after rounds that the edge drafted."""
 
-    _drafting: MoaDrafting | GraphDrafting
+    _drafting: RecordReader
 
     def __init__(
-        self,
-        target: Target,
-        drafting: MoaDrafting | GraphDrafting,
-        recorder: Recorder,
-        *,
-        shape: TreeShape,
+        self, target: Target, drafting: RecordReader, recorder: Recorder, *, shape: TreeShape
     ) -> None:
         super().__init__(target, drafting, shape)
         self._recorder = recorder
 
     def _able(self, lease: Lease) -> bool:
-        return lease.records is not None and (lease.draft_slot is not None or self._drafting.free)
+        recorded = lease.records is not None or not self._drafting.reads_records
+        return recorded and (lease.draft_slot is not None or self._drafting.free)
 
     def _known(self, lease: Lease) -> int:
         return 0 if lease.draft_slot is None else self._drafting.known(lease.draft_slot)
@@ -281,96 +301,26 @@ class RecordDrafting(TreeDrafting):
         lease = job.lease
         # Others may have taken the last slot in this round. And while records of a long prompt are
         # made in batches, the stream continues without drafts.
-        if (
-            not self._able(lease)
-            or lease.records is None
-            or lease.slot is None
-            or not self._recorded(lease, stop)
-        ):
+        if not self._able(lease) or lease.slot is None or not self._recorded(lease, stop):
             return False
         if lease.draft_slot is None:
             lease.draft_slot = self._drafting.open()
-        self._give(job, lease.draft_slot, lease.records, stop)
+        self._give(lease, lease.draft_slot)
+        self._drafting.read(lease.draft_slot, job.ids[self._known(lease) : stop])
         return True
 
     def _recorded(self, lease: Lease, stop: int) -> bool:
         """Whether records that the drafter needs to read up to `stop` are made; else a batch of
         them is."""
-        return self._known(lease) == stop or self._recorder.finish(lease)
-
-    def _give(self, job: Job, slot: int, records: RecordRows, stop: int) -> None:
-        """Give a slot of the drafter the session's records and tokens up to `stop`."""
-        raise NotImplementedError
-
-
-class MoaServerDrafting(RecordDrafting):
-    """By torch."""
-
-    _drafting: MoaDrafting
-
-    def __init__(
-        self, target: Target, drafter: Drafter, recorder: Recorder, *, shape: TreeShape
-    ) -> None:
-        make: Callable[..., MoaDrafting] = partial(MoaDrafting, drafter)
-        if target.graphs is not None:
-            make = partial(ChainDrafting, drafter, target.graphs)
-        drafting = make(
-            slots=drafting_slots(target),
-            capacity=target.cache.capacity,
-            scratch=shape.breadth * (shape.depth + 1) + 8,
-        )
-        if isinstance(drafting, ChainDrafting):
-            drafting.prepare()
-        super().__init__(target, drafting, recorder, shape=shape)
-        self._drafter = drafter
-
-    @torch.inference_mode()
-    def _give(self, job: Job, slot: int, records: RecordRows, stop: int) -> None:
-        drafting = self._drafting
-        start = self._drafting.known(slot)
-        if start == stop or job.lease.slot is None:
-            return
-        if drafting.records is not None:
-            # A row that could not be made stays zero.
-            halves = [self._drafter.layout.split(half)[0] for half in records.read(start, stop)]
-            rows = [torch.from_numpy(half).to(drafting.records.k) for half in halves]
-            drafting.records.append(slot, *(half.transpose(0, 1).unsqueeze(0) for half in rows))
-        if drafting.borrowed is not None:
-            last = slice(-self._drafter.config.tli, None)
-            keys, values = self._target.cache.read(job.lease.slot, start, stop)
-            drafting.borrowed.append(slot, keys[last].transpose(1, 2), values[last].transpose(1, 2))
-        drafting.read(slot, job.ids[start:stop])
-
-
-class GraphServerDrafting(RecordDrafting):
-    """By the drafter's exported graph: on a CPU a level takes a tenth of the time that torch takes."""
-
-    _drafting: GraphDrafting
-
-    def __init__(
-        self,
-        target: Target,
-        drafter: Drafter,
-        loaded: LoadedGraph,
-        recorder: Recorder,
-        *,
-        shape: TreeShape,
-    ) -> None:
-        super().__init__(
-            target,
-            GraphDrafting(drafter, loaded, slots=drafting_slots(target)),
-            recorder,
-            shape=shape,
-        )
-
-    def _recorded(self, lease: Lease, stop: int) -> bool:
+        if not self._drafting.reads_records or self._known(lease) == stop:
+            return True
         late = lease.backlog[-1].stop - lease.backlog[0].start if lease.backlog else 0
-        return late <= LATE or self._recorder.finish(lease)
+        return late <= self._drafting.record_lag or self._recorder.finish(lease)
 
-    def _give(self, job: Job, slot: int, records: RecordRows, stop: int) -> None:
-        drafting = self._drafting
-        held = drafting.held(slot)
-        for start, end in job.lease.made:
-            while (new := held.newest_missing(end, end - start, start)) is not None:
-                drafting.give(slot, new[0], *records.read(*new))
-        drafting.read(slot, job.ids[drafting.known(slot) : stop])
+    def _give(self, lease: Lease, slot: int) -> None:
+        """Give a slot of the drafter the records that have been made since."""
+        if lease.records is None or not self._drafting.reads_records:
+            return
+        for start, stop in lease.made:
+            while (new := self._drafting.missing(slot, start, stop)) is not None:
+                self._drafting.give(slot, new[0], *lease.records.read(*new))

@@ -3,8 +3,7 @@ pickle."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,70 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from moa.config import DrafterConfig, TargetFacts
 from moa.errors import ConfigError, UsageError
-from moa.model.borrowed import BorrowedLayers, SharedWeights, Sibling
-from moa.model.drafter import Drafter
-from moa.model.loading import LoadedModel
 
 WEIGHTS = "model.safetensors"
 Filled = TypeVar("Filled", bound=nn.Module)
-
-
-def new_drafter(
-    config: DrafterConfig, target: PreTrainedModel, body: Sibling | None = None
-) -> Drafter:
-    """An untrained drafter beside its target; a `body` that is a language model keeps its weights."""
-    drafter = _drafter(config, target, body)
-    for module in drafter.modules():
-        if isinstance(module, nn.Linear) and module.weight.requires_grad:
-            nn.init.normal_(module.weight, std=0.02)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-    return drafter.to(device=target.device)
-
-
-def drafter_around(
-    target: PreTrainedModel,
-    facts: TargetFacts,
-    body: LoadedModel,
-    shape: Mapping[str, Any],
-    *,
-    frozen: bool,
-) -> Drafter:
-    """A drafter whose body is an existing small language model. Its cross-attention is untrained
-    and adds nothing at first. The body's embedding and head are never trained."""
-    if body.facts.tokenizer_hash != facts.tokenizer_hash:
-        raise UsageError(
-            f"the model in {body.folder} has another tokenizer than the target",
-            hint="a drafter's body must share the target's tokenizer",
-        )
-    described = json.loads(body.model.config.to_json_string(use_diff=False))
-    config = DrafterConfig.for_body(facts, body.facts, described, **shape)
-    drafter = new_drafter(config, target, Sibling(body.model))
-    drafter.body.decoder.requires_grad_(not frozen)
-    drafter.leave_records_out()
-    return drafter.to(device=target.device, dtype=torch.float32)
-
-
-def load_drafter(
-    folder: Path,
-    target: PreTrainedModel,
-    facts: TargetFacts,
-    dtype: torch.dtype | None = None,
-    config: DrafterConfig | None = None,
-) -> Drafter:
-    """A trained drafter beside its target: one of ours or the paper's published checkpoint."""
-    own = config or DrafterConfig.read(folder, facts)
-    drafter = filled(lambda: _drafter(own, target), stored_weights(folder), folder)
-    return drafter.to(device=target.device, dtype=dtype or target.dtype).eval()
-
-
-def _drafter(
-    config: DrafterConfig, target: PreTrainedModel, body: Sibling | None = None
-) -> Drafter:
-    borrowed = BorrowedLayers(backbone_of(target), config.tli) if config.tli else None
-    return Drafter(config, SharedWeights.of(target), borrowed, body)
 
 
 def filled(make: Callable[[], Filled], state: dict[str, torch.Tensor], folder: Path) -> Filled:
@@ -125,7 +64,7 @@ def _fitting(
 
 
 def save_drafter(drafter: Any, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Write config and weights of a drafter of either kind, in `dtype` if given."""
+    """Write config and weights of any drafter, in `dtype` if given."""
     folder.mkdir(parents=True, exist_ok=True)
     save_weights(drafter, folder, dtype)
     drafter.config.write(folder)

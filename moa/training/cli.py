@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from moa.drafters.contract import Drafter
 from moa.errors import UsageError, run_cli
-from moa.model.drafter import Drafter
 from moa.model.loading import LoadedModel, checked_device, load_model
 from moa.model.target import Target
 from moa.process.files import named
@@ -174,15 +174,17 @@ def _dry_run(args: argparse.Namespace, loaded: LoadedModel) -> dict[str, Any]:
             "drafter": parameter_count(run.drafter),
             "target": parameter_count(loaded.model),
         },
-        **(
-            {"record_numbers": run.drafter.config.record_width}
-            if isinstance(run.drafter, Drafter)
-            else {}
-        ),
+        "record_numbers": record_numbers(run.drafter),
         "tokens_per_s": tokens_per_s,
         "peak_memory_mib": peak_memory_mib(),
         "estimated_seconds": seen / tokens_per_s,
     }
+
+
+def record_numbers(drafter: Drafter) -> int:
+    """Numbers in an activation record."""
+    layout = drafter.record_layout
+    return 0 if layout is None else 2 * layout.count * layout.width
 
 
 def _show(result: dict[str, Any], *, as_json: bool) -> None:

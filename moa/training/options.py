@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from moa import __version__
 from moa.cli.command_line import CommandParser, given_fields
-from moa.config import DrafterConfig
+from moa.drafters.attention.config import AttentionConfig
 from moa.errors import UsageError
 
 if TYPE_CHECKING:
-    from moa.training.distill import DistillSettings
+    from moa.drafters.attention.training import DistillSettings
     from moa.training.loop import LoopSettings
     from moa.training.masks import AnchorRule
 
@@ -207,7 +207,7 @@ def loop_settings(args: argparse.Namespace, rows: int, world: int) -> LoopSettin
 
 def distill_settings(args: argparse.Namespace) -> DistillSettings:
     """Losses and masks."""
-    from moa.training.distill import PAPER, DistillSettings
+    from moa.drafters.attention.training import PAPER, DistillSettings
 
     settings = PAPER if args.paper else DistillSettings()
     anchors = settings.anchors if args.spacing is None else parse_spacings(args.spacing)
@@ -256,7 +256,7 @@ def check_body(args: argparse.Namespace) -> None:
         raise UsageError("--freeze-body is for --body MODEL: no other body is worth freezing")
 
 
-def initial_config(args: argparse.Namespace, config: DrafterConfig) -> DrafterConfig:
+def initial_config(args: argparse.Namespace, config: AttentionConfig) -> AttentionConfig:
     """The shape of `--init`'s drafter. The number of borrowed layers may be changed: they are not
     part of its weights."""
     if given := sorted(shape_overrides(args)):

@@ -21,18 +21,25 @@ from safetensors import SafetensorError
 from torch import nn
 
 import moa
-from moa.config import DrafterConfig, TargetFacts
+from moa.config import TargetFacts
+from moa.drafters.attention.config import AttentionConfig
+from moa.drafters.attention.model import (
+    AttentionDrafter,
+    attention_around,
+    load_attention,
+    new_attention,
+)
+from moa.drafters.attention.training import Distillation
+from moa.drafters.states.config import StateDrafterConfig
+from moa.drafters.states.least_squares import solve
+from moa.drafters.states.model import StateDrafter
+from moa.drafters.states.training import ChainSettings, ChainTraining
 from moa.errors import UsageError
 from moa.model.borrowed import SharedWeights
-from moa.model.checkpoint import drafter_around, load_drafter, new_drafter, save_drafter
-from moa.model.drafter import Drafter
+from moa.model.checkpoint import save_drafter
 from moa.model.loading import LoadedModel, load_model, load_tokenizer
-from moa.model.state_drafter import StateDrafter, StateDrafterConfig
 from moa.training import options
-from moa.training.chains import ChainSettings, ChainTraining
 from moa.training.data import Document, PackedRows, pack
-from moa.training.distill import Distillation
-from moa.training.least_squares import solve
 from moa.training.loop import Loop, LoopSettings
 from moa.training.sources import DocumentReader, examples
 from moa.training.teacher import Teacher
@@ -48,7 +55,7 @@ class TrainingRun:
     """A prepared run, without its data."""
 
     args: argparse.Namespace
-    drafter: Drafter | StateDrafter
+    drafter: AttentionDrafter | StateDrafter
     objective: Distillation
     reader: DocumentReader
     target_id: str
@@ -74,7 +81,7 @@ class TrainingRun:
         options.loop_settings(args, rows=1, world=1)
         seed = args.seed or 0
         torch.manual_seed(seed)
-        drafter: Drafter | StateDrafter
+        drafter: AttentionDrafter | StateDrafter
         objective: Distillation
         teacher = Teacher(loaded.model)
         if args.states:
@@ -174,18 +181,18 @@ def parameter_count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def _new_drafter(args: argparse.Namespace, loaded: LoadedModel) -> tuple[Drafter, str]:
+def _new_drafter(args: argparse.Namespace, loaded: LoadedModel) -> tuple[AttentionDrafter, str]:
     """The drafter, and the name of its starting point."""
     facts = loaded.facts
     if args.init is not None:
-        config = options.initial_config(args, DrafterConfig.read(args.init, facts))
-        drafter = load_drafter(args.init, loaded.model, facts, torch.float32, config).train()
+        config = options.initial_config(args, AttentionConfig.read(args.init, facts))
+        drafter = load_attention(args.init, loaded.model, facts, torch.float32, config).train()
         return drafter, _digest(drafter)
     shape: dict[str, Any] = {"tli": args.tli or 0, **options.shape_overrides(args)}
     if args.body is None:
-        return new_drafter(DrafterConfig.for_target(facts, **shape), loaded.model), ""
+        return new_attention(AttentionConfig.for_target(facts, **shape), loaded.model), ""
     body = load_model(args.body, device=loaded.model.device)
-    drafter = drafter_around(loaded.model, facts, body, shape, frozen=args.freeze_body)
+    drafter = attention_around(loaded.model, facts, body, shape, frozen=args.freeze_body)
     return drafter, _digest(drafter)
 
 

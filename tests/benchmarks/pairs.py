@@ -13,9 +13,8 @@ from transformers import PreTrainedModel
 
 from benchmarks.baselines.presets import NO_RECORDS, moa_config
 from benchmarks.baselines.registry import Feature, FeatureDrafter, new_baseline, shape_for
+from moa.drafters.attention.model import AttentionDrafter, new_attention
 from moa.model.borrowed import SharedWeights
-from moa.model.checkpoint import new_drafter
-from moa.model.drafter import Drafter
 from moa.model.target import Target
 from moa.training.data import Batch, Document, PackedRows, pack
 from tests.tiny import tiny
@@ -43,15 +42,15 @@ def baseline(kind: Feature, target: Target) -> FeatureDrafter:
     return _widened(new_baseline(config, SharedWeights.of(target.model)))
 
 
-def body(target: Target) -> Drafter:
+def body(target: Target) -> AttentionDrafter:
     """A drafter without records, likewise."""
     config = moa_config(
         target.facts, {**NO_RECORDS, "layers": 2, "self_attention_intermediate_size": 40}
     )
-    return _widened(new_drafter(config, target.model))
+    return _widened(new_attention(config, target.model))
 
 
-def opponent(kind: str, target: Target) -> Drafter | FeatureDrafter:
+def opponent(kind: str, target: Target) -> AttentionDrafter | FeatureDrafter:
     """Any of the drafters that ours is compared with."""
     return body(target) if kind == "independent" else baseline(kind, target)  # type: ignore[arg-type]
 

@@ -19,8 +19,8 @@ from benchmarks.baselines.registry import (
     save,
 )
 from benchmarks.kit.speculator import GenerationSettings, Speculator
+from moa.drafters.attention.model import new_attention
 from moa.errors import ConfigError, UsageError
-from moa.model.checkpoint import new_drafter
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
 from tests.benchmarks.pairs import (
@@ -60,7 +60,7 @@ def test_text_does_not_depend_on_the_drafter(kind: str, sampling: SamplingSettin
 def test_all_are_as_large_on_the_device_as_the_moa_drafter(kind: str) -> None:
     target = target_for(kind, tiny_target())
     wanted = parameter_count(
-        new_drafter(moa_config(target.facts, WIDE), target.model), device_only=True
+        new_attention(moa_config(target.facts, WIDE), target.model), device_only=True
     )
     model, _ = build(kind, target.model, target.facts, WIDE, {}, 0)
     assert parameter_count(model, device_only=True) == pytest.approx(wanted, rel=0.02)
@@ -71,7 +71,7 @@ def test_a_folder_is_the_model(kind: str, tmp_path: Path) -> None:
     source = save_tiny("llama", tmp_path / "target")
     target = target_for(kind, load_target(source, slots=1, capacity=64).model, slots=1, capacity=64)
     model = (
-        new_drafter(moa_config(target.facts, {}), target.model)
+        new_attention(moa_config(target.facts, {}), target.model)
         if kind == "moa"
         else opponent(kind, target)
     )

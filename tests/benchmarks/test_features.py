@@ -11,12 +11,14 @@ from torch import Tensor
 
 from benchmarks.baselines.independent import as_llama
 from benchmarks.baselines.registry import Feature, FeatureDrafter
+from moa.drafters.body_drafting import BodyDrafting
+from moa.drafters.contract import DraftRequest
+from moa.drafters.drafting import Level
+from moa.drafters.features import FeatureDrafting
+from moa.drafters.states.training import chains, shifted, visible
 from moa.model.blocks import additive
-from moa.model.drafting import DraftRequest, Level, MoaDrafting
-from moa.model.features import FeatureDrafting
 from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings
-from moa.training.chains import chains, shifted, visible
 from moa.training.teacher import Teacher
 from moa.tree import TreeGrower, TreeShape
 from tests.benchmarks.pairs import KINDS, baseline, body, prompts, target_for, tiny_target, whole
@@ -40,7 +42,7 @@ def build(kind: Feature) -> tuple[FeatureDrafter, list[int], Tensor, FeatureDraf
         return model, ids, model.read(states), drafting, observed(target, drafting, ids)
 
 
-def observed(target: Target, drafting: FeatureDrafting | MoaDrafting, ids: list[int]) -> int:
+def observed(target: Target, drafting: FeatureDrafting | BodyDrafting, ids: list[int]) -> int:
     """A slot that has seen the first tokens as an engine shows them: a chunk, then an accepted path
     of a tree."""
     slot = target.cache.acquire()
@@ -112,7 +114,7 @@ def test_the_drafter_without_records_is_a_plain_llama_and_drafts_as_one() -> Non
     )[0]
     llama: Any = as_llama(model, 512, (2,))
     torch.testing.assert_close(llama(tokens).logits[0], wanted, atol=1e-4, rtol=1e-4)
-    drafting = MoaDrafting(model, slots=2, capacity=64)
+    drafting = BodyDrafting(model, slots=2, capacity=64)
     for at, logits in enumerate(
         levels(drafting, observed(target, drafting, ids), ids, None), start=KNOWN
     ):

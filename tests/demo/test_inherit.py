@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from demo.inherit import inherit
-from moa.config import DrafterConfig
+from moa.drafters.attention.config import AttentionConfig
+from moa.drafters.attention.model import new_attention
 from moa.errors import ConfigError
-from moa.model.checkpoint import new_drafter
 from moa.model.loading import load_model
 from moa.training.data import Document, PackedRows, pack
 from moa.training.teacher import Teacher
@@ -32,7 +32,7 @@ def test_all_layers_and_units_of_the_target_are_the_target(tmp_path: Path) -> No
         "self_attention_num_key_value_heads": facts.kv_heads,
         "self_attention_intermediate_size": loaded.model.config.intermediate_size,
     }
-    drafter = new_drafter(DrafterConfig.for_target(facts, **shape), loaded.model)
+    drafter = new_attention(AttentionConfig.for_target(facts, **shape), loaded.model)
     inherit(drafter, Teacher(loaded.model), range(facts.layers), batch)
     ids = torch.tensor([[7, 9, 30, 11]])
     causal = torch.full((4, 4), MASKED).triu(1)[None, None]
@@ -43,8 +43,8 @@ def test_all_layers_and_units_of_the_target_are_the_target(tmp_path: Path) -> No
         torch.testing.assert_close(alone, loaded.model(ids).logits, atol=1e-3, rtol=1e-3)
     with pytest.raises(ConfigError, match=r"each 0\.\.3"):
         inherit(drafter, Teacher(loaded.model), (0, 1, 2, 9), batch)
-    other = new_drafter(
-        DrafterConfig.for_target(facts, **shape | {"num_attention_heads": 2}), loaded.model
+    other = new_attention(
+        AttentionConfig.for_target(facts, **shape | {"num_attention_heads": 2}), loaded.model
     )
     with pytest.raises(ConfigError, match="another shape"):
         inherit(other, Teacher(loaded.model), range(facts.layers), batch)

@@ -14,9 +14,9 @@ import torch
 from benchmarks.kit.speculator import GenerationSettings, Speculator
 from demo import natural, train
 from demo.recipe import COURSES, DRAFTER_COURSES, DRAFTER_LAYERS, DRAFTER_SHAPE, ROW
-from moa.config import DrafterConfig
 from moa.demo import paths
-from moa.model.checkpoint import load_drafter
+from moa.drafters.attention.config import AttentionConfig
+from moa.drafters.attention.model import load_attention
 from moa.model.loading import load_model
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
@@ -42,7 +42,7 @@ def test_the_plan_names_every_course_and_flags_of_rows_are_refused_elsewhere(
 
 def test_the_embedded_drafter_has_the_shape_of_the_recipe() -> None:
     loaded = load_model(paths().target)
-    assert DrafterConfig.read(paths().drafter, loaded.facts) == DrafterConfig.for_target(
+    assert AttentionConfig.read(paths().drafter, loaded.facts) == AttentionConfig.for_target(
         loaded.facts, **DRAFTER_SHAPE
     )
     assert DRAFTER_SHAPE["layers"] == len(DRAFTER_LAYERS)
@@ -64,7 +64,7 @@ def test_each_course_goes_on_from_the_weights_of_the_one_before(tmp_path: Path) 
             paths().target, tmp_path / f"after {number}", tmp_path, courses[:number]
         )
         ends.append(
-            load_drafter(tmp_path / f"after {number}", loaded.model, loaded.facts, torch.float32)
+            load_attention(tmp_path / f"after {number}", loaded.model, loaded.facts, torch.float32)
         )
     first, second = (dict(drafter.named_parameters()) for drafter in ends)
     moved = [(first[name] - second[name]).abs().max() for name in first]
@@ -81,7 +81,7 @@ def test_each_course_goes_on_from_the_weights_of_the_one_before(tmp_path: Path) 
         tmp_path / "after 1",
     )
     alone = dict(
-        load_drafter(
+        load_attention(
             tmp_path / "alone", loaded.model, loaded.facts, torch.float32
         ).named_parameters()
     )

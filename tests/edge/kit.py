@@ -27,11 +27,11 @@ from edge_client.conversation import Conversation
 from edge_client.device import Device
 from edge_client.tools.emulated_network import LinkProxy, Profile
 from export.build import BuildSettings, build
-from moa.config import DrafterConfig
+from moa.drafters.attention.config import AttentionConfig
+from moa.drafters.attention.model import AttentionDrafter, new_attention
 from moa.grammar.matcher import TextMask
 from moa.graph.cache import RecordBuffer
-from moa.model.checkpoint import new_drafter, save_drafter
-from moa.model.drafter import Drafter
+from moa.model.checkpoint import save_drafter
 from moa.model.loading import load_model
 from moa.sampling import SamplingSettings
 from moa.speculation.guess_tree import GuessTreeGrower
@@ -61,11 +61,11 @@ def make_pair(folder: Path, **shape: Any) -> None:
     loaded = load_model(folder / "target")
     torch.manual_seed(0)
     export_drafter(
-        new_drafter(DrafterConfig.for_target(loaded.facts, **shape), loaded.model), folder
+        new_attention(AttentionConfig.for_target(loaded.facts, **shape), loaded.model), folder
     )
 
 
-def export_drafter(drafter: Drafter, folder: Path) -> None:
+def export_drafter(drafter: AttentionDrafter, folder: Path) -> None:
     """Save a drafter of the folder's target, and export its bundle."""
     save_drafter(drafter, folder / "drafter")
     settings = BuildSettings(
@@ -206,7 +206,7 @@ def oracle(truth: Sequence[int], right: float = 0.8, *, seed: int = 0) -> Device
         assert records is not None
         return OracleDrafter(truth, right, seed=seed, records=RecordBuffer(records.heads))
 
-    return dataclasses.replace(real, new_drafter=drafter)
+    return dataclasses.replace(real, new_attention=drafter)
 
 
 FAST: dict[str, Any] = {

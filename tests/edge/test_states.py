@@ -64,18 +64,26 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return Pair(replace(settings, port=0, slots=8, limits=verifier_kit.LIMITS), folder / "bundle")
 
 
+@pytest.mark.parametrize("by_graph", [False, True], ids=["torch", "graph"])
 @pytest.mark.parametrize(
     ("draft", "sync", "how"),
-    [("device", "int8", "greedy"), ("device", "off", "sampled"), ("server", "int8", "sampled")],
+    [
+        ("device", "int8", "greedy"),
+        ("device", "off", "sampled"),
+        ("server", "int8", "sampled"),
+        ("server", "off", "greedy"),
+    ],
 )
 async def test_the_text_is_the_targets_and_records_come(
-    pair: Pair, draft: Any, sync: Any, how: str
+    pair: Pair, draft: Any, sync: Any, how: str, by_graph: bool
 ) -> None:
     device = Device.load(pair.bundle, threads=1)
     sampling: dict[str, Any] = {"temperature": HOW[how].temperature, "seed": HOW[how].seed}
-    served = await asyncio.to_thread(load, pair.settings)
+    settings = replace(pair.settings, bundle=str(pair.bundle)) if by_graph else pair.settings
+    served = await asyncio.to_thread(load, settings)
+    assert served.drafts == ("states, cpu-fp32" if by_graph else "states")
     async with (
-        Verifier(served, pair.settings).open() as running,
+        Verifier(served, settings).open() as running,
         LinkProxy("127.0.0.1", running.transport.port, PROFILES["wifi"]) as link,
     ):
         ways: dict[str, Any] = {
@@ -101,8 +109,6 @@ async def test_the_text_is_the_targets_and_records_come(
 
 
 def test_what_does_not_fit_such_a_drafter_is_refused(pair: Pair, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--bundle is of no use"):
-        load(replace(pair.settings, bundle=str(pair.bundle)))
     published.write(tmp_path / "eagle3", "specforge-3.1", tiny("llama"), [1, 2, 3])
     with pytest.raises(UsageError, match="read different states"):
         load(replace(pair.settings, server_drafter=str(tmp_path / "eagle3")))

@@ -15,8 +15,9 @@ from torch import nn
 from export.build import BuildSettings, build
 from export.source import Source, load_source
 from moa.bundle import Bundle
-from moa.config import DrafterConfig
-from moa.model.checkpoint import new_drafter, save_drafter
+from moa.drafters.attention.config import AttentionConfig
+from moa.drafters.attention.model import new_attention
+from moa.model.checkpoint import save_drafter
 from moa.model.loading import load_model
 from tests.tiny import save_tiny
 
@@ -62,7 +63,7 @@ def make_pair(
     target = save_tiny(family, folder / "target", **overrides)
     loaded = load_model(target)
     torch.manual_seed(3)
-    drafter = new_drafter(DrafterConfig.for_target(loaded.facts, **shape or {}), loaded.model)
+    drafter = new_attention(AttentionConfig.for_target(loaded.facts, **shape or {}), loaded.model)
     with torch.no_grad():
         for parameter in drafter.parameters():
             parameter.mul_(

@@ -10,9 +10,10 @@ import torch
 from edge_client.device import Device
 from export.build import build
 from moa.bundle import Bundle
+from moa.drafters.attention.model import load_attention
+from moa.drafters.body_drafting import BodyDrafting
+from moa.drafters.contract import DraftRequest
 from moa.graph.drafter import OnnxDrafter, run
-from moa.model.checkpoint import load_drafter
-from moa.model.drafting import DraftRequest, MoaDrafting
 from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape
@@ -44,8 +45,8 @@ def beside(pair: Pair, ids: list[int]) -> tuple[DraftTree, list[np.ndarray]]:
     """What the drafter beside the target drafts after all but the last of `ids`, and the keys and
     values that travel to the device."""
     target = Target.load(pair.target, slots=1, capacity=64)
-    drafter = load_drafter(pair.drafter, target.model, target.facts)
-    drafting = MoaDrafting(drafter, slots=1, capacity=64)
+    drafter = load_attention(pair.drafter, target.model, target.facts)
+    drafting = BodyDrafting(drafter, slots=1, capacity=64)
     done = target.commit(
         target.forward([Row.chain(target.cache.acquire(), ids[:-1])]), 0, range(len(ids) - 1)
     )
@@ -53,7 +54,7 @@ def beside(pair: Pair, ids: list[int]) -> tuple[DraftTree, list[np.ndarray]]:
     with torch.inference_mode():
         own = drafter.project(*done.kv, done.hidden, done.positions)
     travels = [
-        drafter.layout.join([part.numpy() for part in (mine, *theirs[-2:])])
+        drafter.record_layout.join([part.numpy() for part in (mine, *theirs[-2:])])
         for mine, theirs in zip(own, done.kv, strict=True)
     ]
     return drafting.draft([DraftRequest(0, ids[-1], SHAPE, SamplingSettings())])[0], travels

@@ -19,7 +19,7 @@ from export.draft_vocabulary import count_files, most_frequent
 from export.plan import make_plan
 from export.source import load_source
 from moa.bundle import MANIFEST, Bundle
-from moa.config import DrafterConfig
+from moa.drafters.attention.config import AttentionConfig
 from moa.errors import UsageError
 from moa.graph.step import open_session
 from moa.model.loading import read_facts
@@ -92,13 +92,13 @@ def test_the_plan_counts_what_the_bundle_holds(pair: Pair, bundle: Bundle) -> No
     plan = make_plan(str(pair.target), str(pair.drafter), ["cpu-fp32"], None)
     exact = bundle.manifest.files["variants/cpu-fp32/model.onnx.data"].size
     assert abs(plan.variant_bytes["cpu-fp32"] - exact) < 0.2 * exact  # pages are padded
-    assert plan.cache == [(1, 16)]
+    assert plan.sizes.cache == ((1, 16),)
     assert (
         make_plan(str(pair.target), str(pair.drafter), ["nnapi"], None).variant_bytes["nnapi"]
         < 1.1 * exact
     )
     independent = make_plan(str(pair.target), f"independent:{pair.target}", [], 50)
-    assert len(independent.cache) == 4
+    assert len(independent.sizes.cache) == 4
     assert independent.draft_vocabulary == 50
 
 
@@ -120,7 +120,7 @@ def test_a_plan_for_8_billion_weights_reads_none_of_them(tmp_path: Path) -> None
         tmp_path / "target",
         ends | {f"model.layers.{i}.mlp.up_proj.weight": (14_336, 14_336) for i in range(32)},
     )
-    settings = DrafterConfig.for_target(read_facts(tmp_path / "target")[0])
+    settings = AttentionConfig.for_target(read_facts(tmp_path / "target")[0])
     (tmp_path / "drafter").mkdir()
     settings.write(tmp_path / "drafter")
     _hole(tmp_path / "drafter", {"self_attention.mlp.up_proj.weight": (4096, 50_000)})
@@ -129,7 +129,7 @@ def test_a_plan_for_8_billion_weights_reads_none_of_them(tmp_path: Path) -> None
     assert time.process_time() - started < 2.0  # reading 16 GB takes longer
     assert plan.embedding_weights == 128_256 * 4096
     assert plan.head_weights == 32_000 * 4096
-    assert plan.layer_weights == 4096 * 50_000
+    assert plan.sizes.layer_weights == 4096 * 50_000
     assert 0.5e9 < plan.variant_bytes["cpu-int4"] < 0.6e9
     assert "time without calibration: about" in plan.lines()[-1]
 

@@ -13,25 +13,27 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.device import Device
-from export.body import BodySpec, export_body
+from export.body import export_body
 from export.build import BuildSettings, build
 from export.cli import main
 from export.forms import Workshop, block_layers, products_of_activations
 from export.kinds import OPSET
 from export.source import load_source
 from moa.bundle import Bundle
+from moa.drafters.contract import DraftRequest
+from moa.drafters.features import FeatureDrafting
+from moa.drafters.graph import GraphSpec
+from moa.drafters.states.config import StateDrafterConfig
+from moa.drafters.states.model import StateDrafter
+from moa.drafters.states.training import absent
 from moa.errors import MoaError
 from moa.graph.drafter import OnnxDrafter, run
 from moa.manifest import KVHeads
 from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import save_drafter
-from moa.model.drafting import DraftRequest
-from moa.model.features import FeatureDrafting
 from moa.model.loading import load_model
-from moa.model.state_drafter import StateDrafter, StateDrafterConfig
 from moa.model.target import Committed, Row, Target
 from moa.sampling import SamplingSettings
-from moa.training.chains import absent
 from moa.tree import DraftTree, TreeShape
 from tests.export.conftest import Pair
 from tests.tiny import save_tiny
@@ -96,7 +98,7 @@ class Beside:
             )
             self.drafting.observe(self.slot, part, pieces[-1])
         self.whole = Committed.joined(pieces)
-        self.keys, self.values = self.drafter.whole_records([self.whole])
+        self.keys, self.values = self.drafter.records([self.whole])
 
     def draft(self, pending: int) -> DraftTree:
         return self.drafting.draft([DraftRequest(self.slot, pending, SHAPE, SamplingSettings())])[0]
@@ -133,7 +135,7 @@ def test_the_device_drafts_what_is_drafted_beside_the_target(
 def test_records_are_the_same_in_any_pieces(beside: Beside) -> None:
     whole = beside.whole
     parts = [whole.part(6, 9), whole.part(0, 2), whole.part(2, 6)]
-    keys, values = beside.drafter.whole_records(parts)
+    keys, values = beside.drafter.records(parts)
     order = [6, 7, 8, 0, 1, 2, 3, 4, 5]
     np.testing.assert_allclose(keys, beside.keys[order], atol=1e-4)
     np.testing.assert_allclose(values, beside.values[order], atol=1e-4)
@@ -155,7 +157,7 @@ def test_without_records_each_token_reads_what_the_one_before_it_made(
                 torch.tensor([[token]]), feature, torch.tensor([[at]]), mask, past
             )
             past = torch.cat([past[0], rows[0]], -2), torch.cat([past[1], rows[1]], -2)
-            feature = model.again(hidden)
+            feature = model.feedback(hidden)
             wanted.append(int(model.logits(hidden)[0, 0].argmax()))
     assert mine == wanted
 
@@ -214,7 +216,7 @@ def test_layers_that_no_quantizer_would_find_are_not_exported(tmp_path: Path) ->
     with pytest.raises(MoaError, match="turned at run time"):
         export_body(
             Twice(),
-            BodySpec(512, (KVHeads(kv_heads=1, head_dim=8),), None),
+            GraphSpec(512, (KVHeads(kv_heads=1, head_dim=8),), None),
             tmp_path / "layers.onnx",
             opset=OPSET,
         )

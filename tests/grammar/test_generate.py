@@ -10,12 +10,13 @@ import pytest
 from benchmarks.kit.speculator import Generation, GenerationSettings, Speculator
 from moa import demo
 from moa.bundle import Bundle
+from moa.drafters.attention.model import load_attention
+from moa.drafters.body_drafting import BodyDrafting
+from moa.drafters.contract import Drafting
+from moa.drafters.onnx_drafting import OnnxDrafting
 from moa.errors import UsageError
 from moa.grammar.spec import Grammar
 from moa.graph.load import LoadedGraph
-from moa.model.checkpoint import load_drafter
-from moa.model.drafting import Drafting, MoaDrafting
-from moa.model.graph_drafting import GraphDrafting
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
@@ -49,10 +50,10 @@ def target() -> Target:
 
 
 def drafter(target: Target, kind: str) -> Drafting:
-    model = load_drafter(demo.paths().drafter, target.model, target.facts)
+    model = load_attention(demo.paths().drafter, target.model, target.facts)
     if kind == "torch":
-        return MoaDrafting(model, slots=4, capacity=512)
-    return GraphDrafting(model, LoadedGraph.load(Bundle.open(demo.paths().bundle)), slots=4)
+        return BodyDrafting(model, slots=4, capacity=512)
+    return OnnxDrafting(model, LoadedGraph.load(Bundle.open(demo.paths().bundle)), slots=4)
 
 
 def answers(

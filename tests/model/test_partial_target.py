@@ -8,9 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from moa.config import DrafterConfig
+from moa.drafters.attention.config import AttentionConfig
+from moa.drafters.attention.model import load_attention, new_attention
 from moa.errors import UsageError
-from moa.model.checkpoint import load_drafter, new_drafter, save_drafter
+from moa.model.checkpoint import save_drafter
 from moa.model.loading import load_model, read_partial_target
 from tests.tiny import FAMILIES, save_tiny
 
@@ -24,14 +25,14 @@ def test_the_drafter_of_a_streamed_target_is_that_of_a_loaded_one(
     whole = load_model(folder)
     torch.manual_seed(1)
     save_drafter(
-        new_drafter(DrafterConfig.for_target(whole.facts, tli=borrowed), whole.model),
+        new_attention(AttentionConfig.for_target(whole.facts, tli=borrowed), whole.model),
         tmp_path / "drafter",
     )
     part = read_partial_target(folder, borrowed=borrowed)
     assert part.facts.weights_id == whole.facts.weights_id
     assert part.facts.eos_ids == whole.facts.eos_ids
     ours, theirs = (
-        load_drafter(tmp_path / "drafter", one.model, one.facts) for one in (part, whole)
+        load_attention(tmp_path / "drafter", one.model, one.facts) for one in (part, whole)
     )
     for name in ("embedding", "head", "embedding_scale", "logit_softcap"):
         torch.testing.assert_close(

@@ -29,8 +29,8 @@ from edge_client.events import Confirm, Event, Retract, Token
 from edge_client.text.chat import prompt_ids
 from edge_client.tools.emulated_network import LinkProxy
 from moa import demo
-from moa.config import DrafterConfig
-from moa.model.checkpoint import new_drafter
+from moa.drafters.attention.config import AttentionConfig
+from moa.drafters.attention.model import new_attention
 from moa.model.loading import load_model
 from moa.model.target import Target
 from tests.edge.kit import Reader, export_drafter
@@ -212,7 +212,7 @@ def random_pair(folder: Path) -> Pair:
     tokenizer.save_pretrained(folder / "target")
     loaded = load_model(folder / "target")
     torch.manual_seed(0)
-    drafter = new_drafter(DrafterConfig.for_target(loaded.facts), loaded.model)
+    drafter = new_attention(AttentionConfig.for_target(loaded.facts), loaded.model)
     _keep_constant(drafter)
     export_drafter(drafter, folder)
     where = {name: str(folder / name) for name in ("target", "drafter", "bundle")}

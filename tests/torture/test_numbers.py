@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from edge_client.client import EdgeClient
+from moa.drafters.attention.model import AttentionDrafter
 from moa.graph.step import Call
-from moa.model.drafter import Drafter
 from moa.model.target import Step, Target
 from tests.edge import kit
 from tests.edge.test_exact import COUNT, truth
@@ -31,7 +31,7 @@ async def test_a_drafter_without_numbers_costs_acceptance_and_no_token(
     monkeypatch: pytest.MonkeyPatch, draft: Any
 ) -> None:
     ran = Call.run
-    projected = Drafter.project
+    projected = AttentionDrafter.project
 
     def run(call: Call, noise: np.ndarray) -> float:
         seconds = ran(call, noise)
@@ -39,11 +39,11 @@ async def test_a_drafter_without_numbers_costs_acceptance_and_no_token(
             array.fill(np.nan)
         return seconds
 
-    def project(drafter: Drafter, *given: Any) -> tuple[torch.Tensor, ...]:
+    def project(drafter: AttentionDrafter, *given: Any) -> tuple[torch.Tensor, ...]:
         return tuple(torch.full_like(one, torch.nan) for one in projected(drafter, *given))
 
     monkeypatch.setattr(Call, "run", run)  # the device's
-    monkeypatch.setattr(Drafter, "project", project)  # the server's, and all records
+    monkeypatch.setattr(AttentionDrafter, "project", project)  # the server's, and all records
     async with kit.verifier() as running:
         url = running.transport.url
         async with EdgeClient(

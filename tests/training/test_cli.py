@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from moa.config import DrafterConfig
-from moa.model.checkpoint import load_drafter
+from moa.drafters.attention.config import AttentionConfig
+from moa.drafters.attention.model import load_attention
 from moa.model.loading import load_model
 from moa.process.listening import Port
 from moa.training import options
@@ -64,7 +64,7 @@ def test_a_run_leaves_a_drafter_and_its_provenance(
     assert result["tokens_per_s"] > 0
     assert result["peak_memory_mib"] > 0
     loaded = load_model(target)
-    drafter = load_drafter(out, loaded.model, loaded.facts)
+    drafter = load_attention(out, loaded.model, loaded.facts)
     assert (drafter.config.tli, drafter.config.final_norm) == (1, True)
     assert {value.dtype for value in load_file(out / "model.safetensors").values()} == {
         torch.float16
@@ -145,7 +145,7 @@ def test_the_same_command_goes_on_where_it_was_killed_and_says_what_a_drafter_is
 def test_the_papers_published_layout_is_a_start(target: Path, chats: Path, tmp_path: Path) -> None:
     published = tmp_path / "published"
     assert train(target, chats, published, "--steps", "1") == 0
-    ours = DrafterConfig.read(published)
+    ours = AttentionConfig.read(published)
     unknown_to_the_paper = (
         "target_layers",
         "target_kv_heads",
@@ -248,7 +248,7 @@ def test_a_body_begins_as_the_model_that_it_is_made_of(
     ids = torch.tensor([[7, 9, 30, 11]])
     causal = torch.full((4, 4), MASKED).triu(1)[None, None]
     assert train(target, chats, tmp_path / "out", "--body", str(sibling), "--freeze-body") == 0
-    drafter = load_drafter(tmp_path / "out", loaded.model, loaded.facts)
+    drafter = load_attention(tmp_path / "out", loaded.model, loaded.facts)
     inputs = ids, torch.arange(4)[None], causal, drafter.empty_rows(ids)
     with torch.no_grad():
         alone = drafter.logits(drafter.features(*inputs)[0])

@@ -11,19 +11,20 @@ import torch
 
 from benchmarks.kit.speculator import GenerationSettings, Speculator
 from demo.inherit import inherit
-from moa.config import DrafterConfig
+from moa.drafters.attention.config import AttentionConfig
+from moa.drafters.attention.model import AttentionDrafter, new_attention
+from moa.drafters.attention.training import PAPER, Distillation, DistillSettings
+from moa.drafters.body_drafting import BodyDrafting
+from moa.drafters.states.config import StateDrafterConfig
+from moa.drafters.states.least_squares import solve
+from moa.drafters.states.model import StateDrafter
+from moa.drafters.states.training import ChainSettings, ChainTraining
 from moa.model.borrowed import BorrowedLayers, SharedWeights
-from moa.model.checkpoint import backbone_of, new_drafter
-from moa.model.drafter import Drafter
-from moa.model.drafting import MoaDrafting
+from moa.model.checkpoint import backbone_of
 from moa.model.loading import load_model
-from moa.model.state_drafter import StateDrafter, StateDrafterConfig
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
-from moa.training.chains import ChainSettings, ChainTraining
 from moa.training.data import PackedRows
-from moa.training.distill import PAPER, Distillation, DistillSettings
-from moa.training.least_squares import solve
 from moa.training.masks import AnchorRule
 from moa.training.teacher import Teacher
 from moa.tree import TreeShape
@@ -45,12 +46,14 @@ def there(value: torch.Tensor | None) -> torch.Tensor:
     return value.inner
 
 
-def twin(drafter: Drafter, model: Any) -> Drafter:
+def twin(drafter: AttentionDrafter, model: Any) -> AttentionDrafter:
     """The same drafter on the stand-in, beside a model there."""
     borrowed = (
         BorrowedLayers(backbone_of(model), drafter.config.tli) if drafter.config.tli else None
     )
-    other = Drafter(drafter.config, SharedWeights.of(model), borrowed).to(drafter.weight.dtype)
+    other = AttentionDrafter(drafter.config, SharedWeights.of(model), borrowed).to(
+        drafter.weight.dtype
+    )
     other.load_state_dict(drafter.state_dict())
     made: Any = moved(other)
     return made
@@ -146,14 +149,16 @@ def test_drafts_and_verification_on_a_device_of_its_own(
     model: Any = tiny(family).to(dtype)
     place = Target.from_model(model, slots=2, capacity=64)
     torch.manual_seed(0)
-    drafter = new_drafter(DrafterConfig.for_target(place.facts, **shape), model).to(dtype).eval()
-    wanted = Speculator(place, MoaDrafting(drafter, slots=2, capacity=64)).generate(
+    drafter = (
+        new_attention(AttentionConfig.for_target(place.facts, **shape), model).to(dtype).eval()
+    )
+    wanted = Speculator(place, BodyDrafting(drafter, slots=2, capacity=64)).generate(
         prompts, settings
     )
     with stand_in():
         other: Any = moved(tiny(family).to(dtype))
         elsewhere = Target.from_model(other, slots=2, capacity=64)
-        drafting = MoaDrafting(twin(drafter, other).eval(), slots=2, capacity=64)
+        drafting = BodyDrafting(twin(drafter, other).eval(), slots=2, capacity=64)
         found = Speculator(elsewhere, drafting).generate(prompts, settings)
     assert [len(answer.ids) for answer in found] == [12, 12]
     if dtype == torch.float32:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from moa.config import DrafterConfig
-from moa.model.checkpoint import new_drafter
+from moa.drafters.attention import training as distill
+from moa.drafters.attention.config import AttentionConfig
+from moa.drafters.attention.model import new_attention
+from moa.drafters.attention.training import PAPER, Distillation, DistillSettings
 from moa.model.loading import load_model
-from moa.training import distill
 from moa.training.data import Batch, Document, PackedRows, pack
-from moa.training.distill import PAPER, Distillation, DistillSettings
 from moa.training.masks import AnchorRule, Spacing
 from moa.training.teacher import Teacher
 from tests.close import assert_rounded
@@ -29,7 +29,7 @@ def task(
 ) -> Distillation:
     loaded = load_model(target)
     torch.manual_seed(0)
-    drafter = new_drafter(DrafterConfig.for_target(loaded.facts, **shape), loaded.model)
+    drafter = new_attention(AttentionConfig.for_target(loaded.facts, **shape), loaded.model)
     settings = settings or DistillSettings()
     return Distillation(
         drafter, Teacher(loaded.model), settings, gradient_checkpointing=checkpointing

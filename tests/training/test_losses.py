@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from moa.model.borrowed import SharedWeights
-from moa.training import distill
-from moa.training.distill import compare
+from moa.training import losses
+from moa.training.losses import compare
 from tests.close import assert_rounded
 
 
@@ -25,7 +25,7 @@ def pair(case: str) -> tuple[SharedWeights, SharedWeights]:
 @pytest.mark.parametrize("heads", ["shared", "capped", "own"])
 def test_value_and_gradient_are_autograds(heads: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
-        distill._CHUNK, "cpu", 350
+        losses._CHUNK, "cpu", 350
     )  # seven rows at a time: the last chunk is a short one
     torch.manual_seed(0)
     own, their = pair(heads)

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from moa.drafters.states.config import StateDrafterConfig
+from moa.drafters.states.least_squares import solve
+from moa.drafters.states.model import StateDrafter
+from moa.drafters.states.training import shifted, visible
 from moa.errors import ConfigError
 from moa.model.blocks import additive
 from moa.model.borrowed import SharedWeights
 from moa.model.loading import load_model
-from moa.model.state_drafter import StateDrafter, StateDrafterConfig
-from moa.training.chains import shifted, visible
 from moa.training.data import PackedRows
-from moa.training.least_squares import solve
 from moa.training.teacher import Teacher
 from tests.tiny import save_tiny
 from tests.training.test_cli import train
@@ -49,7 +50,7 @@ def test_the_start_is_the_best_linear_map_of_states_and_token(
     y = lesson.hidden[inside].double()
     best = (x @ torch.linalg.lstsq(x, y).solution - y).square().sum()
     assert (found[inside].double() - y).square().sum() < 1.1 * best
-    again = model.again(lesson.hidden)[inside].double()
+    again = model.feedback(lesson.hidden)[inside].double()
     fused = model.read(lesson.states)[inside].double()
     assert (again - fused).square().sum() < (fused - fused.mean(0)).square().sum(), (
         "a drafted state says something"
@@ -102,7 +103,7 @@ def test_a_run_leaves_a_drafter_of_this_target(
         StateDrafter.load(out, other.facts, SharedWeights.of(other.model))
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     for change, error in (
-        ({"model_type": "llama"}, "a server's drafter is an EAGLE-3, or made by"),
+        ({"model_type": "llama"}, "that of a drafter of states is"),
         ({"intermediate_size": "40"}, "intermediate_size must be a whole number"),
         ({"num_key_value_heads": True}, "num_key_value_heads must be a whole number"),
         ({"rope_theta": "x"}, "rope_theta must be a number above 0"),

@@ -9,7 +9,7 @@ from typing import Any
 from cloud_verifier.engine.core import Engine
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import Scheduler
-from cloud_verifier.engine.stream_drafting import MoaServerDrafting, ServerDrafting
+from cloud_verifier.engine.stream_drafting import stream_drafter
 from cloud_verifier.engine.work import Job, Lease, RecordRows, Report
 from cloud_verifier.engine.workload import Workload
 from cloud_verifier.model import Served
@@ -69,11 +69,9 @@ class Bench:
         target = self.served.target
         drafter = self.served.drafter
         self.recorder = Recorder(drafter, self.post, rows=rows, clock=clock)
-        self.drafting = ServerDrafting()
-        if drafter is not None:
-            self.drafting = MoaServerDrafting(
-                target, drafter, self.recorder, shape=TreeShape.chain(3)
-            )
+        self.drafting = stream_drafter(
+            target, drafter, None, self.recorder, shape=TreeShape.chain(3)
+        )
         self.engine = Engine(
             target,
             self.recorder,

@@ -24,8 +24,8 @@ from cloud_verifier.app import Verifier
 from cloud_verifier.model import Served, serve_model
 from cloud_verifier.serving.auth import Authenticator, new_token, token_line
 from cloud_verifier.settings import Settings
-from moa.config import DrafterConfig
-from moa.model.checkpoint import new_drafter
+from moa.drafters.attention.config import AttentionConfig
+from moa.drafters.attention.model import new_attention
 from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings, choose
 from moa.speculation.policy import Policy
@@ -107,7 +107,9 @@ def served(
     random_drafter = None
     if drafter:
         torch.manual_seed(0)
-        random_drafter = new_drafter(DrafterConfig.for_target(target.facts), target.model).eval()
+        random_drafter = new_attention(
+            AttentionConfig.for_target(target.facts), target.model
+        ).eval()
     return serve_model(target, random_drafter, decode=decode, drafter_name="d" if drafter else "")
 
 

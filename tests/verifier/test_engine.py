@@ -14,12 +14,12 @@ from benchmarks.kit.speculator import GenerationSettings, Speculator
 from cloud_verifier.engine import runner
 from cloud_verifier.engine.core import PROBE_SECONDS
 from cloud_verifier.engine.faults import Faults
-from cloud_verifier.engine.stream_drafting import TreeDrafting
+from cloud_verifier.engine.stream_drafting import TreeDrafter
 from cloud_verifier.engine.work import Dropped, Failed, Guesses, Job, Lease, Recorded
 from cloud_verifier.model import serve_model
 from moa import demo
+from moa.drafters.drafting import DraftRequest
 from moa.grammar.spec import Grammar
-from moa.model.drafting import DraftRequest
 from moa.model.target import Step, Target
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape
@@ -168,7 +168,7 @@ def test_who_waited_too_long_or_is_cancelled_is_not_run_and_told_so() -> None:
     assert bench.work.queued == 0
 
 
-class VirtualDrafting(TreeDrafting):
+class VirtualDrafting(TreeDrafter):
     """Every level is drafted in half a second, and a token read in a fiftieth."""
 
     def __init__(self, now: list[float]) -> None:

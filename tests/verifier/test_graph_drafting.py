@@ -7,15 +7,15 @@ from functools import cache
 from typing import Any
 
 import pytest
-import torch
 
 from cloud_verifier.app import Verifier
 from cloud_verifier.cli import parser, settings_from
-from cloud_verifier.engine.stream_drafting import GraphServerDrafting, MoaServerDrafting
+from cloud_verifier.engine.stream_drafting import RecordFollower
 from cloud_verifier.model import load, load_graph
 from cloud_verifier.settings import Settings
+from moa.drafters.body_drafting import BodyDrafting
+from moa.drafters.onnx_drafting import OnnxDrafting
 from moa.errors import UsageError
-from moa.model.graph_drafting import GraphDrafting
 from moa.wire.messages import Sampling
 from tests.edge import kit as edge_kit
 from tests.verifier import kit
@@ -36,19 +36,20 @@ async def test_streams_drafted_by_the_graph_say_what_those_of_torch_say(
     with."""
     kit.draft_in_every_round(monkeypatch)
     drafted: list[int] = []
-    real = GraphDrafting.draft
+    real = OnnxDrafting.draft
     monkeypatch.setattr(
-        GraphDrafting, "draft", lambda self, asked: drafted.append(len(asked)) or real(self, asked)
+        OnnxDrafting, "draft", lambda self, asked: drafted.append(len(asked)) or real(self, asked)
     )
     served = load(settings())
     texts = []
-    for graph, kind in ((served.graph, GraphServerDrafting), (None, MoaServerDrafting)):
+    for graph, kind in ((served.graph, OnnxDrafting), (None, BodyDrafting)):
         async with (
             Verifier(replace(served, graph=graph), settings()).open() as running,
             kit.client(running) as edge,
         ):
             drafting = running.engine.drafting
-            assert type(drafting) is kind
+            assert isinstance(drafting, RecordFollower)
+            assert type(drafting._drafting) is kind
             for number, temperature in ((0, 0.0), (1, 0.0), (1, 0.7)):
                 ids = kit.prompt(number, 20 + 9 * number)
                 sampling = Sampling(temperature=temperature, seed=3)
@@ -65,7 +66,7 @@ async def test_streams_drafted_by_the_graph_say_what_those_of_torch_say(
                     if not session.finish:
                         await edge.stream(session)
                 texts.append(session.log[len(ids) :])
-            if isinstance(drafting, GraphServerDrafting):
+            if isinstance(drafting._drafting, OnnxDrafting):
                 (*_, (_, known)) = drafting._drafting._used.values()
                 assert known == session.log[: len(known)]
                 assert len(known) > len(ids)
@@ -97,4 +98,4 @@ def test_a_bundle_that_cannot_draft_is_one_line(
     wrong: dict[str, Any], device: str, drafter: str, said: str
 ) -> None:
     with pytest.raises(UsageError, match=said):
-        load_graph(replace(settings(), **wrong), torch.device(device), drafter)
+        load_graph(replace(settings(), **wrong), device, drafter)

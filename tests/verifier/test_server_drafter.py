@@ -13,7 +13,7 @@ import pytest
 
 from cloud_verifier.app import Verifier
 from cloud_verifier.cli import parser, settings_from
-from cloud_verifier.engine.stream_drafting import FeatureServerDrafting
+from cloud_verifier.engine.stream_drafting import StateFollower
 from cloud_verifier.model import load
 from moa.errors import UsageError
 from moa.model.target import Row, Step
@@ -67,7 +67,7 @@ async def test_streams_are_the_targets_text_and_drafts_are_accepted(
     served.target.forward = forward  # type: ignore[method-assign]
     async with Verifier(served, settings).open() as running, kit.client(running) as edge:
         drafting = running.engine.drafting
-        assert isinstance(drafting, FeatureServerDrafting)
+        assert isinstance(drafting, StateFollower)
         for (i, how), truth in truths.items():
             sampling = Sampling(temperature=how.temperature, seed=how.seed)
             session = await edge.start(

@@ -14,8 +14,9 @@ from benchmarks.kit.exactness import count_ties
 from benchmarks.kit.speculator import Generation, GenerationSettings, Speculator
 from demo import held_out
 from demo.skills import Example
+from moa.drafters.attention.model import new_attention
 from moa.errors import MoaError
-from moa.model.checkpoint import new_drafter, save_drafter
+from moa.model.checkpoint import save_drafter
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from tests.benchmarks.pairs import body, prompts, target_for, tiny_target
@@ -58,7 +59,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     spell."""
     save_tiny("llama", tmp_path / "target")
     target = target_for("independent", tiny_target())
-    save_drafter(new_drafter(moa_config(target.facts, {}), target.model), tmp_path / "moa0")
+    save_drafter(new_attention(moa_config(target.facts, {}), target.model), tmp_path / "moa0")
     save(body(target), tmp_path / "independent")
     asked = [Example("arithmetic", f"What is {n} + 1?", str(n + 1)) for n in range(3)]
     monkeypatch.setattr(held_out, "skill_prompts", lambda *_: asked)

@@ -13,8 +13,8 @@ from benchmarks.kit.emulation import BaselineVerifier, SlowTarget
 from benchmarks.kit.speculator import GenerationSettings, Speculator
 from cloud_verifier.model import Served, model_facts
 from cloud_verifier.settings import Settings
-from moa.model.drafting import MoaDrafting
-from moa.model.graph_drafting import GraphDrafting
+from moa.drafters.body_drafting import BodyDrafting
+from moa.drafters.onnx_drafting import OnnxDrafting
 from moa.model.target import Row
 from moa.wire.limits import Limits
 from tests.benchmarks.pairs import opponent, prompts, tiny_target
@@ -70,7 +70,7 @@ async def test_a_server_that_drafts_with_a_baseline_says_what_the_target_says(
 def test_a_baseline_drafts_by_the_graph_of_its_bundle() -> None:
     folder = edge_kit.pair()
     target = SlowTarget.load(str(folder / "target"), slots=2, capacity=96)
-    for graph, kind in ((str(folder / "bundle"), GraphDrafting), ("", MoaDrafting)):
+    for graph, kind in ((str(folder / "bundle"), OnnxDrafting), ("", BodyDrafting)):
         drafting = open_drafting(folder / "drafter", target, graph=graph)
         assert type(drafting) is kind
         assert {drafting.open(), drafting.open()} == {0, 1}

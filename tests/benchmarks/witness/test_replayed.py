@@ -17,7 +17,7 @@ from benchmarks.witness.replayed import (
     known_chains,
     recorded,
 )
-from moa.model.drafting import DraftRequest
+from moa.drafters.contract import DraftRequest
 from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape

@@ -17,7 +17,7 @@ from benchmarks.drafters import witness
 from benchmarks.witness import rows, texts
 from benchmarks.witness.__main__ import main
 from benchmarks.witness.rows import StoredTeacher, write_rows, written
-from moa.model.checkpoint import new_drafter
+from moa.drafters.attention.model import new_attention
 from moa.model.loading import load_model
 from moa.training.data import Document
 from moa.training.loop import fast_precision
@@ -157,7 +157,7 @@ def test_alone_it_writes_what_it_is_a_model_of(target: Path, tmp_path: Path) -> 
     batch = written(tmp_path).rows(np.array([0]))
     row = witness.Row(batch, StoredTeacher(loaded.model, tmp_path)(batch))
     config = moa_config(loaded.facts, {**NO_RECORDS, "layers": 2})
-    model, head = new_drafter(config, loaded.model), loaded.model.get_output_embeddings().weight
+    model, head = new_attention(config, loaded.model), loaded.model.get_output_embeddings().weight
     start = 24 + 9  # in the second document
     own = witness.alone(model, row, start, witness.NONE, 6, head)
     assert own.ids[:, 24 : start + 7].equal(

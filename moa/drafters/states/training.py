@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moa.drafters.attention.training import Distillation, DistillSettings
 from moa.model.blocks import additive
 from moa.training.data import Batch
-from moa.training.distill import Distillation, DistillSettings, wanted_places
 from moa.training.loop import Loss
+from moa.training.losses import wanted_places
 from moa.training.masks import causal
 from moa.training.teacher import Teacher
 
@@ -156,7 +157,7 @@ def absent(model: Any, ids: Tensor, positions: Tensor, segments: Tensor) -> Tens
     )
     for _ in range(2):
         hidden, _ = model.step(ids, features, positions, mask, model.empty_rows(ids))
-        features = shifted(model.again(hidden), positions)
+        features = shifted(model.feedback(hidden), positions)
     return hidden
 
 
@@ -180,7 +181,7 @@ def drafted(
         place = (anchors + lag).clamp(max=ids.shape[1] - 1)
         mask = additive(torch.cat([seen, *[own] * lag], -1)).unsqueeze(1)
         last, (key, value) = model.step(
-            ids[:, place], model.again(last), positions[:, place], mask, (keys, values)
+            ids[:, place], model.feedback(last), positions[:, place], mask, (keys, values)
         )
         keys = torch.cat([keys, key], -2)
         values = torch.cat([values, value], -2)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from moa.model.state_drafter import StateDrafter
+from moa.drafters.states.model import StateDrafter
 from moa.training.data import PackedRows
 from moa.training.teacher import Teacher
 

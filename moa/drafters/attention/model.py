@@ -10,27 +10,43 @@ target and `step` on the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from moa.config import DrafterConfig
+from moa.config import TargetFacts
+from moa.drafters.attention.config import AttentionConfig
+from moa.drafters.attention.graph import AttentionGraph
+from moa.drafters.body_drafting import BodyModel
+from moa.drafters.contract import RecordPair, randomize, to_numpy
+from moa.drafters.graph import GraphSpec
+from moa.drafters.sibling.model import refuse_another_tokenizer
+from moa.manifest import KVHeads
 from moa.model.blocks import Block, RMSNorm, masked, rotary, rotate
 from moa.model.borrowed import BorrowedLayers, Rows, SharedWeights, Sibling
+from moa.model.checkpoint import backbone_of, filled, stored_weights
+from moa.model.loading import LoadedModel
 from moa.model.target import Committed
 from moa.records import RecordLayout
 
 
-class Drafter(nn.Module):
+class AttentionDrafter(BodyModel):
     """The body, CA, LSA and Ekv2E are trained; everything else is the target's."""
+
+    name = "attention"
+    config: AttentionConfig
+    record_lag = 8
+    """To make one record takes as long as to make eight."""
 
     def __init__(
         self,
-        config: DrafterConfig,
+        config: AttentionConfig,
         shared: SharedWeights,
         borrowed: BorrowedLayers | None = None,
         body: Sibling | None = None,
@@ -65,7 +81,13 @@ class Drafter(nn.Module):
         self._borrowed_from_target = (shared, borrowed)
 
     @property
-    def shared(self) -> SharedWeights:
+    def vocab_size(self) -> int:  # type: ignore[override]
+        """Tokens that it and the target know: a body with its own head may have a different
+        padding."""
+        return min(self.config.vocab_size, len(self.shared.head))
+
+    @property
+    def shared(self) -> SharedWeights:  # type: ignore[override]
         """Embedding and head: the target's, or those of a body that has its own."""
         return self._borrowed_from_target[0] if self.config.body is None else self.body.shared
 
@@ -105,7 +127,7 @@ class Drafter(nn.Module):
         x = x + lsa.self_attn.attend(query, key, lsa.self_attn.value(normed), None)
         return lsa.feed_forward(x).mean(dim=1).unflatten(0, lead)
 
-    def records(self, activations: Tensor, positions: Tensor) -> Rows:
+    def keys_and_values(self, activations: Tensor, positions: Tensor) -> Rows:
         """CA's keys (rotated at their absolute positions) and values: `[B, record_heads, T, D]`
         each."""
         angles = rotary(positions, self.config.head_dim, self.config.rope_theta)
@@ -116,37 +138,74 @@ class Drafter(nn.Module):
     def project(self, keys: Tensor, values: Tensor, hidden: Tensor, positions: Tensor) -> Rows:
         """Activation records of n tokens, `[n, kv_heads, head_dim]` each, from the target's cache
         rows."""
-        key, value = self.records(
+        key, value = self.keys_and_values(
             self.activations(keys, values, hidden).unsqueeze(0), positions.unsqueeze(0)
         )
         return key[0].transpose(0, 1), value[0].transpose(0, 1)
 
     @torch.inference_mode()
-    def whole_records(
-        self, pieces: Sequence[Committed]
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The same of tokens that the target has run, as they travel, `[n, *]` of `layout`: with
-        the target's rows in the borrowed layers."""
-        keys, values = (
-            torch.cat(half, 1) for half in zip(*(piece.kv for piece in pieces), strict=True)
+    def records(self, pieces: Sequence[Committed]) -> RecordPair:
+        """Activation records of tokens that the target has run, `[n, *]` of `record_layout`: CA's
+        keys and values, and the target's rows in the borrowed layers."""
+        kv = [piece.kv for piece in pieces]
+        keys = torch.cat([key for key, _ in kv], 1)
+        values = torch.cat([value for _, value in kv], 1)
+        hidden = torch.cat([piece.hidden for piece in pieces])
+        positions = torch.cat([piece.positions for piece in pieces])
+        own_key, own_value = self.project(keys, values, hidden, positions)
+        first = len(keys) - self.config.tli
+        layout = self.record_layout
+        assert layout is not None
+        return (
+            layout.join([to_numpy(part) for part in (own_key, *keys[first:])]),
+            layout.join([to_numpy(part) for part in (own_value, *values[first:])]),
         )
-        hidden, positions = (
-            torch.cat([getattr(p, part) for p in pieces]) for part in ("hidden", "positions")
-        )
-        made = self.project(keys, values, hidden, positions)
-        last = len(keys) - self.config.tli
-        key, value = (
-            self.layout.join([part.float().cpu().numpy() for part in (own, *theirs[last:])])
-            for own, theirs in zip(made, (keys, values), strict=True)
-        )
-        return key, value
 
     @property
-    def layout(self) -> RecordLayout:
-        """The layout of a record: CA's heads, then the target's in each borrowed layer."""
+    def record_layout(self) -> RecordLayout | None:
+        """CA's heads, then the target's in each borrowed layer; None without CA."""
         config = self.config
+        if not config.use_ca:
+            return None
         theirs = config.target_kv_heads, config.kv_hidden_size // (2 * config.target_kv_heads)
         return RecordLayout(((config.record_heads, config.head_dim), *[theirs] * config.tli))
+
+    @property
+    def bundle_kind(self) -> Any:
+        """Without records it is independent of its target."""
+        return "moa" if self.config.use_ca else "independent"
+
+    @property
+    def graph_spec(self) -> GraphSpec:
+        """The body's caches, then those of the borrowed layers."""
+        config = self.config
+        heads, width = self.cache_heads
+        own = KVHeads(kv_heads=heads, head_dim=width)
+        theirs = KVHeads(
+            kv_heads=config.target_kv_heads,
+            head_dim=config.kv_hidden_size // (2 * config.target_kv_heads),
+        )
+        records = KVHeads(kv_heads=config.record_heads, head_dim=config.head_dim)
+        return GraphSpec(
+            hidden_size=config.hidden_size,
+            cache=(*[own] * config.layers, *[theirs] * config.tli),
+            records=records if config.use_ca else None,
+            borrowed=config.tli,
+        )
+
+    @torch.inference_mode()
+    def example_records(self, count: int) -> tuple[Tensor, Tensor] | None:
+        """What CA's own norm, keys and values make of random activations."""
+        if not self.config.use_ca:
+            return None
+        generator = torch.Generator().manual_seed(0)
+        activations = torch.randn(1, count, self.config.hidden_size, generator=generator)
+        key, value = self.keys_and_values(activations, torch.arange(count)[None])
+        return key[0], value[0]
+
+    def graph_module(self) -> nn.Module:
+        """Body, cross-attention, borrowed layers."""
+        return AttentionGraph(self)
 
     # ---- on the device ----------------------------------------------------------------------------------------
 
@@ -219,18 +278,9 @@ class Drafter(nn.Module):
             return self.config.self_attention_num_key_value_heads, self.config.head_dim
         return self.body.heads
 
-    @property
-    def weight(self) -> Tensor:
-        """A weight, to read dtype and device from."""
-        return next(self.parameters())
-
     def embed(self, ids: Tensor) -> Tensor:
         """Token embeddings, in the drafter's precision."""
         return self.shared.embed(ids).to(self.weight.dtype)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The head."""
-        return self.shared.logits(hidden)
 
     @property
     def body_blocks(self) -> list[Block]:
@@ -313,7 +363,7 @@ class Drafter(nn.Module):
         return torch.where(visible, block.feed_forward(x + seen), x)
 
 
-def _block(config: DrafterConfig, part: str, width: int = 0) -> Block:
+def _block(config: AttentionConfig, part: str, width: int = 0) -> Block:
     return Block(
         width or config.hidden_size,
         config.num_attention_heads,
@@ -321,3 +371,51 @@ def _block(config: DrafterConfig, part: str, width: int = 0) -> Block:
         getattr(config, f"{part}_intermediate_size"),
         config.rms_norm_eps,
     )
+
+
+def new_attention(
+    config: AttentionConfig, target: PreTrainedModel, body: Sibling | None = None
+) -> AttentionDrafter:
+    """An untrained drafter beside its target; a `body` that is a language model keeps its weights."""
+    drafter = _beside(config, target, body)
+    randomize(drafter)
+    return drafter.to(device=target.device)
+
+
+def attention_around(
+    target: PreTrainedModel,
+    facts: TargetFacts,
+    body: LoadedModel,
+    shape: Mapping[str, Any],
+    *,
+    frozen: bool,
+) -> AttentionDrafter:
+    """A drafter whose body is an existing small language model. Its cross-attention is untrained
+    and adds nothing at first. The body's embedding and head are never trained."""
+    refuse_another_tokenizer(body.folder, body.facts, facts)
+    described = json.loads(body.model.config.to_json_string(use_diff=False))
+    config = AttentionConfig.for_body(facts, body.facts, described, **shape)
+    drafter = new_attention(config, target, Sibling(body.model))
+    drafter.body.decoder.requires_grad_(not frozen)
+    drafter.leave_records_out()
+    return drafter.to(device=target.device, dtype=torch.float32)
+
+
+def load_attention(
+    folder: Path,
+    target: PreTrainedModel,
+    facts: TargetFacts,
+    dtype: torch.dtype | None = None,
+    config: AttentionConfig | None = None,
+) -> AttentionDrafter:
+    """A trained drafter beside its target: one of ours or the paper's published checkpoint."""
+    own = config or AttentionConfig.read(folder, facts)
+    drafter = filled(lambda: _beside(own, target), stored_weights(folder), folder)
+    return drafter.to(device=target.device, dtype=dtype or target.dtype).eval()
+
+
+def _beside(
+    config: AttentionConfig, target: PreTrainedModel, body: Sibling | None = None
+) -> AttentionDrafter:
+    borrowed = BorrowedLayers(backbone_of(target), config.tli) if config.tli else None
+    return AttentionDrafter(config, SharedWeights.of(target), borrowed, body)

@@ -9,21 +9,16 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from moa.drafters.contract import Drafter, DraftRequest, StatesBefore
 from moa.errors import FullError
 from moa.graph.drafter import OnnxDrafter, run
 from moa.graph.load import LoadedGraph
-from moa.model.drafter import Drafter
-from moa.model.drafting import DraftRequest
 from moa.model.target import Committed
 from moa.tree import DraftTree
 from moa.wire import Ranges
 
-LATE = 8
-"""Records of so many of a sequence's latest tokens may be missing: to make one takes as long as to
-make eight, and the drafter has learnt to do without the latest."""
 
-
-class GraphDrafting:
+class OnnxDrafting:
     """`Drafting` by an exported graph. It drafts for one sequence after another: on a CPU a batch
     would gain little."""
 
@@ -38,6 +33,9 @@ class GraphDrafting:
         """Drafters and the tokens that they have read, by slot."""
         self._due: dict[int, list[Committed]] = {}
         """Observed tokens whose records have not been made, by slot."""
+        self._states: dict[int, StatesBefore] = {}
+        self.reads_records = drafter.record_layout is not None
+        self.record_lag = drafter.record_lag
 
     @property
     def free(self) -> bool:
@@ -60,12 +58,14 @@ class GraphDrafting:
         slot = next(number for number in count() if number not in self._used)
         self._used[slot] = self._left.pop() if self._left else self._loaded.drafter(), []
         self._due[slot] = []
+        self._states[slot] = StatesBefore()
         return slot
 
     def close(self, slot: int) -> None:
         """Give a slot back."""
         graph, _ = self._used.pop(slot)
         del self._due[slot]
+        del self._states[slot]
         if graph.records is not None:
             graph.records.truncate(0)
         self._left.append(graph)
@@ -73,13 +73,18 @@ class GraphDrafting:
     def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
         """The target has run `tokens`: store the graph's keys and values, and make records when
         they are many."""
-        due = self._due[slot]
-        due.append(committed)
-        if self._drafter.config.use_ca and committed.stop - due[0].start > LATE:
-            whole = Committed.joined(due)
-            self.give(slot, whole.start, *self._drafter.whole_records([whole]))
-            due.clear()
+        if self.reads_records:
+            due = self._due[slot]
+            due.append(self._states[slot].of(committed) if self._drafter.taps else committed)
+            if committed.stop - due[0].start > self.record_lag:
+                whole = Committed.joined(due)
+                self.give(slot, whole.start, *self._drafter.records([whole]))
+                due.clear()
         self.read(slot, tokens)
+
+    def missing(self, slot: int, start: int, stop: int) -> tuple[int, int] | None:
+        """The newest range within start..stop whose records it has not."""
+        return self.held(slot).newest_missing(stop, stop - start, start)
 
     def give(self, slot: int, start: int, keys: NDArray[Any], values: NDArray[Any]) -> None:
         """Store records of positions from `start` on."""

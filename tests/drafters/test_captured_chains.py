@@ -1,4 +1,4 @@
-"""The server's chains as graphs draft what `MoaDrafting` drafts, and wait for the device once."""
+"""The server's chains as graphs draft what `BodyDrafting` drafts, and wait for the device once."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from moa.config import DrafterConfig
-from moa.model.accelerator.chains import ChainDrafting
+from moa.drafters.attention.config import AttentionConfig
+from moa.drafters.attention.model import AttentionDrafter, new_attention
+from moa.drafters.body_drafting import BodyDrafting
+from moa.drafters.contract import DraftRequest
 from moa.model.accelerator.graphs import Graphs, Rerun
 from moa.model.borrowed import Sibling
-from moa.model.checkpoint import new_drafter
-from moa.model.drafter import Drafter
-from moa.model.drafting import DraftRequest, MoaDrafting
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from moa.target.rows import Row
@@ -52,10 +51,12 @@ def target_of() -> Target:
     return Target.from_model(tiny("llama"), slots=8, capacity=CAPACITY)
 
 
-def drafter_of(target: Target, **how: Any) -> Drafter:
+def drafter_of(target: Target, **how: Any) -> AttentionDrafter:
     torch.manual_seed(0)
     body = Sibling(tiny("llama", num_hidden_layers=2, seed=1)) if "body" in how else None
-    drafter = new_drafter(DrafterConfig.for_target(target.facts, **how), target.model, body).eval()
+    drafter = new_attention(
+        AttentionConfig.for_target(target.facts, **how), target.model, body
+    ).eval()
     with torch.no_grad():
         for weight in drafter.parameters():
             weight.add_(0.1 * torch.randn_like(weight))
@@ -63,12 +64,12 @@ def drafter_of(target: Target, **how: Any) -> Drafter:
 
 
 def both(
-    target: Target, drafter: Drafter, lengths: list[int]
-) -> tuple[MoaDrafting, ChainDrafting, Recorder, Graphs]:
+    target: Target, drafter: AttentionDrafter, lengths: list[int]
+) -> tuple[BodyDrafting, BodyDrafting, Recorder, Graphs]:
     """Two drafters that have observed the same texts."""
     graphs = Graphs(recorder := Recorder())
-    plain = MoaDrafting(drafter, slots=8, capacity=CAPACITY, scratch=24)
-    chains = ChainDrafting(drafter, graphs, slots=8, capacity=CAPACITY, scratch=24)
+    plain = BodyDrafting(drafter, slots=8, capacity=CAPACITY, scratch=24)
+    chains = BodyDrafting(drafter, slots=8, capacity=CAPACITY, scratch=24, graphs=graphs)
     for number, length in enumerate(lengths):
         slot = target.cache.acquire()
         ids = [(7 * number + 3 * place) % 120 + 4 for place in range(length)]

@@ -9,29 +9,31 @@ drafter.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from moa.drafters.captured_chains import ChainStep
+from moa.drafters.contract import Drafter
+from moa.drafters.drafting import Level, TorchDrafting
+from moa.model.accelerator.buffers import power_of_two
 from moa.model.blocks import Block, masked, rotate
-from moa.model.borrowed import Rows, SharedWeights
-from moa.model.drafting import Level, LevelDrafting
+from moa.model.borrowed import Rows
 from moa.model.slots import SlotPool
 from moa.model.target import Committed
 
+if TYPE_CHECKING:
+    from moa.model.accelerator.graphs import Graphs
 
-class FeatureModel(nn.Module):
+
+class FeatureModel(Drafter):
     """A drafter of one decoder layer, which reads tokens and features."""
 
     reads_first = True
     """Whether the first token, which has no feature before it, has a row, made of zeros."""
     words: Tensor | None = None
     """The target's ids of its own vocabulary, where it has one."""
-    vocab_size: int
-    """The target's vocabulary."""
-    shared: SharedWeights
-    """Embedding and head, its own or the target's. No module: they are not trained or saved with
-    it."""
     layer: Block
 
     @property
@@ -64,11 +66,17 @@ class FeatureModel(nn.Module):
             device=like.device,
         )
 
+    def drafting(
+        self, *, slots: int, capacity: int, scratch: int = 256, graphs: Graphs | None = None
+    ) -> FeatureDrafting:
+        """In torch: it takes the states of every forward."""
+        return FeatureDrafting(self, slots=slots, capacity=capacity, scratch=scratch, graphs=graphs)
+
     def read(self, features: Tensor) -> Tensor:
         """The features of the target's states."""
         raise NotImplementedError
 
-    def again(self, hidden: Tensor) -> Tensor:
+    def feedback(self, hidden: Tensor) -> Tensor:
         """The features of tokens that were only drafted, by what `step` made of them: that itself."""
         return hidden
 
@@ -88,26 +96,33 @@ class FeatureModel(nn.Module):
         return self.shared.logits(hidden)
 
 
-class FeatureDrafting(LevelDrafting):
+class FeatureDrafting(TorchDrafting):
     """Grows trees with a feature model: the input of a node is its parent's predicted feature."""
 
     def __init__(
-        self, model: FeatureModel, *, slots: int = 1, capacity: int = 2048, scratch: int = 256
+        self,
+        model: FeatureModel,
+        *,
+        slots: int = 1,
+        capacity: int = 2048,
+        scratch: int = 256,
+        graphs: Graphs | None = None,
     ) -> None:
         super().__init__(model.vocab_size, model.weight.device, model.words)
         self.model = model
         self.pool = model.pool(slots, capacity + scratch)
-        self._newest: dict[int, Tensor] = {}
+        self._newest = model.weight.new_zeros(slots, model.feature_size)
         """By slot: the feature of its last observed token."""
         self._drafted: dict[int, Tensor] = {}
         """By slot: the predicted features of the nodes fed so far, in the order of
         `TreeGrower.fed`."""
+        self._chained = model.weight.new_zeros(power_of_two(slots), model.feature_size)
+        """By chain: the feature that its next step reads."""
+        self.capture(graphs)
 
     def open(self) -> int:
         """Take an empty slot."""
-        slot = self.pool.acquire()
-        self._newest[slot] = self.model.weight.new_zeros(self.model.feature_size)
-        return slot
+        return self.pool.acquire()
 
     @torch.inference_mode()
     def copy(self, source: int, tokens: int) -> int:
@@ -122,7 +137,7 @@ class FeatureDrafting(LevelDrafting):
     def close(self, slot: int) -> None:
         """Give a slot back."""
         super().close(slot)
-        del self._newest[slot]
+        self._newest[slot].zero_()
         self._drafted.pop(slot, None)
 
     def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
@@ -138,7 +153,7 @@ class FeatureDrafting(LevelDrafting):
         ids = torch.tensor([list(tokens)], device=self.device)
         positions = torch.arange(start, start + len(tokens), device=self.device).unsqueeze(0)
         self.pool.append(slot, *self.model.rows(ids, before.unsqueeze(0), positions))
-        self._newest[slot] = features[-1].clone()
+        self._newest[slot] = features[-1]
 
     def logits(self, level: Level) -> Tensor:
         """One step over the frontier of every tree."""
@@ -150,10 +165,37 @@ class FeatureDrafting(LevelDrafting):
         )
         level.keep(self.pool, [rows])
         for row, (slot, size) in enumerate(zip(level.slots, level.sizes, strict=True)):
-            new = self.model.again(hidden[row, :size])
+            new = self.model.feedback(hidden[row, :size])
             known = level.growers[row].fed
             self._drafted[slot] = torch.cat([self._drafted[slot], new]) if known else new
         return self.model.logits(hidden)
+
+    # ---- chains as graphs
+
+    def begin_chains(self, slots: Sequence[int]) -> None:
+        """The first step reads the feature of the last observed token."""
+        self._chained[: len(slots)] = self._newest[torch.tensor(slots, device=self.device)]
+
+    def clear_chains(self) -> None:
+        """No chain has a feature."""
+        self._chained.zero_()
+
+    def chain_step(self, step: ChainStep) -> Tensor:
+        """One step; its own output is the feature that the next one reads."""
+        features = self._chained[: step.rows]
+        seen = step.before(step.place)
+        if not self.model.reads_first:
+            seen = seen & (step.columns > 0)
+        hidden, rows = self.model.step(
+            step.token.unsqueeze(1),
+            features.unsqueeze(1),
+            step.place.unsqueeze(1),
+            step.visible(seen),
+            step.past(self.pool)[0],
+        )
+        step.keep(self.pool, [rows])
+        features.copy_(self.model.feedback(hidden)[:, 0])
+        return self.model.logits(hidden)[:, 0]
 
     def _before(self, level: Level) -> Tensor:
         features = self.model.weight.new_zeros(*level.ids.shape, self.model.feature_size)

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from moa.config import DrafterConfig
+from moa.drafters.attention.config import AttentionConfig
+from moa.drafters.attention.model import AttentionDrafter, load_attention, new_attention
 from moa.errors import ConfigError, UsageError
 from moa.model.borrowed import SharedWeights
-from moa.model.checkpoint import load_drafter, new_drafter, save_drafter
-from moa.model.drafter import Drafter
+from moa.model.checkpoint import save_drafter
 from moa.model.target import Row, Target
 from moa.tree import MASKED
 from tests.close import assert_rounded
@@ -162,12 +162,16 @@ def observed(target: Target, ids: list[int]) -> tuple[Tensor, Tensor, Tensor, Te
     return *done.kv, done.hidden, done.positions
 
 
-def some_records(drafter: Drafter, target: Target, ids: list[int]) -> tuple[Tensor, Tensor]:
+def some_records(
+    drafter: AttentionDrafter, target: Target, ids: list[int]
+) -> tuple[Tensor, Tensor]:
     key, value = drafter.project(*observed(target, ids))
     return key.transpose(0, 1)[None], value.transpose(0, 1)[None]
 
 
-def run(drafter: Drafter, ids: list[int], record_k: Tensor, record_v: Tensor, known: int) -> Tensor:
+def run(
+    drafter: AttentionDrafter, ids: list[int], record_k: Tensor, record_v: Tensor, known: int
+) -> Tensor:
     """Logits after each of `ids`, drafted in one call with the first `known` records."""
     count = len(ids)
     mask = torch.full((count, count), MASKED).triu(1)[None, None]
@@ -183,7 +187,7 @@ def run(drafter: Drafter, ids: list[int], record_k: Tensor, record_v: Tensor, kn
 
 @torch.no_grad()
 def test_the_published_layout_is_the_paper_step_by_step(published: Path, target: Target) -> None:
-    drafter = load_drafter(published, target.model, target.facts)
+    drafter = load_attention(published, target.model, target.facts)
     reference = Reference(
         load_file(published / "model.safetensors"), target.embedding_weight, target.head_weight
     )
@@ -206,7 +210,7 @@ DEEP = {"layers": 3, "final_norm": True}
 def test_a_token_at_a_time_is_the_same_as_all_at_once(
     target: Target, shape: dict[str, Any]
 ) -> None:
-    drafter = new_drafter(DrafterConfig.for_target(target.facts, **shape), target.model).eval()
+    drafter = new_attention(AttentionConfig.for_target(target.facts, **shape), target.model).eval()
     ids = [5, 9, 77, 30, 64]
     record_k, record_v = some_records(drafter, target, ids)
     together = run(drafter, ids, record_k, record_v, 2)
@@ -233,9 +237,9 @@ def test_a_token_at_a_time_is_the_same_as_all_at_once(
 def test_without_records_it_is_a_plain_language_model(
     target: Target, shape: dict[str, Any]
 ) -> None:
-    config = DrafterConfig.for_target(target.facts, **shape)
-    drafter = new_drafter(config, target.model).eval()
-    plain = new_drafter(dataclasses.replace(config, use_ca=False), target.model).eval()
+    config = AttentionConfig.for_target(target.facts, **shape)
+    drafter = new_attention(config, target.model).eval()
+    plain = new_attention(dataclasses.replace(config, use_ca=False), target.model).eval()
     plain.load_state_dict(
         {k: v for k, v in drafter.state_dict().items() if k in plain.state_dict()}
     )
@@ -276,7 +280,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(
     path = published / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
     with pytest.raises(ConfigError, match=message):
-        load_drafter(published, target.model, target.facts)
+        load_attention(published, target.model, target.facts)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +295,7 @@ def test_a_damaged_checkpoint_is_refused(
     else:
         (published / file).write_bytes(content)
     with pytest.raises(UsageError):
-        load_drafter(published, target.model, target.facts)
+        load_attention(published, target.model, target.facts)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
@@ -301,19 +305,19 @@ def test_only_a_new_body_embeds_tokens_without_the_targets_scale(
     """Beside Gemma's scale a fresh body's layers count for nothing, and it predicts the current
     token again. A drafter saved before there was a choice reads embeddings as it was trained."""
     target = Target.from_model(tiny(family), slots=1, capacity=64)
-    new = new_drafter(DrafterConfig.for_target(target.facts), target.model)
+    new = new_attention(AttentionConfig.for_target(target.facts), target.model)
     ids = torch.arange(5, 45)
     assert torch.equal(new.embed(ids), new.shared.embedding[ids])
     save_drafter(new, tmp_path)
-    again = load_drafter(tmp_path, target.model, target.facts)
+    again = load_attention(tmp_path, target.model, target.facts)
     assert again.config == new.config
     for name, value in again.state_dict().items():
         assert torch.equal(value, new.state_dict()[name])
     config = json.loads((tmp_path / "config.json").read_text())
     del config["scaled_embedding"]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    old = load_drafter(tmp_path, target.model, target.facts)
+    old = load_attention(tmp_path, target.model, target.facts)
     assert torch.equal(old.embed(ids), SharedWeights.of(target.model).embed(ids))
-    assert DrafterConfig.for_target(target.facts, tli=1).scaled_embedding, (
+    assert AttentionConfig.for_target(target.facts, tli=1).scaled_embedding, (
         "borrowed layers read what the target's read"
     )

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from moa.bundle import Bundle
+from moa.drafters.attention.model import AttentionDrafter, load_attention
+from moa.drafters.body_drafting import BodyDrafting
+from moa.drafters.contract import DraftRequest
+from moa.drafters.onnx_drafting import OnnxDrafting
 from moa.errors import FullError
 from moa.graph.load import LoadedGraph
-from moa.model.checkpoint import load_drafter
-from moa.model.drafter import Drafter
-from moa.model.drafting import DraftRequest, MoaDrafting
-from moa.model.graph_drafting import LATE, GraphDrafting
 from moa.model.target import Committed, Row, Target
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
@@ -36,11 +36,11 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return folder
 
 
-def opened(folder: Path, slots: int = 1) -> tuple[Target, Drafter, GraphDrafting]:
+def opened(folder: Path, slots: int = 1) -> tuple[Target, AttentionDrafter, OnnxDrafting]:
     target = Target.load(str(folder / "target"), slots=slots, capacity=160)
-    drafter = load_drafter(folder / "drafter", target.model, target.facts)
+    drafter = load_attention(folder / "drafter", target.model, target.facts)
     graph = LoadedGraph.load(Bundle.open(folder / "bundle"), threads=1)
-    return target, drafter, GraphDrafting(drafter, graph, slots=slots)
+    return target, drafter, OnnxDrafting(drafter, graph, slots=slots)
 
 
 def run(target: Target, slot: int, tokens: list[int]) -> Committed:
@@ -50,13 +50,13 @@ def run(target: Target, slot: int, tokens: list[int]) -> Committed:
 
 def test_it_drafts_what_torch_drafts_after_every_round(pair: Path) -> None:
     target, drafter, graph = opened(pair)
-    torch_drafting = MoaDrafting(drafter, capacity=160)
+    torch_drafting = BodyDrafting(drafter, capacity=160)
     slot = target.cache.acquire()
     places = (graph.open(), torch_drafting.open())
     text = verifier_kit.prompt(3, 100)
     for start, stop in (
         (0, 30),
-        (30, 30 + LATE + 1),
+        (30, 30 + drafter.record_lag + 1),
         (39, 60),
     ):  # always so many that records are made at once
         committed = run(target, slot, text[start:stop])
@@ -97,13 +97,13 @@ def test_a_slot_that_is_used_again_drafts_as_a_new_one() -> None:
 def test_records_of_the_latest_tokens_are_made_together(monkeypatch: pytest.MonkeyPatch) -> None:
     target, drafter, graph = opened(kit.pair())
     made: list[int] = []
-    real = drafter.whole_records
+    real = drafter.records
 
     def count(pieces: Sequence[Committed]) -> Any:
         made.append(sum(len(piece.hidden) for piece in pieces))
         return real(pieces)
 
-    monkeypatch.setattr(drafter, "whole_records", count)
+    monkeypatch.setattr(drafter, "records", count)
     slot = target.cache.acquire()
     place = graph.open()
     text = verifier_kit.prompt(1, 60)

@@ -1,55 +1,29 @@
-"""Drafting in the same process as the target: the interface of such a drafter, and the MoA
-drafter's implementation."""
+"""Drafting in torch, for any drafter: trees grown level by level, in one batch; on an accelerator
+chains as captured graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from moa.grammar.matcher import TextMask, unpacked
+from moa.drafters.captured_chains import CapturedChains, ChainStep
+from moa.drafters.contract import DraftRequest
+from moa.grammar.matcher import unpacked
 from moa.model.blocks import additive
-from moa.model.drafter import Drafter
 from moa.model.slots import SlotPool
-from moa.model.target import Committed
-from moa.sampling import SamplingSettings, gumbel
-from moa.tree import MASKED, DraftTree, TreeGrower, TreeShape
+from moa.sampling import gumbel
+from moa.tree import MASKED, DraftTree, TreeGrower
+
+if TYPE_CHECKING:
+    from moa.model.accelerator.graphs import Graphs
 
 
-@dataclass(frozen=True, slots=True)
-class DraftRequest:
-    """A request for a tree after a sequence's `pending` token."""
-
-    slot: int
-    pending: int
-    shape: TreeShape
-    sampling: SamplingSettings
-    grammar: TextMask | None = None
-    """What may follow the text up to and including the pending token."""
-
-
-class Drafting(Protocol):
-    """A drafter with its own memory, one slot per sequence."""
-
-    def open(self) -> int:
-        """Take an empty slot."""
-
-    def close(self, slot: int) -> None:
-        """Give a slot back."""
-
-    def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
-        """The target has run `tokens`, in order, with these keys, values and states."""
-
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """A tree for each request, all drafted together."""
-
-
-class LevelDrafting:
-    """The part that all kinds of drafters share: growing trees level by level, in one batch.
+class TorchDrafting:
+    """What all drafters in torch share.
 
     A pool holds a sequence's observed tokens and, after them, the nodes of the current draft, which
     are dropped because the length does not include them. Subclasses run the model.
@@ -62,10 +36,44 @@ class LevelDrafting:
         self.vocab_size = vocab_size
         self.device = device
         self.words = words
+        self.captured: CapturedChains | None = None
+
+    def capture(self, graphs: Graphs | None) -> None:
+        """Draft chains as graphs from now on, where there are any; called when all memory is there."""
+        if graphs is not None:
+            self.captured = CapturedChains(self, graphs)
+            self.captured.prepare()
+
+    @property
+    def free(self) -> bool:
+        """Whether there is an empty slot."""
+        return bool(self.pool.free)
+
+    def known(self, slot: int) -> int:
+        """How many tokens of its text a slot has read."""
+        return self.pool.lengths[slot]
+
+    @property
+    def draft_pools(self) -> list[SlotPool]:
+        """The pools into which drafted tokens are written."""
+        return [self.pool]
+
+    def begin_chains(self, slots: Sequence[int]) -> None:
+        """Chains of these slots begin: put what their first step reads into fixed memory."""
+
+    def clear_chains(self) -> None:
+        """Make that memory harmless, for a run that nobody asked for."""
+
+    def chain_step(self, step: ChainStep) -> Tensor:
+        """Logits `[rows, V]` after the newest token of each chain, and its keys and values into the
+        pools. Only kernels over fixed memory: it is captured."""
+        raise NotImplementedError
 
     @torch.inference_mode()
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """A tree for each request."""
+        if self.captured is not None and self.captured.fit(requests):
+            return self.captured.draft(requests)
         growers = [TreeGrower(request.pending, request.shape) for request in requests]
         while active := [i for i, grower in enumerate(growers) if grower.frontier]:
             level = Level(
@@ -172,7 +180,7 @@ class Level:
             visible[row, 0, :size, self.view : self.view + size] = tree[:, fed:]
         self.ids = torch.from_numpy(ids).to(device)
         self.positions = torch.from_numpy(positions).to(device)
-        self.mask = _mask(visible, pool)
+        self.mask = mask_over(visible, pool)
 
     def positions_of(self, row: int) -> int:
         """The position that all nodes of this level have in sequence `row`."""
@@ -206,105 +214,6 @@ class Level:
         return self.ids.device
 
 
-def _mask(visible: np.ndarray, pool: SlotPool) -> Tensor:
+def mask_over(visible: np.ndarray, pool: SlotPool) -> Tensor:
     """For queries over a pool's rows: on its device, in its precision."""
     return additive(torch.from_numpy(visible).to(pool.k.device), pool.k.dtype)
-
-
-class MoaDrafting(LevelDrafting):
-    """The MoA drafter in the same process as its target: every activation is available at once."""
-
-    def __init__(
-        self, drafter: Drafter, *, slots: int = 1, capacity: int = 2048, scratch: int = 256
-    ) -> None:
-        """`scratch` columns are for the nodes of a draft, on top of the sequence's `capacity`."""
-        config = drafter.config
-        weight = drafter.weight
-        # A body with its own head may have a different vocabulary padding than the target.
-        super().__init__(min(config.vocab_size, len(drafter.shared.head)), weight.device)
-        self.drafter = drafter
-
-        def pool(layers: int, kv_heads: int, head_dim: int) -> SlotPool:
-            return SlotPool(
-                layers=layers,
-                slots=slots,
-                kv_heads=kv_heads,
-                capacity=capacity + scratch,
-                head_dim=head_dim,
-                dtype=weight.dtype,
-                device=weight.device,
-            )
-
-        self.pool = pool(config.layers, *drafter.cache_heads)
-        self.records = pool(1, config.record_heads, config.head_dim) if config.use_ca else None
-        target_head_dim = config.kv_hidden_size // (2 * config.target_kv_heads)
-        self.borrowed = (
-            pool(config.tli, config.target_kv_heads, target_head_dim) if config.tli else None
-        )
-        self._pools = [p for p in (self.pool, self.records, self.borrowed) if p is not None]
-
-    @property
-    def free(self) -> bool:
-        """Whether there is an empty slot."""
-        return bool(self.pool.free)
-
-    def known(self, slot: int) -> int:
-        """How many tokens of its sequence a slot has read."""
-        return self.pool.lengths[slot]
-
-    def open(self) -> int:
-        """Take an empty slot."""
-        slots = [pool.acquire() for pool in self._pools]
-        return slots[0]
-
-    def close(self, slot: int) -> None:
-        """Give a slot back."""
-        for pool in self._pools:
-            pool.release(slot)
-
-    @torch.inference_mode()
-    def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
-        """Store the records of these tokens, and the body's keys and values."""
-        if self.records is not None:
-            key, value = self.drafter.project(*committed.kv, committed.hidden, committed.positions)
-            self.records.append(
-                slot, key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0)
-            )
-        if self.borrowed is not None:
-            count = self.drafter.config.tli
-            self.borrowed.append(slot, *(half[-count:].transpose(1, 2) for half in committed.kv))
-        self.read(slot, tokens)
-
-    @torch.inference_mode()
-    def read(self, slot: int, tokens: Sequence[int]) -> None:
-        """Compute the body's keys and values of tokens whose records, if any, are in the slot
-        already."""
-        start = self.pool.lengths[slot]
-        count = len(tokens)
-        ids = torch.tensor([list(tokens)], device=self.device)
-        positions = torch.arange(start, start + count, device=self.device).unsqueeze(0)
-        layers = zip(self.pool.k, self.pool.v, strict=True)
-        past = [(k[slot : slot + 1, :, :start], v[slot : slot + 1, :, :start]) for k, v in layers]
-        causal = np.tril(np.ones((1, 1, count, start + count), np.bool_), start)
-        rows = self.drafter.extend(ids, positions, _mask(causal, self.pool), past)
-        self.pool.append(slot, *(torch.cat(half) for half in zip(*rows, strict=True)))
-
-    def logits(self, level: Level) -> Tensor:
-        """One step of the drafter over the frontier of every tree."""
-        past = level.past(self.pool)
-        records = list[Tensor]()
-        if self.borrowed is not None:
-            past += level.past(self.borrowed)
-        if self.records is not None:
-            known = max(1, *level.lengths)
-            visible = np.arange(known) < np.array(level.lengths)[:, None]
-            records = [
-                *level.past(self.records, known)[0],
-                _mask(visible[:, None, None], self.pool),
-            ]
-        hidden, rows = self.drafter.features(level.ids, level.positions, level.mask, past, *records)
-        layers = self.drafter.config.layers
-        level.keep(self.pool, rows[:layers])
-        if self.borrowed is not None:
-            level.keep(self.borrowed, rows[layers:])
-        return self.drafter.logits(hidden)[..., : self.vocab_size]

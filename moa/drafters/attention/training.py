@@ -5,125 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from moa.drafters.attention.model import AttentionDrafter
 from moa.errors import ConfigError
 from moa.model.blocks import additive
 from moa.model.borrowed import Rows, SharedWeights
-from moa.model.drafter import Drafter
 from moa.training.data import Batch
 from moa.training.loop import Loss
+from moa.training.losses import Compared, compare, wanted_places
 from moa.training.masks import AnchorRule, borrowed_mask, record_mask, token_mask
 from moa.training.teacher import Lesson, Teacher
-
-_CHUNK = {"cpu": 2**19, "cuda": 2**26}
-"""Logits per chunk: on a CPU as many as fit a core's cache, on a GPU enough to keep it busy."""
-
-
-class Compared(NamedTuple):
-    """Per position: the loss, and whether drafter and target choose the same token (0 or 1)."""
-
-    loss: Tensor
-    agree: Tensor
-
-    def summed(self) -> Loss:
-        """The sum over all positions."""
-        return Loss(self.loss.sum(), torch.ones_like(self.loss).sum(), {"agree": self.agree.sum()})
-
-
-def compare(
-    mine: Tensor, theirs: Tensor, head: SharedWeights, their_head: SharedWeights
-) -> Compared:
-    """The KL from the target's final states `[N, H]` to the drafter's, through their heads; has a
-    gradient."""
-    return Compared(*_ThroughHead.apply(mine, theirs, head, their_head))
-
-
-def divergence(logits: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
-    """KL(target || draft) of every row of `logits` to the target's, `goal`, and its gradient by
-    `logits`; both in float32."""
-    draft = F.log_softmax(logits, -1)
-    target = F.log_softmax(goal, -1)
-    likely = target.exp()
-    loss = target.sub_(draft).mul_(likely).sum(-1)
-    return loss, draft.exp_().sub_(likely)
-
-
-class _ThroughHead(torch.autograd.Function):
-    """Logits take most of the memory in training a drafter: four times the vocabulary for each row.
-    Heads are frozen and each row's loss is independent, so a row's gradient is computed together
-    with its loss, and the logits of a chunk are freed: memory does not grow with the vocabulary,
-    and a chunk fits the caches."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, mine: Tensor, theirs: Tensor, own: SharedWeights, their: SharedWeights
-    ) -> tuple[Tensor, Tensor]:
-        device = mine.device.type
-        lower = (
-            torch.get_autocast_dtype(device)
-            if torch.is_autocast_enabled(device)
-            else their.head.dtype
-        )
-        # Tables of one vocabulary may be padded differently.
-        size = min(len(own.head), len(their.head))
-        head, goal_head, cap = (
-            own.head[:size].to(lower),
-            their.head[:size].to(lower),
-            own.logit_softcap,
-        )
-        count = len(mine)
-        rows = max(1, min(count, _CHUNK.get(device, _CHUNK["cuda"]) // size))
-        losses = []
-        agreed = []
-        gradients = []
-        # The last chunk is as large as the others: a CPU's bf16 kernels keep memory for every
-        # shape.
-        missing = -count % rows
-        mine = F.pad(mine, (0, 0, 0, missing))
-        theirs = F.pad(theirs, (0, 0, 0, missing))
-        with torch.autocast(device, enabled=False):
-            for x, y in zip(
-                mine.detach().to(lower).split(rows), theirs.to(lower).split(rows), strict=True
-            ):
-                logits = F.linear(x, head).float()
-                goal = F.linear(y, goal_head).float()
-                logits = _capped(logits, cap)
-                goal = _capped(goal, their.logit_softcap)
-                agreed.append(logits.argmax(-1) == goal.argmax(-1))
-                raised = 0.0 if own.bias is None else own.bias
-                loss, slope = divergence(logits + raised, goal + raised)
-                losses.append(loss)
-                if ctx.needs_input_grad[0]:
-                    if cap is not None:
-                        slope = slope * (1 - (logits / cap) ** 2)
-                    gradients.append(slope.to(lower) @ head)
-        none = mine.new_zeros(0, dtype=torch.float32)
-        agree = torch.cat(agreed)[:count].float() if agreed else none
-        ctx.mark_non_differentiable(agree)
-        ctx.dtype = mine.dtype
-        ctx.save_for_backward(
-            torch.cat(gradients)[:count] if gradients else torch.zeros_like(mine[:count])
-        )
-        return torch.cat(losses)[:count] if losses else none.clone(), agree
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, each: Tensor, *_: Tensor) -> tuple[Tensor, None, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return (gradient.float() * each.unsqueeze(-1)).to(ctx.dtype), None, None, None
-
-
-def _capped(logits: Tensor, cap: float | None) -> Tensor:
-    return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,20 +68,12 @@ def in_steps(read: Tensor) -> Tensor:
     return flat.index_fill(0, more, True).view_as(read)
 
 
-def wanted_places(batch: Batch) -> Tensor:
-    """`[B, L]`: where the next token is learnt: no document's last token, and none before one that
-    the user wrote."""
-    segments = torch.from_numpy(batch.segments)
-    wanted = torch.from_numpy(batch.wanted)[:, 1:] & (segments[:, 1:] == segments[:, :-1])
-    return F.pad(wanted, (0, 1))
-
-
 class Distillation:
     """The `Objective` of the training loop: a drafter beside its frozen teacher."""
 
     def __init__(
         self,
-        drafter: Drafter,
+        drafter: AttentionDrafter,
         teacher: Teacher,
         settings: DistillSettings,
         seed: int = 0,

@@ -10,11 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from moa.drafters.contract import DraftRequest
+from moa.drafters.drafting import Level
+from moa.drafters.eagle3.config import Eagle3Config
+from moa.drafters.eagle3.model import Eagle3Drafter
+from moa.drafters.features import FeatureDrafting
 from moa.errors import MoaError
 from moa.model.borrowed import SharedWeights
-from moa.model.drafting import DraftRequest, Level
-from moa.model.eagle3 import PublishedConfig, PublishedEagle3
-from moa.model.features import FeatureDrafting
 from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings
 from moa.tree import TreeGrower, TreeShape
@@ -29,12 +31,12 @@ KNOWN = 7
 
 def loaded(
     folder: Path, layout: str, family: str = "llama"
-) -> tuple[Target, PublishedEagle3, published.Weights]:
+) -> tuple[Target, Eagle3Drafter, published.Weights]:
     """A tiny target that keeps what the drafter in `folder` reads, the drafter, and its weights."""
     model = tiny(family)
     weights = published.write(folder, layout, model, WORDS)
     target = Target.from_model(model, slots=2, capacity=64)
-    drafter = PublishedEagle3.load(folder, target.facts, SharedWeights.of(model))
+    drafter = Eagle3Drafter.load(folder, target.facts, SharedWeights.of(model))
     target.tap(drafter.config.taps)
     return target, drafter, weights
 
@@ -94,7 +96,7 @@ def test_a_layer_is_counted_as_the_layout_counts_it(tmp_path: Path) -> None:
         ("speculators", (1, 2, 3)),
     ):
         published.write(tmp_path / layout, layout, tiny("llama"), WORDS)
-        assert PublishedConfig.read(tmp_path / layout, target.facts).taps == taps
+        assert Eagle3Config.read(tmp_path / layout, target.facts).taps == taps
 
 
 @torch.inference_mode()
@@ -106,7 +108,7 @@ def test_what_a_checkpoint_leaves_out_is_the_targets(tmp_path: Path) -> None:
         del kept[name]
     save_file(kept, tmp_path / "model.safetensors")
     target = Target.from_model(model)
-    drafter = PublishedEagle3.load(tmp_path, target.facts, SharedWeights.of(model))
+    drafter = Eagle3Drafter.load(tmp_path, target.facts, SharedWeights.of(model))
     assert drafter.words is None
     assert drafter.shared.embedding.data_ptr() == target.embedding_weight.data_ptr()
     assert drafter.shared.head.data_ptr() == target.head_weight.data_ptr()
@@ -137,7 +139,7 @@ def test_a_checkpoint_that_does_not_fit_is_one_line(
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     facts = Target.from_model(model).facts
     with pytest.raises(MoaError, match=says):
-        PublishedEagle3.load(tmp_path, facts, SharedWeights.of(model))
+        Eagle3Drafter.load(tmp_path, facts, SharedWeights.of(model))
 
 
 def test_words_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
@@ -153,8 +155,8 @@ def test_words_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
     ):
         save_file(kept | {name: value}, tmp_path / "model.safetensors")
         with pytest.raises(MoaError, match=says):
-            PublishedEagle3.load(tmp_path, facts, shared)
+            Eagle3Drafter.load(tmp_path, facts, shared)
     torch.save({"fc.weight": print}, tmp_path / "pytorch_model.bin")
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(MoaError, match="is a pickle, which is never read"):
-        PublishedEagle3.load(tmp_path, facts, shared)
+        Eagle3Drafter.load(tmp_path, facts, shared)

@@ -11,146 +11,36 @@ config has the layer's dimensions, and in norms (EAGLE-3.1).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from moa.config import TargetFacts, read_config
+from moa.config import TargetFacts
+from moa.drafters.eagle3.config import Eagle3Config
+from moa.drafters.features import FeatureModel, normed, run_layer, self_rows
 from moa.errors import ConfigError, UsageError
 from moa.model.blocks import Block, RMSNorm
 from moa.model.borrowed import Rows, SharedWeights
 from moa.model.checkpoint import filled, stored_weights
-from moa.model.features import FeatureModel, normed, run_layer, self_rows
-from moa.model.loading import first_line
 
-FILES = ("config.json", "model*.safetensors")
 _PICKLE = "pytorch_model.bin"
 LAYER = ("midlayer.", "layers.0.")
 """What the authors and SpecForge, and what `speculators` call the decoder layer."""
 _IGNORED = ("t2d", "d2t", "verifier_norm.", "verifier_lm_head.", "rotary_emb.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublishedConfig:
-    """What a checkpoint's `config.json` says, whichever layout it has."""
+class Eagle3Drafter(FeatureModel):
+    """One Llama layer on features, with a vocabulary of its own."""
 
-    layer: LlamaConfig
-    """The decoder layer's dimensions and rotary embedding."""
-    taps: tuple[int, ...]
-    """The target's layers whose inputs are read, counted from 0."""
-    target_hidden_size: int
-    norm_before_residual: bool
-    """The layer's residual is the normed feature."""
-    norm_before_fc: bool
-    """One norm over all states side by side."""
-    fc_norm: bool
-    """A norm for each of them."""
-    norm_output: bool
-    """What is fed back is the output behind the last norm."""
-
-    @classmethod
-    def read(cls, folder: Path, facts: TargetFacts) -> Self:
-        """Read `config.json`, and refuse what is no EAGLE-3 of one Llama layer for this target."""
-        values = read_config(folder)
-        own = values.get("eagle_config") or {}
-        described = values.get("transformer_layer_config") or values
-        kind = described.get("model_type", "llama") if isinstance(described, dict) else None
-        if not isinstance(own, dict) or kind != "llama" or not is_eagle3(values):
-            raise ConfigError(
-                f"{folder}: config.json is not that of an EAGLE-3 drafter with a Llama layer"
-            )
-        try:
-            layer = LlamaConfig(**described)
-            width = values.get("target_hidden_size") or facts.hidden_size
-            config = cls(
-                layer=layer,
-                taps=_taps(values, own, facts.layers),
-                target_hidden_size=int(width),
-                **{name: bool({**values, **own}.get(name)) for name in NORMS},
-            )
-        except Exception as error:  # the library raises whatever an odd value runs into
-            raise ConfigError(
-                f"{folder}: config.json cannot be read: {first_line(error)}"
-            ) from None
-        config._check(folder, facts)
-        return config
-
-    def _check(self, folder: Path, facts: TargetFacts) -> None:
-        layer = self.layer
-        if (
-            layer.num_hidden_layers != 1
-            or layer.attention_bias
-            or layer.mlp_bias
-            or layer.hidden_act != "silu"
-        ):
-            raise ConfigError(
-                f"{folder}: only EAGLE-3 drafters of one Llama layer without biases are supported"
-            )
-        if self.target_hidden_size != facts.hidden_size:
-            raise ConfigError(
-                f"{folder}: made for another target: it reads states of {self.target_hidden_size} numbers, this "
-                f"target's have {facts.hidden_size}"
-            )
-        if not self.taps or not all(0 <= tap < facts.layers for tap in self.taps):
-            raise ConfigError(
-                f"{folder}: it reads layers {list(self.taps)}, the target has 0..{facts.layers - 1}"
-            )
-        sizes = (
-            layer.hidden_size,
-            layer.intermediate_size,
-            layer.num_attention_heads,
-            layer.num_key_value_heads,
-        )
-        if (
-            min(sizes) < 1
-            or layer.num_attention_heads % layer.num_key_value_heads
-            or layer.head_dim % 2
-        ):
-            raise ConfigError(f"{folder}: the dimensions of its layer do not fit each other")
-
-
-NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-
-
-def is_eagle3(values: Mapping[str, Any]) -> bool:
-    """Whether a `config.json` is that of an EAGLE-3 drafter."""
-    listed = values.get("architectures")
-    names = [
-        str(values.get("speculators_model_type")),
-        *map(str, listed if isinstance(listed, list) else ()),
-    ]
-    # The authors' configs are those of a plain Llama with a vocabulary for drafts.
-    return any("eagle3" in name.lower() for name in names) or "draft_vocab_size" in values
-
-
-def _taps(values: Mapping[str, Any], own: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """Layers whose inputs are read. In `eagle_config` (SpecForge) a number is the layer whose
-    output it is; at the top level (`speculators`, vLLM) the layer whose input it is; without either
-    it is the authors' rule."""
-    if (inputs := values.get("eagle_aux_hidden_state_layer_ids")) is not None:
-        return tuple(int(number) for number in inputs)
-    if (outputs := own.get("eagle_aux_hidden_state_layer_ids")) is not None:
-        return tuple(int(number) + 1 for number in outputs)
-    return authors_taps(layers)
-
-
-def authors_taps(layers: int) -> tuple[int, ...]:
-    """Low, middle and high, by the authors' rule."""
-    return 2, layers // 2, layers - 3
-
-
-class PublishedEagle3(FeatureModel):
-    """The drafter."""
-
+    name = "eagle3"
+    config: Eagle3Config
     reads_first = False
 
     def __init__(
-        self, config: PublishedConfig, words: Tensor | None, vocab_size: int, shared: SharedWeights
+        self, config: Eagle3Config, words: Tensor | None, vocab_size: int, shared: SharedWeights
     ) -> None:
         """`shared` are embedding and head, its own or the target's, without scale or soft cap."""
         super().__init__()
@@ -184,9 +74,15 @@ class PublishedEagle3(FeatureModel):
         self.shared = shared
 
     @classmethod
-    def load(cls, folder: Path, facts: TargetFacts, shared: SharedWeights) -> Self:
-        """From its folder, beside its target, in the target's precision."""
-        config = PublishedConfig.read(folder, facts)
+    def load(
+        cls,
+        folder: Path,
+        facts: TargetFacts,
+        shared: SharedWeights,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """From its folder, beside its target, in the target's precision unless told another."""
+        config = Eagle3Config.read(folder, facts)
         found = {name.removeprefix("model."): value for name, value in _stored(folder).items()}
         words = _words(folder, found, facts.vocab_size)
         head = found.pop("lm_head.weight", None)
@@ -208,7 +104,8 @@ class PublishedEagle3(FeatureModel):
         own = SharedWeights(table.to(like), head.to(like))
         state = {_own_name(n): value for n, value in found.items() if not n.startswith(_IGNORED)}
         model = filled(lambda: cls(config, words, facts.vocab_size, own), state, folder)
-        return model.to(like).eval().requires_grad_(False)
+        model.to(device=like.device, dtype=dtype or like.dtype)
+        return model.eval().requires_grad_(False)
 
     def read(self, features: Tensor) -> Tensor:
         """Norm and fuse the target's states."""
@@ -222,7 +119,7 @@ class PublishedEagle3(FeatureModel):
     def rows(self, ids: Tensor, features: Tensor, positions: Tensor) -> Rows:
         """Cache rows of tokens that need no logits."""
         return self_rows(
-            self.layer, self._join(ids, features)[0], *self._turns(features, positions)
+            self.layer, self._join(ids, features)[0], *self._cos_sin(features, positions)
         )
 
     def step(
@@ -232,7 +129,7 @@ class PublishedEagle3(FeatureModel):
         joined, normed = self._join(ids, features)
         residual = normed if self.config.norm_before_residual else features
         hidden, rows = run_layer(
-            self.layer, residual, joined, *self._turns(features, positions), mask, past
+            self.layer, residual, joined, *self._cos_sin(features, positions), mask, past
         )
         return (self.norm(hidden) if self.config.norm_output else hidden), rows
 
@@ -245,7 +142,7 @@ class PublishedEagle3(FeatureModel):
         normed = self.hidden_norm(features)
         return torch.cat([embedded, normed], dim=-1), normed
 
-    def _turns(self, features: Tensor, positions: Tensor) -> Rows:
+    def _cos_sin(self, features: Tensor, positions: Tensor) -> Rows:
         cos, sin = self._rotary[0](features, positions)
         return cos, sin
 

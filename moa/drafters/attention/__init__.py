@@ -1,0 +1,52 @@
+"""The paper's Mixture of Attentions: a small language model whose cross-attention reads activation
+records, made of the target's keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedModel
+
+from moa.config import TargetFacts
+from moa.drafters.attention.config import MODEL_TYPE, AttentionConfig
+from moa.drafters.contract import DrafterKind
+from moa.drafters.graph import GraphSizes
+
+if TYPE_CHECKING:
+    from moa.drafters.attention.model import AttentionDrafter
+
+
+class AttentionKind(DrafterKind):
+    """Ours, and the paper's published checkpoint."""
+
+    name = "attention"
+
+    def owns(self, config: Mapping[str, Any]) -> bool:
+        """By the published `model_type`."""
+        return config.get("model_type") == MODEL_TYPE
+
+    def config(self, folder: Path, facts: TargetFacts) -> AttentionConfig:
+        """Its `config.json`, ours or the published."""
+        return AttentionConfig.read(folder, facts)
+
+    def load(
+        self,
+        folder: Path,
+        target: PreTrainedModel | None,
+        facts: TargetFacts,
+        dtype: torch.dtype | None = None,
+    ) -> AttentionDrafter:
+        """With the target's last layers, if it borrows any."""
+        from moa.drafters.attention.model import load_attention
+
+        assert target is not None
+        return load_attention(folder, target, facts, dtype)
+
+    def sizes(self, folder: Path, facts: TargetFacts, target: Path) -> GraphSizes:
+        """Layers of the body, cross-attention, and the borrowed layers."""
+        from moa.drafters.attention.graph import sizes
+
+        return sizes(folder, self.config(folder, facts), facts, target)

@@ -1,0 +1,207 @@
+"""Drafting in torch with a body: a language model that has a KV cache of its own, with or without
+records, with or without layers of the target behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moa.drafters.captured_chains import ChainStep
+from moa.drafters.contract import Drafter
+from moa.drafters.drafting import Level, TorchDrafting, mask_over
+from moa.manifest import KVHeads
+from moa.model.borrowed import Rows
+from moa.model.slots import SlotPool
+from moa.model.target import Committed
+
+if TYPE_CHECKING:
+    from moa.model.accelerator.graphs import Graphs
+
+
+class BodyModel(Drafter):
+    """A drafter that is a language model: it reads tokens, and has a cache of its own."""
+
+    def features(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        past: Sequence[Rows],
+        *records: Tensor,
+    ) -> tuple[Tensor, list[Rows]]:
+        """States that the head reads, and new rows of the cache. `records`: key, value and mask,
+        where there are any."""
+        raise NotImplementedError
+
+    def extend(
+        self, ids: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows]
+    ) -> list[Rows]:
+        """The body's rows of tokens that need no logits: a prompt, or accepted tokens."""
+        raise NotImplementedError
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The head."""
+        return self.shared.logits(hidden)
+
+    def drafting(
+        self, *, slots: int, capacity: int, scratch: int = 256, graphs: Graphs | None = None
+    ) -> BodyDrafting:
+        """In torch: every activation is available at once."""
+        return BodyDrafting(self, slots=slots, capacity=capacity, scratch=scratch, graphs=graphs)
+
+
+class BodyDrafting(TorchDrafting):
+    """Keys and values of the body, and beside them what records bring: those of cross-attention,
+    and the target's own in borrowed layers."""
+
+    record_lag = 0
+    """A row that is written stays: no record may come later."""
+
+    def __init__(
+        self,
+        drafter: BodyModel,
+        *,
+        slots: int = 1,
+        capacity: int = 2048,
+        scratch: int = 256,
+        graphs: Graphs | None = None,
+    ) -> None:
+        """`scratch` columns are for the nodes of a draft, on top of the sequence's `capacity`."""
+        weight = drafter.weight
+        super().__init__(drafter.vocab_size, weight.device)
+        self.drafter = drafter
+        spec = drafter.graph_spec
+
+        def pool(layers: Sequence[KVHeads]) -> SlotPool:
+            return SlotPool(
+                layers=len(layers),
+                slots=slots,
+                kv_heads=layers[0].kv_heads,
+                capacity=capacity + scratch,
+                head_dim=layers[0].head_dim,
+                dtype=weight.dtype,
+                device=weight.device,
+            )
+
+        self.layers = len(spec.cache) - spec.borrowed
+        """Those of the body."""
+        self.pool = pool(spec.cache[: self.layers])
+        self.records = pool([spec.records]) if spec.records else None
+        self.borrowed = pool(spec.cache[self.layers :]) if spec.borrowed else None
+        self._layout = drafter.record_layout
+        self.reads_records = self._layout is not None
+        self._pools = [p for p in (self.pool, self.records, self.borrowed) if p is not None]
+        self.capture(graphs)
+
+    def open(self) -> int:
+        """Take an empty slot."""
+        slots = [pool.acquire() for pool in self._pools]
+        return slots[0]
+
+    def close(self, slot: int) -> None:
+        """Give a slot back."""
+        for pool in self._pools:
+            pool.release(slot)
+
+    @torch.inference_mode()
+    def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
+        """Store the records of these tokens, and the body's keys and values."""
+        if self._layout is not None:
+            self.give(slot, committed.start, *self.drafter.records([committed]))
+        self.read(slot, tokens)
+
+    def missing(self, slot: int, start: int, stop: int) -> tuple[int, int] | None:
+        """What is behind the rows that are there: they are appended in order."""
+        if self.records is None:
+            return None
+        first = max(start, self.records.lengths[slot])
+        return (first, stop) if first < stop else None
+
+    @torch.inference_mode()
+    def give(self, slot: int, start: int, keys: NDArray[Any], values: NDArray[Any]) -> None:
+        """Store records of positions from `start` on. A row that could not be made stays zero."""
+        assert self._layout is not None
+        assert self.records is not None
+        parts = zip(self._layout.split(keys), self._layout.split(values), strict=True)
+        own, *theirs = (
+            [torch.from_numpy(np.ascontiguousarray(half.swapaxes(0, 1))) for half in part]
+            for part in parts
+        )
+        self._append(self.records, slot, start, [own])
+        if self.borrowed is not None:
+            self._append(self.borrowed, slot, start, theirs)
+
+    def _append(
+        self, pool: SlotPool, slot: int, start: int, layers: Sequence[Sequence[Tensor]]
+    ) -> None:
+        gap = start - pool.lengths[slot]
+        keys, values = (torch.stack([layer[half] for layer in layers]) for half in (0, 1))
+        if gap > 0:
+            zeros = keys.new_zeros(*keys.shape[:2], gap, keys.shape[3])
+            keys = torch.cat([zeros, keys], 2)
+            values = torch.cat([zeros, values], 2)
+        pool.append(slot, keys.to(pool.k), values.to(pool.v))
+
+    @torch.inference_mode()
+    def read(self, slot: int, tokens: Sequence[int]) -> None:
+        """Compute the body's keys and values of tokens whose records, if any, are in the slot
+        already."""
+        start = self.pool.lengths[slot]
+        count = len(tokens)
+        if not count:
+            return
+        ids = torch.tensor([list(tokens)], device=self.device)
+        positions = torch.arange(start, start + count, device=self.device).unsqueeze(0)
+        layers = zip(self.pool.k, self.pool.v, strict=True)
+        past = [(k[slot : slot + 1, :, :start], v[slot : slot + 1, :, :start]) for k, v in layers]
+        causal = np.tril(np.ones((1, 1, count, start + count), np.bool_), start)
+        rows = self.drafter.extend(ids, positions, mask_over(causal, self.pool), past)
+        keys, values = (torch.cat([row[half] for row in rows]) for half in (0, 1))
+        self.pool.append(slot, keys, values)
+
+    def logits(self, level: Level) -> Tensor:
+        """One step of the drafter over the frontier of every tree."""
+        past = level.past(self.pool)
+        records: list[Tensor] = []
+        if self.borrowed is not None:
+            past += level.past(self.borrowed)
+        if self.records is not None:
+            known = max(1, *level.lengths)
+            visible = np.arange(known) < np.array(level.lengths)[:, None]
+            records = [
+                *level.past(self.records, known)[0],
+                mask_over(visible[:, None, None], self.pool),
+            ]
+        hidden, rows = self.drafter.features(level.ids, level.positions, level.mask, past, *records)
+        level.keep(self.pool, rows[: self.layers])
+        if self.borrowed is not None:
+            level.keep(self.borrowed, rows[self.layers :])
+        return self.drafter.logits(hidden)[..., : self.vocab_size]
+
+    # ---- chains as graphs
+
+    @property
+    def draft_pools(self) -> list[SlotPool]:
+        """Records have no rows of drafted tokens."""
+        return [self.pool] if self.borrowed is None else [self.pool, self.borrowed]
+
+    def chain_step(self, step: ChainStep) -> Tensor:
+        """One step of the body, with the records that were there when the chains began."""
+        past = step.past(self.pool)
+        if self.borrowed is not None:
+            past += step.past(self.borrowed)
+        records: list[Tensor] = []
+        if self.records is not None:
+            records = [*step.past(self.records)[0], step.mask(step.before(step.known))]
+        hidden, rows = self.drafter.features(
+            step.token.unsqueeze(1), step.place.unsqueeze(1), step.visible(), past, *records
+        )
+        step.keep(self.pool, rows[: self.layers])
+        if self.borrowed is not None:
+            step.keep(self.borrowed, rows[self.layers :])
+        return self.drafter.logits(hidden)[:, 0, : self.vocab_size]

@@ -1,0 +1,88 @@
+"""What an exported step graph looks like, whichever drafter it is made of, and how large it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from moa.manifest import KVHeads
+from moa.model.identity import tensor_shapes
+
+Sizes = tuple[int | str, ...]
+"""Sizes, and names of those that a step may choose."""
+
+
+@dataclass(frozen=True)
+class GraphSpec:
+    """Inputs and outputs of a drafter's layers, which lie between embedding and head."""
+
+    hidden_size: int
+    cache: tuple[KVHeads, ...]
+    """Layers with a cache; the borrowed ones last."""
+    records: KVHeads | None
+    """Heads of the records that cross-attention reads, where there is any."""
+    borrowed: int = 0
+    """Of how many of these layers, the last ones, records carry the rows."""
+    features: bool = False
+    """Whether each token reads a feature from the last layer of the cache."""
+
+    @property
+    def inputs(self) -> dict[str, Sizes]:
+        """The graph's inputs, in order: T tokens, N queries, P past rows, R records."""
+        shapes: dict[str, Sizes] = {
+            "x": (1, "T", self.hidden_size),
+            "positions": (1, "T"),
+            "queries": ("N",),
+        }
+        shapes["mask"] = (1, 1, "T", "P+T")
+        if (of := self.records) is not None:
+            shapes |= dict.fromkeys(("record_k", "record_v"), (1, of.kv_heads, "R", of.head_dim))
+            shapes["record_mask"] = (1, 1, 1, "R")
+        if self.features:
+            shapes["feature_rows"] = ("T",)
+        return shapes | self._cached("past", "P")
+
+    @property
+    def rows(self) -> dict[str, Sizes]:
+        """Its outputs besides the states: new cache rows, in the order of the past ones."""
+        return self._cached("new", "T")
+
+    def _cached(self, what: str, rows: str) -> dict[str, Sizes]:
+        layers = enumerate(self.cache)
+        return {
+            f"{what}_{kind}_{i}": (1, of.kv_heads, rows, of.head_dim)
+            for i, of in layers
+            for kind in "kv"
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphSizes:
+    """What the headers of files say about the graph of a drafter, before anything is loaded."""
+
+    kind: str
+    """As the bundle's manifest names it."""
+    hidden_size: int
+    vocabulary: int
+    """Tokens that drafter and target both know."""
+    tied: bool
+    """Whether embedding and head are one matrix."""
+    cache: tuple[tuple[int, int], ...]
+    """Heads and their width, for each layer with a cache."""
+    record_width: int
+    layer_weights: int
+    no_static_form: str = ""
+    """Why there is no form with fixed sizes for other runtimes; empty if there is."""
+
+
+def count_weights(folder: Path, wanted: Callable[[str], bool]) -> int:
+    """Numbers in the stored tensors of these names."""
+    return sum(math.prod(shape) for name, shape in tensor_shapes(folder).items() if wanted(name))
+
+
+def layer_number(name: str) -> int:
+    """The number of the decoder layer that a tensor belongs to; -1 for none."""
+    _, found, after = name.partition(".layers.")
+    return int(after.partition(".")[0]) if found else -1

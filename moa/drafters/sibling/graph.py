@@ -1,0 +1,43 @@
+"""The graph of a sibling: all layers of its model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from moa.config import TargetFacts
+from moa.drafters.graph import GraphSizes, count_weights, layer_number
+from moa.model.loading import read_facts
+
+
+class SiblingGraph(nn.Module):
+    """`SiblingDrafter.states`, with the arguments in the order of the graph's inputs."""
+
+    def __init__(self, drafter: Any) -> None:
+        super().__init__()
+        self.drafter = drafter
+
+    def forward(
+        self, x: Tensor, positions: Tensor, queries: Tensor, mask: Tensor, *past: Tensor
+    ) -> tuple[Tensor, ...]:
+        """`past`: keys and values by layer."""
+        pairs = list(zip(past[0::2], past[1::2], strict=True))
+        x, rows = self.drafter.states(x, positions, mask, pairs, queries=queries)
+        return x, *(tensor for layer in rows for tensor in layer)
+
+
+def sizes(folder: Path, facts: TargetFacts) -> GraphSizes:
+    """From the headers of the model's files."""
+    own, unpacked = read_facts(folder)
+    return GraphSizes(
+        kind="independent",
+        hidden_size=own.hidden_size,
+        vocabulary=min(facts.vocab_size, own.vocab_size),
+        tied=own.tie_embeddings,
+        cache=((own.kv_heads, own.head_dim),) * own.layers,
+        record_width=0,
+        layer_weights=count_weights(unpacked, lambda name: layer_number(name) >= 0),
+        no_static_form="this one is independent",
+    )

@@ -1,0 +1,53 @@
+"""The default, and what we recommend: one layer that reads the target's newest states, and its own
+outputs where these are late or never come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedModel
+
+from moa.config import TargetFacts
+from moa.drafters.contract import DrafterKind
+from moa.drafters.graph import GraphSizes
+from moa.drafters.states.config import StateDrafterConfig
+
+if TYPE_CHECKING:
+    from moa.drafters.states.model import StateDrafter
+
+
+class StatesKind(DrafterKind):
+    """What `moa-train` makes."""
+
+    name = "states"
+
+    def owns(self, config: Mapping[str, Any]) -> bool:
+        """By its `model_type`."""
+        return config.get("model_type") == StateDrafterConfig.MODEL_TYPE
+
+    def config(self, folder: Path, facts: TargetFacts) -> StateDrafterConfig:
+        """Its `config.json`."""
+        return StateDrafterConfig.read(folder, facts)
+
+    def load(
+        self,
+        folder: Path,
+        target: PreTrainedModel | None,
+        facts: TargetFacts,
+        dtype: torch.dtype | None = None,
+    ) -> StateDrafter:
+        """With the target's embedding and head."""
+        from moa.drafters.states.model import StateDrafter
+        from moa.model.borrowed import SharedWeights
+
+        assert target is not None
+        return StateDrafter.load(folder, facts, SharedWeights.of(target), dtype)
+
+    def sizes(self, folder: Path, facts: TargetFacts, target: Path) -> GraphSizes:
+        """One layer, and the maps of tokens and of its own outputs."""
+        from moa.drafters.states.graph import sizes
+
+        return sizes(folder, self.config(folder, facts), facts)

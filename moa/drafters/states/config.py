@@ -1,0 +1,109 @@
+"""The shape of a drafter of states. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from moa.config import TargetFacts, read_config
+from moa.drafters.attention.config import AttentionConfig
+from moa.drafters.taps import authors_taps
+from moa.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateDrafterConfig:
+    """The drafter's `config.json`. Its width, embedding and head are the target's."""
+
+    MODEL_TYPE: ClassVar = "moa-edge-state-drafter"
+
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    intermediate_size: int
+    vocab_size: int
+    target_layers: int
+    rms_norm_eps: float
+    rope_theta: float
+
+    def __post_init__(self) -> None:
+        for name in (f.name for f in dataclasses.fields(self) if f.type == "int"):
+            if type(value := getattr(self, name)) is not int or value < 1:
+                raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
+        for name, value in (("rms_norm_eps", self.rms_norm_eps), ("rope_theta", self.rope_theta)):
+            if type(value) not in (int, float) or not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be a number above 0, not {value!r}")
+        if self.target_layers < 3:
+            raise ConfigError(
+                "the target has too few layers: its states are read behind three of them"
+            )
+        heads = self.num_attention_heads
+        if self.hidden_size % (2 * heads) or heads % self.num_key_value_heads:
+            raise ConfigError(
+                f"{heads} heads on {self.num_key_value_heads} KV heads do not fit its width"
+            )
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's layers whose inputs it reads; the number behind the last is the final state."""
+        return (*authors_taps(self.target_layers), self.target_layers)
+
+    @property
+    def borrowed_layers(self) -> int:
+        """It borrows no layers."""
+        return 0
+
+    @property
+    def cache(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Heads and width of the device's cache: the layer's keys and values, and the two halves of
+        a feature."""
+        width = self.hidden_size
+        return (self.num_key_value_heads, width // self.num_attention_heads), (1, width // 2)
+
+    @classmethod
+    def for_target(cls, facts: TargetFacts, **overrides: int) -> Self:
+        """The default shape: heads and feed-forward of the device's drafter."""
+        like = AttentionConfig.for_target(facts)
+        shape: dict[str, Any] = {
+            "hidden_size": facts.hidden_size,
+            "num_attention_heads": like.num_attention_heads,
+            "num_key_value_heads": like.self_attention_num_key_value_heads,
+            "intermediate_size": like.self_attention_intermediate_size,
+            "vocab_size": facts.vocab_size,
+            "target_layers": facts.layers,
+            "rms_norm_eps": facts.rms_norm_eps,
+            "rope_theta": facts.rope_theta,
+        }
+        return cls(**shape | overrides)
+
+    @classmethod
+    def read(cls, folder: Path, facts: TargetFacts) -> Self:
+        """Read `config.json`, and refuse a drafter of another target."""
+        values = read_config(folder, "drafter")
+        if (kind := values.pop("model_type", None)) != cls.MODEL_TYPE:
+            raise ConfigError(
+                f"{folder}: model_type is {kind!r}, that of a drafter of states is {cls.MODEL_TYPE!r}"
+            )
+        try:
+            if names := {field.name for field in dataclasses.fields(cls)} ^ set(values):
+                raise ConfigError(
+                    f"{min(names)} is {'unknown' if min(names) in values else 'missing'}"
+                )
+            config = cls(**values)
+        except ConfigError as error:
+            raise ConfigError(f"{folder / 'config.json'}: {error}") from None
+        own = config.hidden_size, config.vocab_size, config.target_layers
+        if own != (theirs := (facts.hidden_size, facts.vocab_size, facts.layers)):
+            raise ConfigError(
+                f"{folder}: made for another target: width, vocabulary and layers are {own}, the target's {theirs}"
+            )
+        return config
+
+    def write(self, folder: Path) -> None:
+        """Write `config.json`."""
+        values = {"model_type": self.MODEL_TYPE, **dataclasses.asdict(self)}
+        (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
