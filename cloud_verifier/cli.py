@@ -33,6 +33,12 @@ _MODEL = {
     "inexact": "",
 }
 _SERVED = _MODEL | {"server_drafter": "ID_OR_DIR", "emulate": "TIME"}
+_UPSTREAM = {
+    "upstream": "URL",
+    "upstream_model": "NAME",
+    "upstream_api": "API",
+    "upstream_key_file": "FILE",
+}
 _ADDRESS = {
     "host": "HOST",
     "port": "PORT",
@@ -79,6 +85,7 @@ def parser(kind: type[CommandParser] = CommandParser) -> CommandParser:
         "serve", help="load the target and serve it", description=_serve.__doc__
     )
     add_flags(serve.add_argument_group("model"), Settings, _SERVED)
+    add_flags(serve.add_argument_group("somebody else's engine"), Settings, _UPSTREAM)
     add_flags(serve.add_argument_group("address"), Settings, _ADDRESS)
     serve.add_argument(
         "--log-level",
@@ -146,6 +153,9 @@ def _serve(arguments: argparse.Namespace) -> int:
             if settings.openai
             else None
         )
+        if settings.upstream:
+            run_loop(_serve_upstream(settings, auth, port))
+            return 0
         from cloud_verifier.app import Verifier
         from cloud_verifier.model import load
 
@@ -179,6 +189,15 @@ def run_loop(main: Coroutine[Any, Any, None]) -> None:
         asyncio.run(main)
     else:
         uvloop.run(main)
+
+
+async def _serve_upstream(settings: Settings, auth: Authenticator, port: Port) -> None:
+    """Serve what an engine behind HTTP answers."""
+    from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
+
+    upstreams = upstreams_of(settings)
+    verifier = UpstreamVerifier(settings, upstreams, auth)
+    await _until_stopped(verifier, port, contextlib.nullcontext(""))
 
 
 async def _until_stopped(

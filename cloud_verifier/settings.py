@@ -44,6 +44,17 @@ class Settings:
     """For trials: make every forward as slow as a larger target's, such as 250ms, or 250ms+20ms: so
     much more for each token after the first."""
 
+    upstream: tuple[str, ...] = ()
+    """Instead of a target: the address of somebody else's engine, such as http://gpu:8000/v1. Several
+    that serve the same model: the next one is asked where one fails."""
+    upstream_model: str = ""
+    """Which of its models; empty: its only one."""
+    upstream_api: str = "auto"
+    """How it is asked: llama-server, vllm, sglang (token ids), completions, ollama (text); auto: what
+    its list of models says."""
+    upstream_key_file: Path | None = None
+    """File with its API key; else the variable MOA_UPSTREAM_KEY."""
+
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = 8765
@@ -86,6 +97,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         _ = self.forward_time
+        if self.upstream and (self.target or self.drafter or self.server_drafter):
+            raise ConfigError(
+                "--upstream takes the place of --target and drafters: give one of them"
+            )
+        if not self.upstream and (self.upstream_model or self.upstream_key_file):
+            raise ConfigError("--upstream-model and --upstream-key-file need --upstream")
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ConfigError("TLS needs both --tls-cert and --tls-key")
         if not self.auth_tokens and not is_loopback(self.host):

@@ -67,7 +67,8 @@ class EdgeClient:
         if address == "local":
             from edge_client.link.local import local_verifier
 
-            address = await self._stack.enter_async_context(local_verifier())
+            flags, needs = _local_flags(settings, device)
+            address = await self._stack.enter_async_context(local_verifier(*flags, needs=needs))
         if address and not settings.offline:
             shared.link = await self._stack.enter_async_context(
                 _link_to(address, settings, device).running()
@@ -159,6 +160,16 @@ class EdgeClient:
     def encode(self, prompt: str | Messages, *, raw: bool = False) -> list[int]:
         """The ids of a prompt in a new conversation."""
         return prompt_ids(self.device.codec, prompt, raw=raw)[0]
+
+
+def _local_flags(settings: ClientSettings, device: Device) -> tuple[list[str], tuple[str, ...]]:
+    """What a verifier on this machine is started with, and the packages that it needs."""
+    if not settings.upstream:
+        return [], ("torch", "transformers")
+    flags = [f"--upstream={settings.upstream}", f"--upstream-api={settings.upstream_api}"]
+    if settings.upstream_model:
+        flags.append(f"--upstream-model={settings.upstream_model}")
+    return [*flags, f"--bundle={device.bundle.folder}"], ("httpx2", "prometheus_client")
 
 
 def _link_to(address: str, settings: ClientSettings, device: Device) -> VerifierLink:

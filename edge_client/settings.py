@@ -51,6 +51,13 @@ class ClientSettings:
     # where
     verifier: str = ""
     """`ws://` or `wss://` address, `local` to start one on this machine, empty for none."""
+    upstream: str = ""
+    """Instead of a verifier: the address of an engine's HTTP interface, such as http://gpu:8000/v1.
+    Its key is in MOA_UPSTREAM_KEY."""
+    upstream_model: str = ""
+    """Which of its models; empty: its only one."""
+    upstream_api: str = "auto"
+    """How it is asked: llama-server, vllm, sglang, completions, ollama; auto: what it says."""
     bundle: str = ""
     """Name of a bundle that was pulled, or a folder; empty is the embedded one."""
     variant: str = ""
@@ -144,6 +151,10 @@ class ClientSettings:
             longest := max((len(text.encode(errors="replace")) for text in self.stop), default=0)
         ) > MAX_STOP_BYTES:
             raise ConfigError(f"a stop string has {longest} bytes, at most {MAX_STOP_BYTES}")
+        if self.upstream:
+            if self.verifier not in ("", "local"):
+                raise UsageError("--upstream takes the place of --verifier: give one or the other")
+            object.__setattr__(self, "verifier", "local")  # it is asked by a process beside us
         if self.verifier and self.verifier != "local":
             _check_address(self.verifier)
         if self.offline and self.verifier:

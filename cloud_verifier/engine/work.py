@@ -47,6 +47,10 @@ class ModelFacts:
     page_tokens: int = 16
     trees: bool = True
     """Whether drafts may branch; else only chains give exactly the target's text."""
+    streams_only: bool = False
+    """Whether no drafts are taken: an engine behind HTTP decides on its own what comes next."""
+    notices: tuple[str, ...] = ()
+    """What devices are told when they connect."""
     grammars: bool = False
     """Whether there is a tokenizer, which grammars need."""
     computes: str = ""

@@ -306,8 +306,10 @@ def answer_hello(
         raise Refusal(
             Code.TOKENIZER, "the target here has another tokenizer than this client's drafter"
         )
+    if facts.streams_only and "streams_only" not in hello.features:
+        raise Refusal(Code.UNSUPPORTED, "drafts are not verified here, and this client sends them")
     wanted = "records" in hello.features
-    notices = []
+    notices = list(facts.notices)
     if hello.target and facts.target and hello.target != facts.target:
         if not _of_some_bytes(hello.target):
             raise Refusal(Code.TARGET, "another target is served here")
@@ -317,14 +319,21 @@ def answer_hello(
         )
     fitting = not (hello.drafter and facts.drafter) or hello.drafter == facts.drafter
     records = facts.records if wanted and fitting else None
-    if wanted and facts.records is None:
+    if wanted and facts.records is None and not facts.streams_only:
         notices.append("no_records: this verifier has no drafter to make activation records with")
     elif wanted and not fitting:
         notices.append(
             "drafter_mismatch: no records for this drafter; serve --drafter with the one it came from"
             + (", and make the bundle again" if _of_some_bytes(hello.drafter) else "")
         )
-    lacking = {"records": records is None, "tree": not facts.trees, "grammar": not facts.grammars}
+    lacking = {
+        "records": records is None,
+        "tree": not facts.trees,
+        "grammar": not facts.grammars,
+        "foresee": facts.streams_only,
+        "logprobs": facts.streams_only,
+        "streams_only": not facts.streams_only,
+    }
     features = agree_features(
         hello.features, without=[name for name, lacks in lacking.items() if lacks]
     )

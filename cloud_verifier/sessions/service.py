@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from cloud_verifier.engine.contract import EngineWork
 from cloud_verifier.engine.work import (
     Answered,
     Dropped,
@@ -19,7 +20,6 @@ from cloud_verifier.engine.work import (
     Report,
     Waiting,
 )
-from cloud_verifier.engine.workload import Workload
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.sessions.budgets import Principal, WorkBudget
@@ -44,7 +44,7 @@ class Service:
         self,
         facts: ModelFacts,
         limits: Limits,
-        work: Workload,
+        work: EngineWork,
         *,
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,

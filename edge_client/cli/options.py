@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _CONNECTION = {
     **{
         "verifier": "ADDRESS",
+        "upstream": "URL",
+        "upstream_model": "NAME",
+        "upstream_api": "API",
         "bundle": "NAME_OR_DIR",
         "variant": "NAME",
         "token": "TOKEN",

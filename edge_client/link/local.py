@@ -7,7 +7,7 @@ import contextlib
 import importlib.util
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import IO
 
 from moa.errors import LinkError, UsageError, how_to_install
@@ -29,18 +29,19 @@ main()
 
 
 @contextlib.asynccontextmanager
-async def local_verifier(*arguments: str) -> AsyncIterator[str]:
+async def local_verifier(
+    *arguments: str, needs: Sequence[str] = ("torch", "transformers")
+) -> AsyncIterator[str]:
     """Run `cloud-verifier serve` with these flags as a child process while the body runs; yields
-    its address."""
+    its address. `needs`: packages without which it cannot start."""
     missing = [
-        name
-        for name in ("cloud_verifier", "torch", "transformers")
-        if importlib.util.find_spec(name) is None
+        name for name in ("cloud_verifier", *needs) if importlib.util.find_spec(name) is None
     ]
     if missing:
+        extra = "verifier" if "torch" in needs else "upstream"
         raise UsageError(
             f"a local verifier needs {missing[0]}, which is not installed",
-            hint=f"{how_to_install('verifier')}, or give the address of a verifier, or chat --offline",
+            hint=f"{how_to_install(extra)}, or give the address of a verifier, or chat --offline",
         )
     with tempfile.TemporaryFile() as errors:
         process = await asyncio.create_subprocess_exec(

@@ -128,6 +128,8 @@ class Controller:
     rtt: RoundTrip = field(default_factory=RoundTrip)
     can_stream: bool = True
     can_tree: bool = True
+    takes_drafts: bool = True
+    """Whether it verifies drafts; else it only streams."""
     max_nodes: int = 63
     max_chain: int = 255
 
@@ -174,6 +176,7 @@ class Controller:
         """What this verifier can do, and its limits."""
         self.can_stream = "stream" in welcome.features
         self.can_tree = "tree" in welcome.features
+        self.takes_drafts = "streams_only" not in welcome.features
         limits = welcome.limits
         self.max_nodes, self.max_chain = (
             min(most, MOST_IN_A_DRAFT) - 1
@@ -226,6 +229,8 @@ class Controller:
         does not change who drafts.
         """
         device = self._best_device(remaining)
+        if not self.takes_drafts:
+            return Plan("none" if who == "none" else "server", device.shape)
         if who == "auto":
             who = "server" if guesses or self._stream_pays(device, remaining) else "device"
         if who == "single" or (who != "device" and self.can_stream):

@@ -248,7 +248,7 @@ class TurnMachine:
         """The next round, or the draft to make for it; None if it must wait."""
         if not moment.reached(moment.now + self.spending.wait(moment.now)):
             return None
-        if check := self.rounds.check():
+        if self.controller.takes_drafts and (check := self.rounds.check()):
             return check
         plan = self._plan = self._plan or self._next_plan()
         if plan.who_drafts == "single" or (plan.who_drafts == "device" and not self.ahead.on):

@@ -20,11 +20,22 @@ PROTOCOL_VERSIONS = (2,)
 """Supported versions, best first."""
 
 FEATURES = frozenset(
-    {"tree", "stream", "records", "resume", "append", "logprobs", "foresee", "grammar", "progress"}
+    {
+        "tree",
+        "stream",
+        "records",
+        "resume",
+        "append",
+        "logprobs",
+        "foresee",
+        "grammar",
+        "progress",
+        "streams_only",
+    }
 )
 """Optional abilities of this code: draft trees, server-drafted streams, activation records,
 resuming, further turns, log-probabilities, guesses ahead of a stream, answers that match a
-grammar, news of a round that takes long."""
+grammar, news of a round that takes long; and one restriction, a verifier that takes no drafts."""
 
 SUBPROTOCOL = "moa.v2"
 """The websocket subprotocol offered in the handshake, so that a proxy or an unrelated server is

@@ -40,7 +40,7 @@ HANDLE = """
 """
 SERVERS = [example for example in EXAMPLES if isinstance(example, m.ServerMessage)]
 CLIENTS = [example for example in EXAMPLES if not isinstance(example, m.ServerMessage)]
-NOT_HERE = {"logprobs", "grammar"}
+NOT_HERE = {"logprobs", "grammar", "streams_only"}
 
 
 def fields(message: Any) -> dict[str, Any]:

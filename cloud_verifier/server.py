@@ -1,0 +1,109 @@
+"""A process that serves sessions, whatever runs their rounds: an open port, the service behind it, and an
+engine that starts and stops with them. No torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Self
+
+from cloud_verifier.engine.work import Report
+from cloud_verifier.logs import log
+from cloud_verifier.serving.admission import Admission
+from cloud_verifier.serving.auth import Authenticator
+from cloud_verifier.serving.transport import Transport
+from cloud_verifier.sessions.service import Service
+from cloud_verifier.sessions.session import PROGRESS_SECONDS
+from cloud_verifier.settings import Settings
+from moa.process.listening import Port
+
+_SWEEP_SECONDS = 1.0
+
+
+class Server:
+    """Everything between an engine and an open port."""
+
+    def __init__(
+        self, service: Service, settings: Settings, auth: Authenticator | None = None
+    ) -> None:
+        self.service = service
+        self.metrics = service.metrics
+        self.admission = Admission(service, auth or Authenticator(), self.wrong)
+        self.transport = Transport(service, settings, self.admission)
+        self.died = asyncio.Event()
+        """Set when the engine has ended by itself: this process serves no more."""
+        self._address = settings.host, settings.port
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def wrong(self) -> str:
+        """The engine's problem; empty if it is healthy."""
+        raise NotImplementedError
+
+    def works(self) -> bool:
+        """Whether rounds that have no answer yet are being worked on."""
+        return not self.wrong()
+
+    async def start_engine(self) -> None:
+        """Have rounds run."""
+        raise NotImplementedError
+
+    async def stop_engine(self) -> None:
+        """Run no more."""
+        raise NotImplementedError
+
+    @contextlib.asynccontextmanager
+    async def open(self, port: Port | None = None) -> AsyncIterator[Self]:
+        """Start the engine and listen while the body runs, on the settings' port unless one is
+        taken already."""
+        with port or Port(*self._address) as taken:
+            async with self.running(), self.transport.open(taken):
+                yield self
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        """Start the engine without listening: the caller has another way in."""
+        self._loop = asyncio.get_running_loop()
+        await self.start_engine()
+        helpers = [
+            asyncio.create_task(self._sweep()),
+            asyncio.create_task(self._tell_progress()),
+        ]
+        try:
+            yield self
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            await self.stop_engine()
+
+    async def drain(self) -> None:
+        """Send Goaway to all clients, then wait for running work, up to the limit."""
+        seconds = self.service.limits.drain_seconds
+        log.info("draining", extra={"event": "drain"})
+        self.service.drain("the verifier is stopping", seconds)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self.service.idle:
+                    await asyncio.sleep(0.01)
+        await asyncio.sleep(0)  # let the writers send their last frames
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            self.service.sweep()
+
+    async def _tell_progress(self) -> None:
+        """While the engine works: edges that hear nothing of it are to help themselves."""
+        while True:
+            await asyncio.sleep(PROGRESS_SECONDS / 2)
+            if self.works():
+                self.service.tell_progress()
+
+    def _post(self, reports: list[Report]) -> None:
+        self._in_loop(self.service.take, reports)
+
+    def _in_loop(self, call: Callable[..., object], *arguments: object) -> None:
+        """For the engine's thread. The loop may be closed already."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(call, *arguments)

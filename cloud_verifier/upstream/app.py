@@ -1,0 +1,159 @@
+"""A verifier in front of somebody else's engine: sessions, streams and resumes are ours, text is theirs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from cloud_verifier.engine.work import ModelFacts
+from cloud_verifier.logs import log
+from cloud_verifier.metrics import Metrics
+from cloud_verifier.server import Server
+from cloud_verifier.serving.auth import Authenticator
+from cloud_verifier.sessions.service import Service
+from cloud_verifier.settings import Settings
+from cloud_verifier.upstream.client import Upstreams
+from cloud_verifier.upstream.contract import UpstreamError
+from cloud_verifier.upstream.engine import UpstreamEngine
+from moa.bundle import Bundle
+from moa.errors import UsageError
+
+KEY_VARIABLE = "MOA_UPSTREAM_KEY"
+_SESSIONS = 4096
+"""Sessions whose log may be held: none of them takes memory of a model here."""
+_LARGEST_KEY = 4096
+
+
+class DeviceTokens:
+    """The devices' tokenizer, as their bundle has it."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        files = bundle.manifest.tokenizer
+        if files.file is None:
+            raise UsageError(f"{bundle.folder} has no tokenizer", hint="build it again with one")
+        self.hash = files.hash
+        self.eos_ids = files.eos_ids
+        self._with_special = Tokenizer.from_file(str(bundle.path(files.file)))
+        self._plain = Tokenizer.from_file(str(bundle.path(files.file)))
+        for tokenizer in (self._with_special, self._plain):
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+        self._plain.encode_special_tokens = True  # an upstream's text that looks like one is text
+        self._bos = (
+            self._with_special.id_to_token(files.bos_id) or "" if files.bos_id is not None else ""
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Special tokens included."""
+        return int(self._with_special.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str) -> list[int]:
+        """A piece of text from the middle of an answer."""
+        return list(self._plain.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text without special tokens."""
+        return str(self._plain.decode(list(ids), skip_special_tokens=True))
+
+    def prompt(self, ids: Sequence[int]) -> str:
+        """Text with special tokens, but for the start token: engines add that themselves."""
+        text = str(self._with_special.decode(list(ids), skip_special_tokens=False))
+        return text.removeprefix(self._bos)
+
+
+class UpstreamVerifier(Server):
+    """Sessions here, the target at `--upstream`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        upstreams: Upstreams,
+        auth: Authenticator | None = None,
+    ) -> None:
+        tokens = DeviceTokens(Bundle.open(settings.bundle or _embedded()))
+        self.upstreams = upstreams
+        self.engine = UpstreamEngine(
+            upstreams,
+            encode=tokens.encode,
+            decode=tokens.decode,
+            prompt=tokens.prompt,
+            eos_ids=tokens.eos_ids,
+            post=self._post,
+            most_running=_SESSIONS,
+        )
+        known = upstreams.known
+        context = settings.limits.max_context_tokens
+        if known is not None and known.context:
+            context = min(context, known.context)
+        facts = ModelFacts(
+            target="",
+            tokenizer=tokens.hash,
+            drafter="",
+            vocab_size=tokens.vocab_size,
+            eos_ids=tokens.eos_ids,
+            slots=_SESSIONS,
+            capacity=context
+            + max(settings.limits.max_tree_nodes, settings.limits.max_chain_tokens),
+            records=None,
+            trees=False,
+            streams_only=True,
+        )
+        service = Service(facts, settings.limits, self.engine, metrics=Metrics())
+        super().__init__(service, settings, auth)
+
+    def wrong(self) -> str:
+        """Nothing: while the upstream is away devices are told so, and go on alone."""
+        return self.engine.wrong()
+
+    def works(self) -> bool:
+        """Nobody knows: an upstream that is silent may be reading a prompt, or be gone."""
+        return False
+
+    async def start_engine(self) -> None:
+        """Say what answers, or what is wrong with it; a device is served in any case."""
+        try:
+            facts = await self.upstreams.probe()
+        except UpstreamError as error:
+            log.warning(
+                "the upstream does not answer yet: %s", error.line(), extra={"event": "upstream"}
+            )
+        else:
+            log.info("upstream", extra={"event": "upstream", "target": facts.model})
+
+    async def stop_engine(self) -> None:
+        """End what runs."""
+        await self.engine.stop()
+
+
+def upstreams_of(settings: Settings) -> Upstreams:
+    """The upstreams that the settings name; the key is in a file or in the environment, never among
+    the arguments, which every user of a machine can read."""
+    key = os.environ.get(KEY_VARIABLE, "")
+    if settings.upstream_key_file is not None:
+        key = _key_in(settings.upstream_key_file)
+    if any(ord(character) < 33 or ord(character) > 126 for character in key):
+        raise UsageError("an upstream's key is one word of ASCII")
+    return Upstreams(
+        settings.upstream,
+        model=settings.upstream_model,
+        interface=settings.upstream_api,
+        key=key,
+    )
+
+
+def _key_in(file: Path) -> str:
+    try:
+        with file.open(encoding="ascii") as opened:
+            return opened.read(_LARGEST_KEY).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the upstream's key: {error}") from None
+
+
+def _embedded() -> Path:
+    from moa import demo  # imported here: whoever has a bundle does not need it
+
+    return Path(demo.paths().bundle)

@@ -1,0 +1,297 @@
+"""Asks upstreams over HTTP: one after another where one fails, with a pause for each that did."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2 as httpx
+import msgspec
+
+from cloud_verifier.logs import log
+from cloud_verifier.upstream.contract import (
+    Continuation,
+    Dialect,
+    Piece,
+    TooLongError,
+    UpstreamError,
+    UpstreamFacts,
+)
+from cloud_verifier.upstream.dialects import dialect
+from cloud_verifier.upstream.lines import bounded_lines, error_text
+from moa.errors import UsageError
+from moa.safe_text import safe_line
+
+_CONNECT_SECONDS = 5.0
+_SILENT_SECONDS = 60.0
+"""Without a byte; a long prompt is read without one."""
+_PROBE_SECONDS = 10.0
+_MOST_BODY = 2**20
+"""Bytes of an answer that is no stream: a list of models, an error."""
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 30.0
+"""Seconds before an upstream that failed is asked again: doubled each time."""
+_LONGEST_ASKED_PAUSE = 300.0
+"""Seconds of a `retry-after` that are believed."""
+
+
+@dataclass
+class Upstream:
+    """One address of an engine, and how it has done lately."""
+
+    url: str
+    """Below which OpenAI's routes lie, such as http://gpu:8000/v1."""
+    key: str = ""
+    dialect: Dialect | None = None
+    facts: UpstreamFacts | None = None
+    pause: float = 0.0
+    not_before: float = 0.0
+
+    def failed(self, now: float, asked: float) -> None:
+        """Not again for a while."""
+        self.pause = min(max(2 * self.pause, _FIRST_PAUSE), _LONGEST_PAUSE)
+        self.not_before = now + max(self.pause, min(asked, _LONGEST_ASKED_PAUSE))
+
+    def worked(self) -> None:
+        """It has answered."""
+        self.pause = 0.0
+        self.not_before = 0.0
+
+
+def address_of(url: str) -> str:
+    """An address as it is used: with scheme, without a slash at the end, below /v1 by default."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(
+            f"{safe_line(url)!r} is no address of an upstream", hint="such as http://gpu:8000/v1"
+        )
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise UsageError(
+            "an upstream's address has no user, query or fragment",
+            hint="give the key in MOA_UPSTREAM_KEY or with --upstream-key-file",
+        )
+    path = parts.path.rstrip("/") or "/v1"
+    return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+class Upstreams:
+    """Upstreams that serve the same model."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        model: str = "",
+        interface: str = "auto",
+        key: str = "",
+        transport: httpx.AsyncBaseTransport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._all = [Upstream(address_of(address), key) for address in addresses]
+        self._model = model
+        self._interface = interface
+        self._clock = clock
+        if interface != "auto":
+            dialect(interface)  # a wrong name is said now
+        self._http = httpx.AsyncClient(
+            timeout=httpx.Timeout(_SILENT_SECONDS, connect=_CONNECT_SECONDS),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            follow_redirects=False,  # a portal redirects; keys go nowhere else
+            transport=transport,
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    @property
+    def known(self) -> UpstreamFacts | None:
+        """What the first upstream that answered has said."""
+        return next((one.facts for one in self._all if one.facts is not None), None)
+
+    async def probe(self) -> UpstreamFacts:
+        """Ask for the model; raises what is wrong with the last upstream if none answers."""
+        error: UpstreamError | None = None
+        for upstream in self._all:
+            try:
+                return await self._facts(upstream)
+            except UpstreamError as failed:
+                error = failed
+        assert error is not None
+        raise error
+
+    async def go_on(self, asked: Continuation) -> AsyncGenerator[Piece, None]:
+        """Pieces of text or tokens that follow. An upstream that fails before its first piece is
+        replaced by the next one."""
+        error = UpstreamError("no upstream may be asked yet", retry_after=self._wait())
+        for upstream in self._all:
+            if upstream.not_before > self._clock():
+                continue
+            begun = False
+            try:
+                async with contextlib.aclosing(self._ask(upstream, asked)) as pieces:
+                    async for piece in pieces:
+                        begun = True
+                        upstream.worked()
+                        yield piece
+                return
+            except UpstreamError as failed:
+                error = failed
+                if not failed.later:
+                    raise
+                upstream.failed(self._clock(), failed.retry_after)
+                log.warning(
+                    "the upstream failed: %s",
+                    safe_line(failed.line()),
+                    extra={"event": "upstream", "url": upstream.url},
+                )
+                if begun:
+                    raise
+        raise UpstreamError(str(error), retry_after=self._wait())
+
+    def _wait(self) -> float:
+        """Seconds until one may be asked."""
+        return max(0.0, min(one.not_before for one in self._all) - self._clock())
+
+    async def _facts(self, upstream: Upstream) -> UpstreamFacts:
+        if upstream.facts is None:
+            listed = await self._models(upstream)
+            upstream.facts = _chosen(listed, self._model)
+            upstream.dialect = dialect(self._interface, upstream.facts.owner)
+        return upstream.facts
+
+    async def _models(self, upstream: Upstream) -> list[dict[str, Any]]:
+        try:
+            async with self._http.stream(
+                "GET",
+                f"{upstream.url}/models",
+                headers=_headers(upstream),
+                timeout=_PROBE_SECONDS,
+            ) as response:
+                body = await _whole(response)
+                _check(response, body)
+        except httpx.HTTPError as error:
+            raise _unreachable(error) from None
+        found = _decoded(body)
+        models = found.get("data") if isinstance(found, dict) else None
+        if not isinstance(models, list):
+            raise UpstreamError("the upstream's list of models is none")
+        return [model for model in models if isinstance(model, dict)]
+
+    async def _ask(self, upstream: Upstream, asked: Continuation) -> AsyncGenerator[Piece, None]:
+        facts = await self._facts(upstream)
+        how = upstream.dialect
+        assert how is not None
+        url = httpx.URL(f"{upstream.url}/").join(how.path())
+        try:
+            async with self._http.stream(
+                "POST",
+                url,
+                headers=_headers(upstream),
+                json=how.body(asked, facts.model),
+            ) as response:
+                if response.status_code != httpx.codes.OK:
+                    _check(response, await _whole(response))
+                kind = response.headers.get("content-type", "")
+                if not kind.startswith(("text/event-stream", "application/x-ndjson")):
+                    raise UpstreamError(f"the upstream answers with {safe_line(kind)!r}, no stream")
+                room = asked.most
+                async for piece in how.pieces(bounded_lines(response.aiter_bytes())):
+                    room -= len(piece.ids)
+                    yield piece
+                    if piece.ending or room < 0:
+                        return
+        except httpx.HTTPError as error:
+            raise _unreachable(error) from None
+
+
+def _headers(upstream: Upstream) -> dict[str, str]:
+    return {"Authorization": f"Bearer {upstream.key}"} if upstream.key else {}
+
+
+async def _whole(response: httpx.Response) -> bytes:
+    """A short body."""
+    body = b""
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > _MOST_BODY:
+            raise UpstreamError("the upstream's answer is too long")
+    return body
+
+
+def _decoded(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise UpstreamError(
+            "the upstream answers with something that is not JSON: is it a login page of the network?"
+        ) from None
+
+
+def _check(response: httpx.Response, body: bytes) -> None:
+    """Raise what a status other than 200 means."""
+    status = response.status_code
+    if status == httpx.codes.OK:
+        return
+    try:
+        said = error_text(msgspec.json.decode(body))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        said = f"HTTP {status}"
+    if status in (401, 403):
+        raise UpstreamError(
+            f"the upstream refuses the key: {said}",
+            later=False,
+            hint="set MOA_UPSTREAM_KEY, or --upstream-key-file",
+        )
+    if status in (408, 425, 429) or status >= 500 or status < 400:
+        raise UpstreamError(f"the upstream cannot answer now: {said}", retry_after=_pause(response))
+    if status in (400, 413, 422) and _is_about_length(said):
+        raise TooLongError(f"too long for the upstream: {said}")
+    raise UpstreamError(f"the upstream refuses the request: {said}", later=False)
+
+
+def _pause(response: httpx.Response) -> float:
+    """Seconds of `retry-after`; a date is not read."""
+    try:
+        return max(0.0, float(response.headers.get("retry-after", "0")))
+    except ValueError:
+        return 0.0
+
+
+def _is_about_length(said: str) -> bool:
+    words = said.lower()
+    return "context" in words or "too long" in words or "maximum" in words
+
+
+def _unreachable(error: httpx.HTTPError) -> UpstreamError:
+    what = safe_line(str(error)) or type(error).__name__
+    return UpstreamError(f"the upstream is not reached: {what}")
+
+
+def _chosen(models: Sequence[dict[str, Any]], wanted: str) -> UpstreamFacts:
+    """The model that is wanted, or the only one."""
+    named = {str(model.get("id")): model for model in models if model.get("id")}
+    if wanted and wanted not in named:
+        raise UpstreamError(
+            f"the upstream has no model {safe_line(wanted)!r}",
+            later=False,
+            hint=f"it has {', '.join(map(safe_line, list(named)[:8])) or 'none'}",
+        )
+    if not wanted and len(named) != 1:
+        raise UpstreamError(
+            f"the upstream has {len(named)} models: say which",
+            later=False,
+            hint=f"--upstream-model, one of {', '.join(map(safe_line, list(named)[:8]))}",
+        )
+    name = wanted or next(iter(named))
+    model = named[name]
+    meta = model.get("meta")
+    sizes = [model.get("max_model_len"), model.get("context_length")]
+    if isinstance(meta, dict):
+        sizes += [meta.get("n_ctx"), meta.get("n_ctx_train")]
+    context = next((size for size in sizes if type(size) is int and size > 0), 0)
+    return UpstreamFacts(model=name, context=context, owner=str(model.get("owned_by", "")))

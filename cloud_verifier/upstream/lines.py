@@ -1,0 +1,90 @@
+"""Lines of a streamed HTTP answer, bounded; and the events that they carry."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+
+from cloud_verifier.upstream.contract import UpstreamError
+from moa.safe_text import safe_line
+
+MOST_LINE_BYTES = 2**20
+"""Of one line: an event holds some tokens and their text, far less than this."""
+DONE = "[DONE]"
+
+
+async def bounded_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
+    """The lines of a body. Characters may be cut anywhere between two chunks."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    rest = ""
+    async for chunk in chunks:
+        rest += decoder.decode(chunk)
+        *lines, rest = rest.split("\n")
+        for line in lines:
+            yield line.rstrip("\r")
+        if len(rest) > MOST_LINE_BYTES:
+            raise UpstreamError("the upstream sent a line without an end")
+    rest += decoder.decode(b"", final=True)
+    if rest:
+        yield rest.rstrip("\r")
+
+
+async def events(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
+    """The JSON objects of server-sent events, up to `[DONE]`. Comments and other fields are passed
+    over; an object with `error` raises."""
+    async for line in lines:
+        if not line.startswith("data:"):
+            continue
+        data = line.removeprefix("data:").strip()
+        if data == DONE:
+            return
+        yield event(data)
+
+
+async def objects(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
+    """The JSON objects of a body with one a line."""
+    async for line in lines:
+        if line.strip():
+            yield event(line)
+
+
+def event(data: str) -> dict[str, Any]:
+    """One JSON object."""
+    try:
+        found = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        raise UpstreamError("the upstream sent something that is not JSON") from None
+    if not isinstance(found, dict):
+        raise UpstreamError("the upstream sent JSON that is not an object")
+    if found.get("error"):
+        raise UpstreamError(f"the upstream failed: {error_text(found)}")
+    return found
+
+
+def error_text(body: Any) -> str:
+    """What an error says, in whichever of the usual places."""
+    error = body.get("error", body) if isinstance(body, dict) else body
+    if isinstance(error, dict):
+        error = error.get("message") or error.get("detail") or error.get("type") or error
+    return safe_line(str(error))[:200]
+
+
+def token_ids(value: Any) -> tuple[int, ...]:
+    """A list of token ids; anything else is refused."""
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(type(one) is int and one >= 0 for one in value):
+        raise UpstreamError("the upstream sent token ids that are none")
+    return tuple(value)
+
+
+def text_of(value: Any) -> str:
+    """A text; anything else is refused."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UpstreamError("the upstream sent a text that is none")
+    return value

@@ -1,0 +1,70 @@
+"""An upstream's text as the device's tokens.
+
+The engine behind may have any tokenizer: positions in the session's log are the device's own. A
+text is encoded as it comes, in pieces that end where a word ends, so that the tokens are those that
+the device would have written; the text that they decode to is the upstream's in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cloud_verifier.upstream.contract import UpstreamError
+
+Encode = Callable[[str], Sequence[int]]
+Decode = Callable[[Sequence[int]], str]
+_LONGEST_WORD = 64
+"""Characters without a boundary that are kept back at most."""
+
+
+class TokensOfText:
+    """Encodes a text that comes in pieces."""
+
+    def __init__(self, encode: Encode, decode: Decode) -> None:
+        """Both without special tokens: a text that looks like one is text."""
+        self._encode = encode
+        self._decode = decode
+        self._kept = ""
+
+    def add(self, text: str) -> list[int]:
+        """The tokens of what is complete now."""
+        self._kept += text
+        at = _boundary(self._kept)
+        if at == 0 and len(self._kept) > _LONGEST_WORD:
+            at = len(self._kept)
+        complete = self._kept[:at]
+        self._kept = self._kept[at:]
+        return self._tokens(complete)
+
+    def rest(self) -> list[int]:
+        """The tokens of what is left: the text has ended."""
+        complete = self._kept
+        self._kept = ""
+        return self._tokens(complete)
+
+    def _tokens(self, text: str) -> list[int]:
+        if not text:
+            return []
+        ids = list(self._encode(text))
+        if self._decode(ids) == text:
+            return ids
+        # Some tokenizers put a space before a text. Behind a line they do not.
+        anchor = list(self._encode("\n"))
+        ids = list(self._encode("\n" + text))
+        if ids[: len(anchor)] != anchor or self._decode(ids) != self._decode(anchor) + text:
+            raise UpstreamError(
+                "the device's tokenizer cannot take this text in pieces", later=False
+            )
+        return ids[len(anchor) :]
+
+
+def _boundary(text: str) -> int:
+    """The last place before which a text may be encoded by itself: in front of a space, or behind a
+    character of a script that needs none."""
+    for at in range(len(text) - 1, 0, -1):
+        before = text[at - 1]
+        if text[at].isspace() and not before.isspace():
+            return at
+        if before > "\u2e7f" and not before.isspace():
+            return at
+    return 0

@@ -1,0 +1,123 @@
+"""An upstream that writes whatever bytes a test wants, on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+MODELS = {"data": [{"id": "big", "owned_by": "somebody"}]}
+
+
+@dataclass
+class Request:
+    """What was asked."""
+
+    path: str
+    headers: dict[str, str]
+    body: dict[str, Any]
+
+
+Answer = Callable[[Request, asyncio.StreamWriter], Awaitable[None]]
+
+
+@dataclass
+class Upstream:
+    """A server that answers `GET /v1/models` with `models` and everything else with `answer`."""
+
+    answer: Answer
+    models: Answer | None = None
+    asked: list[Request] = field(default_factory=list)
+    url: str = ""
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection; it is closed after its answer."""
+        try:
+            request = await _read(reader)
+            if request.path.endswith("/models") and self.models is None:
+                await whole(MODELS)(request, writer)
+            elif request.path.endswith("/models"):
+                assert self.models is not None
+                await self.models(request, writer)
+            else:
+                self.asked.append(request)
+                await self.answer(request, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+
+@contextlib.asynccontextmanager
+async def running(answer: Answer, models: Answer | None = None) -> AsyncIterator[Upstream]:
+    """Serve while the body runs."""
+    upstream = Upstream(answer, models)
+    server = await asyncio.start_server(upstream.handle, "127.0.0.1", 0)
+    upstream.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    try:
+        yield upstream
+    finally:
+        server.close()
+
+
+def whole(body: Any, status: str = "200 OK", kind: str = "application/json", *more: str) -> Answer:
+    """An answer in one piece: JSON, or text as it is."""
+
+    async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+        content = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        head = [f"HTTP/1.1 {status}", f"content-type: {kind}", f"content-length: {len(content)}"]
+        head += ["connection: close", *more, "", ""]
+        writer.write("\r\n".join(head).encode() + content)
+        await writer.drain()
+
+    return answer
+
+
+def stream(
+    *parts: bytes | str | float | dict[str, Any],
+    kind: str = "text/event-stream",
+    length: int | None = None,
+) -> Answer:
+    """A stream: objects are written as events, texts and bytes as they are, numbers are pauses."""
+
+    async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+        more = "" if length is None else f"content-length: {length}\r\n"
+        head = f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\n{more}connection: close\r\n\r\n"
+        writer.write(head.encode())
+        for part in parts:
+            if isinstance(part, float):
+                await writer.drain()
+                await asyncio.sleep(part)
+            elif isinstance(part, dict):
+                writer.write(f"data: {json.dumps(part)}\n\n".encode())
+            else:
+                writer.write(part.encode() if isinstance(part, str) else part)
+        await writer.drain()
+
+    return answer
+
+
+def chunk(text: str, reason: str | None = None, **more: Any) -> dict[str, Any]:
+    """A chunk of a completion."""
+    return {"choices": [{"index": 0, "text": text, "finish_reason": reason, **more}]}
+
+
+async def reset(request: Request, writer: asyncio.StreamWriter) -> None:
+    """The connection is reset in the middle of the answer's head."""
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-")
+    await writer.drain()
+    writer.transport.abort()
+
+
+async def _read(reader: asyncio.StreamReader) -> Request:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    first, *lines = head.split("\r\n")
+    headers = {
+        name.lower(): value.strip()
+        for name, _, value in (line.partition(":") for line in lines if line)
+    }
+    body = await reader.readexactly(int(headers.get("content-length", "0")))
+    return Request(first.split(" ")[1], headers, json.loads(body) if body else {})

@@ -1,0 +1,155 @@
+"""Our own endpoint as somebody else's: through cuts the text is the one that it gives without them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from cloud_verifier.app import Verifier
+from cloud_verifier.openai.endpoint import endpoint
+from cloud_verifier.settings import Settings
+from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
+from edge_client import Done, EdgeClient, Retract, Token
+from moa.process.listening import Port
+from tests.edge.serve.pair import SETTINGS, served
+
+ENDPOINT = dataclasses.replace(SETTINGS, openai="0")
+PROMPTS = ["What is 17 plus 25?", "Tell me a short story with Ada, a fox and a garden."]
+SAMPLED = {"temperature": 0.8, "seed": 7}
+
+
+@contextlib.asynccontextmanager
+async def engine() -> AsyncIterator[str]:
+    """An OpenAI endpoint of the embedded target."""
+    verifier = Verifier(served(), SETTINGS)
+    with Port("127.0.0.1", 0) as port:
+        async with (
+            verifier.running(),
+            endpoint(
+                verifier,
+                port=port,
+                tokenizer=served().target.tokenizer,
+                settings=ENDPOINT,
+                principals=lambda headers: "me",
+            ) as address,
+        ):
+            yield address
+
+
+class Cutting:
+    """A proxy whose connections are reset after so many bytes of an answer; infinite: never."""
+
+    def __init__(self, url: str) -> None:
+        self._port = int(url.rpartition(":")[2])
+        self.bytes_left = float("inf")
+        self.cuts = 0
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        there, back = await asyncio.open_connection("127.0.0.1", self._port)
+
+        async def up() -> None:
+            while data := await reader.read(4096):
+                back.write(data)
+                await back.drain()
+
+        sending = asyncio.create_task(up())
+        try:
+            while data := await there.read(256):
+                self.bytes_left -= len(data)
+                if self.bytes_left < 0:
+                    self.cuts += 1
+                    self.bytes_left = float("inf")
+                    writer.transport.abort()
+                    return
+                writer.write(data)
+                await writer.drain()
+        except ConnectionError:
+            pass
+        finally:
+            sending.cancel()
+            writer.close()
+            back.close()
+
+
+async def text_of(client: EdgeClient, prompt: str, **how: float) -> tuple[str, Done]:
+    """The answer, followed event by event as a reader sees it."""
+    shown: list[str] = []
+    async for event in client.generate(prompt, **how):  # type: ignore[arg-type]
+        match event:
+            case Token(text=text):
+                shown.append(text)
+            case Retract(start=start, stop=stop):
+                del shown[len(shown) - (stop - start) :]
+            case Done():
+                assert "".join(shown) == event.text
+                return event.text, event
+    raise AssertionError("no end")
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[tuple[Cutting, EdgeClient]]:
+    async with engine() as url:
+        proxy = Cutting(url)
+        server = await asyncio.start_server(proxy.carry, "127.0.0.1", 0)
+        through = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        settings = Settings(port=0, upstream=(through,))
+        async with (
+            UpstreamVerifier(settings, upstreams_of(settings)).open() as verifier,
+            EdgeClient(
+                verifier=verifier.transport.url, settle_seconds=300, max_new_tokens=60
+            ) as client,
+        ):
+            await client.wait_online(60)
+            yield proxy, client
+        server.close()
+
+
+@pytest.mark.parametrize("how", [{}, SAMPLED], ids=["greedy", "sampled"])
+async def test_cuts_change_nothing(pair: tuple[Cutting, EdgeClient], how: dict[str, float]) -> None:
+    """Our endpoint's chance is a function of seed and position, so sampled text goes on, too."""
+    proxy, client = pair
+    rng = random.Random(5)
+    for prompt in PROMPTS:
+        plain, done = await text_of(client, prompt, **how)
+        assert done.verified
+        before = proxy.cuts
+        for _ in range(5):
+            proxy.bytes_left = rng.randrange(50, 3000)
+            text, done = await text_of(client, prompt, **how)
+            assert text == plain
+            assert done.verified
+        assert proxy.cuts > before
+
+
+async def test_an_upstream_that_goes_and_comes_back_confirms_what_the_device_wrote(
+    pair: tuple[Cutting, EdgeClient],
+) -> None:
+    proxy, client = pair
+    plain, _ = await text_of(client, PROMPTS[1])
+    port = proxy._port
+    statuses: list[str] = []
+    seen = 0
+    shown: list[str] = []
+    async for event in client.generate(PROMPTS[1]):
+        match event:
+            case Token(text=text, status=status):
+                statuses.append(status)
+                shown.append(text)
+                seen += 1
+                if seen == 5:
+                    proxy._port = 1  # nothing listens there
+                    proxy.bytes_left = 0
+                if status == "provisional":
+                    proxy._port = port
+            case Retract(start=start, stop=stop):
+                del shown[len(shown) - (stop - start) :]
+            case Done(text=text, verified=verified):
+                assert verified
+                assert text == "".join(shown) == plain
+    assert "provisional" in statuses
