@@ -48,19 +48,54 @@ class Upstream:
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
-            writer.close()
+            await closed(writer)
+
+
+async def closed(*writers: asyncio.StreamWriter) -> None:
+    """Close connections, and wait until that has happened: a test must leave none behind."""
+    for writer in writers:
+        writer.close()
+    for writer in writers:
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+class Tasks:
+    """Connections of a server under way: `start_server` does not keep them."""
+
+    def __init__(self, serve: Callable[..., Awaitable[None]]) -> None:
+        self._serve = serve
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            await self._serve(reader, writer)
+        finally:
+            self._running.discard(task)
+
+    async def end(self) -> None:
+        """Cancel those that still run, and wait for their ends."""
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager
 async def running(answer: Answer, models: Answer | None = None) -> AsyncIterator[Upstream]:
     """Serve while the body runs."""
     upstream = Upstream(answer, models)
-    server = await asyncio.start_server(upstream.handle, "127.0.0.1", 0)
+    connections = Tasks(upstream.handle)
+    server = await asyncio.start_server(connections, "127.0.0.1", 0)
     upstream.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
     try:
         yield upstream
     finally:
         server.close()
+        await connections.end()
 
 
 def whole(body: Any, status: str = "200 OK", kind: str = "application/json", *more: str) -> Answer:

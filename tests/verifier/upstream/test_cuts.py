@@ -17,6 +17,7 @@ from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 from edge_client import Done, EdgeClient, Retract, Token
 from moa.process.listening import Port
 from tests.edge.serve.pair import SETTINGS, served
+from tests.verifier.upstream.scripted import Tasks, closed
 
 ENDPOINT = dataclasses.replace(SETTINGS, openai="0")
 PROMPTS = ["What is 17 plus 25?", "Tell me a short story with Ada, a fox and a garden."]
@@ -51,7 +52,11 @@ class Cutting:
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
-        there, back = await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", self._port)
+        except ConnectionError:
+            await closed(writer)
+            return
 
         async def up() -> None:
             while data := await reader.read(4096):
@@ -73,8 +78,8 @@ class Cutting:
             pass
         finally:
             sending.cancel()
-            writer.close()
-            back.close()
+            await asyncio.gather(sending, return_exceptions=True)
+            await closed(writer, back)
 
 
 async def text_of(client: EdgeClient, prompt: str, **how: float) -> tuple[str, Done]:
@@ -96,7 +101,8 @@ async def text_of(client: EdgeClient, prompt: str, **how: float) -> tuple[str, D
 async def pair() -> AsyncIterator[tuple[Cutting, EdgeClient]]:
     async with engine() as url:
         proxy = Cutting(url)
-        server = await asyncio.start_server(proxy.carry, "127.0.0.1", 0)
+        connections = Tasks(proxy.carry)
+        server = await asyncio.start_server(connections, "127.0.0.1", 0)
         through = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
         settings = Settings(port=0, upstream=(through,))
         async with (
@@ -108,6 +114,7 @@ async def pair() -> AsyncIterator[tuple[Cutting, EdgeClient]]:
             await client.wait_online(60)
             yield proxy, client
         server.close()
+        await connections.end()
 
 
 @pytest.mark.parametrize("how", [{}, SAMPLED], ids=["greedy", "sampled"])
