@@ -24,12 +24,16 @@ from moa.process.memory import leave_out_what_is_loaded
 from moa.wire.limits import Limits
 
 _MODEL = {
-    "target": "ID_OR_DIR",
+    "target": "ID_OR_PATH",
     "drafter": "DIR",
     "bundle": "DIR",
     "device": "DEVICE",
     "dtype": "DTYPE",
     "quantize": "int8",
+    "gpu_layers": "N",
+    "kv_type": "TYPE",
+    "threads": "N",
+    "llama_library": "FILE",
     "inexact": "",
 }
 _SERVED = _MODEL | {"server_drafter": "ID_OR_DIR", "emulate": "TIME"}

@@ -145,6 +145,10 @@ def load_target(settings: Settings) -> Target:
         capacity=settings.slot_capacity,
         kv_tokens=settings.kv_tokens,
         exact=not settings.inexact,
+        gpu_layers=settings.gpu_layers,
+        kv_type=settings.kv_type,
+        threads=settings.threads,
+        library=settings.llama_library,
     )
     # Errors of loading the model are reported by themselves: here it is the KV cache that does not
     # fit.

@@ -36,6 +36,15 @@ class Settings:
     """auto, float32, bfloat16, float16."""
     quantize: str = ""
     """int8: hold the target's matrices in eight bits a weight (torchao)."""
+    gpu_layers: int = -1
+    """Of a GGUF file: layers on a card; -1: as many as fit."""
+    kv_type: str = ""
+    """Of a GGUF file: what keys and values are kept in, f16 unless given: f32, f16, bf16, q8_0, q5_1,
+    q5_0, q4_1, q4_0 or iq4_nl."""
+    threads: int = 0
+    """Of a GGUF file: threads of a forward; 0: as many as this process has cores."""
+    llama_library: str = ""
+    """Of a GGUF file: llama.cpp's shared library, other than the installed one."""
     inexact: bool = False
     """On an accelerator, in less than float32: let drafts be trees, and take the libraries'
     products. Faster in large batches, but a token's numbers then depend a little on its batch and

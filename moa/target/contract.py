@@ -25,6 +25,7 @@ What every target promises (`tests/target/test_conformance.py` holds all of them
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
@@ -33,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moa.config import TargetFacts
+from moa.errors import UsageError
 from moa.grammar.matcher import Bits, GrammarCompiler
 from moa.sampling import SamplingSettings
 from moa.target.rows import Row
@@ -92,6 +94,21 @@ class LoadOptions:
     """Most tokens of all slots; 0: all can be full."""
     exact: bool = True
     """Whether a token's bits must not depend on its batch, its draft and the pieces of its prompt."""
+    gpu_layers: int = -1
+    """Layers on a card; -1: as many as fit."""
+    kv_type: str = ""
+    """What keys and values are kept in, other than the target's own choice."""
+    threads: int = 0
+    """Of a forward; 0: as many as this process has cores."""
+    library: str = ""
+    """The shared library to compute with, other than the installed one."""
+
+    def refuse(self, source: str, *names: str) -> None:
+        """Raise where one of these settings, which the target of `source` does not know, is given."""
+        for option in dataclasses.fields(self):
+            if option.name in names and getattr(self, option.name) != option.default:
+                flag = "--" + option.name.replace("_", "-")
+                raise UsageError(f"{flag} does not go with {source}", hint="leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

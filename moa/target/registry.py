@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from moa.gguf.reader import is_gguf
 from moa.target import contract
 
 T = TypeVar("T", bound=type)
@@ -30,6 +31,11 @@ class Source:
 
 
 SOURCES: list[Source] = [
+    Source(
+        name="gguf",
+        accepts=is_gguf,
+        target="moa.llama.target:LlamaTarget",
+    ),
     Source(
         name="transformers",
         accepts=lambda source: True,  # a folder or a hub id: what no other knows

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +17,10 @@ from numpy.typing import NDArray
 
 from moa.model.accelerator.runner import Accelerator
 from moa.model.target import Target as TorchTarget
-from moa.target.contract import Target
+from moa.target.contract import LoadOptions, Node, Target
+from moa.target.registry import open_target
+from moa.target.rows import Row
+from tests import gguf_tiny
 from tests.close import assert_rounded
 from tests.model.accelerator.reference import ReferenceKernels
 from tests.model.trees import plain_logits, reference
@@ -39,6 +47,8 @@ class Subject:
     """The logits after a text, by the simplest means: no cache, no batch, no tree."""
     assert_equal: Callable[[Any, Any], None] = assert_rounded
     """Logits against plain ones: equal but for rounding."""
+    spare_tokens: int = 32
+    """Memory for so many tokens more than asked for, at most."""
     poison: Callable[[Any], int] | None = None
     """Damages the model so that the logits after one token are no numbers: returns that token. None
     where a test cannot do that."""
@@ -88,10 +98,45 @@ def captured() -> Accelerator:
     return Accelerator(ReferenceKernels(), lambda run: run)
 
 
+def gguf_subject(family: str) -> Subject:
+    """A tiny model in a GGUF file, held to its own plain decoding, to the last bit: that it computes
+    what the library does is in tests/llama."""
+
+    @cache
+    def file() -> Path:
+        folder = Path(tempfile.mkdtemp(prefix="gguf-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return gguf_tiny.save(tiny(family), folder / f"{family}.gguf")
+
+    def make(**sizes: Any) -> Target:
+        gguf_tiny.need_llama()
+        return open_target(str(file()), LoadOptions(**sizes, threads=1))
+
+    @cache
+    def alone() -> Target:
+        return make(slots=1, capacity=256)
+
+    def plain(ids: Sequence[int]) -> NDArray[np.float32]:
+        target = alone()
+        slot = target.cache.acquire()
+        found = target.forward([Row.chain(slot, ids)]).host_logits([Node(0, -1)])[0]
+        target.cache.release(slot)
+        return found
+
+    return Subject(
+        name="gguf",
+        make=make,
+        plain=plain,
+        assert_equal=np.testing.assert_array_equal,
+        spare_tokens=2 * 256,  # llama.cpp's cells come by 256, for each sequence
+    )
+
+
 SUBJECTS: list[Subject] = [
     toy_subject(),
     torch_subject("llama", name="packed"),
     torch_subject("llama", name="packed weights", pack_weights=True),
     torch_subject("gemma2", name="library"),
     torch_subject("llama", name="cuda", accelerator=captured()),
+    gguf_subject("llama"),
 ]

@@ -1,0 +1,159 @@
+"""The KV cache of a target in llama.cpp: each sequence there has cells of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from moa.errors import FullError, UsageError
+from moa.llama.runtime import Runtime
+from moa.target.slots import Slots
+
+
+class Checkpoint(NamedTuple):
+    """A recurrent state, and how many tokens it stands for."""
+
+    length: int
+    state: bytes
+
+
+@dataclass
+class _Content:
+    """What is in a slot."""
+
+    tokens: list[int] = field(default_factory=list)
+    """The committed ones."""
+    sequence: int = -1
+    """llama.cpp's number for it; -1 before its first forward."""
+    held: int = 0
+    """Tokens in llama.cpp's memory: committed ones, and a draft behind them."""
+    checkpoint: Checkpoint | None = None
+
+
+class Sequences(Slots):
+    """Slots, and the sequences of llama.cpp behind those that hold tokens. All of a sequence's cells
+    are its own from the start, so that a page is a whole sequence."""
+
+    page_tokens: int
+    pages: int
+
+    def __init__(self, runtime: Runtime, *, slots: int, capacity: int) -> None:
+        super().__init__(slots, capacity)
+        self.page_tokens = capacity
+        self.pages = runtime.shape.sequences
+        self.versions = [0] * slots
+        """Counts the changes of a slot, so that a result of an older forward cannot be committed."""
+        self._runtime = runtime
+        self._contents = [_Content() for _ in range(slots)]
+        self._unused = list(range(self.pages - 1, -1, -1))
+
+    @property
+    def free_pages(self) -> int:
+        """Sequences that no slot holds."""
+        return len(self._unused)
+
+    @property
+    def pages_held(self) -> list[int]:
+        """Of each slot: one, from its first forward on."""
+        return [int(content.sequence >= 0) for content in self._contents]
+
+    def share(self, source: int, tokens: int) -> int:
+        """Take a slot that begins with the first `tokens` of `source`."""
+        self.check_taken(source)
+        if not 0 < tokens <= self.lengths[source]:
+            raise UsageError(
+                f"slot {source} holds {self.lengths[source]} tokens and cannot share {tokens}"
+            )
+        slot = self.acquire()
+        try:
+            self.begin([slot])
+        except FullError:
+            self.release(slot)
+            raise
+        theirs = self._contents[source]
+        ours = self._contents[slot]
+        self._runtime.copy(theirs.sequence, ours.sequence)
+        ours.tokens = theirs.tokens[:tokens]
+        ours.held = theirs.held
+        self.lengths[slot] = tokens
+        return slot
+
+    def release(self, slot: int) -> None:
+        """Give a slot back, and forget its tokens."""
+        self.check_taken(slot)
+        sequence = self._contents[slot].sequence
+        if sequence >= 0:
+            self._runtime.clear(sequence)
+            # The lowest is given first: llama.cpp runs sequences at once whose numbers follow each
+            # other.
+            self._unused = sorted([*self._unused, sequence], reverse=True)
+        self._contents[slot] = _Content()
+        self.versions[slot] += 1
+        self._give_back(slot)
+
+    # ---- what a forward does
+
+    def begin(self, slots: Sequence[int]) -> list[int]:
+        """See that these slots have sequences; returns the slots' new versions."""
+        needed = [slot for slot in slots if self._contents[slot].sequence < 0]
+        if len(needed) > len(self._unused):
+            raise FullError(
+                f"the target's key/value memory is full: {len(needed)} more sequences of "
+                f"{self.capacity} tokens are needed, {len(self._unused)} of {self.pages} are free"
+            )
+        for slot in needed:
+            self._contents[slot].sequence = self._unused.pop()
+        for slot in slots:
+            self.versions[slot] += 1
+        return [self.versions[slot] for slot in slots]
+
+    def sequence(self, slot: int) -> int:
+        """llama.cpp's number for a slot that has begun."""
+        return self._contents[slot].sequence
+
+    def held(self, slot: int) -> int:
+        """Its tokens in llama.cpp's memory."""
+        return self._contents[slot].held
+
+    def rewind(self, slot: int) -> list[int]:
+        """Have llama.cpp forget what is not committed. Returns the committed tokens that it forgot
+        with it, which are to be run again: a recurrent state can only go back to where it was
+        kept."""
+        content = self._contents[slot]
+        length = self.lengths[slot]
+        if content.held > length:
+            content.held = self._taken_back(content, length)
+        return content.tokens[content.held : length]
+
+    def _taken_back(self, content: _Content, length: int) -> int:
+        """How many tokens are left, at most `length`."""
+        runtime = self._runtime
+        if runtime.cut(content.sequence, length):
+            return length
+        kept = content.checkpoint
+        if kept is not None and kept.length <= length:
+            restored = runtime.restore(content.sequence, kept.state)
+            if restored and runtime.cut(content.sequence, kept.length):
+                return kept.length
+        runtime.clear(content.sequence)
+        content.checkpoint = None
+        return 0
+
+    def keep_state(self, slot: int) -> None:
+        """Remember a recurrent state as it is before a draft."""
+        content = self._contents[slot]
+        kept = content.checkpoint
+        if content.held and (kept is None or kept.length != content.held):
+            state = self._runtime.save(content.sequence)
+            content.checkpoint = Checkpoint(content.held, state)
+
+    def ran(self, slot: int, end: int) -> None:
+        """llama.cpp holds the tokens up to position `end`."""
+        self._contents[slot].held = end
+
+    def commit(self, slot: int, tokens: list[int]) -> None:
+        """Append tokens to a slot."""
+        self._contents[slot].tokens += tokens
+        self.lengths[slot] += len(tokens)
+        self.versions[slot] += 1

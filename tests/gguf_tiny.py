@@ -1,0 +1,182 @@
+"""The tiny models of `tests/tiny.py` as GGUF files, made on the spot: the same weights, so that what
+`transformers` says is the truth for llama.cpp, too."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from moa.errors import UsageError
+from moa.llama.library import find
+from tests.tiny import BOS, EOS, PAD, UNK
+
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma3_text": "gemma3",
+}
+_NORMAL = 1
+_CONTROL = 3
+
+
+def need_llama() -> None:
+    """Skip a test where llama.cpp, or what writes its files, is not installed."""
+    pytest.importorskip("gguf")
+    try:
+        find()
+    except UsageError as error:
+        pytest.skip(str(error))
+
+
+def save(model: PreTrainedModel, path: Path, *, kind: str = "F32", **metadata: Any) -> Path:
+    """Write a model in float32 with a vocabulary of characters; `metadata` replaces entries."""
+    import gguf
+
+    config: Any = model.config
+    architecture = ARCHITECTURES[config.model_type]
+    writer = gguf.GGUFWriter(str(path), architecture)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    if architecture == "llama":
+        writer.add_rope_dimension_count(config.head_dim)
+    if architecture == "gemma3":
+        writer.add_sliding_window(config.sliding_window)
+        local = [kind == "sliding_attention" for kind in config.layer_types]
+        writer.add_sliding_window_pattern(local)
+    _add_vocabulary(writer, config.vocab_size)
+    for key, value in metadata.items():
+        writer.add_string(key, value)
+    for name, weight in _tensors(model).items():
+        writer.add_tensor(name, _stored(name, weight, kind), raw_dtype=_raw(name, weight, kind))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _raw(name: str, weight: np.ndarray, kind: str) -> Any:
+    import gguf
+
+    if kind == "F32" or weight.ndim == 1:
+        return None
+    return gguf.GGMLQuantizationType[kind]
+
+
+def _stored(name: str, weight: np.ndarray, kind: str) -> np.ndarray:
+    import gguf
+
+    if kind == "F32" or weight.ndim == 1:
+        return weight
+    return gguf.quants.quantize(weight, gguf.GGMLQuantizationType[kind])
+
+
+def _add_vocabulary(writer: Any, size: int) -> None:
+    """A token for each printable character, as `tests.tiny.tiny_tokenizer` has it."""
+    from transformers.models.gpt2.tokenization_gpt2 import bytes_to_unicode
+
+    letters = bytes_to_unicode()
+    pieces = ["<pad>", "<bos>", "<eos>", "<unk>"]
+    pieces += [letters[ord(character)] for character in string.printable]
+    pieces += [f"<extra_{i}>" for i in range(len(pieces), size)]
+    pieces = pieces[:size]
+    # A file without any merge is refused: this one is for two characters that nobody types.
+    rare = letters[0x0B], letters[0x0C]
+    pieces[-1] = "".join(rare)
+    kinds = [_CONTROL] * 4 + [_NORMAL] * (size - 4)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(pieces)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([" ".join(rare)])
+    writer.add_bos_token_id(BOS)
+    writer.add_eos_token_id(EOS)
+    writer.add_pad_token_id(PAD)
+    writer.add_unk_token_id(UNK)
+    writer.add_add_bos_token(False)
+
+
+def _tensors(model: PreTrainedModel) -> dict[str, np.ndarray]:
+    """By llama.cpp's names, as its converters change them."""
+    config: Any = model.config
+    gemma = config.model_type.startswith("gemma")
+    names = {
+        "model.embed_tokens": "token_embd",
+        "model.norm": "output_norm",
+        "lm_head": "output",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "self_attn.q_norm": "attn_q_norm",
+        "self_attn.k_norm": "attn_k_norm",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "post_attention_norm" if gemma else "ffn_norm",
+        "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    }
+    found = {}
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        path, _, kind = name.rpartition(".")
+        prefix = ""
+        if path.startswith("model.layers."):
+            _, _, number, path = path.split(".", 3)
+            prefix = f"blk.{number}."
+        value = weight.detach().float()
+        if "norm" in path and gemma:
+            value = value + 1.0  # gemma scales by (1 + weight)
+        if ARCHITECTURES[config.model_type] == "llama" and path.endswith(("q_proj", "k_proj")):
+            value = _interleaved(value, config.head_dim)
+        found[f"{prefix}{names[path]}.{kind}"] = value.contiguous().numpy()
+    return found
+
+
+def _interleaved(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Llama's rotation pairs neighbours in llama.cpp, and halves in `transformers`."""
+    heads = weight.shape[0] // head_dim
+    halves = weight.view(heads, 2, head_dim // 2, *weight.shape[1:])
+    return halves.transpose(1, 2).reshape(weight.shape)
+
+
+def save_vocabulary(path: Path, metadata: dict[str, Any]) -> Path:
+    """A file that has a vocabulary and no weights."""
+    import gguf
+
+    writer = gguf.GGUFWriter(str(path), metadata["general.architecture"])
+    for key, value in metadata.items():
+        if key == "general.architecture":
+            continue
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        elif isinstance(value, bool):
+            writer.add_bool(key, value)
+        else:
+            writer.add_uint32(key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path

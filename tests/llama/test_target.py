@@ -1,0 +1,241 @@
+"""A target in a GGUF file: its numbers, and that they are the same bits whatever else is in a
+forward."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from moa.errors import CapacityError, FullError, UsageError
+from moa.llama.target import LlamaTarget, layers_that_fit
+from moa.target.contract import LoadOptions, Node
+from moa.target.registry import open_target
+from moa.target.rows import Row
+from tests import gguf_tiny
+from tests.tiny import tiny
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": None},
+    "qwen2": {},
+    "qwen3": {},
+    "gemma3": {"query_pre_attn_scalar": 16},
+}
+OPTIONS = LoadOptions(slots=4, capacity=256, threads=1)
+
+
+@pytest.fixture(autouse=True)
+def llama_is_installed() -> None:
+    gguf_tiny.need_llama()
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Any]:
+    """Makes targets, and frees them."""
+    made: list[LlamaTarget] = []
+
+    def open_one(
+        family: str = "llama", kind: str = "F32", options: LoadOptions = OPTIONS
+    ) -> LlamaTarget:
+        file = tmp_path / f"{family}-{kind}.gguf"
+        if not file.exists():
+            gguf_tiny.save(tiny(family, **FAMILIES[family]), file, kind=kind)
+        target = open_target(str(file), options)
+        assert isinstance(target, LlamaTarget)
+        made.append(target)
+        return target
+
+    yield open_one
+    for target in made:
+        target.close()
+
+
+def text(seed: int, length: int) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(4, 120, size=length)]
+
+
+def plain(target: LlamaTarget, ids: list[int], count: int) -> tuple[list[int], np.ndarray]:
+    """The target's own text, a token at a time, and its logits."""
+    slot = target.cache.acquire()
+    step = target.forward([Row.chain(slot, ids)])
+    target.commit(step, 0, range(len(ids)))
+    logits = [step.host_logits([Node(0, -1)])[0]]
+    tokens = [int(step.argmax(0)[-1])]
+    while len(tokens) < count:
+        step = target.forward([Row.chain(slot, [tokens[-1]])])
+        target.commit(step, 0, [0])
+        logits.append(step.host_logits([Node(0, 0)])[0])
+        tokens.append(int(step.argmax(0)[0]))
+    target.cache.release(slot)
+    return tokens, np.array(logits)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_its_logits_are_those_of_the_library(family: str, opened: Any) -> None:
+    target = opened(family)
+    ids = text(0, 40)
+    model = tiny(family, **FAMILIES[family])
+    with torch.inference_mode():
+        truth = model(torch.tensor([ids])).logits[0].numpy()
+    slot = target.cache.acquire()
+    step = target.forward([Row.chain(slot, ids, "all")])
+    found = step.host_logits([Node(0, node) for node in range(len(ids))])
+    # Keys and values are kept in float16: three digits, beside logits that are spread over 20.
+    assert np.abs(found - truth).max() < 0.2
+    assert np.mean(found.argmax(-1) == truth.argmax(-1)) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("llama", "F32"), ("llama", "Q8_0"), ("qwen3", "Q4_0"), ("gemma3", "F16"), ("qwen2", "BF16")],
+)
+def test_numbers_are_the_same_bits_in_drafts_in_crowds_and_in_pieces(
+    family: str, kind: str, opened: Any
+) -> None:
+    """Plain decoding, beside drafts of random lengths that are often wrong, in sessions that come
+    and go, whose prompts ran in unlike pieces."""
+    target = opened(family, kind)
+    assert target.capabilities.batch_invariant
+    rng = random.Random(1)
+    truths = {}
+    for seed in range(4):
+        truths[seed] = plain(target, text(seed, 20 + 30 * seed), 24)
+    sessions: dict[int, tuple[int, list[int]]] = {}
+    waiting = list(truths)
+    finished = 0
+    while waiting or sessions:
+        while waiting and target.cache.free and rng.random() < 0.5:
+            seed = waiting.pop(0)
+            slot = target.cache.acquire()
+            ids = text(seed, 20 + 30 * seed)
+            while ids[:-1]:
+                size = min(len(ids) - 1, rng.randrange(1, 40))
+                step = target.forward([Row.chain(slot, ids[:size], "none")])
+                target.commit(step, 0, range(size))
+                ids = ids[size:]
+            sessions[slot] = seed, [ids[-1]]
+        if not sessions:
+            continue
+        some = rng.sample(sorted(sessions), rng.randrange(1, len(sessions) + 1))
+        rows = []
+        for slot in some:
+            seed, said = sessions[slot]
+            tokens = truths[seed][0]
+            draft = tokens[len(said) - 1 : len(said) - 1 + rng.randrange(0, 20)]
+            draft = [token if rng.random() < 0.9 else 5 for token in draft]
+            rows.append(Row.chain(slot, [said[-1], *draft], "all"))
+        step = target.forward(rows)
+        for b, slot in enumerate(some):
+            seed, said = sessions[slot]
+            tokens, logits = truths[seed]
+            best = step.argmax(b).tolist()
+            path = [0]
+            while path[-1] + 1 < len(best) and rows[b].tokens[path[-1] + 1] == best[path[-1]]:
+                path.append(path[-1] + 1)
+            rest = len(tokens) - (len(said) - 1)
+            path = path[:rest]
+            found = step.host_logits([Node(b, node) for node in path])
+            at = len(said) - 1
+            assert np.array_equal(found, logits[at : at + len(path)])
+            said += [best[node] for node in path]
+            target.commit(step, b, path)
+            if len(said) > len(tokens):
+                assert said[1:] == tokens
+                target.cache.release(slot)
+                del sessions[slot]
+                finished += 1
+    assert finished == len(truths)
+
+
+def test_a_slot_that_shares_a_beginning_goes_on_alone(opened: Any) -> None:
+    target = opened()
+    ids = text(3, 30)
+    ours, _ = plain(target, ids, 8)
+    other = [*ids[:20], *text(4, 6)]
+    theirs, _ = plain(target, other, 8)
+    first = target.cache.acquire()
+    step = target.forward([Row.chain(first, ids)])
+    target.commit(step, 0, range(30))
+    second = target.cache.share(first, 20)
+    assert target.cache.lengths[second] == 20
+    step = target.forward([Row.chain(second, other[20:]), Row.chain(first, ours[:1])])
+    assert step.argmax(0)[-1] == theirs[0]
+    assert step.argmax(1)[-1] == ours[1]
+    target.cache.release(first)
+    third = target.cache.acquire()
+    assert target.cache.lengths[third] == 0
+    step = target.forward([Row.chain(third, ids)])
+    assert step.argmax(0)[-1] == ours[0], "it finds nothing of who was here before"
+
+
+def test_what_cannot_be_run_is_refused_before_anything_has_changed(opened: Any) -> None:
+    target = opened()
+    slot = target.cache.acquire()
+    step = target.forward([Row.chain(slot, text(0, 10))])
+    target.commit(step, 0, range(10))
+    with pytest.raises(UsageError, match="chains only"):
+        target.forward([Row(slot, [5, 6, 7], [-1, 0, 0])])
+    with pytest.raises(CapacityError, match="capacity is 256"):
+        target.forward([Row.chain(slot, text(0, 247))])
+    with pytest.raises(UsageError, match="token ids"):
+        target.forward([Row.chain(slot, [128])])
+    with pytest.raises(UsageError, match="moved on"):
+        target.commit(step, 0, range(10))
+    other = target.forward([Row.chain(slot, [5, 6, 7], "all")])
+    for path in ([1], [0, 2], [0, 1, 2, 3]):
+        with pytest.raises(UsageError, match="no chain"):
+            target.commit(other, 0, path)
+    target.commit(other, 0, [0])
+    assert target.cache.lengths[slot] == 11
+    for _ in range(3):
+        target.cache.acquire()
+    with pytest.raises(FullError, match="all 4 slots"):
+        target.cache.acquire()
+
+
+def test_a_full_slot_runs_to_its_last_token(opened: Any) -> None:
+    target = opened()
+    slot = target.cache.acquire()
+    for start in range(0, 256, 100):
+        ids = text(start, min(100, 256 - start))
+        step = target.forward([Row.chain(slot, ids, "all")])
+        target.commit(step, 0, range(len(ids)))
+    assert target.cache.lengths[slot] == 256
+
+
+def test_logits_of_rows_that_were_not_judged_are_those_of_rows_that_were(opened: Any) -> None:
+    target = opened()
+    slot = target.cache.acquire()
+    ids = text(0, 12)
+    judged = target.forward([Row.chain(slot, ids, "all")]).host_logits([Node(0, 5), Node(0, -1)])
+    step = target.forward([Row.chain(slot, ids, "none")])
+    assert (step.argmax(0) == -1).all()
+    assert np.array_equal(step.host_logits([Node(0, 5), Node(0, -1)]), judged)
+    target.commit(step, 0, range(12))
+
+
+def test_settings_that_it_does_not_know_are_refused(tmp_path: Path) -> None:
+    file = gguf_tiny.save(tiny("llama"), tmp_path / "a.gguf")
+    with pytest.raises(UsageError, match=r"--dtype does not go with .*gguf"):
+        open_target(str(file), LoadOptions(dtype="bfloat16"))
+    with pytest.raises(UsageError, match="--kv-type does not go with"):
+        open_target(str(tmp_path), LoadOptions(kv_type="q8_0"))
+    with pytest.raises(UsageError, match="unknown --kv-type"):
+        open_target(str(file), LoadOptions(kv_type="q9"))
+    with pytest.raises(UsageError, match="no library at"):
+        open_target(str(file), LoadOptions(library=str(tmp_path / "libllama.so")))
+
+
+def test_as_many_layers_go_to_a_card_as_it_has_memory_for(opened: Any) -> None:
+    head = opened()._head
+    weights = sum(tensor.size for tensor in head.tensors)
+    workspace = 2**30
+    assert layers_that_fit(head, workspace + weights + 4000, kv_bytes=4000) == 5
+    assert layers_that_fit(head, workspace + weights - 1, kv_bytes=0) == 3
+    assert layers_that_fit(head, 1000, kv_bytes=0) == 0
