@@ -14,7 +14,6 @@ as they do in llama.cpp.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 from collections.abc import Sequence
@@ -36,7 +35,7 @@ from moa.llama.calls import Calls, Pieces
 from moa.llama.library import Library, find, load
 from moa.llama.runtime import KV_BITS, Run, Runtime, Shape
 from moa.llama.sequences import Sequences
-from moa.model.identity import tokenizer_hash
+from moa.model.identity import SCHEME, file_id, tokenizer_hash
 from moa.sampling import NO_LOGITS
 from moa.target.contract import (
     Capabilities,
@@ -236,7 +235,7 @@ class LlamaTarget:
         names = ", ".join(self.runtime.devices()) or platform.machine()
         return Machine(
             device="cpu" if self.runtime.on_cpu else "auto",
-            dtype=_most_common_kind(self._head),
+            dtype=f"{_most_common_kind(self._head)}, keys and values {self.runtime.shape.kv_type}",
             hardware=f"{names}, {threads} {'thread' if threads == 1 else 'threads'}",
         )
 
@@ -353,12 +352,6 @@ def _threads() -> int:
     return os.cpu_count() or 1
 
 
-def _digest(path: Path) -> str:
-    """Of every byte of the file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _most_common_kind(head: GgufHead) -> str:
     sizes: dict[str, int] = {}
     for tensor in head.tensors:
@@ -420,5 +413,5 @@ def _facts(head: GgufHead, words: GgufTokenizer, runtime: Runtime) -> TargetFact
         eos_ids=runtime.ends(),
         bos_id=None,
         tokenizer_hash=tokenizer_hash(words.json),
-        weights_id=_digest(head.path),
+        weights_id=SCHEME + file_id(head.path),
     )
