@@ -52,6 +52,7 @@ _ADDRESS = {
     "origins": "URL",
     "openai": "[HOST:]PORT",
     "model_name": "NAME",
+    "also_called": "NAME",
     "openai_hosts": "NAME",
     "app": "DIR",
 }

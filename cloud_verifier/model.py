@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,12 +24,15 @@ from moa.graph.load import LoadedGraph
 from moa.model.identity import computation_id
 from moa.model.loading import read_facts
 from moa.model.target import with_states
+from moa.process.memory import resident_bytes
 from moa.records import DTYPES
 from moa.target.contract import ExpectedLoad, LoadOptions, Target
 from moa.target.registry import open_target
 from moa.wire.finish import Decode
 from moa.wire.messages import RecordContract
 
+_TELL_SECONDS = 5.0
+"""Between two lines of the log while the model is being loaded."""
 _PREPARATION_SECONDS = 2.0
 """Processor time for what could also be made later, when a request first needs it."""
 _USUAL_DRAFT = 8
@@ -66,6 +70,52 @@ def load(settings: Settings) -> Served:
         "starting",
         extra={"event": "start", "version": __version__, "target": settings.target or "embedded"},
     )
+    with told_while_it_lasts("loading the model"):
+        served = _load(settings)
+    log.info(
+        "the model is loaded",
+        extra={
+            "event": "loaded",
+            "device": served.target.machine.device,
+            "decoder": served.target.capabilities.decoder,
+            "seconds": round(time.monotonic() - began, 3),
+            "slots": served.target.cache.slots,
+            "megabytes": round(served.target.memory.kv_bytes / 1e6),
+            "records": served.facts.records is not None,
+        },
+    )
+    return served
+
+
+@contextlib.contextmanager
+def told_while_it_lasts(what: str, every: float = _TELL_SECONDS) -> Iterator[None]:
+    """A line in the log every few seconds: how long it has taken, and what memory it has by now."""
+    done = threading.Event()
+    began = time.monotonic()
+
+    def tell() -> None:
+        while not done.wait(every):
+            log.info(
+                what,
+                extra={
+                    "event": "loading",
+                    "seconds": round(time.monotonic() - began, 1),
+                    "resident_megabytes": round(resident_bytes() / 1e6),
+                },
+            )
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()
+
+
+def _load(settings: Settings) -> Served:
+    if settings.bundle:
+        Bundle.open(settings.bundle)  # that it cannot be used is said before the target is loaded
     stored = stored_drafter(settings)
     streams = find(settings.server_drafter) if settings.server_drafter else stored
     taps = taps_of(settings, stored, streams)
@@ -85,7 +135,7 @@ def load(settings: Settings) -> Served:
     machine = target.machine
     graph = load_graph(settings, machine.device, name) if streams is stored else None
     from_records = reads_records(drafter, stream_drafter, graph)
-    served = Served(
+    return Served(
         target=target,
         drafter=drafter,
         decode=decoder_of(target) if target.has_tokenizer else None,
@@ -96,19 +146,6 @@ def load(settings: Settings) -> Served:
         stream_drafter=stream_drafter,
         graph=graph,
     )
-    log.info(
-        "the model is loaded",
-        extra={
-            "event": "loaded",
-            "device": machine.device,
-            "decoder": target.capabilities.decoder,
-            "seconds": round(time.monotonic() - began, 3),
-            "slots": target.cache.slots,
-            "megabytes": round(target.memory.kv_bytes / 1e6),
-            "records": served.facts.records is not None,
-        },
-    )
-    return served
 
 
 def decoder_of(target: Target) -> Decode:

@@ -82,6 +82,8 @@ class Settings:
     """Also serve OpenAI's API and the operator's page, on this port."""
     model_name: str = ""
     """The target's name in that API; empty is the target's own."""
+    also_called: tuple[str, ...] = ()
+    """Another name for it that requests may use, such as gpt-4o; *: any name."""
     openai_hosts: tuple[str, ...] = ()
     """A DNS name that requests may use."""
     app: Path | None = None

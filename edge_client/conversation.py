@@ -32,7 +32,7 @@ from moa.speculation.prediction import Prediction
 from moa.text_stream import TextStream, common_prefix
 from moa.wire import ClientSession
 from moa.wire.finish import TurnRules
-from moa.wire.messages import Sampling
+from moa.wire_sampling import wire_sampling
 
 
 class Conversation:
@@ -90,6 +90,9 @@ class Conversation:
                 self._chatting = not isinstance(prompt, str) or (codec.can_chat and not raw)
                 context, left_out = prompt_ids(codec, prompt, raw=raw, chat=self.chat, room=room)
         self._check(context)
+        settings = dataclasses.replace(
+            settings, max_new_tokens=self._shared.longest_answer(settings.max_new_tokens)
+        )
         if grammar is not None and settings.ignore_eos:
             raise UsageError(
                 "a grammar says where the text ends: it cannot be used with ignore_eos"
@@ -273,6 +276,7 @@ class Conversation:
             guesses=settings.guess_ahead,
             prediction=Prediction(prediction) if prediction else None,
         )
+        self.drafter.answer_at = len(context)
         worker = DrafterWorker(self.drafter, sampling, controller, shared.device.thread)
         return TurnShell(machine, worker, shared.link)
 
@@ -284,7 +288,7 @@ class Conversation:
             return None
         session = self._session_state.session
         log = session.log
-        same = session.sampling == _wire_sampling(settings)
+        same = (session.sampling, session.penalties) == wire_sampling(settings.sampling)
         settled = session.settled == len(log) and not session.unsettled
         if not (same and settled and len(context) > len(log) and context[: len(log)] == log):
             self._abandon()
@@ -302,10 +306,12 @@ class Conversation:
     def _begin(
         self, context: list[int], settings: ClientSettings, grammar: Grammar | None
     ) -> SessionState:
+        sampling, penalties = wire_sampling(settings.sampling)
         session = ClientSession(
             log=list(context),
             max_new_tokens=settings.max_new_tokens,
-            sampling=_wire_sampling(settings),
+            sampling=sampling,
+            penalties=penalties,
             stop=list(settings.stop),
             ignore_eos=settings.ignore_eos,
             records=self.records.dtype,
@@ -327,7 +333,3 @@ def _named(part: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise DeviceError.of(part, error) from error
-
-
-def _wire_sampling(settings: ClientSettings) -> Sampling:
-    return Sampling(**dataclasses.asdict(settings.sampling))

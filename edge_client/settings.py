@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import math
@@ -23,6 +24,7 @@ from edge_client.turn.records import Precision
 from edge_client.turn.transcript import OnReconnect
 from moa.errors import ConfigError, UsageError
 from moa.logprobs import MAX_TOP
+from moa.process.user_folders import NoHomeError, config_folder
 from moa.safe_text import safe_line
 from moa.sampling import SamplingSettings
 from moa.wire.limits import MAX_STOP_BYTES, MAX_STOP_STRINGS
@@ -35,7 +37,7 @@ _LARGEST_FILE = 2**20
 _RECORD_SHARE = 0.7
 """Share of the hard limit for activation records; the rest is for the tokens."""
 _LEAST = {
-    "max_new_tokens": 1,
+    "max_new_tokens": 0,
     "threads": 0,
     "max_offline_tokens": -1,
     "offline_after": 0,
@@ -70,8 +72,9 @@ class ClientSettings:
     """Only this device: nothing is verified."""
 
     # what
-    max_new_tokens: int = 256
-    """Tokens of an answer at most."""
+    max_new_tokens: int = 0
+    """Tokens of an answer at most; 0: until the model ends it, as long as the context and the
+    verifier allow."""
     temperature: float = 0.0
     """0 is greedy decoding."""
     top_k: int = 0
@@ -82,6 +85,12 @@ class ClientSettings:
     """Drop tokens less likely than this share of the likeliest; 0 is off."""
     repetition_penalty: float = 1.0
     """Above 1 makes tokens of the context less likely."""
+    frequency_penalty: float = 0.0
+    """Above 0 makes tokens of the answer less likely, each time that they occur."""
+    presence_penalty: float = 0.0
+    """Above 0 makes tokens of the answer less likely, however often they occur."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Tokens, and what is added to their logits."""
     seed: int = 0
     """Same seed, same text; a command that samples without one draws a seed and prints it."""
     stop: tuple[str, ...] = ()
@@ -193,9 +202,10 @@ class ClientSettings:
         """Merge all sources; a flag that is None was not given, and `defaults` replace the fields'
         own."""
         values = dict(defaults or {})
-        values |= read_config_file(
-            config_file(file, environment), must_exist=bool(file or environment.get(CONFIG))
-        )
+        with contextlib.suppress(NoHomeError):  # then there is no file of this user's either
+            values |= read_config_file(
+                config_file(file, environment), must_exist=bool(file or environment.get(CONFIG))
+            )
         values |= _from_environment(environment)
         values |= {
             name: _converted(name, value) for name, value in flags.items() if value is not None
@@ -212,6 +222,9 @@ class TurnChanges(TypedDict, total=False):
     top_p: float
     min_p: float
     repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: tuple[tuple[int, float], ...]
     seed: int
     stop: tuple[str, ...]
     ignore_eos: bool
@@ -250,8 +263,7 @@ def config_file(named: Path | None = None, environment: Mapping[str, str] = os.e
     """The config file: named by a flag or a variable, or the user's default one."""
     if named is not None or environment.get(CONFIG):
         return named or Path(environment[CONFIG])
-    home = environment.get("XDG_CONFIG_HOME") or str(Path("~/.config").expanduser())
-    return Path(home) / "moa-edge" / "config.toml"
+    return config_folder(environment) / "config.toml"
 
 
 def read_config_file(path: Path, *, must_exist: bool = False) -> dict[str, Any]:

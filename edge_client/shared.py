@@ -10,6 +10,7 @@ from edge_client.link.websocket import VerifierLink
 from edge_client.settings import ClientSettings
 from edge_client.turn.budget import Spending
 from edge_client.turn.controller import Controller
+from moa.wire.limits import Limits
 from moa.wire.messages import Welcome
 
 
@@ -35,6 +36,14 @@ class Shared:
         """Most tokens of prompt and answer together."""
         most = self.device.bundle.manifest.target.facts.max_positions
         return most if self.welcome is None else min(most, self.welcome.limits.max_context_tokens)
+
+    def longest_answer(self, asked: int) -> int:
+        """Tokens of an answer at most, where so many are asked for, or 0: as many as there may be.
+        Before the verifier has said what it allows, what verifiers usually do."""
+        most = Limits.max_new_tokens
+        if self.welcome is not None:
+            most = max(1, self.welcome.limits.max_new_tokens)
+        return min(asked or most, most)
 
     def news(self) -> list[str]:
         """The notices in the verifier's welcome, once."""

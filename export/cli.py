@@ -218,8 +218,8 @@ def _say(line: str) -> None:
 def _show_bundle(bundle: Bundle, as_json: bool) -> None:
     import msgspec
 
-    card = bundle.path("README.md").read_text(encoding="utf-8")
-    lines = [safe_text(card.rstrip())]
+    variants = ", ".join(sorted(bundle.manifest.variants))
+    lines = [safe_text(f"{bundle.folder}: {variants}; its README.md says what was measured")]
     _show({"bundle": str(bundle.folder), **msgspec.to_builtins(bundle.manifest)}, as_json, lines)
 
 

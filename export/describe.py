@@ -18,6 +18,7 @@ from moa.bundle import OPSETS
 from moa.drafters.registry import PREFIX
 from moa.graph.step import open_session
 from moa.manifest import StepTime, TokenizerFiles, Variant, Vocabulary
+from moa.process.user_folders import expanded
 
 _TOOLS = (
     "moa-edge",
@@ -48,7 +49,7 @@ def public_name(source: str) -> str:
     """A hub id as it is; of a folder only its name, to keep local paths private."""
     prefix = PREFIX if source.startswith(PREFIX) else ""
     rest = source.removeprefix(prefix)
-    folder = Path(rest).expanduser()
+    folder = expanded(rest)
     return prefix + (folder.resolve().name if folder.exists() else rest)
 
 

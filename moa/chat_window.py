@@ -7,13 +7,16 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+ANSWER_ROOM = 1024
+"""Tokens of the context that a prompt leaves to an answer which may be as long as the model likes."""
 M = TypeVar("M", bound=Mapping[str, Any])
 P = TypeVar("P", bound=tuple[Sequence[Any], Any])
 
 
-def prompt_room(context: int, answer: int) -> int:
-    """Tokens that a chat may take of the context, where its answer may have so many."""
-    return context - min(answer, context // 2)
+def prompt_room(context: int, answer: int | None) -> int:
+    """Tokens that a chat may take of the context, where its answer may have so many; 0 or None: as
+    many as the model likes."""
+    return context - min(answer or ANSWER_ROOM, context // 2)
 
 
 def left_out_notice(messages: int) -> str:

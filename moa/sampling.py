@@ -24,6 +24,10 @@ NO_LOGITS = "target logits contain NaN or Inf"
 MIN_TEMPERATURE = 1e-3
 """The smallest temperature but 0. Below it, logits divided by the temperature overflow; the text is
 greedy long before that."""
+MAX_BIASED = 1024
+"""Tokens that may have a bias."""
+_MOST_BIAS = 100.0
+"""In OpenAI's API, and so here: beside usual logits it forbids a token, or leaves no other."""
 _SORTED_FIRST = 256
 """Tokens that top-p looks at first; the rest of a large vocabulary is seldom needed."""
 
@@ -38,6 +42,12 @@ class SamplingSettings:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     seed: int = 0
+    frequency_penalty: float = 0.0
+    """Taken from a token's logit for every time that it is in the answer so far."""
+    presence_penalty: float = 0.0
+    """The same, once."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Tokens, each once, and what is added to their logits."""
 
     def __post_init__(self) -> None:
         rules = {
@@ -50,6 +60,16 @@ class SamplingSettings:
             "min_p": (0.0 <= self.min_p < 1.0, "from 0 to below 1"),
             "repetition_penalty": (0.1 <= self.repetition_penalty <= 10.0, "0.1..10 (1 is off)"),
             "seed": (0 <= self.seed <= MAX_SEED, f"0..{MAX_SEED}"),
+            "frequency_penalty": (-2.0 <= self.frequency_penalty <= 2.0, "-2..2 (0 is off)"),
+            "presence_penalty": (-2.0 <= self.presence_penalty <= 2.0, "-2..2 (0 is off)"),
+            "logit_bias": (
+                len({token for token, _ in self.logit_bias}) == len(self.logit_bias) <= MAX_BIASED
+                and all(
+                    token >= 0 and -_MOST_BIAS <= bias <= _MOST_BIAS
+                    for token, bias in self.logit_bias
+                ),
+                f"of {MAX_BIASED} tokens at most, each once, from -100 to 100",
+            ),
         }
         for name, (good, span) in rules.items():
             if not good:
@@ -64,7 +84,17 @@ class SamplingSettings:
     def plain_greedy(self) -> bool:
         """Whether the choice is the argmax of the logits, which an accelerator can compute without
         copying them to the host."""
-        return self.greedy and self.repetition_penalty == 1.0
+        return self.greedy and self.repetition_penalty == 1.0 and not self.adjusts
+
+    @property
+    def counts(self) -> bool:
+        """Whether it matters how often a token is in the answer."""
+        return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether numbers are added to the logits, by what the answer has so far or by a bias."""
+        return self.counts or bool(self.logit_bias)
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -113,6 +143,23 @@ def penalize(logits: NDArray[np.float64], penalty: float, context: Context) -> N
     return logits
 
 
+def adjust(
+    logits: NDArray[np.float64], settings: SamplingSettings, answer: Context
+) -> NDArray[np.float64]:
+    """Take the penalties of the answer's tokens, each as often as it occurs, from the logits, then
+    add the biases. In this order, so that the sums are the same bits wherever they are made."""
+    if not settings.adjusts:
+        return logits
+    logits = logits.copy()
+    if settings.counts and len(answer):
+        ids, times = np.unique(np.asarray(answer, dtype=np.int64), return_counts=True)
+        logits[ids] -= settings.frequency_penalty * times + settings.presence_penalty
+    for token, bias in settings.logit_bias:
+        if token < len(logits):
+            logits[token] += bias
+    return logits
+
+
 def candidates(logits: NDArray[np.float64], settings: SamplingSettings) -> NDArray[np.int64]:
     """Ids that survive top-k, then top-p, then min-p, on temperature-scaled logits. Never empty."""
     ids = np.arange(len(logits))
@@ -157,15 +204,18 @@ def choose(
     position: int,
     context: Context = (),
     allowed: NDArray[np.bool_] | None = None,
+    answer: Context = (),
 ) -> int:
     """The token at `position` (its index in the whole sequence), given the logits of the position
-    before it; one of the `allowed`, as if there were no others. Raises a `NumericalError` where the
-    logits contain NaN or Inf."""
+    before it; one of the `allowed`, as if there were no others. `answer` are the tokens since the
+    prompt, of which penalties count each. Raises a `NumericalError` where the logits contain NaN or
+    Inf."""
     if not np.isfinite(logits.max()):
         raise NumericalError(NO_LOGITS)
     if settings.plain_greedy and allowed is None:
         return int(np.argmax(logits))
     scores = penalize(logits.astype(np.float64), settings.repetition_penalty, context)
+    scores = adjust(scores, settings, answer)
     tokens = np.arange(len(scores)) if allowed is None else np.flatnonzero(allowed)
     scores = scores[tokens]
     if settings.greedy:

@@ -83,12 +83,14 @@ class TextStream:
         return self._marks[-1].shown
 
     def flush(self) -> str:
-        """The text that was held back, complete or not; call it last."""
+        """The text that was held back; call it last. A character of which only the first bytes are
+        there is left out: they stand for none."""
         mark = self._marks[-1]
         if mark.stopped:
             return ""
         decoded = self.codec.decode(self._ids[mark.context :])
-        self._raw += decoded[len(self.codec.decode(self._ids[mark.context : mark.done])) :]
+        new = decoded[len(self.codec.decode(self._ids[mark.context : mark.done])) :]
+        self._raw += new.rstrip("\ufffd")
         end, _ = self._find_stop(mark.shown)
         self._marks[-1] = dataclasses.replace(mark, shown=end)
         return self._raw[mark.shown : end]

@@ -13,7 +13,15 @@ from transformers import (
 )
 
 from moa.errors import ConfigError, NumericalError
-from moa.sampling import MAX_SEED, SamplingSettings, candidates, choose, gumbel, penalize
+from moa.sampling import (
+    MAX_SEED,
+    SamplingSettings,
+    adjust,
+    candidates,
+    choose,
+    gumbel,
+    penalize,
+)
 
 
 def test_greedy_is_the_argmax_after_the_penalty() -> None:
@@ -105,6 +113,11 @@ def test_the_penalty_is_that_of_transformers() -> None:
         {"repetition_penalty": 0.0},
         {"seed": -1},
         {"seed": 2**63},
+        {"frequency_penalty": 2.1},
+        {"presence_penalty": float("nan")},
+        {"logit_bias": ((1, 101.0),)},
+        {"logit_bias": ((1, 1.0), (1, 2.0))},
+        {"logit_bias": tuple((token, 1.0) for token in range(1025))},
     ],
     ids=str,
 )
@@ -126,3 +139,22 @@ def test_no_token_is_told_from_logits_that_are_no_numbers(
     with pytest.raises(NumericalError):
         choose(np.full(3, -np.inf, dtype=np.float32), SamplingSettings(**settings), 0)  # type: ignore[arg-type]
     assert choose(np.array([1.0, -np.inf], dtype=np.float32), SamplingSettings(**settings), 0) == 0  # type: ignore[arg-type]
+
+
+def test_penalties_count_the_answer_and_biases_are_added() -> None:
+    """logit[j] - count[j] * frequency - (count[j] > 0) * presence, as OpenAI has it."""
+    logits = np.array([1.0, 2.0, 3.0, 4.0])
+    settings = SamplingSettings(
+        frequency_penalty=0.5, presence_penalty=0.25, logit_bias=((0, 3.0), (9, 1.0))
+    )
+    assert adjust(logits, settings, [3, 3, 2]).tolist() == [4.0, 2.0, 2.25, 2.75]
+    assert logits.tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert not settings.plain_greedy
+    context = [1, 1, 1]
+    single = logits.astype(np.float32)
+    assert choose(single, settings, 7, context, answer=[3, 3, 3, 3]) == 0
+    assert choose(single, SamplingSettings(frequency_penalty=2.0), 7, [3] * 9) == 3, (
+        "the prompt is not counted"
+    )
+    forbidden = SamplingSettings(logit_bias=((3, -100.0),))
+    assert choose(single, forbidden, 7) == 2

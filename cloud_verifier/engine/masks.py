@@ -52,5 +52,5 @@ def mask_rows(jobs: Sequence[Job], drafts: Sequence[FlatTree], until: float) -> 
                 tokens = tokens[:1]
                 parents = parents[:1]
                 found = [roots[job]]
-        rows.append(Judged(tokens, parents, job.ids, job.sampling, found))
+        rows.append(Judged(tokens, parents, job.ids, job.sampling, found, start=job.rules.start))
     return MaskedRows(rows, late, failed)

@@ -256,7 +256,9 @@ class StepRunner:
             masks_took_longer = self._clock() - forward_ended
         if masking is not None:
             return step, masking.result(), masks_took_longer
-        judged = [Judged(*drafts[job], job.ids, job.sampling) for job in plan.jobs]
+        judged = [
+            Judged(*drafts[job], job.ids, job.sampling, start=job.rules.start) for job in plan.jobs
+        ]
         return step, MaskedRows(judged, late=set(), failed={}), masks_took_longer
 
     def _drafts(self, plan: Plan) -> dict[Job, FlatTree]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -44,17 +43,36 @@ from moa.wire import (
 )
 from moa.wire.events import Advanced, Ready, Recovered, Refused, Working
 from moa.wire.limits import Limits
-from moa.wire.messages import ClientMessage, Error, Goaway, Hello, Sampling, ServerMessage, Welcome
+from moa.wire.messages import (
+    ClientMessage,
+    Error,
+    Goaway,
+    Hello,
+    ServerMessage,
+    Welcome,
+)
+from moa.wire_sampling import wire_sampling
 
 E = TypeVar("E", Ready, Advanced)
-_DEFAULT_TOKENS = 1024
+_DEFAULT_TOKENS = 0
+"""Of an answer whose length nobody asks for: until the model ends it."""
 _LOST = 16
 """After so many tokens outside of the prediction, the server drafts itself until the answer ends."""
 _REFUSED_SECONDS = 60.0
 """So long the service may refuse an answer's requests for now; then the client gets its refusal."""
 _MOST_LOSSES = 3
 """So many times in a row a session is opened again that the service has dropped."""
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "seed",
+)
 
 
 class Tokenizer:
@@ -95,7 +113,7 @@ class Tokenizer:
             except Exception as error:  # a template is a program and may raise any exception
                 raise UsageError(f"the chat template refuses this conversation: {error}") from None
 
-    def decode(self, ids: Any) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
@@ -118,6 +136,21 @@ class VerifierAnswerer:
     def tool_format(self) -> ToolFormat:
         """That of the target's template."""
         return ToolFormat.of(self._tokenizer.template)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The target's."""
+        return self._tokenizer
+
+    @property
+    def context(self) -> int:
+        """The service's limit."""
+        return self._service.max_context
+
+    @property
+    def vocabulary(self) -> int:
+        """The target's."""
+        return self._service.facts.vocab_size
 
     def status(self) -> dict[str, Any]:
         """Always online."""
@@ -226,10 +259,12 @@ class VerifierAnswerer:
 
 def session_for(ask: AnswerRequest, encoded: Encoded, limits: Limits) -> ClientSession:
     """A session for this answer, within the service's limits."""
+    sampling, penalties = wire_sampling(_sampling(ask))
     return ClientSession(
         list(encoded.ids),
         max_new_tokens=answer_limit(ask, _DEFAULT_TOKENS, limits.max_new_tokens),
-        sampling=_sampling(ask),
+        sampling=sampling,
+        penalties=penalties,
         stop=list(ask.stop),
         ignore_eos=bool(ask.ignore_eos),
         records="off",
@@ -353,8 +388,7 @@ class _Exchange:
                 self._line.put(request)
 
 
-def _sampling(ask: AnswerRequest) -> Sampling:
+def _sampling(ask: AnswerRequest) -> SamplingSettings:
+    """An error names the field that is out of range."""
     given = {name: value for name in _SAMPLING if (value := getattr(ask, name)) is not None}
-    return Sampling(
-        **dataclasses.asdict(SamplingSettings(**given))
-    )  # raises an error that names the field
+    return SamplingSettings(**given)

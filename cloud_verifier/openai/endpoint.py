@@ -7,6 +7,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from starlette.responses import RedirectResponse
+from starlette.routing import Route
+
 from cloud_verifier.app import Verifier
 from cloud_verifier.openai.answerer import Tokenizer, VerifierAnswerer
 from cloud_verifier.settings import Settings
@@ -41,9 +44,11 @@ async def endpoint(
         metrics=ApiMetrics(verifier.metrics.registry),
         observe=service.observe,
         others=service.others,
+        also_called=settings.also_called,
     )
     pages = [*page("cloud_verifier.openai", "page", "/ui"), *page("moa.api", "assets", "/ui")]
-    routes = [*pages, *web_app(settings.app)]
+    home = Route("/", lambda request: RedirectResponse("/ui"))
+    routes = [*pages, *web_app(settings.app), home]
     async with (
         api.running(),
         serving(api.app(routes, settings.origins), port, tls=settings.tls, ports=2) as address,

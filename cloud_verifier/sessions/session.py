@@ -42,6 +42,7 @@ from moa.wire.messages import (
     Message,
     Open,
     Opened,
+    Penalties,
     Progress,
     RecordDtype,
     Resume,
@@ -113,7 +114,7 @@ class ServerSession:
         self.finish: Finish = ""
         self.logprobs = message.logprobs
         """Number of likeliest tokens with log-probabilities in this turn; -1: none."""
-        self.sampling = sampling_settings(message.sampling)
+        self.sampling = sampling_settings(message.sampling, message.penalties)
         self.streams = "stream" in features
         """The edge may ask for server-drafted rounds, whose drafter needs the records beside the
         target."""
@@ -451,9 +452,15 @@ class ServerSession:
         return bytes(self._rows[max(0, start) :])
 
 
-def sampling_settings(wire: Sampling) -> SamplingSettings:
+def sampling_settings(wire: Sampling, penalties: Penalties | None) -> SamplingSettings:
     """The wire's sampling settings as `SamplingSettings`."""
+    more = penalties or Penalties()
     try:
-        return SamplingSettings(**structs.asdict(wire))
+        return SamplingSettings(
+            **structs.asdict(wire),
+            frequency_penalty=more.frequency,
+            presence_penalty=more.presence,
+            logit_bias=tuple(more.bias),
+        )
     except ConfigError as error:
         raise Refusal(Code.BAD_MESSAGE, str(error)) from None

@@ -27,6 +27,7 @@ from moa.bundle import MANIFEST, Bundle, read_manifest, sha256
 from moa.errors import BundleError, LinkError, MoaError, UsageError
 from moa.manifest import FileEntry
 from moa.process.files import named
+from moa.process.user_folders import expanded
 from moa.safe_text import safe_line
 
 Notify = Callable[[str], None]
@@ -145,7 +146,7 @@ def _on_web(url: str, token: str = "") -> BundleSource:
 
 def find(text: str) -> BundleSource:
     """The source that `text` names."""
-    path = Path(text).expanduser()
+    path = expanded(text)
     if path.is_dir():
         return partial(_in_folder, path)
     if path.is_file():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from moa.bundle import Bundle
 from moa.errors import BundleError, UsageError
+from moa.process.user_folders import NoHomeError, data_folder, expanded
 
 EMBEDDED = "embedded"
 """The name of the bundle that is part of the installation."""
@@ -18,8 +19,16 @@ PARTIAL = ".partial"
 
 def store() -> Path:
     """The folder of all pulled bundles."""
-    home = os.environ.get("XDG_DATA_HOME") or str(Path("~/.local/share").expanduser())
-    return Path(home) / "moa-edge" / "bundles"
+    return data_folder() / "bundles"
+
+
+def _pulled(name: str) -> Path | None:
+    """The folder of a pulled bundle, if there is one of this name."""
+    with contextlib.suppress(NoHomeError):
+        folder = store() / name
+        if _NAME.fullmatch(name) and folder.is_dir():
+            return folder
+    return None
 
 
 def check_name(name: str) -> str:
@@ -36,17 +45,19 @@ def locate(name: str) -> str:
     one."""
     if name in ("", EMBEDDED):
         return ""
-    path = Path(name).expanduser()
-    if not path.is_dir() and _NAME.fullmatch(name) and (store() / name).is_dir():
-        return str(store() / name)
+    path = expanded(name)
+    if not path.is_dir() and (pulled := _pulled(name)) is not None:
+        return str(pulled)
     return str(path)
 
 
 def installed() -> Iterator[tuple[str, Bundle | BundleError]]:
     """All pulled bundles, and the errors of those that cannot be opened."""
-    if not store().is_dir():
+    try:
+        folders = sorted(store().iterdir())
+    except (OSError, NoHomeError):
         return
-    for folder in sorted(store().iterdir()):
+    for folder in folders:
         if folder.is_dir() and _NAME.fullmatch(folder.name) and not folder.name.endswith(PARTIAL):
             try:
                 yield folder.name, Bundle.open(folder)

@@ -12,7 +12,6 @@ import numpy as np
 from rich.console import Console
 
 from edge_client.cli import options
-from edge_client.client import EdgeClient
 from edge_client.screen.views import make_console
 from edge_client.settings import ClientSettings
 from edge_client.text.codec import TextCodec
@@ -95,7 +94,7 @@ class Audit:
 
 
 async def _audit(settings: ClientSettings, prompt: str, *, raw: bool) -> Audit:
-    async with EdgeClient(settings) as client:
+    async with options.opened(settings) as client:
         ids = client.encode(prompt, raw=raw)
         await client.wait_online()
         drafted = await ask(client, ids, logprobs=MAX_TOP)

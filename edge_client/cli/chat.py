@@ -5,27 +5,33 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from rich.console import Console
+from rich.status import Status
 from rich.text import Text
 
 from edge_client.cli import options
-from edge_client.cli.dialogue import Ask, Dialogue, DialogueMessage, Quit
+from edge_client.cli.dialogue import Ask, Continue, Dialogue, Edit, Quit
+from edge_client.cli.offline_check import OfflineCheck
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
-from edge_client.events import AnswerSoFar, Done, Link
+from edge_client.events import AnswerSoFar, Link
 from edge_client.screen.ctrl_c import CtrlC, Interrupted
 from edge_client.screen.pipe import refused
 from edge_client.screen.reader import Reader, make_reader
 from edge_client.screen.views import make_console, make_view
-from moa.errors import LinkError, MoaError, UsageError
+from edge_client.screen.words import named, tokens
+from moa.errors import MoaError, UsageError
 from moa.grammar.spec import Grammar
 from moa.safe_text import safe_text
 
+_DEFAULTS = {"settle_seconds": 1.0}
+"""A correction comes while the next message is typed, so an answer need not wait for it."""
+_LOOK_SECONDS = 1.0
+"""How long a chat waits for the verifier before it says that it is not there."""
 _HINT = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends"
-_RETRY_SECONDS = 1.0
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -36,7 +42,7 @@ def add(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--no-history", action="store_true", help="keep no file of what you type")
     options.add_connection(command)
-    options.add_generation(command)
+    options.add_generation(command, **_DEFAULTS)
     options.add_structure(command)
 
 
@@ -44,8 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Chat until the end of the input. If that is no terminal, exit code 2 if it held a mistake, 1
     if the verifier refused."""
     seed = options.draw_seed()
-    # A correction comes while the next message is typed, so an answer need not wait for it.
-    settings = options.settings_from(arguments, seed=seed, settle_seconds=1.0)
+    settings = options.settings_from(arguments, seed=seed, **_DEFAULTS)
     options.tell_seed(settings, seed)
     schema = options.read_schema(arguments.json_schema)
     talk = _talk(
@@ -63,17 +68,15 @@ async def _talk(
     reader = make_reader(dialogue.completions, history=history)
     console = make_console()
     dialogue.keys = reader.keys
-    async with EdgeClient(dialogue.settings) as client, client.conversation() as conversation:
+    async with (
+        options.opened(dialogue.settings) as client,
+        client.conversation() as conversation,
+    ):
         if not client.device.codec.can_chat:
             raise UsageError("this bundle has no chat template", hint="use `generate --raw`")
         options.check_schema(schema, file, client.device)
         if reader.interactive:
-            console.print(_HINT, style="dim")
-            if client.link is None:
-                console.print(
-                    "no verifier: this device answers alone, and nothing is verified",
-                    style="yellow",
-                )
+            await _welcome(client, console)
         chat = ChatLoop(client, conversation, dialogue, reader, console, schema)
         await chat.run()
         if reader.interactive:
@@ -81,6 +84,29 @@ async def _talk(
         if chat.refused and not chat.mistakes:
             raise refused(chat.refused)
         return 2 if chat.mistakes else 0
+
+
+async def _welcome(client: EdgeClient, console: Console) -> None:
+    """Whose text this is going to be, and whether the verifier is there."""
+    device = client.device
+    manifest = device.bundle.manifest
+    drafter = f"{named(manifest.drafter.source)} ({device.variant})"
+    console.print(_HINT, style="dim")
+    if client.link is None:
+        alone = f"no verifier: {drafter} answers alone on this device, and nothing is verified"
+        console.print(safe_text(alone), style="yellow")
+        return
+    address = client.link.endpoint.url
+    target = named(manifest.target.source)
+    console.print(safe_text(f"{target} at {address}, with {drafter} on this device"), style="dim")
+    try:
+        await client.wait_online(_LOOK_SECONDS)
+        console.print("online", style="green")
+    except MoaError as error:
+        console.print(
+            safe_text(f"not online yet, this device answers alone till then: {error.line()}"),
+            style="yellow",
+        )
 
 
 class ChatLoop:
@@ -102,9 +128,12 @@ class ChatLoop:
         self._console = console
         self._ctrl_c = CtrlC()
         self._schema = schema
-        self._latest: DialogueMessage | None = None
-        """The message of the conversation's latest turn, which a check corrects; None if that turn
-        has no message."""
+        self._check: OfflineCheck | None = None
+        """Of the conversation's latest turn, if the device wrote a part of it alone."""
+        self._typing = False
+        """Whether the user is being asked for a line."""
+        self._status: Status | None = None
+        """The line below a check that the user waits for."""
         self.mistakes = 0
         """Lines that could not be asked or done."""
         self.refused = ""
@@ -113,7 +142,10 @@ class ChatLoop:
     async def run(self) -> None:
         """Until the user ends it."""
         with self._ctrl_c.heard():
-            await self._run()
+            try:
+                await self._run()
+            finally:
+                await self._stop_check()
 
     async def _run(self) -> None:
         leaving = False
@@ -137,92 +169,139 @@ class ChatLoop:
                 step = self._dialogue.take(line)
                 if isinstance(step, Quit):
                     return
-                if isinstance(step, Ask):
-                    await self._answer()
-                elif step is not None:
-                    self._console.print(safe_text(step), style="dim")
+                if self._check is not None and not self._dialogue.holds(self._check.message):
+                    await self._check.leave()  # nobody sees that answer any more
+                match step:
+                    case Ask() | Continue():
+                        await self._ask(step)
+                    case Edit(text):
+                        self._reader.prefill(text)
+                    case str():
+                        self._console.print(safe_text(step), style="dim")
             except UsageError as error:
                 # The conversation continues: only this answer failed.
                 self.mistakes += 1
                 self._console.print(f"edge-client: {error.line()}", style="red")
 
-    async def _answer(self) -> None:
-        """One answer; Ctrl-C stops it."""
+    async def _ask(self, step: Ask | Continue) -> None:
+        """An answer, once it is settled what the last one is; Ctrl-C stops it."""
+        await self._settle()
+        await self._answer(step)
+
+    async def _answer(self, step: Ask | Continue) -> None:
         dialogue = self._dialogue
         told = AnswerSoFar()
         client = self._client
+        begun = dialogue.messages[-1] if isinstance(step, Continue) else None
 
         async def show() -> None:
             events = self._conversation.generate(
                 dialogue.to_send(), grammar=self._schema, **dialogue.changes
             )
-            with make_view(console=self._console, context=client.shared.max_context) as view:
+            with make_view(
+                console=self._console, context=self._known_context, more="/continue goes on"
+            ) as view:
                 async with contextlib.aclosing(events):
                     async for event in events:
-                        self._latest = None  # from here on the conversation's turn is this one
+                        self._check = None  # from here on the conversation's turn is this one
                         view.take(event)
                         told.take(event)
                         if isinstance(event, Link) and event.state == "refused":
                             self.refused = event.detail
 
+        stopped = False
         try:
             await self._ctrl_c.stoppable(show())
         except Interrupted:
+            stopped = True
             self._console.print("stopped", style="dim")
         except MoaError:
             dialogue.unanswered()
             raise
         text = told.done.text if told.done is not None else told.text_of()
-        self._latest = dialogue.answered(text)
+        message = dialogue.answered(text) if begun is None else dialogue.extended(begun, text)
+        if self._conversation.unverified:
+            self._check = OfflineCheck(
+                client,
+                self._conversation,
+                dialogue,
+                message,
+                told,
+                say=self._say,
+                changed=self._tell_status,
+            )
+            if stopped or client.link is None:
+                self._check.phase = "over"  # the user did not want more of it; or nobody checks
+
+    @property
+    def _known_context(self) -> int:
+        """Tokens that the context holds; 0 while only the verifier knows."""
+        shared = self._client.shared
+        known = shared.link is None or shared.welcome is not None
+        return shared.max_context if known else 0
 
     # ---- what was written offline
 
     @contextlib.asynccontextmanager
     async def _checking_meanwhile(self) -> AsyncIterator[None]:
         """While the user types, provisional text is checked as soon as the verifier is back."""
-        begun = asyncio.Event()
-        task = asyncio.create_task(self._check(begun))
+        check = self._check
+        if check is not None and check.phase != "over" and check.task is None:
+            check.start()
+        self._typing = True
+        self._tell_status()
         try:
             yield
         finally:
-            if not begun.is_set():
-                task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            self._typing = False
+            self._reader.show("")
 
-    async def _check(self, begun: asyncio.Event) -> None:
-        link = self._client.link
-        message = self._latest
-        if link is None or message is None or not self._dialogue.holds(message):
+    async def _settle(self) -> None:
+        """Before the next question: what is being checked is waited for, unless the user leaves it,
+        and what stays unverified is said."""
+        check = self._check
+        if check is None:
             return
-        if not self._conversation.unverified:
+        if not self._dialogue.holds(check.message):
+            await check.leave()
             return
-        while not link.up:
+        if check.task is not None and check.phase in ("checks", "goes on"):
+            self._console.print(f"{check.status}; Ctrl-C goes on without", style="dim")
+            with self._following(check), contextlib.suppress(Interrupted):
+                await self._ctrl_c.stoppable(check.finish())
+        await check.leave()
+        if check.unverified:
+            self._console.print(
+                f"this goes on from an answer of which {tokens(check.unverified)}"
+                f" {'is' if check.unverified == 1 else 'are'} not verified",
+                style="yellow",
+            )
+
+    @contextlib.contextmanager
+    def _following(self, check: OfflineCheck) -> Iterator[None]:
+        """How far a check is, below what it prints."""
+        if not self._console.is_terminal:
+            yield
+            return
+        with self._console.status(Text(check.status, style="dim")) as status:
+            self._status = status
             try:
-                await self._client.wait_online()
-            except LinkError:
-                await asyncio.sleep(_RETRY_SECONDS)
-            except MoaError:  # it refuses: the text stays as it is
-                return
-        begun.set()
-        done: Done | None = None
-        try:
-            async for event in self._conversation.recheck():
-                done = event if isinstance(event, Done) else done
-        except MoaError:  # the answer stays as it is, and unverified; the chat goes on
-            return
-        if done is None or not done.verified:
-            return
-        changed = done.text != message["content"]
-        if not self._dialogue.correct(message, done.text):
-            return  # the user went on to something else
-        with self._reader.above():
-            if changed:
-                self._console.print(
-                    "the verifier is back, and corrects the last answer:", style="yellow"
-                )
-                self._console.print(Text(safe_text(done.text)))
-            else:
-                self._console.print(
-                    "the verifier is back: the last answer is the target's own", style="dim"
-                )
+                yield
+            finally:
+                self._status = None
+
+    async def _stop_check(self) -> None:
+        if self._check is not None:
+            await self._check.leave()
+
+    def _tell_status(self) -> None:
+        told = self._check.status if self._check is not None else ""
+        if self._status is not None:
+            self._status.update(Text(told, style="dim"))
+        elif self._typing:
+            self._reader.show(told)
+
+    def _say(self, line: Text) -> None:
+        """A line, above what is being typed."""
+        with self._reader.above() if self._typing else contextlib.nullcontext():
+            self._console.print(line)

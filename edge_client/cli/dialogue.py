@@ -13,6 +13,7 @@ import msgspec
 from edge_client.settings import ClientSettings, from_text
 from moa.errors import UsageError
 from moa.process.files import Changed, digest_of, replace_known
+from moa.process.user_folders import expanded
 from moa.safe_text import safe_line
 
 COMMANDS = {
@@ -20,6 +21,9 @@ COMMANDS = {
     "/new": "forget the conversation and begin another",
     "/system": "TEXT: set the system message; alone: show it",
     "/set": "NAME VALUE: change a setting from the next answer on; alone: show all",
+    "/continue": "go on with the last answer, where it was cut or stopped",
+    "/edit": "TEXT: ask the last question again with this text; alone: change it",
+    "/undo": "take back the last question and its answer",
     "/retry": "answer the last question again, with another seed (the same at temperature 0)",
     "/save": "FILE: write the conversation",
     "/load": "FILE: go on with a conversation that was saved",
@@ -31,6 +35,8 @@ SETTABLE = (
     "top_p",
     "min_p",
     "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
     "seed",
     "max_new_tokens",
     "stop",
@@ -48,11 +54,21 @@ class Ask(msgspec.Struct, frozen=True):
     """Ask for an answer to the latest message."""
 
 
+class Continue(msgspec.Struct, frozen=True):
+    """Go on with the latest answer."""
+
+
+class Edit(msgspec.Struct, frozen=True):
+    """Let the user change this text, which was the last question."""
+
+    text: str
+
+
 class Quit(msgspec.Struct, frozen=True):
     """The end."""
 
 
-NextStep = str | Ask | Quit
+NextStep = str | Ask | Continue | Edit | Quit
 """A text is shown to the user."""
 
 
@@ -107,6 +123,11 @@ class Dialogue:
         """The answer to the latest question; the message returned is what a check of it corrects."""
         message = {"role": "assistant", "content": text}
         self.messages.append(message)
+        return message
+
+    def extended(self, message: DialogueMessage, text: str) -> DialogueMessage:
+        """More of an answer; the same message, which is what a check of it corrects."""
+        message["content"] += text
         return message
 
     def holds(self, message: DialogueMessage) -> bool:
@@ -178,6 +199,30 @@ class Dialogue:
         self.changes = changed
         return f"{name} is {_written(value)} from the next answer on"
 
+    def _continue(self, _: str) -> NextStep:
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            raise UsageError("there is no answer to go on with")
+        return Continue()
+
+    def _edit(self, text: str) -> NextStep:
+        question = self._taken_back()
+        if not text:
+            return Edit(question)
+        self.messages.append({"role": "user", "content": text})
+        return Ask()
+
+    def _undo(self, _: str) -> NextStep:
+        return f"taken back: {safe_line(self._taken_back(), 60)}"
+
+    def _taken_back(self) -> str:
+        """The last question, taken out of the conversation with all that followed."""
+        places = [at for at, message in enumerate(self.messages) if message["role"] == "user"]
+        if not places:
+            raise UsageError("nothing was asked yet")
+        question = self.messages[places[-1]]["content"]
+        del self.messages[places[-1] :]
+        return question
+
     def _retry(self, _: str) -> NextStep:
         if self.messages and self.messages[-1]["role"] == "assistant":
             self.messages.pop()
@@ -237,7 +282,7 @@ class Dialogue:
 def _path(name: str) -> Path:
     if not name:
         raise UsageError("name a file")
-    return Path(name).expanduser()
+    return expanded(name)
 
 
 def _written(value: Any) -> str:

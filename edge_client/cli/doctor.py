@@ -58,6 +58,13 @@ def run(arguments: argparse.Namespace) -> int:
     return int(any(check.state == "failed" for check in checks))
 
 
+def _has_smaller(bundle: Bundle, variant: str) -> bool:
+    """Whether the bundle has a smaller variant of the same runtime."""
+    variants = bundle.manifest.variants
+    mine = variants[variant]
+    return any(one.size < mine.size and one.runtime == mine.runtime for one in variants.values())
+
+
 async def _examine(settings: ClientSettings, console: Console | None) -> list[Check]:
     checks = []
     async for check in examine(settings):
@@ -108,7 +115,9 @@ async def examine(settings: ClientSettings) -> AsyncIterator[Check]:
         "drafter",
         "ok" if first < _START_SECONDS else "warning",
         finding,
-        "a smaller variant or a faster disk",
+        "a smaller variant or a faster disk"
+        if _has_smaller(bundle, device.variant)
+        else "a faster disk: there is no smaller variant",
     )
     yield _golden(bundle, device, device.new_drafter().graph)
     yield _speed(bundle, device, settings)

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from edge_client.cli import options
-from edge_client.client import EdgeClient
 from edge_client.events import AnswerSoFar, Done, Event, Link, Prompt, Token
 from edge_client.screen.pipe import PipeView, View, refused
 from edge_client.screen.views import make_view
@@ -73,6 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
         options.print_json(answer.report() | {"seed": settings.seed})
     if not (arguments.json or arguments.quiet):
         options.tell_seed(settings, seed)
+        if not settings.verifier and not settings.offline:
+            options.say("no verifier was named: --verifier ws://HOST:PORT, or local to start one")
     if answer.stopped:
         return 128 + signal.SIGTERM
     if answer.refused and not answer.verified:
@@ -109,7 +110,7 @@ async def _answer(
         ):  # not on every system: there it ends the program
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, answer.stop, task)
     try:
-        async with EdgeClient(settings) as client:
+        async with options.opened(settings) as client:
             options.check_schema(asked["grammar"], schema_file, client.device)
             with view:
                 async for event in client.generate(**asked):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import secrets
 import stat
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ from moa.grammar.spec import MAX_BYTES, Grammar
 from moa.safe_text import safe_line
 
 if TYPE_CHECKING:
+    from edge_client.client import EdgeClient
     from edge_client.device import Device
 
 _CONNECTION = {
@@ -40,12 +43,21 @@ _CONNECTION = {
 }
 _SAMPLING = {
     **{"max_new_tokens": "N", "temperature": "T", "top_k": "K", "top_p": "P", "min_p": "P"},
-    **{"repetition_penalty": "X", "seed": "N", "stop": "TEXT", "ignore_eos": ""},
+    **{
+        "repetition_penalty": "X",
+        "frequency_penalty": "X",
+        "presence_penalty": "X",
+        "seed": "N",
+        "stop": "TEXT",
+        "ignore_eos": "",
+    },
 }
 _BEHAVIOUR = {
     **{"offline": "", "draft": "WHO", "on_reconnect": "HOW", "sync": "PRECISION", "max_kbps": "N"},
     **{"max_offline_tokens": "N", "offline_after": "S", "settle_seconds": "S"},
 }
+_SILENT_SECONDS = 1.0
+"""How long a program may say nothing before it says what it does."""
 _LONGEST_PROMPT = 2**22
 """Bytes; far more than any context holds."""
 
@@ -67,11 +79,11 @@ def add_config(command: Any) -> None:
     )
 
 
-def add_generation(command: argparse.ArgumentParser) -> None:
-    """What to generate, and how."""
-    add_flags(command.add_argument_group("text"), ClientSettings, _SAMPLING)
+def add_generation(command: argparse.ArgumentParser, **defaults: Any) -> None:
+    """What to generate, and how; `defaults` are the command's own."""
+    add_flags(command.add_argument_group("text"), ClientSettings, _SAMPLING, defaults)
     behaviour = command.add_argument_group("behaviour")
-    add_flags(behaviour, ClientSettings, _BEHAVIOUR)
+    add_flags(behaviour, ClientSettings, _BEHAVIOUR, defaults)
     behaviour.add_argument(
         "--guess-ahead",
         action=argparse.BooleanOptionalAction,
@@ -88,6 +100,25 @@ def settings_from(options: argparse.Namespace, **defaults: Any) -> ClientSetting
         defaults=defaults,
     )
     return dataclasses.replace(settings, bundle=locate(settings.bundle))
+
+
+@contextlib.asynccontextmanager
+async def opened(settings: ClientSettings) -> AsyncIterator[EdgeClient]:
+    """An open client; what takes longer than a second until then is said on standard error."""
+    from edge_client.client import EdgeClient  # it loads ONNX Runtime: not every command needs that
+
+    starts = settings.verifier == "local" and not settings.offline
+    what = "starting a verifier on this machine" if starts else "loading the drafter"
+    # In a thread: to load a large drafter keeps the event loop busy.
+    timer = threading.Timer(_SILENT_SECONDS, say, [f"{what} ..."])
+    timer.daemon = True
+    timer.start()
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            client = await stack.enter_async_context(EdgeClient(settings))
+        finally:
+            timer.cancel()
+        yield client
 
 
 def draw_seed() -> int:

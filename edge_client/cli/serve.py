@@ -35,6 +35,7 @@ _FLAGS = {
         "origins": "URL",
         "app": "DIR",
         "model_name": "NAME",
+        "also_called": "NAME",
     },
 }
 
@@ -52,7 +53,7 @@ def add(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM."""
-    settings = options.settings_from(arguments, max_new_tokens=1024)
+    settings = options.settings_from(arguments)
     keys = {"api_keys": (key,)} if (key := os.environ.get(_KEY)) else {}
     serve = ServeSettings(**{**keys, **given_fields(arguments, ServeSettings)})
     try:

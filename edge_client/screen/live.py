@@ -3,6 +3,7 @@ status below."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -11,28 +12,39 @@ from rich.live_render import LiveRender
 from rich.segment import Segment
 from rich.text import Text
 
-from edge_client.events import AnswerSoFar, Done, Event, Link, Notice, Retract
+from edge_client.events import AnswerSoFar, Done, Event, Link, Notice, Progress, Retract, Status
 from edge_client.screen.pipe import ENDS, View
+from edge_client.screen.words import tokens
 from moa.safe_text import safe_line, safe_text
 
-_PROVISIONAL = "dim italic"
+PROVISIONAL = "dim italic"
+"""The style of text that is not verified."""
 _LONG_SECONDS = 0.5
 _TROUBLE = ("offline", "refused")
+_DOING = {
+    "none": "this device alone",
+    "connecting": "connecting to the verifier",
+    "late": "no word from the verifier yet: this device goes on",
+}
+"""What a state of the link means for the reader, where its name does not say it."""
 _LINK_STYLES = {"online": "green", "late": "yellow", "offline": "red", "refused": "red"}
 
 
 class LiveView(View):
     """Final lines are printed as normal output; the last line and provisional text are redrawn."""
 
-    def __init__(self, console: Console, context: int = 0) -> None:
-        """`context`: how many tokens it holds, if the reader is to know how full it is."""
+    def __init__(self, console: Console, context: int = 0, *, more: str = "") -> None:
+        """`context`: how many tokens it holds, if the reader is to know how full it is; `more`: how
+        to go on with an answer that was cut."""
         self._console = console
         self._context = context
+        self._more = more
         self._live = Region(console)
         self._answer = AnswerSoFar()
         self._printed = 0
         """Characters of final text that are printed."""
         self._link = Link(state="connecting")
+        self._reading: Progress | None = None
         self._withdrawn = 0
         self._rest = ""
         """Text beyond that of the tokens: it was held back until the end of the answer."""
@@ -40,6 +52,8 @@ class LiveView(View):
     def take(self, event: Event) -> None:
         """Show an event."""
         self._answer.take(event)
+        if not isinstance(event, Link | Notice):
+            self._reading = event if isinstance(event, Progress) else None
         match event:
             case Link():
                 if event.state in _TROUBLE and event.detail and event.detail != self._link.detail:
@@ -66,32 +80,44 @@ class LiveView(View):
             self._printed = end
 
     def _render(self) -> RenderableType:
-        return Group(self._open_lines(), self._status())
+        return Group(self.open_text(), self.status())
 
-    def _open_lines(self) -> Text:
+    def open_text(self) -> Text:
         """The part that is still redrawn."""
         final = self._answer.text_of(0, self._answer.final)[self._printed :]
         provisional = self._answer.text_of(self._answer.final)
-        style = "" if self._answer.done is None or self._answer.done.verified else _PROVISIONAL
+        style = "" if self._answer.done is None or self._answer.done.verified else PROVISIONAL
         return (
             Text(safe_text(final))
-            + Text(safe_text(provisional), _PROVISIONAL)
+            + Text(safe_text(provisional), PROVISIONAL)
             + Text(safe_text(self._rest), style)
         )
 
-    def _status(self) -> Text:
-        style = _LINK_STYLES.get(self._link.state, "")
-        status = Text("● ", style=style) + Text(self._link.state, style="dim")
+    def status(self) -> Text:
+        """What happens now, and how much of the text is not verified."""
+        answer = self._answer
+        status = Text("● ", style=_LINK_STYLES.get(self._link.state, ""))
+        status += Text(self._doing(), style="dim")
         if self._link.state in _TROUBLE and self._link.detail:
             status += Text(f" ({safe_line(self._link.detail)})", style="dim")
-        status += Text(f" · {len(self._answer.texts)} tokens", style="dim")
-        if waiting := len(self._answer.texts) - self._answer.final:
+        if answer.texts:
+            status += Text(f" · {tokens(len(answer.texts))}", style="dim")
+        if waiting := len(answer.texts) - answer.final:
             status += Text(f" · {waiting} not verified", style="yellow dim")
         if self._withdrawn:
             status += Text(f" · {self._withdrawn} corrected", style="magenta dim")
         status.no_wrap = True
         status.overflow = "ellipsis"
         return status
+
+    def _doing(self) -> str:
+        """What happens now, in a few words."""
+        answer = self._answer
+        if self._reading is not None and self._reading.done < self._reading.total:
+            return f"the verifier reads: {self._reading.done:,} of {self._reading.total:,}"
+        if self._link.state == "online" and answer.final < len(answer.texts):
+            return f"checking, {answer.final:,} of {len(answer.texts):,}"
+        return _DOING.get(self._link.state, self._link.state)
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -100,22 +126,23 @@ class LiveView(View):
     def __exit__(self, *_: Any) -> None:
         self._live.update(Text(""))
         self._live.stop()
-        self._console.print(self._open_lines())
+        self._console.print(self.open_text())
         if self._answer.done is not None:
-            line = summary(self._answer.done, self._answer.final)
+            line = summary(self._answer.done, self._answer.statuses, more=self._more)
             if self._context:
                 line += f" · context {len(self._answer.prompt) + len(self._answer.texts)} of {self._context}"
             self._console.print(Text(line, style="dim"))
 
 
-def summary(done: Done, final: int) -> str:
-    """One line about a turn, of which so many tokens were verified or kept."""
+def summary(done: Done, statuses: Sequence[Status], *, more: str = "") -> str:
+    """One line about a turn, whose tokens have these statuses; `more`: how to go on with one that
+    was cut."""
     stats = done.stats
     calls = "1 call" if stats["calls"] == 1 else f"{stats['calls']} calls"
     # a wait for the link at the end is no part
     first = stats["first_token_seconds"]
     last = stats["last_token_seconds"]
-    parts = [f"{stats['tokens']} tokens", f"{stats['tokens'] / max(1e-3, last):.0f}/s", calls]
+    parts = [tokens(stats["tokens"]), f"{stats['tokens'] / max(1e-3, last):.0f}/s", calls]
     if first >= _LONG_SECONDS:
         parts.insert(2, f"first after {first:.1f} s")
     if stats["tokens_per_round"]:
@@ -125,12 +152,24 @@ def summary(done: Done, final: int) -> str:
         parts += [f"RTT {stats['rtt_ms']:.0f} ms", f"{kilobytes:.1f} kB"]
     if stats["retracted"]:
         parts.append(f"{stats['retracted']} corrected")
-    parts.append(
-        "verified" if done.verified else "not all verified" if final else "nothing verified"
-    )
-    if done.reason not in ("eos", "stop"):
+    parts.append(how_much_is_verified(done, statuses))
+    if done.reason == "length":
+        parts.append(f"cut at {tokens(stats['tokens'])}" + (f": {more}" if more else ""))
+    elif done.reason not in ("eos", "stop"):
         parts.append(ENDS.get(done.reason, f"ended by {done.reason}"))
     return " · ".join(parts)
+
+
+def how_much_is_verified(done: Done, statuses: Sequence[Status]) -> str:
+    """Of an answer that has ended."""
+    unverified = sum(status != "verified" for status in statuses)
+    if done.verified:
+        return "verified"
+    if not statuses or unverified == len(statuses):
+        return "nothing verified"
+    at_the_end = all(status != "verified" for status in statuses[-unverified:])
+    which = "the last " if at_the_end else ""
+    return f"{which}{tokens(unverified)} not verified"
 
 
 class Region(Live):

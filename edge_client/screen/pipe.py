@@ -15,6 +15,7 @@ from moa.errors import MoaError
 from moa.safe_text import safe_line, safe_text
 
 ENDS = {
+    "length": "cut here: it may be no longer (--max-new-tokens)",
     "context": "the context is full: the answer ends here",
     "guard": "the device stops here: more offline text would be unreliable (--max-offline-tokens)",
     "link": "the answer ends here: the verifier did not come back (--settle-seconds)",

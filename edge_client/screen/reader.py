@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_client.screen.ctrl_c import Interrupted
 from moa.errors import MoaError, UsageError
+from moa.process.user_folders import NoHomeError, state_folder
 
 if TYPE_CHECKING:
     from prompt_toolkit.completion import CompleteEvent, Completion
@@ -36,8 +36,7 @@ def make_reader(completions: Completions, *, history: bool = True) -> Reader:
 
 def history_file() -> Path:
     """The history file, readable only by its owner."""
-    home = os.environ.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
-    folder = Path(home) / "moa-edge"
+    folder = state_folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / "chat-history"
     path.touch(mode=0o600)
@@ -72,9 +71,14 @@ class EditingReader:
         def _(event: KeyPressEvent) -> None:
             event.current_buffer.insert_text("\n")
 
+        class Kept(FileHistory):
+            def store_string(self, string: str) -> None:
+                with contextlib.suppress(OSError):  # a full disk: it is remembered till the end
+                    super().store_string(string)
+
         try:
-            kept = FileHistory(str(history_file())) if history else InMemoryHistory()
-        except OSError:  # the home folder is not writable
+            kept = Kept(str(history_file())) if history else InMemoryHistory()
+        except (OSError, NoHomeError):  # no home folder, or one that cannot be written to
             kept = InMemoryHistory()
         self._begun = False
         self._session: Any = PromptSession(
@@ -85,17 +89,29 @@ class EditingReader:
             key_bindings=keys,
             **how,
         )
+        self._prefilled = ""
 
     async def read(self) -> str | None:
         """The next message; None at the end. Ctrl-C is a key here, and `Interrupted`."""
         self._begun = False
         try:
-            return str(await self._session.prompt_async())
+            prefilled = self._prefilled
+            self._prefilled = ""
+            return str(await self._session.prompt_async(default=prefilled))
         except EOFError:
             return None
         except KeyboardInterrupt:
             self._begun = bool(self._session.default_buffer.text)
             raise Interrupted from None
+
+    def prefill(self, text: str) -> None:
+        """The next line begins as this text."""
+        self._prefilled = text
+
+    def show(self, status: str) -> None:
+        """What happens meanwhile, below the line that is being typed."""
+        self._session.bottom_toolbar = status or None
+        self._session.app.invalidate()
 
     def begun(self) -> bool:
         """Whether the line that Ctrl-C has ended had text."""
@@ -135,6 +151,20 @@ class PlainReader:
                 break
             lines.append(line)
         return "\n".join(lines).removesuffix(_BLOCK).strip("\n")
+
+    def prefill(self, text: str) -> None:
+        """The next line begins as this text; without the library for line editing it is empty."""
+        with contextlib.suppress(ImportError):
+            import readline
+
+            def insert() -> None:
+                readline.insert_text(text)
+                readline.set_startup_hook(None)
+
+            readline.set_startup_hook(insert)
+
+    def show(self, status: str) -> None:
+        """A plain terminal has no place beside the input."""
 
     def begun(self) -> bool:
         """Whether the line that is still being read has text; without the library for line editing

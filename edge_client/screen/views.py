@@ -26,9 +26,11 @@ def make_console() -> Console:
     return console
 
 
-def make_view(*, quiet: bool = False, console: Console | None = None, context: int = 0) -> View:
+def make_view(
+    *, quiet: bool = False, console: Console | None = None, context: int = 0, more: str = ""
+) -> View:
     """The view for this output; on a terminal it says how much of the `context` is used, if that is
-    given."""
+    given, and with `more` how to go on with an answer that was cut."""
     if quiet:
         return View()
     if console is None and not (
@@ -41,7 +43,7 @@ def make_view(*, quiet: bool = False, console: Console | None = None, context: i
 
     console = console or Console(highlight=False)
     return (
-        LiveView(console, context)
+        LiveView(console, context, more=more)
         if console.is_terminal and not console.is_dumb_terminal
         else PipeView()
     )

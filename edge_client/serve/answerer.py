@@ -24,6 +24,7 @@ from edge_client.events import (
     Token,
 )
 from edge_client.settings import TurnChanges
+from edge_client.text.codec import TextCodec
 from moa.api.answer import (
     AnswerEvent,
     AnswerRequest,
@@ -47,7 +48,6 @@ from moa.api.tools import ToolFormat
 from moa.errors import UsageError
 from moa.logprobs import TokenLogprobs
 from moa.text_stream import Decoder, text_after
-from moa.wire.limits import Limits
 
 _FIGURES = (
     "seconds",
@@ -68,6 +68,9 @@ _ASKED = (
     "top_k",
     "min_p",
     "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
     "seed",
     "stop",
     "ignore_eos",
@@ -91,6 +94,21 @@ class EdgeAnswerer:
     def tool_format(self) -> ToolFormat:
         """That of the bundle's template."""
         return ToolFormat.of(self._client.device.codec.template)
+
+    @property
+    def tokenizer(self) -> TextCodec:
+        """The bundle's."""
+        return self._client.device.codec
+
+    @property
+    def context(self) -> int:
+        """The target's, or less where the verifier has less."""
+        return self._client.shared.max_context
+
+    @property
+    def vocabulary(self) -> int:
+        """The target's."""
+        return self._client.device.bundle.manifest.target.facts.vocab_size
 
     async def encode(self, ask: AnswerRequest) -> Encoded:
         """The question in tokens."""
@@ -147,8 +165,7 @@ class EdgeAnswerer:
 
     def _longest(self, ask: AnswerRequest) -> int:
         """Tokens of the answer at most: what the verifier allows, or what verifiers usually do."""
-        welcome = self._client.shared.welcome
-        most = welcome.limits.max_new_tokens if welcome is not None else Limits.max_new_tokens
+        most = self._client.shared.longest_answer(0)
         return answer_limit(ask, self._client.settings.max_new_tokens, most)
 
     def status(self) -> dict[str, Any]:
@@ -158,7 +175,7 @@ class EdgeAnswerer:
             # The embedded model: the page says what it can do
             "demo": not self._client.settings.bundle,
             "context": self._client.shared.max_context,
-            "max_tokens": self._client.settings.max_new_tokens,
+            "max_tokens": self._client.shared.longest_answer(self._client.settings.max_new_tokens),
         }
         if link is None:
             return {"link": "none", **about}

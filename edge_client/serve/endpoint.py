@@ -37,7 +37,8 @@ async def endpoint(
         origins=settings.origins,
     )
     limits = ApiLimits(max_running=settings.most_answers, keep_seconds=settings.keep_seconds)
-    api = Api(answerer, access, limits, Defaults(mode=settings.mode, patience=settings.patience))
+    defaults = Defaults(mode=settings.mode, patience=settings.patience)
+    api = Api(answerer, access, limits, defaults, also_called=settings.also_called)
     # The template's process takes 0.5 s to start, and a busy machine seconds: before the first
     # question, not within it. A template that refuses this is told to whoever asks.
     with contextlib.suppress(MoaError):

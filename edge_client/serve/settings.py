@@ -39,6 +39,8 @@ class ServeSettings:
     """A web app of `edge-client page`, to serve below /app/."""
     model_name: str = ""
     """The model's name for clients; default: the target's own."""
+    also_called: tuple[str, ...] = ()
+    """Another name for the model that requests may use, such as gpt-4o; *: any name."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

@@ -24,13 +24,17 @@ class ChatLog:
         """The text of the ids, special tokens included."""
         self._start, self._prompt, self._question = 0, "", False
         """Start of the latest answer, the text before it, and whether it is still missing."""
+        self._begun = ""
+        """What the latest answer began with, if an earlier one is continued."""
         self._left_out = 0
         """How many of the oldest messages are no longer sent because the context is full."""
 
     def ask(self, messages: Messages, room: int | None = None) -> tuple[list[int], int]:
         """The ids up to the start of the assistant's next answer, and how many messages were newly
-        left out so that there are at most `room`."""
+        left out so that there are at most `room`. A last message of the assistant's is continued."""
         self.messages = [dict(message) for message in messages]
+        last = self.messages[-1] if self.messages else {}
+        self._begun = last["content"] if last.get("role") == "assistant" else ""
         before = self._left_out
         no_limit = sys.maxsize
         (ids, text), self._left_out = fitting(
@@ -43,7 +47,10 @@ class ChatLog:
         return list(ids), max(0, self._left_out - before)
 
     def _prompt_of(self, messages: Messages) -> tuple[list[int], str]:
-        text = self._codec.chat(messages)
+        if messages and messages[-1]["role"] == "assistant":
+            text = self._codec.chat(messages[:-1]) + messages[-1]["content"]
+        else:
+            text = self._codec.chat(messages)
         if self._text and text.startswith(self._text):
             return self._ids + self._codec.plain(text[len(self._text) :]), text
         return self._codec.plain(text), text
@@ -54,8 +61,9 @@ class ChatLog:
         if self._question:
             self._prompt = self._text
             self._question = False
-            self.messages.append({})
-        self.messages[-1] = {"role": "assistant", "content": text}
+            if not self._begun:
+                self.messages.append({})
+        self.messages[-1] = {"role": "assistant", "content": self._begun + text}
         self._text = self._prompt + self._codec.decode(ids[self._start :], skip_special=False)
         self._ids = list(ids)
 

@@ -92,6 +92,6 @@ def cells(figures: Mapping[str, float]) -> list[str]:
     return [
         f"{figures['tokens_per_second']:.1f}",
         f"{figures['calls_per_100']:.1f}",
-        f"{a_round:.2f}" if a_round else "",
+        f"{a_round:.2f}" if a_round else "no draft",
         f"{figures['kilobytes']:.1f}",
     ]

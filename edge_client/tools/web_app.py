@@ -32,6 +32,7 @@ from moa.api.static import TYPES, content_security
 from moa.bundle import Bundle, sha256
 from moa.errors import BundleError, MoaError, UsageError
 from moa.manifest import KVHeads, Variant
+from moa.wire.limits import Limits
 
 CONFIG = "config.json"
 _SUITED = ("web", "cpu-int8")
@@ -97,7 +98,7 @@ class WebAppSettings:
     verifier: str = ""
     packages: Path | None = None
     """A folder with the archives of `PACKAGES`; None: `npm pack` gets them."""
-    max_new_tokens: int = 256
+    max_new_tokens: int = Limits.max_new_tokens
 
 
 def build_web_app(settings: WebAppSettings, say: Callable[[str], None] = lambda _: None) -> int:

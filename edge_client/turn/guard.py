@@ -3,14 +3,14 @@
 After a lost link the drafter has the target's records of the text before; offline from the start it
 has none, and its limits are lower. If not even its first tokens are likely to be right, nothing is
 shown. Calibration covers the usual prompts. On others, such as an app's request for a title, a
-drafter without an answer repeats itself up to the limit of tokens, so the device also stops where
-the latest tokens are only a few different ones.
+drafter without an answer repeats itself up to the limit of tokens, be it a word or a paragraph. So
+the device also stops where what it wrote last was all there before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from moa.manifest import Calibration, Offline
@@ -22,6 +22,9 @@ _FIRST_TOKENS = 4
 _REPEATED_WITHIN, _REPEATED_TOKENS = 64, 10
 """Text repeats itself if so many tokens are so few different ones. A list of two-digit numbers has
 15."""
+_PHRASE, _REPEATED_PHRASES = 8, 58
+"""It also does if so many of the phrases of so many tokens that end within the latest 64 tokens
+were there before. Code repeats its lines, but for a name here and there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,33 @@ class OfflineLimits:
 
 
 @dataclass(slots=True)
+class Phrases:
+    """Whether a growing text says again what it has said; each token is looked at once."""
+
+    _text: list[int] = field(default_factory=list)
+    _seen: set[tuple[int, ...]] = field(default_factory=set)
+    _again: list[bool] = field(default_factory=list)
+    """Of each token, whether the phrase that it ends was there before."""
+
+    def repeat(self, text: Sequence[int]) -> bool:
+        """Whether nearly all of the latest phrases are old ones."""
+        known = len(self._text)
+        if list(text[:known]) != self._text:  # another text, or one whose beginning was verified
+            self._text.clear()
+            self._seen.clear()
+            self._again.clear()
+            known = 0
+        for end in range(known + 1, len(text) + 1):
+            phrase = tuple(text[max(0, end - _PHRASE) : end])
+            whole = len(phrase) == _PHRASE
+            self._again.append(whole and phrase in self._seen)
+            if whole:
+                self._seen.add(phrase)
+        self._text += text[known:]
+        return sum(self._again[-_REPEATED_WITHIN:]) >= _REPEATED_PHRASES
+
+
+@dataclass(slots=True)
 class OfflineGuard:
     """Decides when to warn and when to stop, for one turn."""
 
@@ -55,7 +85,10 @@ class OfflineGuard:
     """Whether there are records of the target's."""
     may_repeat: bool = True
     """Whether text that repeats itself goes on."""
+    measured: bool = True
+    """Whether the limits are of this drafter."""
     _warned: bool = False
+    _phrases: Phrases = field(default_factory=Phrases)
 
     @classmethod
     def of(
@@ -63,7 +96,8 @@ class OfflineGuard:
     ) -> Self:
         """The calibrated limits; `stop_at` >= 0 overrides where it stops."""
         if calibration is None:
-            return cls(OfflineLimits(stop_at=max(0, stop_at)), may_repeat=stop_at >= 0)
+            limits = OfflineLimits(stop_at=max(0, stop_at))
+            return cls(limits, may_repeat=stop_at >= 0, measured=False)
         cold = OfflineLimits.of(calibration.cold, stop_at) if calibration.cold is not None else None
         return cls(
             OfflineLimits.of(calibration.offline, stop_at), cold, informed, may_repeat=stop_at >= 0
@@ -75,17 +109,21 @@ class OfflineGuard:
         if not warn_at or offline < warn_at or self._warned:
             return ""
         self._warned = True
+        if not self.measured:
+            return (
+                f"{offline} tokens without the verifier: how long this drafter can be trusted alone"
+                " was not measured"
+            )
         return f"{offline} tokens without the verifier: from here on expect mistakes"
 
     def stops(self, offline: Sequence[int]) -> bool:
         """Whether this unverified text must not grow."""
         if self._now.worthless or 0 < self._now.stop_at <= len(offline):
             return True
-        repeats = (
-            len(offline) >= _REPEATED_WITHIN
-            and len(set(offline[-_REPEATED_WITHIN:])) <= _REPEATED_TOKENS
-        )
-        return repeats and not self.may_repeat
+        if self.may_repeat or len(offline) < _REPEATED_WITHIN:
+            return False
+        few = len(set(offline[-_REPEATED_WITHIN:])) <= _REPEATED_TOKENS
+        return few or self._phrases.repeat(offline)
 
     def reset(self) -> None:
         """All text is verified: warn again next time."""

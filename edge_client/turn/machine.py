@@ -129,6 +129,9 @@ class TurnMachine:
         self.ahead.agreed(welcome)
         self.rounds.record_service = welcome.records is not None
         self.deadlines.connected()
+        self.transcript.limit(welcome.limits.max_new_tokens)
+        if self.session.penalties is not None and "penalties" not in welcome.features:
+            self._give_up("this verifier knows no penalties and no bias")
         if self.session.grammar is not None and "grammar" not in welcome.features:
             self._give_up("this verifier cannot follow a grammar")
         if self._usable:

@@ -68,6 +68,8 @@ class Stats:
                 case Retract(start=start, stop=stop):
                     self.retracted += stop - start
                     self.tokens -= stop - start
+                    if not self.tokens:  # nothing of what came first stands
+                        self.first_token = 0.0
                 case Adopt(start=start, stop=stop):
                     self.adopted += stop - start
                 case _:

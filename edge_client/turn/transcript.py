@@ -8,7 +8,7 @@ This is the only place of reconciliation, so no token is lost or shown twice.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from edge_client.events import Adopt, Confirm, Event, Retract, Status, Token
@@ -127,6 +127,12 @@ class Transcript:
     def bulk(self, limit: int) -> list[int]:
         """Provisional text as a draft to check: a chain from the pending token on."""
         return [self.session.log[-1], *self.provisional[: limit - 1]]
+
+    def limit(self, most: int) -> None:
+        """This verifier writes so many tokens in a turn: it would refuse one that asks for more."""
+        if self.length < most < self.rules.max_new_tokens and not self.session.settled:
+            self.rules = replace(self.rules, max_new_tokens=most)
+            self.session.max_new_tokens = most
 
     def begin_anew(self) -> None:
         """Continue from the verified log in a new session."""

@@ -65,6 +65,9 @@ class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] | None = None
     seed: int = 0
     stop: tuple[str, ...] = ()
     ignore_eos: bool | None = None
@@ -183,6 +186,18 @@ class Answerer(Protocol):
     @property
     def tool_format(self) -> ToolFormat:
         """How the model writes calls."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The target's tokenizer: a `moa.api.tokens.TokenTexts`."""
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and answer together."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that there are."""
 
     def status(self) -> dict[str, Any]:
         """The state of link and load, as numbers."""

@@ -31,6 +31,7 @@ from moa.api.requests import Defaults, ParsedRequest
 from moa.api.responses import ResponseShape, parse_response
 from moa.api.shapes import Shape, model_entry, model_list
 from moa.api.stream import streamed
+from moa.api.tokens import detokenized, properties, tokenized
 from moa.api.tools import ToolFormat
 from moa.process.memory import give_back_free_memory
 
@@ -70,6 +71,9 @@ class Api:
     """Called before metrics are read."""
     others: Callable[[str], bool] = lambda principal: False
     """Whether anybody but this principal is served now, through any port."""
+
+    also_called: Sequence[str] = ()
+    """Other names of the model that requests may use; `*`: any."""
 
     def __post_init__(self) -> None:
         self._counted = Counted(self.answerer, self.metrics, self.limits.max_running)
@@ -113,6 +117,10 @@ class Api:
                 keyed(partial(self._answer, parse_response, ResponseShape)),
                 methods=["POST"],
             ),
+            Route("/v1/embeddings", keyed(self._no_embeddings), methods=["POST"]),
+            Route("/tokenize", keyed(self._tokenize), methods=["POST"]),
+            Route("/detokenize", keyed(self._detokenize), methods=["POST"]),
+            Route("/props", keyed(self._props)),
             Route("/moa/status", keyed(self._status)),
         ]
         return Guard(Router(routes), self.access, self.metrics, self._fairness, origins)
@@ -150,6 +158,35 @@ class Api:
     async def _model(self, request: Request, principal: str) -> Response:
         self._known(request.path_params["model"])
         return Json(model_entry(self.answerer.model, self._created))
+
+    async def _no_embeddings(self, request: Request, principal: str) -> Response:
+        raise ApiError(
+            404,
+            "no embeddings here: this server's model writes text. Run an embedding model beside it",
+            code="unsupported_route",
+        )
+
+    async def _tokenize(self, request: Request, principal: str) -> Response:
+        body = await self._body(request, principal)
+        tokenizer = self.answerer.tokenizer
+        async with self._counted.tokenizing(principal):
+            return Json(await asyncio.to_thread(tokenized, body, tokenizer, self.answerer.context))
+
+    async def _detokenize(self, request: Request, principal: str) -> Response:
+        body = await self._body(request, principal)
+        tokenizer = self.answerer.tokenizer
+        async with self._counted.tokenizing(principal):
+            return Json(
+                await asyncio.to_thread(detokenized, body, tokenizer, self.answerer.vocabulary)
+            )
+
+    async def _props(self, request: Request, principal: str) -> Response:
+        answerer = self.answerer
+        return Json(
+            properties(
+                answerer.model, answerer.tokenizer, answerer.context, self.limits.max_running
+            )
+        )
 
     # ---- answers
 
@@ -228,7 +265,8 @@ class Api:
         return body
 
     def _known(self, model: str | None) -> None:
-        if model not in (None, self.answerer.model):
+        known = (None, self.answerer.model, *self.also_called)
+        if model not in known and "*" not in self.also_called:
             raise ApiError(
                 404,
                 f"the model {str(model)[:100]!r} does not exist here; there is {self.answerer.model!r}",

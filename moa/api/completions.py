@@ -11,21 +11,23 @@ from msgspec import Meta
 from moa.api.answer import Question
 from moa.api.errors import bad
 from moa.api.requests import (
+    AnswerTokens,
     Content,
     Defaults,
     ParsedRequest,
-    PositiveInt,
     Role,
     TextRequest,
     ToolChoice,
     answer_format,
     answer_request,
+    biases,
     chat_role,
     common_fields,
     content_text,
     decode,
     question_of,
     refuse,
+    token_limit,
     unsupported,
 )
 from moa.api.tools import Tool, chosen
@@ -71,7 +73,7 @@ class StreamOptions(msgspec.Struct):
 class Common(TextRequest, kw_only=True):
     """Fields of chats and completions."""
 
-    max_tokens: PositiveInt | None = None
+    max_tokens: AnswerTokens | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**20)] | None = None
     min_p: Annotated[float, Meta(ge=0.0, lt=1.0)] | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.1, le=10.0)] | None = None
@@ -88,7 +90,7 @@ class ChatRequest(Common, kw_only=True):
     """Body of `/v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=1024)]
-    max_completion_tokens: PositiveInt | None = None
+    max_completion_tokens: AnswerTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
     tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
@@ -147,7 +149,7 @@ def parse_chat(body: bytes, defaults: Defaults, principal: str) -> CompletionCal
         [question_of(request, messages=messages, tools=tools)],
         defaults,
         chat=True,
-        max_tokens=request.max_completion_tokens or request.max_tokens,
+        max_tokens=token_limit("max_tokens", request.max_completion_tokens, request.max_tokens),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         principal=principal,
         grammar=grammar,
@@ -163,7 +165,7 @@ def parse_completion(body: bytes, defaults: Defaults, principal: str) -> Complet
     prompts = _prompts(request.prompt)
     _check_choices(len(prompts), request, defaults)  # before anything is made of them
     asked = [{"text": one} if isinstance(one, str) else {"ids": tuple(one)} for one in prompts]
-    most = request.max_tokens or 16  # OpenAI's default for this route
+    most = token_limit("max_tokens", request.max_tokens, 16)  # OpenAI's default for this route
     how = {"max_tokens": most, "logprobs": request.logprobs, "principal": principal}
     return _call(
         request, [question_of(request, **one) for one in asked], defaults, chat=False, **how
@@ -195,6 +197,7 @@ def _call(
     request: Common, questions: Sequence[Question], defaults: Defaults, *, chat: bool, **more: Any
 ) -> CompletionCall:
     more["stop"] = stop_texts(request.stop)
+    more["logit_bias"] = biases(request.logit_bias)
     asks = tuple(
         answer_request(request, question, defaults, choice=choice, **more)
         for question in questions
@@ -224,8 +227,6 @@ def _prompts(prompt: str | list[Any]) -> list[str | list[int]]:
 
 
 def _refuse_unsupported(request: Common) -> None:
-    refuse(
-        request, "presence_penalty", "frequency_penalty", "logit_bias", "audio", "echo", "suffix"
-    )
+    refuse(request, "audio", "echo", "suffix")
     if (getattr(request, "best_of", None) or 1) > (request.n or 1):
         raise unsupported("best_of")

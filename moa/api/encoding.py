@@ -15,7 +15,7 @@ from moa.api.answer import AnswerRequest, Encoded, Question
 from moa.api.errors import ApiError, bad
 from moa.api.parts import within_thinking
 from moa.api.tools import ToolFormat, Tools, listed
-from moa.chat_window import fitting, prompt_room
+from moa.chat_window import ANSWER_ROOM, fitting, prompt_room
 from moa.grammar.spec import Grammar
 from moa.wire.limits import Limits
 
@@ -53,7 +53,11 @@ async def encoded(
     left_out = 0
     _check_grammar(ask, ask.grammar)
     if question.ids is None:
-        room = prompt_room(context, longest) if question.may_trim else sys.maxsize
+        room = (
+            prompt_room(context, min(longest, ask.max_tokens or ANSWER_ROOM))
+            if question.may_trim
+            else sys.maxsize
+        )
         question, unread = await asyncio.to_thread(_readable, question, context)
         (ids, thinking), left_out = await asyncio.to_thread(_prompt, tokenizer, question, room)
         if (
@@ -69,6 +73,10 @@ async def encoded(
     else:
         ids = question.ids
     _check_ids(ids, context, vocabulary)
+    if (most := max((token for token, _ in ask.logit_bias or ()), default=-1)) >= vocabulary:
+        raise bad(
+            f"logit_bias: there is no token {most}: the model has {vocabulary} tokens", "logit_bias"
+        )
     grammar, free = ask.grammar, ask.grammar is None
     if question.tools is not None:
         _check_grammar(
@@ -86,9 +94,9 @@ async def encoded(
 
 
 def answer_limit(ask: AnswerRequest, default: int, most: int = Limits.max_new_tokens) -> int:
-    """Tokens of the answer at most. Clients ask for more than a verifier writes in one turn: they
-    get what it does."""
-    return min(ask.max_tokens or default, most)
+    """Tokens of the answer at most; a `default` of 0 is until the model ends it. Clients ask for
+    more than a verifier writes in one turn: they get what it does."""
+    return min(ask.max_tokens or default or most, most)
 
 
 def _prompt(

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -55,6 +55,16 @@ class Counted:
                 encoded = await self._inner.encode(ask)
             await self._inner.admit(ask, encoded)
             return encoded
+
+    @contextlib.asynccontextmanager
+    async def tokenizing(self, principal: str) -> AsyncIterator[None]:
+        """A principal's turn to have something tokenized, in the row of its questions."""
+        if self._encoding[principal] >= self._most:
+            raise self._busy()
+        turn = self._turns.setdefault(principal, asyncio.Lock())
+        with one_more(self._encoding, principal):
+            async with turn:
+                yield
 
     async def answer(
         self, ask: AnswerRequest, encoded: Encoded

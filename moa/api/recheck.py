@@ -24,6 +24,7 @@ from moa.api.responses import ResponseShape
 from moa.api.shapes import Shape
 from moa.api.stream import side_by_side
 from moa.errors import MoaError
+from moa.safe_text import safe_line
 from moa.text_stream import common_prefix
 
 log = logging.getLogger("moa.api")
@@ -54,8 +55,11 @@ class Recheck:
             told = await self._correction(answerer)
         except Exception as error:
             self.failures += 1
+            why = error.line() if isinstance(error, MoaError) else type(error).__name__
             log.warning(
-                "an answer could not be checked",
+                "answer %s could not be checked: %s",
+                self.recording.id,
+                safe_line(why),
                 exc_info=None if isinstance(error, MoaError) else error,
             )
             return

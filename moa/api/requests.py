@@ -14,12 +14,15 @@ from msgspec import Meta
 
 from moa.api.answer import AnswerRequest, Mode, Question
 from moa.api.errors import ApiError, bad
+from moa.api.wording import in_our_words
 from moa.grammar.spec import Grammar
-from moa.sampling import MAX_SEED, MIN_TEMPERATURE
+from moa.sampling import MAX_BIASED, MAX_SEED, MIN_TEMPERATURE
 
 Parsed = TypeVar("Parsed", bound=msgspec.Struct)
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+AnswerTokens = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+"""-1 is without a limit, as llama.cpp and LM Studio have it."""
 Role = Annotated[str, Meta(min_length=1, max_length=32)]
 
 
@@ -97,7 +100,16 @@ _NO_VARIABLES = frozenset(
     )
 )
 """What is a parameter of transformers' `apply_chat_template`, or in every template anyway."""
-_AS_ASKED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "ignore_eos")
+_AS_ASKED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "ignore_eos",
+)
 """What is asked of an answerer as the request says it."""
 _PATIENCE: dict[Mode, float] = {"hold": 20.0, "provisional": 5.0, "keep": 1.0}
 """Seconds to wait for a lost link when the text is complete, in hold since text waits to be
@@ -129,7 +141,7 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[Parsed]) -> Parsed:
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `")
         param = path.rstrip("`").removeprefix("$").removeprefix(".") or None
-        raise bad(f"{param}: {message}" if param else message, param) from None
+        raise bad(in_our_words(message, param or "the body"), param) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad(f"the body is not valid JSON: {error}") from None
 
@@ -188,6 +200,30 @@ def refuse(request: msgspec.Struct, *names: str) -> None:
     for name in names:
         if getattr(request, name, None):
             raise unsupported(name)
+
+
+def token_limit(name: str, *asked: int | None) -> int | None:
+    """The first limit that a request has; None: until the model ends the answer."""
+    given = next((one for one in asked if one is not None), None)
+    if given == 0:
+        raise bad(f"{name} must be 1 or more, or -1 for no limit, not 0", name)
+    return None if given == -1 else given
+
+
+def biases(given: dict[str, float] | None) -> tuple[tuple[int, float], ...] | None:
+    """The biases of tokens, by their ids."""
+    if not given:
+        return None
+    found = []
+    for id, bias in given.items():
+        if not (id.isascii() and id.isdecimal() and len(id) < 10):
+            raise bad(f"logit_bias: {id[:40]!r} is no token id", "logit_bias")
+        if not -100.0 <= bias <= 100.0:
+            raise bad(f"logit_bias: a bias must be -100 to 100, not {bias}", "logit_bias")
+        found.append((int(id), bias))
+    if len(found) > MAX_BIASED or len({token for token, _ in found}) < len(found):
+        raise bad(f"logit_bias: at most {MAX_BIASED} tokens, each once", "logit_bias")
+    return tuple(found)
 
 
 def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from moa.api.errors import ApiError, bad
 from moa.api.parts import Separator
 from moa.api.present import Show
 from moa.api.requests import (
+    AnswerTokens,
     Content,
     Defaults,
     ParsedRequest,
-    PositiveInt,
     Role,
     TextRequest,
     ToolChoice,
@@ -31,6 +31,7 @@ from moa.api.requests import (
     decode,
     question_of,
     refuse,
+    token_limit,
 )
 from moa.api.tools import Function, Tool, ToolFormat, WrittenCall, chosen
 from moa.logprobs import MAX_TOP
@@ -58,7 +59,7 @@ class ResponseRequest(TextRequest, kw_only=True):
 
     input: str | Annotated[list[Item], Meta(min_length=1, max_length=1024)]
     instructions: str | None = None
-    max_output_tokens: PositiveInt | None = None
+    max_output_tokens: AnswerTokens | None = None
     background: bool | None = None
     previous_response_id: str | None = None
     metadata: Metadata | None = None
@@ -79,6 +80,7 @@ _response_of = msgspec.json.Decoder(ResponseRequest)
 
 
 _REPEATED = ("instructions", "max_output_tokens", "user", "safety_identifier", "prompt_cache_key")
+_PENALTIES = ("presence_penalty", "frequency_penalty")
 _NOT_KEPT = {
     "previous_response_id": "send the whole conversation as input",
     "background": 'send stream: true and moa: {"resumable": true}, and resume the stream by its id',
@@ -98,7 +100,7 @@ class ResponseCall(ParsedRequest, frozen=True, kw_only=True):
 def parse_response(body: bytes, defaults: Defaults, principal: str) -> ResponseCall:
     """A request for a response."""
     request = decode(body, _response_of)
-    refuse(request, "presence_penalty", "frequency_penalty", "prompt", "conversation")
+    refuse(request, "prompt", "conversation")
     for name, instead in _NOT_KEPT.items():
         if getattr(request, name):
             raise bad(f"{name}: no response is kept here: {instead}", name, "unsupported_parameter")
@@ -119,7 +121,7 @@ def parse_response(body: bytes, defaults: Defaults, principal: str) -> ResponseC
         request,
         question,
         defaults,
-        max_tokens=request.max_output_tokens,
+        max_tokens=token_limit("max_output_tokens", request.max_output_tokens),
         logprobs=(request.top_logprobs or 0) if _LOGPROBS in (request.include or ()) else None,
         principal=principal,
         grammar=grammar,
@@ -128,6 +130,7 @@ def parse_response(body: bytes, defaults: Defaults, principal: str) -> ResponseC
         **common_fields(request),
         asks=(ask,),
         fields={name: getattr(request, name) for name in _REPEATED}
+        | {name: getattr(request, name) or 0.0 for name in _PENALTIES}
         | {
             "top_p": 1.0 if request.top_p is None else request.top_p,
             "temperature": 0.0 if request.temperature is None else request.temperature,
@@ -256,8 +259,6 @@ class ResponseShape:
             ],
             "error": self.error
             and {"code": self.error.code or "server_error", "message": str(self.error)},
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
             "reasoning": None,
             "previous_response_id": None,
             "store": False,

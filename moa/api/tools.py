@@ -14,6 +14,8 @@ from moa.api.errors import bad
 from moa.grammar.spec import JSON_STYLE, Grammar
 
 _ANYTHING = "(?s:.*)"
+_TOGETHER = ("allOf", "anyOf", "oneOf", "if", "$ref", "unevaluatedProperties")
+"""Beside these in a schema, `properties` need not be all properties of the object."""
 
 
 class Function(msgspec.Struct):
@@ -101,9 +103,8 @@ class ToolFormat(NamedTuple):
             rules.append(
                 f'call{number}: {" ".join(map(json.dumps, pieces))} arguments{number} "}}"'
             )
-            rules.append(
-                f"arguments{number}: {_json(function.parameters, lenient=not function.strict)}"
-            )
+            parameters = _closed(function.parameters) if function.parameters else None
+            rules.append(f"arguments{number}: {_json(parameters, lenient=not function.strict)}")
         if tools.choice != "auto":
             start = f"start: {calls}"
         elif answer is not None:
@@ -230,6 +231,28 @@ def _object(arguments: str) -> Any:
         return json.loads(arguments or "{}")
     except (ValueError, RecursionError):
         return arguments
+
+
+def _closed(schema: Any) -> Any:
+    """The same schema, but an object that lists its properties has no others: whoever calls
+    `f(**arguments)` cannot use what the model made up. JSON Schema's own default is that it may
+    have. Where parts of a schema hold together (`allOf`), they stay as they are."""
+    if isinstance(schema, list):
+        return [_closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in ("properties", "$defs", "definitions") and isinstance(value, dict):
+            closed[name] = {key: _closed(part) for key, part in value.items()}
+        elif name in ("items", "prefixItems", "anyOf", "oneOf"):
+            closed[name] = _closed(value)
+        else:
+            closed[name] = value
+    lists = isinstance(schema.get("properties"), dict)
+    if lists and not schema.keys() & {"additionalProperties", "patternProperties", *_TOGETHER}:
+        closed["additionalProperties"] = False
+    return closed
 
 
 def _json(schema: dict[str, Any] | None, *, lenient: bool) -> str:

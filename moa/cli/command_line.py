@@ -61,11 +61,13 @@ def described(cls: type) -> dict[str, str]:
     return found
 
 
-def add_flags(group: Any, cls: type, metavars: Mapping[str, str]) -> None:
+def add_flags(
+    group: Any, cls: type, metavars: Mapping[str, str], defaults: Mapping[str, Any] | None = None
+) -> None:
     """A flag for each of these fields, with the field's name, type and docstring.
 
     The parser's default is None, so that `given_fields` can tell which flags were used; the class
-    holds the real default.
+    holds the real default, but for a command's own `defaults`.
     """
     words = described(cls)
     hints = typing.get_type_hints(cls)
@@ -87,7 +89,8 @@ def add_flags(group: Any, cls: type, metavars: Mapping[str, str]) -> None:
                 kind = next(
                     (kind for kind in (int, float, Path) if hint in (kind, kind | None)), str
                 )
-                value = f"{field.default:g}" if isinstance(field.default, float) else field.default
+                value = (defaults or {}).get(field.name, field.default)
+                value = f"{value:g}" if isinstance(value, float) else value
                 default = "" if value in ("", None) else f" (default: {value})"
                 group.add_argument(flag, type=kind, metavar=metavar, help=text + default)
 

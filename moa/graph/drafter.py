@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from moa.grammar.matcher import Bits, TextMask, has, unpacked
 from moa.graph.cache import KVBuffer, RecordBuffer
 from moa.graph.step import Call, Float, Heads, StepGraph
-from moa.sampling import SamplingSettings, gumbel
+from moa.sampling import SamplingSettings, adjust, gumbel
 from moa.speculation.guess_tree import GuessTreeGrower
 from moa.tree import FORBIDDEN, MASKED, DraftTree, TreeGrower, TreeShape, additive
 
@@ -61,6 +61,8 @@ class OnnxDrafter:
         self.records = RecordBuffer(heads, theirs) if heads else None
         self.ids: list[int] = []
         """Tokens whose rows are committed: row r is position r."""
+        self.answer_at = 0
+        """Where the answer begins, whose tokens penalties count."""
         self._borrows = borrowed > 0
         self._rows = KVBuffer(graph.cache)
         self._nodes: dict[tuple[int, int], int] = {}
@@ -122,7 +124,8 @@ class OnnxDrafter:
                 if grammar is not None
                 else []
             )
-            self._run(call, first + fed, sampling, masks)
+            paths = [grower.path(node) for node in nodes] if sampling.adjusts else []
+            self._run(call, first + fed, sampling, masks, self._adjustments(ids, paths, sampling))
 
     def grow(
         self,
@@ -159,7 +162,8 @@ class OnnxDrafter:
         masks = (
             [grammar.guesses(growth.path(node)) for node in nodes] if grammar is not None else []
         )
-        self._run(call, first, sampling, masks)
+        paths = [growth.path(node) for node in nodes] if sampling.adjusts else []
+        self._run(call, first, sampling, masks, self._adjustments(ids, paths, sampling))
         for at, node in enumerate(nodes):
             rows[node] = first + at
             above = rows[parents[node]] if node else -1
@@ -258,12 +262,14 @@ class OnnxDrafter:
             masks = [grammar.guesses()] if grammar is not None and stop == len(ids) else []
             call.feature_rows[:] = -1
             call.feature_rows[0] = known - 1
-            self._run(call, known, sampling, masks)
+            ends = stop == len(ids) and sampling.adjusts
+            changes = self._adjustments(ids, [()] if ends else [], sampling)
+            self._run(call, known, sampling, masks, changes)
             if (
                 self.graph.features and len(piece) > 1
             ):  # again, with what each token has made for the next one
                 call.feature_rows[1:] = np.arange(known, stop - 1)
-                self._run(call, known, sampling, masks)
+                self._run(call, known, sampling, masks, changes)
             self._made(known, known + len(piece))
             known += len(piece)
             self.ids += piece
@@ -325,10 +331,15 @@ class OnnxDrafter:
         return call
 
     def _run(
-        self, call: Call, at: int, sampling: SamplingSettings, masks: Sequence[Bits | None] = ()
+        self,
+        call: Call,
+        at: int,
+        sampling: SamplingSettings,
+        masks: Sequence[Bits | None] = (),
+        changes: Float | None = None,
     ) -> None:
         """Run a call, and store its rows; `masks` are of the tokens that may follow each of its
-        queries."""
+        queries, and `changes` what is added to their logits."""
         self.run_tokens = call.ids.shape[1]
         self.runs += 1
         if sampling.greedy:
@@ -337,6 +348,8 @@ class OnnxDrafter:
         else:
             call.scale[0] = 1.0 / sampling.temperature
             noise = self._noise_after(sampling.seed, call)
+        if changes is not None:
+            noise = noise + changes * call.scale[0]
         if masks:
             noise = noise + self._masked(masks)
         self.run_seconds += call.run(noise)
@@ -354,6 +367,20 @@ class OnnxDrafter:
         return np.concatenate(
             [self._noise_at(seed, position + 1) for position in positions], axis=1
         )
+
+    def _adjustments(
+        self, ids: Sequence[int], paths: Sequence[Sequence[int]], sampling: SamplingSettings
+    ) -> Float | None:
+        """What penalties and biases add to the logits after each of these paths behind `ids`."""
+        if not paths:
+            return None
+        none = np.zeros(self._vocab_size)
+        changes = np.stack(
+            [adjust(none, sampling, [*ids[self.answer_at :], *path]) for path in paths]
+        )
+        wanted = self._noise_ids
+        mine = changes if isinstance(wanted, int) else changes[:, wanted]
+        return mine.astype(np.float32)[None]
 
     def _masked(self, masks: Sequence[Bits | None]) -> Float:
         """What is added to logits to forbid tokens."""

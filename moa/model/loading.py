@@ -36,6 +36,7 @@ from moa.model.families import facts_of, refuse_unsupported
 from moa.model.gguf_folder import folder_of
 from moa.model.identity import WeightsHash, stored_tensors, tokenizer_hash, weights_id
 from moa.model.library import ATTENTION
+from moa.process.user_folders import expanded
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _WANTED = (
@@ -183,7 +184,7 @@ def locate(
 ) -> Path:
     """The folder of a model: `source` itself, what a GGUF file is unpacked to, or the copy of that
     id in the hub's cache, of `wanted` files. Without `weights`, they may be missing."""
-    folder = Path(source).expanduser()
+    folder = expanded(source)
     if folder.is_dir():
         return folder
     if is_gguf(folder):

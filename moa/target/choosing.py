@@ -26,6 +26,8 @@ class Judged(NamedTuple):
     log: Sequence[int]
     sampling: SamplingSettings
     masks: Sequence[Bits | None] | None = None
+    start: int = 0
+    """Where the answer begins in the log."""
 
     @property
     def greedy(self) -> bool:
@@ -68,6 +70,7 @@ def _accept_at_once(choose_all: Chooser, rows: dict[int, Judged]) -> dict[int, A
                     text=row.log,
                     drafted=drafted,
                     allowed=row.mask(node),
+                    start=row.start,
                 )
             )
     chosen = iter(choose_all(nodes, draws))
@@ -120,6 +123,7 @@ def _accept_by_level(step: Step, rows: dict[int, Judged]) -> dict[int, Accepted]
                 len(one.row.log) + len(one.path),
                 one.seen,
                 None if bits is None else unpacked(bits, len(scores)),
+                _answer(one),
             )
             try:
                 one.node = one.steps.send(token)
@@ -130,6 +134,12 @@ def _accept_by_level(step: Step, rows: dict[int, Judged]) -> dict[int, Accepted]
             one.path.append(token)
             one.seen = np.append(one.seen, token)
     return found
+
+
+def _answer(walk: _Walk) -> list[int]:
+    """The answer's tokens up to a walk's node; none where no penalty counts them."""
+    row = walk.row
+    return [*row.log[row.start :], *walk.path] if row.sampling.counts else []
 
 
 def _penalized(row: Judged) -> NDArray[np.int64]:

@@ -142,6 +142,8 @@ class Draw(NamedTuple):
     text: Sequence[int] = ()
     drafted: Sequence[int] = ()
     allowed: Bits | None = None
+    start: int = 0
+    """Where the answer begins in the text: what is counted for penalties."""
 
 
 Chooser = Callable[[Sequence[Node], Sequence[Draw]], list[int]]

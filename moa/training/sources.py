@@ -23,6 +23,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from moa.errors import UsageError
+from moa.process.user_folders import expanded
 from moa.training.data import Document
 
 JSON_LINES = (".jsonl", ".ndjson")
@@ -44,7 +45,7 @@ class SourceExample:
 def examples(sources: Iterable[str]) -> Iterator[SourceExample]:
     """Every example of every source, in order."""
     for source in sources:
-        path = Path(source).expanduser()
+        path = expanded(source)
         if path.is_dir():
             for file in files_of(path):
                 yield from _of_file(file)
@@ -72,7 +73,7 @@ def fingerprint(sources: Iterable[str]) -> list[dict[str, Any]]:
     """Identity of the data: every file's size and sha256; for a dataset only its id."""
     found: list[dict[str, Any]] = []
     for source in sources:
-        path = Path(source).expanduser()
+        path = expanded(source)
         if not path.exists():
             found.append({"dataset": source})
             continue

@@ -76,6 +76,15 @@ class Sampling(Message, frozen=True):
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
 
 
+class Penalties(Message, frozen=True):
+    """What is taken from the logits of the answer's tokens, and added to others
+    (`moa.sampling.adjust`)."""
+
+    frequency: float = 0.0
+    presence: float = 0.0
+    bias: Annotated[list[tuple[TokenId, float]], Meta(max_length=1024)] = []
+
+
 class RecordContract(Message, frozen=True):
     """What a record is: keys, rotated at their own positions, and values, `heads x head_dim` each."""
 
@@ -134,6 +143,8 @@ class Open(Message, tag="open", frozen=True):
     """Send the log-probability of every token, and of so many likeliest ones; -1: none."""
     grammar: Grammar | None = None
     """What the turn's answer must match."""
+    penalties: Penalties | None = None
+    """Beside `sampling`, where there are any."""
 
 
 class Append(Message, tag="append", frozen=True):

@@ -48,6 +48,7 @@ from moa.wire.messages import (
     Foresee,
     Open,
     Opened,
+    Penalties,
     Progress,
     RecordDtype,
     Resume,
@@ -80,6 +81,7 @@ class ClientSession:
     """Number of likeliest tokens to request log-probabilities of, with each token's own; -1: none."""
     grammar: Grammar | None = None
     """What the turn's answer must match."""
+    penalties: Penalties | None = None
     id: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     vocab_size: int = 2**31
     """Vocabulary of the target, once known: an answer with another id is refused."""
@@ -426,6 +428,7 @@ class ClientSession:
             held=list(self.held),
             logprobs=self.logprobs,
             grammar=self.grammar,
+            penalties=self.penalties,
         )
 
     def _ask(self, request: R) -> R:

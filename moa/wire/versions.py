@@ -30,12 +30,14 @@ FEATURES = frozenset(
         "foresee",
         "grammar",
         "progress",
+        "penalties",
         "streams_only",
     }
 )
 """Optional abilities of this code: draft trees, server-drafted streams, activation records,
 resuming, further turns, log-probabilities, guesses ahead of a stream, answers that match a
-grammar, news of a round that takes long; and one restriction, a verifier that takes no drafts."""
+grammar, news of a round that takes long, penalties and biases; and one restriction, a verifier
+that takes no drafts."""
 
 SUBPROTOCOL = "moa.v2"
 """The websocket subprotocol offered in the handshake, so that a proxy or an unrelated server is

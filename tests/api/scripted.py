@@ -25,6 +25,24 @@ PATIENCE = 120.0
 Script = Callable[[AnswerRequest], Iterable[AnswerEvent | asyncio.Event]]
 
 
+class Letters:
+    """Each character is a token; 1 begins a text."""
+
+    template = ""
+
+    def chat(self, messages: Any, template: Any) -> str:
+        return "".join(message["content"] for message in messages)
+
+    def encode(self, text: str) -> list[int]:
+        return [1, *self.plain(text)]
+
+    def plain(self, text: str) -> list[int]:
+        return [ord(one) for one in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+
 class Scripted:
     """Plays a script for each ask; an `asyncio.Event` in it is waited for."""
 
@@ -42,6 +60,10 @@ class Scripted:
         """Set when a grammar is compiled."""
         self.compiled = asyncio.Event()
         """What it waits for."""
+
+    tokenizer = Letters()
+    context = 64
+    vocabulary = 128
 
     def status(self) -> dict[str, Any]:
         return {"link": "online"}

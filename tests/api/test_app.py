@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from moa.api import app
-from moa.api.answer import AnswerEvent, Began, Cut, LinkNews, Piece, Scored
+from moa.api.answer import AnswerEvent, Began, Cut, LinkNews, Piece, Reading, Scored
 from moa.api.app import ApiLimits
 from moa.errors import CapacityError, LinkError, RemoteError, UsageError
 from tests.api.scripted import (
@@ -193,6 +193,11 @@ async def test_provisional_text_is_marked_and_retracted() -> None:
         (chat(n=0), "n"),
         (chat(n=99), "n"),
         (chat(max_tokens=0), "max_tokens"),
+        (chat(max_tokens=-2), "max_tokens"),
+        (chat(frequency_penalty=2.5), "frequency_penalty"),
+        (chat(logit_bias={"a": 2}), "logit_bias"),
+        (chat(logit_bias={"7": 101}), "logit_bias"),
+        (chat(logit_bias={"7": 1, "07": 1}), "logit_bias"),
         (chat(stop=["é" * 65]), "stop"),
         (chat(tools=[{"type": "function"}], tool_choice="required"), "tools[0]"),
         (chat(tool_choice="required"), "tool_choice"),
@@ -200,7 +205,6 @@ async def test_provisional_text_is_marked_and_retracted() -> None:
         (chat(functions=[{"name": "f"}], function_call={"name": "f"}), "function_call"),
         (chat(response_format={"type": "xml"}), "response_format"),
         (chat(response_format={"type": "json_schema", "json_schema": {}}), "response_format"),
-        (chat(logit_bias={"1": 2}), "logit_bias"),
         (chat(moa={"mode": "guess"}), "moa.mode"),
         (chat(moa={"typo": 1}), "moa"),
         ({"model": MODEL, "messages": []}, "messages"),
@@ -468,3 +472,91 @@ async def test_a_question_does_not_wait_for_the_grammar_of_another_with_its_key(
         assert not slow.done()
         answerer.compiled.set()
         assert (await slow).status_code == 200
+
+
+async def test_what_apps_send_by_default_is_taken() -> None:
+    """LM Studio's samples, sliders of chat apps, llama.cpp's clients."""
+    async with talk(says("x")) as (answerer, client):
+        sent = chat(
+            max_tokens=-1, frequency_penalty=0.5, presence_penalty=-1, logit_bias={"7": -100}
+        )
+        assert (await client.post(CHAT, json=sent)).status_code == 200
+        assert (await client.post(CHAT, json=chat(logit_bias={}))).status_code == 200
+        body = {"input": "hi", "presence_penalty": 0.25}
+        response = (await client.post(RESPONSES, json=body)).json()
+        await client.post("/v1/completions", json={"prompt": "x", "max_tokens": -1})
+        await client.post("/v1/completions", json={"prompt": "x"})
+    first, plain, third, *completions = answerer.asks
+    assert first.max_tokens is plain.max_tokens is None
+    assert (first.frequency_penalty, first.presence_penalty) == (0.5, -1.0)
+    assert first.logit_bias == ((7, -100.0),)
+    assert plain.logit_bias is None
+    assert third.presence_penalty == response["presence_penalty"] == 0.25
+    assert [ask.max_tokens for ask in completions] == [None, 16]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"model": MODEL}, "messages is missing"),
+        ({"model": MODEL, "messages": []}, "messages must not be empty"),
+        ({"model": MODEL, "messages": [{"content": "x"}]}, "role is missing in messages[0]"),
+        (chat(n=0), "n must be at least 1"),
+        (chat(temperature=3), "temperature must be at most 2.0"),
+        (chat(temperature="hot"), "temperature must be a number, not a text"),
+        (chat(stream=1), "stream must be true or false, not a whole number"),
+        (chat(stop=["a"] * 9), "stop must have at most 8 items"),
+        (chat(moa={"mode": "guess"}), "moa.mode cannot be 'guess'"),
+        (chat(moa={"typo": 1}), "moa has no field typo"),
+        ([], "the body must be an object, not a list"),
+    ],
+)
+async def test_what_is_wrong_is_said_in_words(body: Any, words: str) -> None:
+    async with talk(says("x")) as (_, client):
+        error = (await client.post(CHAT, json=body)).json()["error"]
+    assert error["message"] == words
+
+
+async def test_the_tokenizer_and_the_limits_can_be_asked_for() -> None:
+    async with talk(says("x")) as (_, client):
+
+        async def post(path: str, body: Any) -> Any:
+            reply = await client.post(path, json=body)
+            return reply.status_code, reply.json()
+
+        limit = {"max_model_len": 64}
+        assert await post("/tokenize", {"content": "abc"}) == (
+            200,
+            {"tokens": [97, 98, 99], "count": 3, **limit},
+        )
+        assert (await post("/tokenize", {"prompt": "a"}))[1]["tokens"] == [1, 97]
+        assert (await post("/tokenize", {"prompt": "a", "add_special_tokens": False}))[1][
+            "tokens"
+        ] == [97]
+        assert (await post("/tokenize", {}))[0] == 400
+        assert (await post("/tokenize", {"content": "a" * 5000}))[0] == 400
+        assert (await post("/detokenize", {"tokens": [97, 98]}))[1]["content"] == "ab"
+        assert (await post("/detokenize", {"tokens": [500]}))[0] == 400
+        props = (await client.get("/props")).json()
+        assert props["default_generation_settings"]["n_ctx"] == 64
+        status, refused = await post("/v1/embeddings", {"input": "x", "model": MODEL})
+        assert (status, refused["error"]["code"]) == (404, "unsupported_route")
+        assert "embedding model beside it" in refused["error"]["message"]
+
+
+async def test_the_model_has_other_names_where_it_is_told_so() -> None:
+    for names, status in ((("gpt-4o",), 200), (("*",), 200), ((), 404)):
+        async with talk(says("x"), also_called=names) as (_, client):
+            reply = await client.post(CHAT, json=chat(model="gpt-4o"))
+            assert reply.status_code == status
+
+
+async def test_a_stream_shows_that_the_prompt_is_being_read() -> None:
+    story = [Began(), Reading(512, 2060), *says("x")[1:]]
+    async with talk(story) as (_, client):
+        reply = await client.post(CHAT, json=chat(stream=True))
+        assert ": reading the prompt: 512 of 2060 tokens\n\n" in reply.text
+        marked = await client.post(CHAT, json=chat(stream=True, moa={"mode": "provisional"}))
+        assert '"moa":{"reading":[512,2060]}' in marked.text
+        kept = await client.post(CHAT, json=chat(stream=True, moa={"resumable": True}))
+        assert "reading" not in kept.text

@@ -225,3 +225,24 @@ async def test_responses_have_calls_as_items(stream: bool) -> None:
     messages = answerer.asks[1].question.messages or ()
     assert messages[-1] == {"role": "tool", "content": "warm", "tool_call_id": weather.call_id}
     assert messages[1]["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": ROME}
+
+
+def test_arguments_have_no_more_than_the_function_lists() -> None:
+    """`add(**arguments)` raises for what the model has made up."""
+    form = form_of("qwen")
+
+    def takes(parameters: dict[str, Any], arguments: str) -> bool:
+        tool = Tool(Function("add", parameters=parameters))
+        grammar = form.grammar(Tools((tool,), "required"), None)
+        return accepts(grammar, written(form, ("add", arguments)))
+
+    number = {"type": "integer"}
+    listed = {"type": "object", "properties": {"a": number, "b": number}, "required": ["a", "b"]}
+    assert takes(listed, '{"a": 1, "b": 2}')
+    assert not takes(listed, '{"a": 1, "b": 2, "city": "Rome"}')
+    inner = {"type": "object", "properties": {"at": listed}}
+    assert not takes(inner, '{"at": {"a": 1, "b": 2, "c": 3}}')
+    assert takes({**listed, "additionalProperties": True}, '{"a": 1, "b": 2, "city": "Rome"}')
+    assert takes({"type": "object"}, '{"anything": 1}')
+    parts = {"allOf": [listed, {"type": "object", "properties": {"c": number}}]}
+    assert takes(parts, '{"a": 1, "b": 2, "c": 3}')

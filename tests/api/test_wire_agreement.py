@@ -26,7 +26,8 @@ from moa.errors import MoaError
 from moa.wire import ClientSession, decode_client, encode
 from moa.wire.codec import check
 from moa.wire.limits import Limits
-from moa.wire.messages import Open, Sampling
+from moa.wire.messages import Open
+from moa.wire_sampling import wire_sampling
 
 VOCABULARY = 4096
 IDS = [1, 2, 3]
@@ -123,7 +124,7 @@ def devices_session(ask: AnswerRequest, made: Encoded) -> ClientSession:
     return ClientSession(
         IDS,
         max_new_tokens=turn.max_new_tokens,
-        sampling=Sampling(**dataclasses.asdict(turn.sampling)),
+        sampling=wire_sampling(turn.sampling)[0],
         stop=list(turn.stop),
         ignore_eos=turn.ignore_eos,
         logprobs=turn.logprobs,

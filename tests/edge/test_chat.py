@@ -35,6 +35,7 @@ class Lines:
 
     def __init__(self, *lines: Keys) -> None:
         self._lines = list(lines)
+        self.shown: list[str] = []
         self._begun = False
 
     async def read(self) -> str | None:
@@ -51,6 +52,12 @@ class Lines:
 
     def above(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
+
+    def show(self, status: str) -> None:
+        self.shown.append(status)
+
+    def prefill(self, text: str) -> None:
+        self._lines.insert(0, text + "!")
 
 
 class Played:
@@ -104,7 +111,7 @@ async def talk(
 
     client = SimpleNamespace(
         link=Link(),
-        shared=SimpleNamespace(max_context=100),
+        shared=SimpleNamespace(max_context=100, link=object(), welcome=object()),
         settings=SimpleNamespace(max_new_tokens=64),
         wait_online=wait_online,
     )
@@ -138,7 +145,8 @@ async def test_what_was_written_offline_is_confirmed_once_the_verifier_is_back()
         [done("a", verified=False), done("b", verified=True)], done("never", verified=True)
     )
     dialogue, screen = await talk(played, "one", "two", online=(False,))
-    assert screen == "", "while it is away nothing is checked"
+    assert "the verifier is back" not in screen, "while it is away nothing is checked"
+    assert "goes on from an answer of which 1 token is not verified" in screen
     assert dialogue.messages[1]["content"] == "a"
 
 

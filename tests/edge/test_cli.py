@@ -31,6 +31,7 @@ from moa.wire import Code, encode
 from moa.wire.messages import Error
 from tests.edge import kit
 from tests.edge.link.test_websocket import stranger
+from tests.verifier import kit as verifier_kit
 
 FRESH = "from edge_client.cli import main; main()"
 _BLOCKED = f"""
@@ -285,11 +286,14 @@ async def test_an_endpoint_that_the_verifier_refuses_says_so_at_the_start(
     )
 
 
-async def test_more_tokens_than_the_verifier_writes_are_no_quiet_success() -> None:
-    async with kit.verifier() as running:
-        most = running.service.limits.max_new_tokens
-        flags = ["--verifier", running.transport.url, "--max-new-tokens", f"{most + 1}"]
-        await refused(flags, f"{most + 1} new tokens, at most {most}".encode())
+async def test_more_tokens_than_the_verifier_writes_are_those_that_it_does_and_it_is_said() -> None:
+    words = ["generate", "--raw", "hello", "--bundle", str(kit.pair() / "bundle")]
+    async with kit.verifier(verifier_kit.limited(max_new_tokens=8)) as running:
+        flags = ["--verifier", running.transport.url, "--max-new-tokens", "9999", "--jsonl"]
+        told = await asyncio.to_thread(run, *words, *flags, program=FRESH)
+    assert told.returncode == 0, told.stderr
+    done = json.loads(told.stdout.splitlines()[-1])
+    assert (done["reason"], done["verified"], done["stats"]["tokens"]) == ("length", True, 8)
 
 
 async def test_an_audit_compares_with_the_target_alone() -> None:

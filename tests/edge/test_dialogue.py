@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.cli.dialogue import COMMANDS, Ask, Dialogue, Quit
+from edge_client.cli.dialogue import COMMANDS, Ask, Continue, Dialogue, Edit, Quit
 from edge_client.screen.reader import EditingReader, PlainReader
 from edge_client.settings import ClientSettings
 from moa.errors import UsageError
@@ -191,3 +191,29 @@ def test_completions(dialogue: Dialogue) -> None:
     assert dialogue.completions("/s") == ["/system", "/set", "/save"]
     assert dialogue.completions("/set temp") == ["temperature"]
     assert dialogue.completions("") == dialogue.completions("hello wor") == []
+
+
+def test_the_last_question_is_taken_back_changed_or_its_answer_gone_on_with(
+    dialogue: Dialogue,
+) -> None:
+    for line in ("/undo", "/edit", "/edit x", "/continue"):
+        with pytest.raises(UsageError, match=r"nothing was asked|no answer"):
+            dialogue.take(line)
+    dialogue.take("one")
+    with pytest.raises(UsageError, match="no answer"):
+        dialogue.take("/continue")
+    first = dialogue.answered("a")
+    assert dialogue.take("/continue") == Continue()
+    assert dialogue.extended(first, "bc") is first
+    dialogue.take("two")
+    dialogue.answered("d")
+    assert said(dialogue, "/undo") == "taken back: two"
+    assert dialogue.to_send() == [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "abc"},
+    ]
+    assert dialogue.take("/edit uno") == Ask()
+    assert dialogue.to_send() == [{"role": "user", "content": "uno"}]
+    dialogue.answered("e")
+    assert dialogue.take("/edit") == Edit("uno")
+    assert dialogue.messages == []

@@ -14,6 +14,7 @@ from edge_client.client import EdgeClient
 from edge_client.tools.emulated_network import PROFILES, LinkProxy
 from moa.sampling import SamplingSettings
 from tests.edge import kit
+from tests.edge.reader import Reader
 from tests.tiny import EOS
 from tests.verifier import kit as verifier_kit
 
@@ -30,6 +31,49 @@ SAMPLED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 3}
 
 def truth(ids: list[int], **sampling: Any) -> list[int]:
     return verifier_kit.generated(ids, COUNT, SamplingSettings(**sampling))
+
+
+PENALIZED = {
+    "temperature": 0.0,
+    "frequency_penalty": 0.7,
+    "presence_penalty": 0.4,
+    "logit_bias": ((5, 3.0), (9, -100.0)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_penalties_and_biases_are_exact_and_drafted_for(way: str) -> None:
+    """Prompts of more than one turn: only the answer's own tokens are counted."""
+    async with kit.verifier() as running:
+        ids = verifier_kit.prompt(3, 12)
+        expected = truth(ids, **PENALIZED)
+        assert expected != truth(ids)
+        settings = {**WAYS[way], "max_new_tokens": COUNT, **PENALIZED}
+        device = kit.oracle([*ids, *expected], seed=3)
+        async with (
+            EdgeClient(verifier=running.transport.url, device=device, **settings) as client,
+            client.conversation() as conversation,
+        ):
+            for _ in range(2):
+                reader = Reader(ids)
+                async for event in conversation.generate(ids=ids):
+                    reader.take(event)
+                assert reader.tokens == expected
+                assert all(reader.verified)
+                ids = [*ids, *expected, *verifier_kit.prompt(4, 5)]
+                expected = truth(ids, **PENALIZED)
+
+
+async def test_a_device_alone_keeps_to_penalties_and_biases() -> None:
+    """They are in what the drafter's graph adds to its logits."""
+    ids = verifier_kit.prompt(3, 12)
+    async with EdgeClient(device=kit.device(), max_new_tokens=24) as client:
+        plain = (await kit.transcribe(client, ids)).tokens
+        first = plain[0]
+        banned = await kit.transcribe(client, ids, logit_bias=((first, -100.0),))
+        assert first not in banned.tokens
+        spread = await kit.transcribe(client, ids, frequency_penalty=2.0, presence_penalty=2.0)
+    assert max(map(spread.tokens.count, spread.tokens)) < max(map(plain.count, plain))
 
 
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])

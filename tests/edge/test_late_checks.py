@@ -127,6 +127,12 @@ class World:
     def begun(self) -> bool:
         return self.draw.random() < 0.5
 
+    def show(self, status: str) -> None:
+        pass
+
+    def prefill(self, text: str) -> None:
+        raise AssertionError("nobody edits here")
+
     def above(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
@@ -145,7 +151,7 @@ async def play(world: World) -> int:
     """A chat from beginning to end; how many checks ended in it."""
     client = SimpleNamespace(
         link=world,
-        shared=SimpleNamespace(max_context=100),
+        shared=SimpleNamespace(max_context=100, link=None, welcome=None),
         settings=SimpleNamespace(max_new_tokens=64),
         wait_online=world.wait_online,
     )

@@ -82,19 +82,25 @@ def test_a_terminal_sees_everything_and_ends_with_the_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "says"), [("provisional", "nothing verified"), ("verified", "not all verified")]
+    ("status", "says"),
+    [("provisional", "nothing verified"), ("verified", "the last 1 token not verified")],
 )
 def test_how_much_is_verified_and_the_context_is_full_is_on_the_screen(
     status: Any, says: str
 ) -> None:
     events = [Prompt(ids=[1, 2, 3]), token(3, "one", status), token(4, "two", "provisional")]
-    text = shown([*events, done("onetwo", verified=False)], context=64)
+    more = "/continue goes on"
+    text = shown([*events, done("onetwo", verified=False)], context=64, more=more)
     assert "2 tokens · 2/s · first after 1.0 s · 1 call · " in text, (
         "the wait at the end is no part of the speed"
     )
-    assert f"{says} · ended by length · context 5 of 64\n" in text
+    assert f"{says} · cut at 2 tokens: /continue goes on · context 5 of 64" in one_line(text)
     stopped = Done(reason="guard", verified=False, text="onetwo", stats=STATS)
-    assert "the device stops here" in " ".join(shown([*events, stopped]).split())
+    assert "the device stops here" in one_line(shown([*events, stopped]))
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def test_a_remark_waits_for_the_end_of_the_line(

@@ -63,7 +63,7 @@ def test_the_order(tmp_path: Path) -> None:
         ("", {}, {"draft": "nobody"}, "draft must be one of"),
         ("", {}, {"verifier": "http://x"}, "no verifier address"),
         ("", {}, {"temperature": -1.0}, "temperature"),
-        ("", {}, {"max_new_tokens": 0}, "max_new_tokens"),
+        ("", {}, {"max_new_tokens": -1}, "max_new_tokens"),
         ("", {}, {"max_kbps": -1.0}, "max_kbps must be"),
         ("", {}, {"settle_seconds": -1.0}, "settle_seconds must be at least 0"),
         ("", {}, {"offline": True, "verifier": "local"}, "--offline"),
@@ -144,6 +144,24 @@ def test_the_guard_stops_text_that_repeats_itself(calibrated: bool) -> None:
     assert not OfflineGuard.of(calibration, 500, lambda: True).stops(
         few * 5
     )  # the user's own limit
+
+
+def test_the_guard_stops_text_that_repeats_a_paragraph() -> None:
+    """A sibling wrote the same 45 tokens ten times, up to the limit."""
+    guard = OfflineGuard.of(None, -1, lambda: True)
+    paragraph = list(range(500, 545))
+    lengths = [n for n in range(450) if guard.stops((list(range(100)) + paragraph * 10)[:n])]
+    assert lengths[0] in range(190, 215), "after two and a half times"
+    # The beginning of the text is verified meanwhile: it is another text
+    assert not guard.stops([1, 2, 3, *range(200)])
+    lines = [token for line in range(40) for token in (7, 8, 9, 10, 600 + line, 11, 12, 13, 14, 15)]
+    assert not guard.stops(lines), "code whose lines differ in a name"
+
+
+def test_limits_that_were_not_measured_say_so() -> None:
+    assert "was not measured" in OfflineGuard.of(None, -1, lambda: True).warning(64)
+    measured = OfflineGuard.of(_calibrated((0.9, 0.1)), -1, lambda: True)
+    assert "expect mistakes" in measured.warning(64)
 
 
 def _calibrated(*agreement: tuple[float, ...]) -> Calibration:

@@ -55,7 +55,16 @@ def draw_settings(rng: random.Random, vocab: int) -> SamplingSettings:
         min_p=rng.choice([*_MIN_PS, drawn]),
         repetition_penalty=rng.choice([*_PENALTIES, 0.1 + 2 * drawn]),
         seed=rng.choice([0, MAX_SEED, rng.randint(0, MAX_SEED)]),
+        frequency_penalty=rng.choice([0.0, 0.0, 0.0, 2.0, -2.0, 2 * drawn]),
+        presence_penalty=rng.choice([0.0, 0.0, 0.0, 0.5, -drawn]),
+        logit_bias=rng.choice([(), (), _draw_bias(rng, vocab)]),
     )
+
+
+def _draw_bias(rng: random.Random, vocab: int) -> tuple[tuple[int, float], ...]:
+    """Of tokens of the vocabulary, and of one behind it."""
+    tokens = rng.sample(range(vocab + 1), k=rng.randint(1, min(8, vocab)))
+    return tuple((token, rng.choice([-100.0, 100.0, rng.uniform(-2, 2)])) for token in tokens)
 
 
 def draw_batch(rng: random.Random) -> Batch:
@@ -76,6 +85,7 @@ def draw_batch(rng: random.Random) -> Batch:
                 text=shared if rng.random() < 0.5 else rng.choices(range(vocab), k=20),
                 drafted=rng.choices(range(vocab), k=rng.randint(0, 5)),
                 allowed=_draw_mask(numbers, vocab) if rng.random() < 0.2 else None,
+                start=rng.choice([0, 7, 20, 30]),
             )
         )
     return Batch(logits, draws)
@@ -108,7 +118,9 @@ def _alone(logits: NDArray[np.float32], draw: Draw) -> int:
     if draw.allowed is not None:
         flags = np.unpackbits(draw.allowed, bitorder="little")[: len(logits)]
         allowed = flags.astype(np.bool_)
-    return on_host(logits, draw.settings, draw.position, [*draw.text, *draw.drafted], allowed)
+    context = [*draw.text, *draw.drafted]
+    answer = [*draw.text[draw.start :], *draw.drafted]
+    return on_host(logits, draw.settings, draw.position, context, allowed, answer)
 
 
 def compare(draws: int, seed: int) -> tuple[Counter[str], list[str]]:

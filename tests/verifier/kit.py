@@ -176,7 +176,10 @@ def generate(
         """Leaves `generate` only the token that the sampler takes."""
         assert sampling is not None
         only = torch.full_like(scores, -torch.inf)
-        only[0, choose(scores[0].numpy(), sampling, log.shape[1], log[0].tolist())] = 0.0
+        text = log[0].tolist()
+        answer = text[len(ids) :]
+        token = choose(scores[0].numpy(), sampling, len(text), text, answer=answer)
+        only[0, token] = 0.0
         return only
 
     with torch.inference_mode():

@@ -20,7 +20,7 @@ from cloud_verifier.app import Verifier
 from cloud_verifier.model import load
 from moa.demo import paths
 from moa.sampling import SamplingSettings
-from moa.wire.messages import Sampling
+from moa.wire_sampling import wire_sampling
 from tests.tiny import tiny
 from tests.verifier import kit
 
@@ -72,13 +72,15 @@ async def speak(running: Verifier, one: Speech, order: random.Random) -> None:
     records along with it."""
     rng = random.Random(one.seed)
     start = len(one.ids)
+    sampling, penalties = wire_sampling(one.sampling)
     await asyncio.sleep(order.random() * 0.02)
     async with kit.client(running) as edge:
         session = await edge.start(
             one.ids,
             patient=True,
             max_new_tokens=len(one.truth),
-            sampling=Sampling(**dataclasses.asdict(one.sampling)),
+            sampling=sampling,
+            penalties=penalties,
             records="int8" if one.seed % 2 else "off",
         )
         while not session.finish:

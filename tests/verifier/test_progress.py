@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cloud_verifier.app import Verifier
-from cloud_verifier.emulated import EmulatedTarget
+from cloud_verifier.emulated import slowed_down
 from cloud_verifier.engine.work import Lease
 from cloud_verifier.forward_time import ForwardTime
 from cloud_verifier.model import serve_model
+from moa.model.target import Target
 from moa.wire.messages import Hello, Progress
 from tests.verifier import kit
 from tests.verifier.sessions import outbox, session, works
@@ -38,8 +39,8 @@ def test_only_a_round_that_is_worked_on_and_silent_tells_how_far_it_is() -> None
 
 async def test_a_slow_target_is_heard_of_before_it_answers() -> None:
     """Four tokens at a time, each piece of the prompt 0.3 s: the edge hears of every one or two."""
-    target = EmulatedTarget.from_model(
-        kit.model(), slots=2, capacity=160, forward_time=ForwardTime(forward=0.3)
+    target = slowed_down(
+        Target.from_model(kit.model(), slots=2, capacity=160), ForwardTime(forward=0.3)
     )
     settings = replace(kit.SETTINGS, prefill_tokens=4)
     slow = Verifier(serve_model(target), settings)

@@ -247,7 +247,7 @@ def test_ranges_of_records_that_come_between_two_rounds_use_no_budget_up_to_a_nu
 @pytest.mark.parametrize("temperature", [5e-324, 1e-9, float("nan"), float("inf"), -1.0, 1e308])
 def test_a_temperature_that_leaves_the_range_of_numbers_is_refused(temperature: float) -> None:
     with pytest.raises(Refusal, match="temperature") as caught:
-        sampling_settings(Sampling(temperature=temperature, top_p=0.9))
+        sampling_settings(Sampling(temperature=temperature, top_p=0.9), None)
     assert caught.value.code == Code.BAD_MESSAGE
 
 

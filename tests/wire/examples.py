@@ -23,6 +23,7 @@ EXAMPLES: list[m.ClientMessage | m.ServerMessage] = [
         [(0, 2)],
         5,
         m.Grammar("regex", "[ab]+"),
+        m.Penalties(0.5, -0.25, [(7, -100.0)]),
     ),
     m.Append(ID, 12, [5, 6], 9, ["."], True, 0, m.Grammar("lark", 'start: "a"')),
     m.Verify(ID, 3, 12, [5, 6, 7], [-1, 0, 0]),

@@ -145,6 +145,7 @@ export class Deadlines {
 }
 
 const WARN_AGREEMENT = 0.6, STOP_AGREEMENT = 0.3, FIRST_TOKENS = 4, REPEATED_WITHIN = 64, REPEATED_TOKENS = 10;
+const PHRASE = 8, REPEATED_PHRASES = 58;
 
 /** Limits of offline text, as edge_client/turn/guard.py: lengths at which to warn and to stop; 0 is never.
  * @typedef {{warnAt: number, stopAt: number, worthless: boolean}} OfflineLimits */
@@ -158,9 +159,37 @@ export function offlineLimits(curve, stopAt) {
   return { warnAt, stopAt: stop, worthless: stop > 0 && stop <= FIRST_TOKENS };
 }
 
+/** Whether a growing text says again what it has said; each token is looked at once. */
+class Phrases {
+  /** @type {number[]} */
+  text = [];
+  seen = new Set();
+  /** Of each token, whether the phrase that it ends was there before. @type {boolean[]} */
+  again = [];
+
+  /** Whether nearly all of the latest phrases are old ones. @param {number[]} text */
+  repeat(text) {
+    if (text.length < this.text.length || this.text.some((id, at) => text[at] !== id)) {
+      this.text = [];
+      this.seen.clear();
+      this.again = [];
+    }
+    for (let end = this.text.length + 1; end <= text.length; end++) {
+      const phrase = end >= PHRASE ? text.slice(end - PHRASE, end).join() : "";
+      this.again.push(phrase !== "" && this.seen.has(phrase));
+      if (phrase) this.seen.add(phrase);
+    }
+    this.text = [...text];
+    return this.again.slice(-REPEATED_WITHIN).filter(Boolean).length >= REPEATED_PHRASES;
+  }
+}
+
 /** Decides when to warn and when to stop, for one turn. */
 export class OfflineGuard {
   warned = false;
+  phrases = new Phrases();
+  /** Whether the limits are of this drafter. */
+  measured = true;
 
   /** @param {OfflineLimits} warm @param {OfflineLimits} cold without records @param {() => boolean} informed
    * @param {boolean} mayRepeat whether text that repeats itself goes on */
@@ -174,7 +203,10 @@ export class OfflineGuard {
   /** From a bundle's calibration. @param {any} calibration @param {number} stopAt @param {() => boolean} informed */
   static of(calibration, stopAt, informed) {
     const warm = calibration ? offlineLimits(calibration.offline, stopAt) : { warnAt: 64, stopAt: Math.max(0, stopAt), worthless: false };
-    return new OfflineGuard(warm, calibration?.cold ? offlineLimits(calibration.cold, stopAt) : warm, informed, stopAt >= 0);
+    const cold = calibration?.cold ? offlineLimits(calibration.cold, stopAt) : warm;
+    const guard = new OfflineGuard(warm, cold, informed, stopAt >= 0);
+    guard.measured = Boolean(calibration);
+    return guard;
   }
 
   get limits() {
@@ -186,6 +218,7 @@ export class OfflineGuard {
     const { warnAt } = this.limits;
     if (!warnAt || offline < warnAt || this.warned) return "";
     this.warned = true;
+    if (!this.measured) return `${offline} tokens without the verifier: how long this drafter can be trusted alone was not measured`;
     return `${offline} tokens without the verifier: from here on expect mistakes`;
   }
 
@@ -193,6 +226,7 @@ export class OfflineGuard {
   stops(offline) {
     const { worthless, stopAt } = this.limits;
     if (worthless || (stopAt > 0 && offline.length >= stopAt)) return true;
-    return !this.mayRepeat && offline.length >= REPEATED_WITHIN && new Set(offline.slice(-REPEATED_WITHIN)).size <= REPEATED_TOKENS;
+    if (this.mayRepeat || offline.length < REPEATED_WITHIN) return false;
+    return new Set(offline.slice(-REPEATED_WITHIN)).size <= REPEATED_TOKENS || this.phrases.repeat(offline);
   }
 }

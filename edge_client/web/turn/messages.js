@@ -72,7 +72,7 @@ const limits = struct({
 });
 const contract = struct({ heads: count, head_dim: count, dtypes: list(name, 16) });
 
-/** What a device sends. A grammar is never sent from here. @type {Record<string, Record<string, any>>} */
+/** What a device sends. Grammars and penalties are never sent from here. @type {Record<string, Record<string, any>>} */
 export const CLIENT = {
   hello: {
     versions: list(int(-SAFE, SAFE), 16, 1),
@@ -96,6 +96,7 @@ export const CLIENT = {
     held: or(held, []),
     logprobs: or(top, -1),
     grammar: or(nothing, null),
+    penalties: or(nothing, null),
   },
   append: {
     session,
@@ -212,7 +213,7 @@ export const SERVER = {
 
 export const VERSION = 2;
 export const SUBPROTOCOL = "moa.v2";
-/** What this end can do: all of Python's but log-probabilities and grammars. */
+/** What this end can do: all of Python's but log-probabilities, grammars and penalties. */
 export const FEATURES = ["append", "foresee", "progress", "records", "resume", "stream", "tree"];
 /** Codes after which the same request may succeed later. */
 export const RETRYABLE = new Set(["busy", "deadline", "draining", "internal"]);

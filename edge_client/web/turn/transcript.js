@@ -70,12 +70,12 @@ export class TextStream {
     return [...this.text].length;
   }
 
-  /** The text that was held back, complete or not; call it last. */
+  /** The text that was held back; call it last. A character of which only the first bytes are there is left out. */
   flush() {
     const mark = this.mark;
     if (mark.stopped) return "";
     const held = this.decode(this.ids.slice(mark.context));
-    this.raw += held.slice(this.decode(this.ids.slice(mark.context, mark.done)).length);
+    this.raw += held.slice(this.decode(this.ids.slice(mark.context, mark.done)).length).replace(/\ufffd+$/, "");
     const [end] = this.stopAfter(mark.shown);
     this.marks[this.marks.length - 1] = { ...mark, shown: end };
     return this.raw.slice(mark.shown, end);

@@ -7,6 +7,7 @@ therefore differ from numpy's only where two scores are closer than the rounding
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ class _Kind(NamedTuple):
     greedy: bool
     filters: bool
     penalizes: bool
+    adjusts: bool
     masked: bool
 
     @classmethod
@@ -43,6 +45,7 @@ class _Kind(NamedTuple):
             greedy=settings.greedy,
             filters=narrows and not settings.greedy,
             penalizes=settings.repetition_penalty != 1.0,
+            adjusts=settings.adjusts,
             masked=draw.allowed is not None,
         )
 
@@ -122,13 +125,15 @@ def _choose(rows: Tensor, draws: Sequence[Draw], kind: _Kind, sorted_first: int)
     finite = rows.amax(-1).isfinite()
     if kind.masked:
         rows = rows.where(_allowed(draws, rows), -torch.inf)
-    if kind.greedy and not kind.penalizes:
+    if kind.greedy and not kind.penalizes and not kind.adjusts:
         return torch.where(finite, rows.argmax(-1), NO_NUMBER)
     scores = rows.double()
     if kind.penalizes:
         penalty = _column([draw.settings.repetition_penalty for draw in draws], scores)
         less_likely = torch.where(scores > 0, scores / penalty, scores * penalty)
         scores = torch.where(_seen(draws, scores), less_likely, scores)
+    if kind.adjusts:
+        scores = _adjusted(scores, draws)
     if kind.greedy:
         return torch.where(finite, scores.argmax(-1), NO_NUMBER)
     scores = scores / _column([draw.settings.temperature for draw in draws], scores)
@@ -192,6 +197,39 @@ def _allowed(draws: Sequence[Draw], rows: Tensor) -> Tensor:
     )
     allowed = (bits & 1).bool().flatten(1)[:, : rows.shape[1]]
     return torch.nn.functional.pad(allowed, (0, rows.shape[1] - allowed.shape[1]))
+
+
+def _adjusted(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """`moa.sampling.adjust`: only the tokens that it concerns travel, and each sum is made in the
+    same order."""
+    vocab = scores.shape[1]
+    scores = scores.clone()
+    for subtract in (True, False):
+        rows: list[int] = []
+        ids: list[int] = []
+        changes: list[float] = []
+        for row, draw in enumerate(draws):
+            settings = draw.settings
+            if subtract and settings.counts:
+                answer = [*draw.text[draw.start :], *draw.drafted]
+                for token, times in Counter(answer).items():
+                    rows.append(row)
+                    ids.append(token)
+                    changes.append(
+                        -(settings.frequency_penalty * times + settings.presence_penalty)
+                    )
+            elif not subtract:
+                for token, bias in settings.logit_bias:
+                    if token < vocab:
+                        rows.append(row)
+                        ids.append(token)
+                        changes.append(bias)
+        if rows:
+            # Of a row, each token is there once: nothing depends on the order of these sums.
+            where = _index(rows, scores.device), _index(ids, scores.device)
+            change = torch.tensor(changes, dtype=scores.dtype, device=scores.device)
+            scores[where] = scores[where] + change
+    return scores
 
 
 def _seen(draws: Sequence[Draw], scores: Tensor) -> Tensor:

@@ -1,0 +1,211 @@
+"""The check of what the device wrote alone, while the user types and, if a question comes before its
+end, in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Literal
+
+from rich.text import Text
+
+from edge_client.cli.dialogue import Dialogue, DialogueMessage
+from edge_client.client import EdgeClient
+from edge_client.conversation import Conversation
+from edge_client.events import AnswerSoFar, Done, Event, Progress, Retract, Token
+from edge_client.screen.live import PROVISIONAL
+from edge_client.screen.words import tokens
+from moa.errors import LinkError, MoaError
+from moa.safe_text import safe_text
+
+_RETRY_SECONDS = 1.0
+"""Pause between two looks for a verifier that is away."""
+Phase = Literal["waits", "checks", "goes on", "over"]
+
+
+class OfflineCheck:
+    """Has the verifier check an answer, and says above the prompt what becomes of it.
+
+    It waits for the verifier for as long as that takes. While the verifier works, no clock ends the
+    check: it ends when everything is verified, when the verifier is silent for `answer_seconds` or
+    refuses, or when the user leaves it.
+    """
+
+    def __init__(
+        self,
+        client: EdgeClient,
+        conversation: Conversation,
+        dialogue: Dialogue,
+        message: DialogueMessage,
+        told: AnswerSoFar,
+        *,
+        say: Callable[[Text], None],
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`message` holds the answer of which `told` knows what was verified; `say` prints a line,
+        and `changed` is called when `status` may have."""
+        self._client = client
+        self._conversation = conversation
+        self._dialogue = dialogue
+        self.message = message
+        self._told = told
+        self._say = say
+        self._changed = changed
+        self._before = message["content"]
+        self._begun = self._before.removesuffix(told.done.text if told.done else told.text_of())
+        """What an earlier turn had written of the message."""
+        self._reading: Progress | None = None
+        self._printed: int | None = None
+        """Characters of the corrected answer that are on the screen; None: it stands as it was."""
+        self.phase: Phase = "waits"
+        self.task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin, in the background."""
+        self.task = asyncio.create_task(self._run())
+
+    @property
+    def unverified(self) -> int:
+        """Tokens of the answer that are not verified."""
+        return len(self._told.ids) - self._told.final
+
+    @property
+    def status(self) -> str:
+        """What is being done, in one line; empty when it is over."""
+        told = self._told
+        match self.phase:
+            case "over":
+                return ""
+            case "waits":
+                return f"{tokens(self.unverified)} not verified: checked when the verifier is back"
+            case "checks" if self._reading is not None:
+                done, total = self._reading.done, self._reading.total
+                return f"checking the last answer: reading, {done:,} of {total:,}"
+            case "checks":
+                return f"checking the last answer: {told.final:,} of {tokens(len(told.ids))}"
+            case "goes on":
+                return f"correcting the last answer: {tokens(len(told.ids))}"
+
+    async def leave(self) -> None:
+        """End it where it is: the answer stays as it is now."""
+        if self.task is not None and not self.task.done():
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+            self._keep()
+            self._print_rest()
+        self.phase = "over"
+        self._changed()
+
+    async def finish(self) -> None:
+        """Wait for its end."""
+        if self.task is not None:
+            await asyncio.shield(self.task)
+
+    # ---- inside
+
+    async def _run(self) -> None:
+        try:
+            while self._conversation.unverified and await self._online():
+                self.phase = "checks"
+                self._changed()
+                if not await self._check_once():
+                    break
+        except MoaError as error:
+            self._say(Text(f"the last answer stays unverified: {error.line()}", style="yellow"))
+        self.phase = "over"
+        self._changed()
+
+    async def _online(self) -> bool:
+        """Wait for the verifier; False if it refuses this client."""
+        link = self._client.link
+        while link is not None and not link.up:
+            try:
+                await self._client.wait_online()
+            except LinkError:
+                await asyncio.sleep(_RETRY_SECONDS)
+        return link is not None
+
+    async def _check_once(self) -> bool:
+        """One attempt; whether another one makes sense."""
+        done: Done | None = None
+        async with contextlib.aclosing(self._conversation.recheck()) as events:
+            async for event in events:
+                self._take(event)
+                done = event if isinstance(event, Done) else done
+        self._keep(done)
+        if done is None:
+            return False
+        if done.verified:
+            self._over(done)
+            return False
+        link = self._client.link
+        if link is not None and not link.up:
+            self.phase = "waits"
+            self._changed()
+            return True
+        self._print_rest()
+        self._say(
+            Text("the verifier has not checked all of the last answer: it stays so", style="yellow")
+        )
+        return False
+
+    def _take(self, event: Event) -> None:
+        told = self._told
+        if isinstance(event, Token):
+            self._goes_on("and goes on with the last answer", len(told.text_of()))
+        told.take(event)
+        if not isinstance(event, Done):
+            self._reading = event if isinstance(event, Progress) else None
+        if self._reading is not None and self._reading.done >= self._reading.total:
+            self._reading = None
+        if isinstance(event, Retract):
+            self._goes_on("and corrects the last answer", event.characters)
+            self._keep()
+        self._print_lines()
+        self._changed()
+
+    def _goes_on(self, what: str, characters: int) -> None:
+        """The answer is no longer what is on the screen, from so many characters on: it is printed
+        again from the beginning of their line."""
+        self.phase = "goes on"
+        if self._printed is None:
+            self._say(Text(f"the verifier is back, {what}:", "yellow"))
+            self._printed = self._told.text_of()[:characters].rfind("\n") + 1
+
+    def _keep(self, done: Done | None = None) -> None:
+        """The conversation goes on from the text as it is now."""
+        text = self._told.text_of() if done is None else done.text
+        self._dialogue.correct(self.message, self._begun + text)
+
+    def _print_lines(self) -> None:
+        """The lines that are complete, and will not change any more."""
+        if self._printed is None:
+            return
+        final = self._told.text_of(0, self._told.final)
+        end = final.rfind("\n") + 1
+        if end > self._printed:
+            self._say(Text(safe_text(final[self._printed : end - 1])))
+            self._printed = end
+
+    def _print_rest(self, text: str | None = None) -> None:
+        """What is not yet printed of a text that has changed; `text` is all of it, once it is
+        final."""
+        if self._printed is None:
+            return
+        final = self._told.text_of(0, self._told.final) if text is None else text
+        rest = Text(safe_text(final[self._printed :]))
+        if text is None:
+            rest += Text(safe_text(self._told.text_of(self._told.final)), PROVISIONAL)
+        self._printed = len(final)
+        if rest.plain:
+            self._say(rest)
+
+    def _over(self, done: Done) -> None:
+        if self._printed is None and self._begun + done.text == self._before:
+            self._say(Text("the verifier is back: the last answer is the target's own", "dim"))
+            return
+        if self._printed is None:
+            self._goes_on("and corrects the last answer", 0)
+        self._print_rest(done.text)
+        self._say(Text(f"checked · {tokens(len(self._told.ids))} · verified", "dim"))

@@ -1,0 +1,56 @@
+"""What is wrong with a request's field, in words that its sender understands: the validator's own name
+its types."""
+
+from __future__ import annotations
+
+import re
+
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+_BOUNDS = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
+_LENGTH = re.compile(r"Expected `(\w+)` of length (>=|<=|==) (\d+)")
+_BOUND = re.compile(r"Expected `(\w+)` (>=|<=|>|<) (\S+)")
+_KIND = re.compile(r"Expected `([\w| ]+)`, got `(\w+)`")
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+_VALUE = re.compile(r"Invalid (?:enum )?value (.+)")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.+)`")
+_PATTERN = re.compile(r"Expected `str` matching regex (.+)")
+
+
+def in_our_words(message: str, field: str) -> str:
+    """A validator's `message` about a field; as it is where nobody has thought of it."""
+    if found := _MISSING.fullmatch(message):
+        return f"{found[1]} is missing" + ("" if field == "the body" else f" in {field}")
+    if found := _LENGTH.fullmatch(message):
+        return f"{field} {_length(found[1], found[2], int(found[3]))}"
+    if found := _BOUND.fullmatch(message):
+        return f"{field} must be {_BOUNDS[found[2]]} {found[3]}"
+    if found := _KIND.fullmatch(message):
+        wanted = " or ".join(_kind(one) for one in found[1].split(" | ") if one != "null")
+        return f"{field} must be {wanted}, not {_kind(found[2])}"
+    if found := _VALUE.fullmatch(message):
+        return f"{field} cannot be {found[1]}"
+    if found := _UNKNOWN.fullmatch(message):
+        return f"{field} has no field {found[1]}"
+    if found := _PATTERN.fullmatch(message):
+        return f"{field} must match {found[1]}"
+    return f"{field}: {message}"
+
+
+def _kind(name: str) -> str:
+    return _KINDS.get(name.strip(), name)
+
+
+def _length(kind: str, comparison: str, bound: int) -> str:
+    if (comparison, bound) == (">=", 1):
+        return "must not be empty"
+    parts = {"str": "characters", "array": "items"}.get(kind, "fields")
+    words = {">=": "at least", "<=": "at most", "==": "exactly"}[comparison]
+    return f"must have {words} {bound:,} {parts}"

@@ -1,0 +1,117 @@
+"""The check of offline text in a chat, with a real verifier that is as slow as a real model on a
+CPU: it shows itself, nothing ends it early, and nobody goes on from unverified text unawares."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from cloud_verifier.app import Verifier
+from cloud_verifier.emulated import slowed_down
+from cloud_verifier.forward_time import ForwardTime
+from cloud_verifier.model import load
+from cloud_verifier.settings import Settings
+from edge_client.cli.chat import ChatLoop
+from edge_client.cli.dialogue import Dialogue
+from edge_client.client import EdgeClient
+from edge_client.settings import ClientSettings
+from moa.process.listening import Port
+from tests.edge.test_chat import CTRL_C, Lines
+
+QUESTION = "Tell me a story about a dog and a garden."
+"""The demo's drafter answers it with another text than its target."""
+
+
+class Waits(Lines):
+    """Lines of a user who waits between them: for a word in the status, or on the screen."""
+
+    def __init__(self, screen: io.StringIO, *lines: Any) -> None:
+        super().__init__(*lines)
+        self.screen = screen
+
+    async def read(self) -> str | None:
+        while self._lines and callable(self._lines[0]):
+            wait: Any = self._lines.pop(0)
+            await wait(self)
+        return await super().read()
+
+
+async def seen(words: str, reader: Waits) -> None:
+    """Wait until the user sees these words."""
+    async with asyncio.timeout(60):
+        while words not in reader.screen.getvalue() and words not in "\n".join(reader.shown[-3:]):
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def slow_verifier(port: Port, forward: float) -> AsyncIterator[None]:
+    settings = Settings(port=0, slots=4, kv_tokens=4096, device="cpu")
+    served = load(settings)
+    slowed_down(served.target, ForwardTime(forward))
+    with port as taken:
+        verifier = Verifier(served, settings)
+        async with verifier.open(taken):
+            yield
+
+
+async def chat(*lines: Any, forward: float = 0.4) -> tuple[Dialogue, str, list[str]]:
+    """A chat that begins without its verifier; `up` among the lines starts it."""
+    port = Port("127.0.0.1", 0)  # it refuses connections until a verifier listens
+    settings = ClientSettings(
+        verifier=f"ws://127.0.0.1:{port.number}", settle_seconds=0.1, reconnect_seconds=0.1
+    )
+    screen = io.StringIO()
+    console = Console(file=screen, width=200, markup=False, highlight=False)
+    dialogue = Dialogue(settings)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(port.socket.close)
+
+        async def up(_: Waits) -> None:
+            await stack.enter_async_context(slow_verifier(port, forward))
+
+        reader = Waits(screen, *(up if line == "up" else line for line in lines))
+        async with EdgeClient(settings) as client, client.conversation() as conversation:
+            parts: Any = (client, conversation, dialogue, reader, console)
+            await ChatLoop(*parts).run()
+    return dialogue, screen.getvalue(), reader.shown
+
+
+def sees(words: str) -> Any:
+    return lambda reader: seen(words, reader)
+
+
+async def test_a_slow_check_shows_itself_and_corrects_the_answer_as_it_goes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dialogue, screen, shown = await chat(
+        QUESTION, sees("checked when the verifier is back"), "up", sees("· verified")
+    )
+    alone = capsys.readouterr().out.strip()
+    assert any("checking the last answer: " in status for status in shown)
+    assert any("correcting the last answer: " in status for status in shown)
+    assert "the verifier is back, and corrects the last answer:" in screen
+    corrected = dialogue.messages[1]["content"]
+    assert corrected != alone
+    assert corrected in screen
+
+
+async def test_a_question_in_the_middle_waits_for_the_check_or_leaves_it_and_is_told() -> None:
+    dialogue, screen, _ = await chat(
+        QUESTION, "up", sees("checking the last answer"), "And what is 17 plus 25?"
+    )
+    assert "; Ctrl-C goes on without" in screen
+    assert "· verified" in screen
+    assert "this goes on from an answer" not in screen
+    assert len(dialogue.messages) == 4
+
+
+async def test_a_question_while_the_verifier_is_away_is_told_what_it_goes_on_from() -> None:
+    dialogue, screen, _ = await chat(QUESTION, "And what is 17 plus 25?", CTRL_C, CTRL_C)
+    assert "this goes on from an answer of which" in screen
+    assert len(dialogue.messages) == 4

@@ -1,0 +1,59 @@
+"""What is refused before the target is loaded, and what is said while it is."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloud_verifier.logs import log
+from cloud_verifier.model import load, told_while_it_lasts
+from cloud_verifier.settings import Settings
+from moa.errors import UsageError
+from tests.edge.kit import pair
+
+
+def test_what_cannot_draft_is_refused_before_the_target_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sibling's folder cost the load of the target, and its memory, before it was refused."""
+
+    def never(settings: Settings) -> Any:
+        raise AssertionError("the target is being loaded")
+
+    monkeypatch.setattr("cloud_verifier.model.load_target", never)
+    target = str(pair() / "target")
+    for wrong, words in (
+        ({"server_drafter": target}, "."),
+        ({"server_drafter": str(tmp_path / "nowhere")}, "no model at"),
+        ({"drafter": str(tmp_path / "nowhere")}, "no drafter at"),
+        ({"bundle": str(tmp_path / "nowhere")}, "nowhere"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            load(Settings(target=target, **wrong))
+        assert re.search(words, caught.value.line())
+
+
+def test_a_load_that_takes_long_says_so() -> None:
+    told = threading.Event()
+
+    class Seen(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            about: Any = record
+            if getattr(record, "event", "") == "loading" and about.resident_megabytes > 0:
+                told.set()
+
+    handler = Seen()
+    log.addHandler(handler)
+    level = log.level
+    log.setLevel("INFO")
+    try:
+        with told_while_it_lasts("loading the model", every=0.01):
+            assert told.wait(60)
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)
