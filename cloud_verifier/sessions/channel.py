@@ -332,6 +332,8 @@ def answer_hello(
         "grammar": not facts.grammars,
         "foresee": facts.streams_only,
         "logprobs": facts.streams_only,
+        # Of a continuation an engine counts what it writes, and not the answer that it continues.
+        "penalties": facts.streams_only,
         "streams_only": not facts.streams_only,
     }
     features = agree_features(
