@@ -242,6 +242,9 @@ class SettingChanges(TurnChanges, total=False):
     """All fields of `ClientSettings` in the same way (`**changes: Unpack[...]`)."""
 
     verifier: str
+    upstream: str
+    upstream_model: str
+    upstream_api: str
     bundle: str
     variant: str
     token: str
