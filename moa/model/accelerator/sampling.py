@@ -1,8 +1,9 @@
 """`moa.sampling`'s rule in torch, for all nodes of a forward at once: only the chosen tokens travel
 to the host.
 
-The noise is the same bit for bit (integers), its logarithms in float64. A node's token can
-therefore differ from numpy's only where two scores are closer than the rounding of a float64.
+The noise is the same bit for bit (integers), its logarithms in float64. What rounding could decide
+otherwise than numpy does, two scores or a sum of probabilities that are closer to each other or to
+an edge, is left to numpy: so the tokens are the same.
 """
 
 from __future__ import annotations
@@ -15,11 +16,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moa import sampling
+from moa.grammar.matcher import unpacked
 from moa.sampling import GOLDEN, noise_keys
 from moa.target.contract import NO_NUMBER, Draw
 
 _WIDER = -3
 """Chosen where more tokens may survive top-k, top-p and min-p than were sorted."""
+_UNSURE = -4
+"""Chosen where the rounding of another library might choose another token."""
+_CLOSE = 1e-10
+"""Probabilities that are no further from an edge may be on its other side elsewhere: sums of 2^18
+float64 in another order differ by less."""
+_CLOSE_SCORES = 1e-12
+"""The same for scores with noise, relative to a large one."""
 _SORTED_FIRST = 1024
 """Tokens that are sorted for top-k, top-p and min-p; the whole vocabulary only for nodes that need
 more."""
@@ -64,11 +74,23 @@ def choose(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     places = range(len(draws))
     found = _choose_at(logits, draws, places, _SORTED_FIRST)
     wider = [place for place in places if found[place] == _WIDER]
-    if not wider:
-        return found
-    for place, token in zip(wider, _choose_at(logits, draws, wider, logits.shape[1]), strict=True):
-        found[place] = token
+    if wider:
+        again = _choose_at(logits, draws, wider, logits.shape[1])
+        for place, token in zip(wider, again, strict=True):
+            found[place] = token
+    for place in places:
+        if found[place] == _UNSURE:
+            found[place] = _on_host(logits[place], draws[place])
     return found
+
+
+def _on_host(logits: Tensor, draw: Draw) -> int:
+    """The token by the rule itself."""
+    row = logits.float().cpu().numpy()
+    allowed = None if draw.allowed is None else unpacked(draw.allowed, len(row))
+    context = [*draw.text, *draw.drafted]
+    answer = [*draw.text[draw.start :], *draw.drafted]
+    return sampling.choose(row, draw.settings, draw.position, context, allowed, answer)
 
 
 def _choose_at(
@@ -146,8 +168,17 @@ def _choose(rows: Tensor, draws: Sequence[Draw], kind: _Kind, sorted_first: int)
         return torch.where(finite, chosen, NO_NUMBER)
     noisy = scores + gumbel(keys, torch.arange(scores.shape[1], device=scores.device))
     # What is forbidden stays so even where the noise is infinite.
-    chosen = noisy.where(scores > -torch.inf, -torch.inf).argmax(-1)
+    chosen = _best(noisy.where(scores > -torch.inf, -torch.inf), best_score=scores.amax(-1))
     return torch.where(finite, chosen, NO_NUMBER)
+
+
+def _best(noisy: Tensor, best_score: Tensor) -> Tensor:
+    """The place of the largest of each row; `_UNSURE` where another is as large but for rounding,
+    which is relative to the scores."""
+    best, place = noisy.max(-1)
+    close = _CLOSE_SCORES * (1.0 + best_score.abs())
+    several = (noisy >= (best - close).unsqueeze(-1)).sum(-1) > 1
+    return torch.where(several, _UNSURE, place)
 
 
 def _filtered(scores: Tensor, draws: Sequence[Draw], keys: Tensor, count: int) -> Tensor:
@@ -177,9 +208,15 @@ def _filtered(scores: Tensor, draws: Sequence[Draw], keys: Tensor, count: int) -
     filters = [(draw.settings.top_p, draw.settings.min_p) for draw in draws]
     top_p = _column([top if top < 1.0 or least > 0.0 else np.inf for top, least in filters], scores)
     min_p = _column([least for _, least in filters], scores)
-    keep = among_top_k & (before < top_p) & (probability >= min_p * probability[:, :1])
+    least = min_p * probability[:, :1]
+    keep = among_top_k & (before < top_p + _CLOSE) & (probability >= least * (1.0 - _CLOSE))
+    surely = (before < top_p - _CLOSE) & (probability >= least * (1.0 + _CLOSE))
+    surely[:, 0] = True  # the likeliest always stays
     noisy = (some + gumbel(keys, ids)).where(keep, -torch.inf)
-    chosen = ids.gather(-1, noisy.argmax(-1, keepdim=True)).squeeze(-1)
+    place = _best(noisy, best_score=best.squeeze(-1))
+    decided = (place >= 0) & surely.gather(-1, place.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    token = ids.gather(-1, place.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    chosen = torch.where(decided, token, _UNSURE)
     if count == vocab:
         return chosen
     # Behind the last one that was sorted there may be others of its score, and more of top-k,

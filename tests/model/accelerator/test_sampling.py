@@ -135,3 +135,25 @@ def test_rows_are_accepted_as_by_the_walk_on_the_host(monkeypatch: pytest.Monkey
         for slot in slots:
             target.cache.release(slot)
     assert won >= 16
+
+
+def test_what_rounding_decides_is_left_to_the_host() -> None:
+    """A likeliest token and others of one score, whose sum of probabilities comes to the edge of
+    top-p but for its rounding."""
+    rng = np.random.default_rng(9)
+    places = [(ties, kept) for ties in range(2, 40) for kept in range(1, ties)]
+    for slope in (1.0, 1.0 - 2**-53, 1.0 + 2**-52):
+        logits = np.full((len(places), 97), -50.0, np.float32)
+        draws = []
+        for row, (ties, kept) in enumerate(places):
+            some = rng.permutation(97)[:ties]
+            logits[row, some] = 0.5
+            one = SamplingSettings(
+                temperature=0.3,
+                top_k=2,
+                top_p=kept / ties,
+                repetition_penalty=slope,
+                seed=int(rng.integers(0, 2**40)),
+            )
+            draws.append(Draw(one, int(rng.integers(0, 2**31)), some[:1].tolist()))
+        assert choose(torch.from_numpy(logits), draws) == expected(Batch(logits, draws))
