@@ -14,6 +14,7 @@ from moa.bundle import Bundle
 from moa.grammar.matcher import GrammarCompiler
 from moa.graph.drafter import OnnxDrafter
 from moa.graph.load import LoadedGraph
+from moa.graph.trial import try_out
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Device:
         """Load a bundle, by default the embedded one. Sizes are checked; `doctor` also checks
         contents."""
         bundle = Bundle.open(folder or embedded_bundle())
+        if folder:
+            try_out(bundle, variant or bundle.manifest.default_variant, threads=threads)
         loaded = LoadedGraph.load(bundle, variant, threads=threads)
         codec = TextCodec.of(bundle)
         size = bundle.manifest.vocabulary.target

@@ -4,6 +4,7 @@ start."""
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
@@ -11,6 +12,7 @@ from importlib import import_module
 from moa import __version__
 from moa.cli.command_line import CommandParser
 from moa.errors import run_cli
+from moa.process import watch
 
 _COMMANDS = {
     "generate": "answer one prompt",
@@ -37,7 +39,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
 
-    sys.exit(run_cli("edge-client", body, extra="verifier", stdout_needed=True))
+    watch.end_by_ctrl_c()
+    code = run_cli("edge-client", body, extra="verifier", stdout_needed=True)
+    if watch.is_busy():  # the interpreter would wait for the end of a step
+        os._exit(code)
+    sys.exit(code)
 
 
 def parser(words: Collection[str] = tuple(_COMMANDS)) -> argparse.ArgumentParser:

@@ -8,6 +8,8 @@ import signal
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
+from moa.process.watch import end_by_ctrl_c
+
 Result = TypeVar("Result")
 
 
@@ -56,6 +58,7 @@ class CtrlC:
             NotImplementedError
         ):  # not on every system: there Ctrl-C ends the program
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._press)
+            end_by_ctrl_c()  # asyncio has taken the signals away
 
     def _press(self) -> None:
         self._pressed = True

@@ -27,6 +27,10 @@ BLOCKING = 0.005
 """Longest blocking of the event loop, in seconds."""
 STUCK = 30.0
 """Seconds of one step after which the drafter counts as failed."""
+_UNWANTED_SECONDS = 1.0
+"""How long a step goes on that nobody waits for any more."""
+_ENDING_SECONDS = 2.0
+"""How long a step may take to its next operator, where it ends."""
 _SLICE = 0.05
 """Longest wait for a step in the thread, in seconds, before messages and deadlines are looked at."""
 _IDS = 2**31
@@ -109,12 +113,13 @@ class DrafterWorker:
             raise DeviceError(f"the drafter failed: {type(error).__name__}: {error}") from error
 
     async def finish(self) -> None:
-        """The turn is over: wait for the step in the thread, because the caches must not change
-        under the next turn."""
+        """The turn is over: end the step in the thread, because the caches must not change under the
+        next turn."""
         if self._pending is not None:
-            await asyncio.wait(
-                [self._pending], timeout=max(0.0, self._since + STUCK - perf_counter())
-            )
+            await asyncio.wait([self._pending], timeout=_UNWANTED_SECONDS)
+            if not self._pending.done() and not self._pending.cancel():
+                self.drafter.end_steps()
+                await asyncio.wait([self._pending], timeout=_ENDING_SECONDS)
             self.failed |= not self._pending.done() or self._pending.exception() is not None
             self._give_up_step()
 

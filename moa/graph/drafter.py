@@ -238,6 +238,10 @@ class OnnxDrafter:
             token = int(np.flatnonzero(unpacked(bits, self._vocab_size))[0])
         return token
 
+    def end_steps(self) -> None:
+        """End the step that runs in another thread: it fails, and the caches are worth nothing."""
+        self.graph.end_steps()
+
     def _follow(
         self, ids: Sequence[int], sampling: SamplingSettings, grammar: TextMask | None = None
     ) -> Generator[None, None, Call]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 import numpy as np
 import onnxruntime
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from moa.bundle import Bundle
 from moa.errors import BundleError
+from moa.graph.control_flow import refuse_foreign_weights
 from moa.graph.drafter import OnnxDrafter
 from moa.graph.step import StepGraph
 
@@ -34,6 +36,13 @@ class LoadedGraph:
                 hint=f"dynamic ones: {', '.join(dynamic_variants(bundle)) or 'none'}",
             )
         bundle.check_runtime(name, onnxruntime.__version__)
+        model = PurePosixPath(chosen.model)
+        beside = [
+            str(PurePosixPath(file).relative_to(model.parent))
+            for file in chosen.files
+            if PurePosixPath(file).is_relative_to(model.parent)
+        ]
+        refuse_foreign_weights(bundle.path(chosen.model), beside)
         graph = StepGraph(bundle.path(chosen.model), threads=threads)
         return cls(bundle, name, graph, bundle.draft_to_target())
 

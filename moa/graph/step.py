@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from moa.errors import BundleError
 from moa.graph.control_flow import refuse_control_flow
+from moa.process.watch import STEP_SECONDS, watched
 from moa.tree import MASKED, additive
 
 Array = NDArray[Any]
@@ -59,7 +60,10 @@ def open_session(model: Path, *, threads: int = 1, bounded: bool = False) -> Any
     # Spinning threads would take CPU time from other work between two short steps.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
-        return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        with watched():
+            return onnxruntime.InferenceSession(
+                str(model), options, providers=["CPUExecutionProvider"]
+            )
     except Exception as error:  # onnxruntime raises many types without a common base
         raise BundleError(
             f"ONNX Runtime {onnxruntime.__version__} cannot load {model}: {error}",
@@ -73,6 +77,8 @@ class StepGraph:
     def __init__(self, model: Path, *, threads: int = 0) -> None:
         self.threads = threads or default_threads()
         self.session = open_session(model, threads=self.threads, bounded=True)
+        self._options: Any = None
+        """Of the latest step."""
         shapes = {node.name: node.shape for node in self.session.get_inputs()}
         if missing := [name for name in _WANTED if name not in shapes]:
             raise BundleError(f"{model} is not a drafter step graph: input {missing[0]} is missing")
@@ -97,6 +103,29 @@ class StepGraph:
             "top_tokens",
             *(f"new_{p}_{layer}" for layer in range(self.layers) for p in "kv"),
         ]
+
+    def run(self, binding: Any) -> None:
+        """One step."""
+        options = self._options = onnxruntime.RunOptions()
+        try:
+            with watched(options):
+                self.session.run_with_iobinding(binding, options)
+        except Exception as error:  # onnxruntime raises many types without a common base
+            if options.terminate:
+                raise BundleError(
+                    "a step of the drafter's graph was ended: nobody waited for it any more,"
+                    f" or it took more than {STEP_SECONDS:.0f} s"
+                ) from None
+            said = " ".join(str(error).split())[-160:]  # the places in its own code come first
+            raise BundleError(
+                f"the drafter's graph failed, with at most {_arenas[0] >> 20} MiB: {said}",
+                hint="run `edge-client doctor`, or use another bundle",
+            ) from None
+
+    def end_steps(self) -> None:
+        """Let the step that runs in another thread fail at its next operator."""
+        if self._options is not None:
+            self._options.terminate = True
 
 
 class LayerRows:
@@ -189,22 +218,20 @@ class Call:
         if noise is not self._noise:
             self._binding.bind_cpu_input("noise", noise)
             self._noise = noise
-        try:
-            graph.session.run_with_iobinding(self._binding)
-        except Exception as error:  # onnxruntime raises many types without a common base
-            said = " ".join(str(error).split())[-160:]  # the places in its own code come first
-            raise BundleError(
-                f"the drafter's graph failed, with at most {_arenas[0] >> 20} MiB: {said}",
-                hint="run `edge-client doctor`, or use another bundle",
-            ) from None
+        graph.run(self._binding)
         return perf_counter() - start
+
+
+def memory_limit(model: Path) -> int:
+    """Bytes of memory for the graphs of a process whose first one is this."""
+    size = sum(file.stat().st_size for file in model.parent.iterdir() if file.is_file())
+    return _ROOM + _WEIGHTS * size
 
 
 def _bound_memory(model: Path) -> None:
     """Bound what all operators may allocate, before they do."""
     if not _arenas:
-        size = sum(file.stat().st_size for file in model.parent.iterdir() if file.is_file())
-        limit = _ROOM + _WEIGHTS * size
+        limit = memory_limit(model)
         memory = onnxruntime.OrtMemoryInfo(
             "Cpu",
             onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR,

@@ -1,0 +1,181 @@
+"""A stranger's graph is loaded only after a child with limits could load and run it; later steps
+end, and Ctrl-C ends the program."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from edge_client.device import Device
+from moa import demo
+from moa.bundle import Bundle
+from moa.errors import BundleError
+from moa.graph import trial
+from moa.graph.control_flow import refuse_foreign_weights
+from moa.graph.trial import try_out
+from tests.graph.hostile import LOADED, Part, constant_sums, later_steps, make
+
+_WITHIN = 1400
+"""Megabytes: 1 GiB and eight times the bundle, and what a program has without any graph."""
+_LONG = "one two three four five six seven eight nine ten " * 10
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+_REFUSED = """
+import resource, sys
+from moa.bundle import Bundle
+from moa.errors import BundleError
+from moa.graph.trial import try_out
+try:
+    try_out(Bundle.open(sys.argv[1]), "web")
+    print("accepted")
+except BundleError as error:
+    print(error.line())
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)
+"""
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        part if part is constant_sums else pytest.param(part, marks=pytest.mark.slow)
+        for part in LOADED
+    ],
+)
+def test_what_costs_too_much_is_refused_within_the_limits(
+    part: Callable[[], Part], tmp_path: Path
+) -> None:
+    bundle = make(tmp_path / "bundle", part())
+    began = time.monotonic()
+    ran = subprocess.run(
+        [sys.executable, "-c", _REFUSED, str(bundle)], capture_output=True, text=True, check=True
+    )
+    line, megabytes = ran.stdout.splitlines()
+    print(f"\n{part.__name__}: {time.monotonic() - began:.1f} s, {megabytes} MB: {line[:120]}")
+    assert line.endswith("(do not use this bundle)")
+    assert int(megabytes) < _WITHIN
+
+
+def test_an_honest_bundle_is_tried_once(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = make(tmp_path / "bundle")
+    assert Device.load(bundle).variant == "web"
+    assert len(list((cache / "moa-edge/tried").iterdir())) == 1
+    with monkeypatch.context() as patched:
+        patched.setattr(trial, "_child", lambda *_: pytest.fail("it is known"))
+        Device.load(bundle)
+        Device.load()  # the embedded one is ours
+    os.utime(bundle / "variants/web/model.onnx", (1, 1))
+    tried: list[str] = []
+    monkeypatch.setattr(trial, "_child", lambda *_: (tried.append("again"), trial._DONE)[1])
+    Device.load(bundle)
+    assert tried == ["again"], "the file has changed"
+
+
+def test_without_a_place_to_remember_it_is_tried_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = Bundle.open(make(tmp_path / "bundle"))
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    tried: list[str] = []
+    monkeypatch.setattr(trial, "_child", lambda *_: (tried.append("again"), trial._DONE)[1])
+    try_out(bundle, "web")
+    try_out(bundle, "web")
+    assert len(tried) == 2
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+@pytest.mark.skipif(os.name == "nt", reason="needs signals")
+def test_ctrl_c_ends_the_program_though_a_step_does_not_end(command: str, tmp_path: Path) -> None:
+    bundle = make(tmp_path / "bundle", later_steps())
+    try_out(Bundle.open(bundle), "web")
+    program_text = "from moa.cli.console_scripts import edge_client; edge_client()"
+    words = [sys.executable, "-c", program_text, command, "--offline"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [*words, "--bundle", str(bundle), *([_LONG] if command == "generate" else [])],
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+    ) as program:
+        assert program.stdin is not None
+        if command == "chat":
+            program.stdin.write(_LONG + "\n")
+            program.stdin.flush()
+        while cpu_seconds(program.pid) < 4:  # it is in the step
+            assert program.poll() is None, program.communicate()
+            time.sleep(0.1)
+        began = time.monotonic()
+        program.send_signal(signal.SIGINT)
+        if command == "chat":  # it stops the answer, and the end of the input ends the chat
+            program.stdin.close()
+        code = program.wait(60)
+        print(f"\nended {time.monotonic() - began:.1f} s after Ctrl-C")
+    assert code == (130 if command == "generate" else 0)
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# ---- weights that lie elsewhere
+
+
+def outside(tensor: TensorProto, location: str) -> TensorProto:
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", "0"), ("length", "4")):
+        entry = tensor.external_data.add()
+        entry.key = key
+        entry.value = value
+    return tensor
+
+
+@pytest.mark.parametrize(
+    "location", ["../../secret", "/etc/passwd", "unlisted.bin", "a/../model.data"]
+)
+@pytest.mark.parametrize("place", ["initializer", "sparse", "constant", "function"])
+def test_weights_come_from_listed_files_only(location: str, place: str, tmp_path: Path) -> None:
+    model = onnx.load(demo.paths().bundle / "variants/web/model.onnx")
+    tensor = outside(helper.make_tensor("w", TensorProto.FLOAT, [1], b"\0" * 4, raw=True), location)
+    constant = helper.make_node("Constant", [], ["w"], value=tensor)
+    if place == "initializer":
+        model.graph.initializer.append(tensor)
+    elif place == "sparse":
+        indices = helper.make_tensor("i", TensorProto.INT64, [1], [0])
+        model.graph.sparse_initializer.append(helper.make_sparse_tensor(tensor, indices, [4]))
+    elif place == "constant":
+        model.graph.node.append(constant)
+    else:
+        opsets = list(model.opset_import)
+        model.functions.append(helper.make_function("own", "F", [], ["w"], [constant], opsets))
+    file = tmp_path / "model.onnx"
+    file.write_bytes(model.SerializeToString())
+    with pytest.raises(BundleError, match=re.escape("which its bundle does not list")):
+        refuse_foreign_weights(file, ["model.data"])
+    refuse_foreign_weights(file, ["model.data", location])
+
+
+def test_the_bundles_that_are_exported_here_list_their_weights() -> None:
+    bundle = Bundle.open(demo.paths().bundle)
+    for name in bundle.manifest.variants:
+        assert Device.load(variant=name).variant == name
