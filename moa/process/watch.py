@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 STEP_SECONDS = 8.0
@@ -50,7 +50,8 @@ class _Work:
 
 _running: dict[int, _Work] = {}
 _some = threading.Event()
-_watchers: list[threading.Thread] = []
+_watches: list[threading.Thread] = []
+"""The one that ends steps, once there was a step."""
 _wakeup: list[tuple[socket.socket, socket.socket]] = []
 _forward: list[int] = []
 """The descriptor that somebody else wants to be told of signals by."""
@@ -62,8 +63,8 @@ def watched(options: Any = None) -> Iterator[None]:
     work = _Work(options)
     _running[id(work)] = work
     if options is not None:
-        if not _watchers:
-            _start(_watch_steps)
+        if not _watches:
+            _watches.append(_started(_watch_steps))
         if not _some.is_set():
             _some.set()
     try:
@@ -77,10 +78,10 @@ def is_busy() -> bool:
     return bool(_running)
 
 
-def _start(body: Any) -> None:
+def _started(body: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=body, name="graph-watch", daemon=True)
-    _watchers.append(thread)
     thread.start()
+    return thread
 
 
 def _watch_steps() -> None:
@@ -110,7 +111,7 @@ def end_by_ctrl_c() -> None:
         for end in pair:
             end.setblocking(False)
         _wakeup.append(pair)
-        _start(_hear_signals)
+        _started(_hear_signals)
     ours = _wakeup[0][1].fileno()
     before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
     if before not in (-1, ours):
