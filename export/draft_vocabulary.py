@@ -18,6 +18,8 @@ from moa.errors import UsageError
 def count_files(tokenizer_json: bytes, files: Sequence[Path]) -> Counter[int]:
     """How often each token occurs in text files."""
     tokenizer = Tokenizer.from_str(tokenizer_json.decode())
+    tokenizer.no_truncation()  # whole files are counted, and nothing but them
+    tokenizer.no_padding()
     counts: Counter[int] = Counter()
     for file in files:
         try:

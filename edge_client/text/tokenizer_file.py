@@ -56,7 +56,11 @@ def read_tokenizer(file: Path) -> Tokenizer:
                     f"it makes {growth:.0f} times as much text, at most {_LARGEST_GROWTH}"
                 )
         with tokenizer_errors("read"):
-            return Tokenizer.from_buffer(content)
+            tokenizer = Tokenizer.from_buffer(content)
+        # What a file says of these is no part of its identity: a prompt is never cut in silence.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BundleError(f"{file} is not a tokenizer: {safe_line(str(error))}") from None
     except BundleError as error:

@@ -102,7 +102,8 @@ def tokenizer_hash(tokenizer_json: str | bytes) -> str:
     """The sha256 of the meaning of a `tokenizer.json`.
 
     Key order, layout, the two notations for merges, padding, truncation, and what says the same in
-    other words are ignored: two files with the same hash encode text to the same ids.
+    other words are ignored: two files with the same hash encode text to the same ids, here, where
+    padding and truncation are off wherever a tokenizer is read.
     """
     content = json.loads(tokenizer_json)
     if not isinstance(content, dict):

@@ -176,6 +176,9 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         raise UnsupportedModelError(
             f"the tokenizer in {folder} has no tokenizer.json form, which the device needs"
         )
+    # Whole texts, whatever its file says: neither is a part of its identity.
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
     return tokenizer
 
 

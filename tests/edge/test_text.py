@@ -17,6 +17,7 @@ from edge_client.text.chat import ChatLog
 from edge_client.text.codec import TextCodec
 from edge_client.text.tokenizer_file import tokenizer_errors
 from moa.errors import BundleError, UsageError
+from moa.model.identity import tokenizer_hash
 from moa.text_stream import TextStream
 
 
@@ -250,6 +251,29 @@ def test_a_tokenizer_that_makes_much_of_little(
 ) -> None:
     with pytest.raises(BundleError, match=r"makes \d+ times as much text|has more than 64 steps"):
         TextCodec(hostile(tmp_path, **parts))
+
+
+def test_a_file_that_cuts_and_pads_does_neither_here(codec: TextCodec, tmp_path: Path) -> None:
+    """Such files are on hubs, and have the same identity as those without."""
+    file = tmp_path / "tokenizer.json"
+    plain = json.loads(file.read_text())
+    text = "First question, and a long one. What is 17 plus 25?"
+    for direction in ("Left", "Right"):
+        cut = {"direction": direction, "max_length": 12, "strategy": "LongestFirst", "stride": 0}
+        pad = {
+            "strategy": {"Fixed": 200},
+            "direction": direction,
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "!",
+        }
+        content = json.dumps({**plain, "truncation": cut, "padding": pad})
+        file.write_text(content)
+        assert tokenizer_hash(content) == tokenizer_hash(json.dumps(plain))
+        other = TextCodec(file, None, bos_id=None, eos_ids=(257,))
+        assert other.encode(text) == codec.encode(text)[-len(text) :]
+        assert len(Tokenizer.from_str(content).encode(text).ids) != len(text), "it would be obeyed"
 
 
 def test_a_token_that_is_a_text(codec: TextCodec, tmp_path: Path) -> None:
