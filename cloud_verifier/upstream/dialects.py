@@ -39,7 +39,7 @@ class LlamaServer:
             "top_p": sampling.top_p,
             "min_p": sampling.min_p,
             "repeat_penalty": sampling.repetition_penalty,
-            "repeat_last_n": -1,
+            "repeat_last_n": len(asked.ids) + asked.most,
             "seed": sampling.seed % 2**32,
         }
 
