@@ -1,7 +1,9 @@
-"""The server's chains as graphs draft what `BodyDrafting` drafts, and wait for the device once."""
+"""Chains as captured graphs, of every kind of drafter, are what is drafted level by level, and wait
+for the device once."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,20 +11,26 @@ import torch
 
 from moa.drafters.attention.config import AttentionConfig
 from moa.drafters.attention.model import AttentionDrafter, new_attention
-from moa.drafters.body_drafting import BodyDrafting
-from moa.drafters.contract import DraftRequest
+from moa.drafters.contract import Drafter, DraftRequest
+from moa.drafters.eagle3.model import Eagle3Drafter
+from moa.drafters.sibling.config import SiblingConfig
+from moa.drafters.sibling.model import SiblingDrafter
+from moa.drafters.states.config import StateDrafterConfig
+from moa.drafters.states.model import StateDrafter
 from moa.model.accelerator.graphs import Graphs, Rerun
-from moa.model.borrowed import Sibling
+from moa.model.borrowed import SharedWeights, Sibling
+from moa.model.loading import prepare
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from moa.target.rows import Row
 from moa.tree import TreeShape
+from tests.model import published
 from tests.model.accelerator.test_decoder import Ordered
 from tests.tiny import tiny
 
 CAPACITY = 96
 GREEDY = SamplingSettings()
-DRAFTERS: dict[str, dict[str, Any]] = {
+ATTENTION: dict[str, dict[str, Any]] = {
     "published": {},
     "final state": {"final_state": True},
     "two borrowed layers": {"tli": 2},
@@ -51,25 +59,49 @@ def target_of() -> Target:
     return Target.from_model(tiny("llama"), slots=8, capacity=CAPACITY)
 
 
-def drafter_of(target: Target, **how: Any) -> AttentionDrafter:
-    torch.manual_seed(0)
+def attention(target: Target, **how: Any) -> AttentionDrafter:
     body = Sibling(tiny("llama", num_hidden_layers=2, seed=1)) if "body" in how else None
-    drafter = new_attention(
-        AttentionConfig.for_target(target.facts, **how), target.model, body
-    ).eval()
+    return new_attention(AttentionConfig.for_target(target.facts, **how), target.model, body)
+
+
+def states(target: Target) -> StateDrafter:
+    config = StateDrafterConfig.for_target(target.facts)
+    return StateDrafter.new(config, SharedWeights.of(target.model))
+
+
+def sibling(target: Target) -> SiblingDrafter:
+    loaded = tiny("llama", num_hidden_layers=2, seed=1)
+    config = SiblingConfig.of(prepare(loaded))
+    return SiblingDrafter(config, Sibling(loaded), target.facts.vocab_size)
+
+
+def eagle3(target: Target, folder: Path) -> Eagle3Drafter:
+    """Over 40 words of its own."""
+    published.write(folder, "specforge-3.1", tiny("llama"), list(range(3, 43)))
+    return Eagle3Drafter.load(folder, target.facts, SharedWeights.of(target.model))
+
+
+def drafter_of(kind: str, target: Target, folder: Path) -> Drafter:
+    torch.manual_seed(0)
+    if kind == "eagle3":
+        return eagle3(target, folder)
+    others = {"states": states, "sibling": sibling}
+    drafter: Drafter = (
+        others[kind](target) if kind in others else attention(target, **ATTENTION[kind])
+    )
     with torch.no_grad():
         for weight in drafter.parameters():
             weight.add_(0.1 * torch.randn_like(weight))
-    return drafter
+    return drafter.eval()
 
 
-def both(
-    target: Target, drafter: AttentionDrafter, lengths: list[int]
-) -> tuple[BodyDrafting, BodyDrafting, Recorder, Graphs]:
+def both(target: Target, drafter: Drafter, lengths: list[int]) -> tuple[Any, Any, Recorder, Graphs]:
     """Two drafters that have observed the same texts."""
     graphs = Graphs(recorder := Recorder())
-    plain = BodyDrafting(drafter, slots=8, capacity=CAPACITY, scratch=24)
-    chains = BodyDrafting(drafter, slots=8, capacity=CAPACITY, scratch=24, graphs=graphs)
+    plain = drafter.drafting(slots=8, capacity=CAPACITY, scratch=24)
+    chains = drafter.drafting(slots=8, capacity=CAPACITY, scratch=24, graphs=graphs)
+    if drafter.taps:
+        target.tap(drafter.taps)
     for number, length in enumerate(lengths):
         slot = target.cache.acquire()
         ids = [(7 * number + 3 * place) % 120 + 4 for place in range(length)]
@@ -89,11 +121,14 @@ def requests_of(
     ]
 
 
-@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("kind", [*ATTENTION, "states", "eagle3", "sibling"])
 @pytest.mark.parametrize("lengths", [[5], [40, 2, 17, 3, 50]], ids=str)
-def test_a_chain_is_the_one_that_is_drafted_without_graphs(kind: str, lengths: list[int]) -> None:
+def test_a_chain_is_the_one_that_is_drafted_without_graphs(
+    kind: str, lengths: list[int], tmp_path: Path
+) -> None:
     target = target_of()
-    plain, chains, recorder, graphs = both(target, drafter_of(target, **DRAFTERS[kind]), lengths)
+    drafter = drafter_of(kind, target, tmp_path / "published")
+    plain, chains, recorder, graphs = both(target, drafter, lengths)
     kinds = [
         GREEDY,
         SamplingSettings(temperature=0.8, seed=3),
@@ -117,7 +152,7 @@ def test_a_chain_is_the_one_that_is_drafted_without_graphs(kind: str, lengths: l
 
 def test_chains_end_where_each_should_and_trees_are_drafted_without_graphs() -> None:
     target = target_of()
-    plain, chains, recorder, graphs = both(target, drafter_of(target), [6, 20])
+    plain, chains, recorder, graphs = both(target, attention(target), [6, 20])
     shapes = [TreeShape.chain(2), TreeShape.chain(6, min_score=-3.0)]
     requests = [DraftRequest(slot, 9, shape, GREEDY) for slot, shape in enumerate(shapes)]
     for one, two in zip(plain.draft(requests), chains.draft(requests), strict=True):
@@ -132,7 +167,7 @@ def test_chains_end_where_each_should_and_trees_are_drafted_without_graphs() -> 
 
 def test_a_slot_that_is_given_back_holds_nothing_of_a_chain() -> None:
     target = target_of()
-    _, chains, _, graphs = both(target, drafter_of(target, tli=1), [6, 3])
+    _, chains, _, graphs = both(target, attention(target, tli=1), [6, 3])
     requests = requests_of([6, 3], [GREEDY], 5)
     chains.draft(requests)
     graphs.prepare()
