@@ -588,13 +588,12 @@ def _train_beside(bench: Bench, tokenizer: Path, folder: Path) -> Line:
         "--precision",
         "bf16",
     ]
-    run = TrainingRun.of(
-        options.parser().parse_args([*flags, "--quiet"]),
-        LoadedModel(bench.target.model, bench.target.facts, tokenizer),
-    )
-    loop = run.loop(
-        run.rows(folder / "data", {}, [str(_ROOT / "docs")]), folder, identity={}, trial=True
-    )
+    loaded = LoadedModel(bench.target.model, bench.target.facts, tokenizer)
+    run = TrainingRun(options.parse([*flags, "--quiet"]), loaded)
+    rows = run.rows(folder / "data", {}, [str(_ROOT / "docs")])
+    run.sample_the_head(rows)
+    run.objective.start(rows.first(4))
+    loop = run.loop(rows, folder, identity={}, quiet=True)
     speed = loop.run(stop_after=3)[-1]["tokens_per_s"]
     return {"parameters": parameter_count(run.drafter), "tokens_per_s": speed, "ok": True}
 

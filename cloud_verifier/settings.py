@@ -28,7 +28,7 @@ class Settings:
     bundle: str = ""
     """The drafter as exported: on a CPU its graph drafts streams, ten times as fast as torch."""
     server_drafter: str = ""
-    """A drafter of streams: by `moa-train --states`, or a published EAGLE-3; --drafter still makes
+    """A drafter of streams: by `moa-train`, or a published EAGLE-3; --drafter still makes
     records."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or, untested, mps."""

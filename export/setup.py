@@ -118,7 +118,7 @@ def training_command(setup: Setup) -> list[str]:
     """Arguments of `moa-train`: the sibling stays as it is, and only its attention to records is
     trained."""
     words = [setup.target, "--data", *setup.records, "--out", str(setup.drafter)]
-    words += ["--body", setup.sibling, "--freeze-body"]
+    words += ["--attention", "--body", setup.sibling, "--freeze-body"]
     return words if setup.steps is None else [*words, "--steps", str(setup.steps)]
 
 

@@ -23,8 +23,9 @@ from moa.drafters.states.training import shifted
 from moa.model.blocks import Block, additive, rotary
 from moa.model.borrowed import Rows, SharedWeights
 from moa.training.data import Batch
+from moa.training.losses import TeacherLike
 from moa.training.masks import token_mask
-from moa.training.teacher import Lesson, Teacher
+from moa.training.teacher import TeacherOutput
 
 PUBLIC_LOSS = DistillSettings(loss_weight=0.1, feature_weight=1.0)
 """The public recipe: smooth-L1 on the feature + 0.1 * soft cross-entropy, whose gradient is that of
@@ -85,12 +86,21 @@ class EagleTraining(Distillation):
     loop."""
 
     def __init__(
-        self, model: Eagle, teacher: Teacher, settings: DistillSettings = PUBLIC_LOSS, seed: int = 0
+        self,
+        model: Eagle,
+        teacher: TeacherLike,
+        settings: DistillSettings = PUBLIC_LOSS,
+        seed: int = 0,
     ) -> None:
         super().__init__(model, teacher, settings, seed)  # type: ignore[arg-type]
 
     def _draft(
-        self, batch: Batch, lesson: Lesson, latest: NDArray[np.int64], step: int, progress: float
+        self,
+        batch: Batch,
+        lesson: TeacherOutput,
+        latest: NDArray[np.int64],
+        step: int,
+        progress: float,
     ) -> Tensor:
         device = lesson.hidden.device
         ids = torch.from_numpy(batch.ids).to(device)

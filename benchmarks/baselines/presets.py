@@ -25,13 +25,14 @@ from demo.recipe import ALONE
 from moa.config import TargetFacts
 from moa.drafters.attention.config import AttentionConfig
 from moa.drafters.attention.model import AttentionDrafter, load_attention, new_attention
-from moa.drafters.attention.training import PAPER, Distillation, DistillSettings
+from moa.drafters.attention.training import PAPER, DistillSettings
 from moa.drafters.states.least_squares import solve
 from moa.drafters.states.model import StateDrafter
 from moa.drafters.states.training import ChainSettings
 from moa.errors import ConfigError, UsageError
 from moa.model.borrowed import SharedWeights
 from moa.training.data import PackedRows
+from moa.training.losses import LossSettings, TeacherLike, TeacherObjective
 from moa.training.masks import AnchorRule, Spacing
 from moa.training.teacher import Teacher
 
@@ -45,7 +46,7 @@ class Preset:
     """A body with records, the same without them, or a baseline that is no such body."""
     shape: Mapping[str, Any] = field(default_factory=dict)
     """Changes to the config of a body."""
-    distill: DistillSettings | None = None
+    distill: LossSettings | None = None
     """None: the default of the kind."""
 
 
@@ -77,7 +78,7 @@ PRESETS: dict[str, Preset] = {
         kind="eagle3",
         distill=ChainSettings(late=7, absent=0.0),
     ),
-    "states": Preset("what moa-train --states makes", kind="states"),
+    "states": Preset("what moa-train makes", kind="states"),
     "states-in-step": Preset(
         "the same for newest states alone", kind="states", distill=ChainSettings(late=7, absent=0.0)
     ),
@@ -151,8 +152,8 @@ def build(
     start: Sequence[int] = (),
     init: Path | None = None,
     data: PackedRows | None = None,
-    teacher: Teacher | None = None,
-) -> tuple[AttentionDrafter | FeatureDrafter, Distillation]:
+    teacher: TeacherLike | None = None,
+) -> tuple[AttentionDrafter | FeatureDrafter, TeacherObjective]:
     """A preset's drafter and its task. `shape` changes the MoA drafter's settings, `distill` those
     of both kinds of ours, in every preset that leaves them alone; all others have as many
     parameters on the device as the MoA drafter of TLI = 0 that comes of it. A body starts as the
@@ -183,7 +184,7 @@ def build(
             raise UsageError(
                 "a body that starts from the target's layers needs data to measure their units on"
             )
-        inherit(drafter, teacher, start, data.batch(0, 0, CALIBRATION_ROWS))
+        inherit(drafter, Teacher(target), start, data.batch(0, 0, CALIBRATION_ROWS))
     return drafter, training_task(drafter, teacher, settings, seed)
 
 
@@ -232,7 +233,7 @@ def _without_records(
     return new_attention(config(matched(count, size, "a body without records")), target)
 
 
-def _changed(settings: DistillSettings, changes: Mapping[str, Any]) -> DistillSettings:
+def _changed(settings: LossSettings, changes: Mapping[str, Any]) -> LossSettings:
     """Changes apply only to fields that the preset does not set."""
     default = type(settings)()
     try:

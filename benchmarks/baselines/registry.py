@@ -29,7 +29,7 @@ from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import filled, save_drafter, stored_weights
 from moa.model.loading import load_model
 from moa.model.target import Target
-from moa.training.teacher import Teacher
+from moa.training.losses import LossSettings, TeacherLike, TeacherObjective
 
 Feature = Literal["eagle2", "eagle3", "states"]
 FeatureDrafter = Eagle3Drafter | Eagle | StateDrafter
@@ -91,16 +91,17 @@ def matched(size: Callable[[int], int], parameters: int, what: str) -> int:
 
 def training_task(
     model: AttentionDrafter | FeatureDrafter,
-    teacher: Teacher,
-    settings: DistillSettings | None,
+    teacher: TeacherLike,
+    settings: LossSettings | None,
     seed: int,
-) -> Distillation:
+) -> TeacherObjective:
     """A drafter's training objective; without settings, its authors' recipe."""
-    if isinstance(model, Eagle):
-        return EagleTraining(model, teacher, settings or PUBLIC_LOSS, seed)
     if isinstance(model, Eagle3Drafter | StateDrafter):
         assert settings is None or isinstance(settings, ChainSettings)
         return ChainTraining(model, teacher, settings or ChainSettings(), seed)
+    assert settings is None or isinstance(settings, DistillSettings)
+    if isinstance(model, Eagle):
+        return EagleTraining(model, teacher, settings or PUBLIC_LOSS, seed)
     if isinstance(model, AttentionDrafter):
         return Distillation(model, teacher, settings or DistillSettings(), seed)
     raise TypeError(f"no training is known for {type(model).__name__}")

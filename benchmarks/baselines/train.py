@@ -16,19 +16,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks.baselines.presets import PRESETS, build, preset
 from benchmarks.baselines.registry import parameter_count, save
-from benchmarks.baselines.sampled import SampledHead, chances
 from benchmarks.provenance import write_result
-from benchmarks.witness.rows import StoredTeacher, written
 from moa.errors import UsageError, run_cli
+from moa.model.borrowed import SharedWeights
 from moa.model.loading import load_model
 from moa.training.data import PackedRows
 from moa.training.loop import Loop, LoopSettings, fast_precision, peak_memory_mib
+from moa.training.losses import TeacherLike
+from moa.training.sampled import SampledHead, chances
 from moa.training.teacher import Teacher
+from moa.training.teacher_files import StoredTeacher, written
 
 SUMMARY = "training.json"
 LAST = 50
@@ -76,7 +77,10 @@ def train_preset(
     torch.manual_seed(settings.seed)
     # In bf16 a copy of the target runs a third faster than the same under autocast.
     dtype = torch.bfloat16 if settings.precision == "bf16" else None
-    teacher = StoredTeacher(loaded.model, states) if states else Teacher(loaded.model, dtype)
+    teacher: TeacherLike = Teacher(loaded.model, dtype)
+    if states:
+        shared = SharedWeights.of(loaded.model)
+        teacher = StoredTeacher(shared, states, loaded.model.dtype)
     drafter, task = build(
         name,
         loaded.model,
@@ -91,9 +95,7 @@ def train_preset(
     )
     identity = {name: recipe[name] for name in ("preset", "shape", "distill", "start")}
     if head_words:
-        counts = np.bincount(
-            data.rows(np.arange(len(data))).ids.ravel(), minlength=len(teacher.shared.head)
-        )
+        counts = data.counts(len(teacher.shared.head))
         task.part_of_head = SampledHead(
             teacher.shared, settings.seed, chances(counts + 1.0, head_words)
         )

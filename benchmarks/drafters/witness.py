@@ -28,16 +28,18 @@ from benchmarks.baselines.registry import load_any
 from benchmarks.baselines.train import finished
 from benchmarks.kit.figures import table, titled, values_of
 from benchmarks.kit.progress import say
-from benchmarks.witness.rows import StoredTeacher, heldout_folders, written
+from benchmarks.witness.rows import heldout_folders
 from moa.drafters.attention.model import AttentionDrafter
 from moa.drafters.states.model import StateDrafter
 from moa.drafters.states.training import drafted, shifted, visible
 from moa.model.blocks import additive
+from moa.model.borrowed import SharedWeights
 from moa.model.loading import load_model
 from moa.training.data import Batch, PackedRows
 from moa.training.loop import fast_precision
 from moa.training.masks import same_document
-from moa.training.teacher import Lesson
+from moa.training.teacher import TeacherOutput
+from moa.training.teacher_files import StoredTeacher, written
 
 NONE = "none"
 
@@ -70,7 +72,7 @@ class Options:
 class Row:
     """A row of texts, and what the target computed on it."""
 
-    def __init__(self, batch: Batch, lesson: Lesson) -> None:
+    def __init__(self, batch: Batch, lesson: TeacherOutput) -> None:
         self.batch = batch
         self.lesson = lesson
         self.ids, self.positions, self.segments = (
@@ -303,13 +305,13 @@ def _rows(target: Any, taps: Sequence[int], place: Path, most: int) -> Iterator[
 
 def row_of(target: Any, taps: Sequence[int], place: Path, number: int) -> Row:
     """A row of texts."""
-    teacher = StoredTeacher(target, place)
+    teacher = StoredTeacher(SharedWeights.of(target), place, target.dtype)
     batch = PackedRows(place).rows(np.array([number]))
     if taps:
         teacher.tap(taps)
     lesson = teacher(batch)
     parts = (lesson.keys, lesson.values, lesson.hidden, lesson.tapped)
-    return Row(batch, Lesson(*(None if part is None else part.float() for part in parts)))  # type: ignore[arg-type]
+    return Row(batch, TeacherOutput(*(None if part is None else part.float() for part in parts)))  # type: ignore[arg-type]
 
 
 def tables(result: Mapping[str, Any]) -> str:

@@ -23,11 +23,12 @@ from torch import Tensor
 
 from benchmarks.baselines.registry import load_any
 from benchmarks.drafters.witness import row_of, states_of
-from benchmarks.witness.rows import heldout_folders, read_lesson, written
+from benchmarks.witness.rows import heldout_folders
 from moa.drafters.contract import DraftRequest
 from moa.model.decoder import Forward
 from moa.model.target import Committed, Row, Step, Target
 from moa.target.rows import RowBatch
+from moa.training.teacher_files import read_output, written
 from moa.tree import DraftTree
 
 
@@ -51,7 +52,7 @@ class Recorded:
     def lesson(self) -> dict[str, Tensor]:
         """Keys, values and states, read when they are first asked for."""
         span = slice(self.first, self.first + len(self.ids) - 1)
-        found = read_lesson(self.place, self.row)
+        found = read_output(self.place, self.row)
         return {
             name: (part[:, span] if name in ("keys", "values") else part[span]).float()
             for name, part in found.items()

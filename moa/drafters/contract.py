@@ -10,6 +10,7 @@ docs/extending.md adds one, step by step.
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from transformers import PreTrainedModel
 
 from moa.config import TargetFacts
 from moa.drafters.graph import GraphSizes, GraphSpec
+from moa.errors import UsageError
 from moa.grammar.matcher import TextMask
 from moa.model.borrowed import SharedWeights
 from moa.model.identity import weights_id
@@ -34,6 +36,9 @@ from moa.tree import DraftTree, TreeShape
 
 if TYPE_CHECKING:
     from moa.model.accelerator.graphs import Graphs
+    from moa.model.loading import LoadedModel
+    from moa.training.config import TrainingConfig
+    from moa.training.losses import TeacherLike, TeacherObjective
 
 RecordPair = tuple[NDArray[np.float32], NDArray[np.float32]]
 """Keys and values of activation records, `[tokens, count, width]` of a `RecordLayout` each."""
@@ -216,6 +221,24 @@ def randomize(module: nn.Module) -> None:
                 nn.init.zeros_(part.bias)
 
 
+@dataclass(frozen=True)
+class Trainee:
+    """A drafter to be trained, and how."""
+
+    drafter: Drafter
+    objective: TeacherObjective
+    start: str
+    """What training starts from: a digest of weights, or least squares; empty for random ones."""
+
+
+def digest(module: nn.Module) -> str:
+    """Of all weights: what a run started from."""
+    found = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        found.update(name.encode() + value.detach().float().cpu().numpy().tobytes())
+    return found.hexdigest()
+
+
 class DrafterKind(ABC):
     """What is known of a kind of drafter. Its methods import what they need: to ask for a name
     costs nothing."""
@@ -244,6 +267,16 @@ class DrafterKind(ABC):
     ) -> Drafter:
         """A trained drafter beside its target, in the target's precision unless told another. There
         is no `target` for a kind that shares no weights."""
+
+    reads_caches: ClassVar[bool] = False
+    """Whether it learns from the target's keys and values."""
+
+    def trainee(self, config: TrainingConfig, target: LoadedModel, teacher: TeacherLike) -> Trainee:
+        """A drafter to be trained by this configuration: a new one, or that of `config.init`."""
+        raise UsageError(
+            f"moa-train trains no drafter of kind {self.name}",
+            hint="a sibling drafts as it is; others are trained by whoever publishes them",
+        )
 
     def weights_id(self, folder: Path, facts: TargetFacts) -> str:
         """The identity of its weights beside this target."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+import math
 import os
 import shutil
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +20,25 @@ import torch.distributed as dist
 
 from moa.drafters.contract import Drafter
 from moa.errors import UsageError, run_cli
-from moa.model.loading import LoadedModel, checked_device, load_model
+from moa.model.generate import generate
+from moa.model.loading import checked_device
 from moa.model.target import Target
 from moa.process.files import named
 from moa.training import options
+from moa.training.data import Document, pack
 from moa.training.generate import PROMPT_TOKENS, GeneratedAnswers
 from moa.training.loop import fast_precision, join_process_group, peak_memory_mib
 from moa.training.run import TrainingRun, parameter_count, provenance
 from moa.training.sources import examples, fingerprint
+from moa.training.teacher_files import bytes_per_token
 from moa.worth import reached_at, worth
 
+TRIAL_ROWS = 4
+"""Rows that the target runs over in a dry run."""
+TRIAL_TOKENS = 8
+"""Of each answer that the target begins in a dry run."""
+DRY_SECONDS = 40.0
+"""After which no other step is begun in a dry run: it should answer within two minutes."""
 DRY_STEPS = 8
 """On a CPU the C library keeps what steps of other shapes have freed: memory grows with them, ever
 more slowly."""
@@ -39,52 +50,56 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: list[str]) -> None:
-    args = options.parser().parse_args(argv)
+    config = options.parse(argv)
     began = time.perf_counter()
-    device = _device(args.device)
+    device = _device(config.device)
     join_process_group(device)
     try:
-        _check_out(args.out)
-        args.precision = args.precision or fast_precision(device)
-        dtype = torch.float32 if args.precision == "fp32" else torch.bfloat16
-        loaded = load_model(args.target, device=device, dtype=dtype)
-        with named(args.out):
-            result = _dry_run(args, loaded) if args.dry_run else _run(args, loaded, argv, began)
+        _check_out(config.out)
+        precision = config.loop.get("precision") or fast_precision(device)
+        config = replace(config, loop={**config.loop, "precision": precision})
+        with named(config.out):
+            run = TrainingRun.of(config, device)
+            result = _dry_run(run) if config.dry_run else _run(run, argv, began)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
     if result is not None:
-        _show(result, as_json=args.json)
-        if not args.json and "agree" in result:
+        _show(result, as_json=config.json)
+        if not config.json and "agree" in result:
             reached = reached_at(result["agree"], result.get("agree_later"))
-            print(f"{args.out}: {worth(reached, result['wanted_tokens'])}")
+            print(f"{config.out}: {worth(reached, result['wanted_tokens'])}")
 
 
-def _run(
-    args: argparse.Namespace, loaded: LoadedModel, argv: list[str], began: float
-) -> dict[str, Any] | None:
-    run = TrainingRun.of(args, loaded)
-    args.out.mkdir(parents=True, exist_ok=True)
-    sources, made_with = _sources(args, run, loaded)
-    if args.generate_only:
-        return {"generated": str(args.out / "generated.jsonl")}
+def _run(run: TrainingRun, argv: list[str], began: float) -> dict[str, Any] | None:
+    config = run.config
+    out = config.out
+    out.mkdir(parents=True, exist_ok=True)
+    sources, made_with = _sources(run)
+    if config.generate_only:
+        return {"generated": str(out / "generated.jsonl")}
     about = {
-        "data": fingerprint(args.data),
+        "data": fingerprint(config.data),
         "answers": made_with,
-        "tokenizer": loaded.facts.tokenizer_hash,
+        "tokenizer": run.facts.tokenizer_hash,
     }
-    rows = run.rows(args.out / "data", about, sources)
-    loop = run.loop(rows, args.out, identity={"data": about})
+    rows = run.rows(out / "data", about, sources)
+    loop = run.loop(rows, out, identity={"data": about})
     started_at = loop.checkpointed_step()
+    if run.keeps_states(rows, out, loop.settings.steps):
+        run.write_states(rows, out / "data")
+    run.sample_the_head(rows)
+    if not started_at:
+        run.objective.start(rows)
     training = time.perf_counter()
     history = loop.run()
     seconds = time.perf_counter() - training
     if loop.rank > 0:
         return None
-    run.save(args.out, getattr(torch, options.PRECISIONS[args.weights]))
+    run.save(out, getattr(torch, options.PRECISIONS[config.weights]))
     tail = history[-min(50, len(history)) :]
     result = {
-        "out": str(args.out),
+        "out": str(out),
         "steps": loop.step,
         "wanted_tokens": rows.wanted_tokens,
         "loss": sum(entry["loss"] for entry in tail) / len(tail),
@@ -99,72 +114,94 @@ def _run(
         "training_seconds": seconds,
         "seconds": time.perf_counter() - began,
     }
-    record = provenance(argv, loaded.facts, settings=run.settings(loop), data=about)
+    record = provenance(argv, run.facts, settings=run.settings(loop), data=about)
     record |= {
         "resumed_from_step": started_at,
         "rows": len(rows),
         "tokens": rows.tokens,
         "result": result,
     }
-    (args.out / "training.json").write_text(
+    (out / "training.json").write_text(
         json.dumps(record, indent=2, default=str) + "\n", encoding="utf-8"
     )
     return result
 
 
-def _sources(
-    args: argparse.Namespace, run: TrainingRun, loaded: LoadedModel
-) -> tuple[Sequence[str], dict[str, Any] | None]:
+def _sources(run: TrainingRun) -> tuple[Sequence[str], dict[str, Any] | None]:
     """The training data: the given data, or the target's own answers to its prompts."""
-    if not (args.generate or args.generate_only):
-        return args.data, None
+    config = run.config
+    if not (config.generate or config.generate_only):
+        return config.data, None
     made_with = {
-        "data": fingerprint(args.data),
-        "target": loaded.facts.weights_id,
-        "max_new_tokens": args.max_new_tokens,
-        "temperature": args.temperature,
-        "seed": args.seed or 0,
-        "batch": args.batch or run.batch,
+        "data": fingerprint(config.data),
+        "target": run.facts.weights_id,
+        "max_new_tokens": config.max_new_tokens,
+        "temperature": config.temperature,
+        "seed": config.seed,
+        "batch": run.batch,
     }
-    answers = GeneratedAnswers(args.out, made_with)
+    answers = GeneratedAnswers(config.out, made_with)
     if not answers.complete():
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UsageError(
                 "the answers are generated by one process",
                 hint="run with --generate-only first, without torchrun",
             )
-        capacity = args.length + args.max_new_tokens  # of a prompt and its answer
-        target = Target(
-            loaded.model,
-            loaded.facts,
-            slots=made_with["batch"],
-            capacity=capacity,
-            folder=loaded.folder,
-        )
-        prompts = (run.reader.prompt(example, PROMPT_TOKENS) for example in examples(args.data))
-        answers.write(target, prompts, quiet=args.quiet)
+        answers.write(_answering(run, run.batch), _prompts(run), quiet=config.quiet)
     return [str(answers.path)], made_with
 
 
-def _dry_run(args: argparse.Namespace, loaded: LoadedModel) -> dict[str, Any]:
-    """Everything except the training: some steps are run to estimate time and memory, and nothing
-    is kept."""
-    run = TrainingRun.of(args, loaded)
+def _prompts(run: TrainingRun) -> Iterator[list[int]]:
+    for example in examples(run.config.data):
+        yield run.reader.prompt(example, PROMPT_TOKENS)
+
+
+def _answering(run: TrainingRun, slots: int) -> Target:
+    """The target as a writer of answers."""
+    assert run.target is not None
+    capacity = run.config.length + run.config.max_new_tokens  # of a prompt and its answer
+    return Target(
+        run.target.model,
+        run.facts,
+        slots=slots,
+        capacity=capacity,
+        folder=run.target.folder,
+    )
+
+
+# ---- the estimate
+
+
+def _dry_run(run: TrainingRun) -> dict[str, Any]:
+    """Everything except the training: the target runs over a few rows, and some steps are run, to
+    estimate time and memory; nothing is kept."""
+    config = run.config
     with tempfile.TemporaryDirectory() as scratch:
-        rows = run.rows(Path(scratch) / "data", {}, args.data)
-        loop = run.loop(rows, Path(scratch), identity={}, trial=True)
-        if not args.quiet:
-            print(f"moa-train: measuring {DRY_STEPS} steps", file=sys.stderr)
-        tokens_per_s = loop.run(stop_after=DRY_STEPS)[-1]["tokens_per_s"]
+        place = Path(scratch)
+        answering = 0.0
+        documents = run.documents(config.data)
+        if config.generate or config.generate_only:
+            answering, documents = _trial_answers(run)
+        rows = pack(documents, config.length, place / "data")
+        trial = rows.first(TRIAL_ROWS)
+        loop = run.loop(rows, place, identity={}, quiet=True)
         steps = loop.settings.steps
-        seen = (
-            rows.tokens
-            / len(rows)
-            * loop.settings.batch
-            * loop.settings.accumulate
-            * loop.world
-            * steps
-        )
+        world = loop.world
+        stored = run.keeps_states(rows, config.out.absolute().parent, steps)
+        writing = 0.0
+        if stored:
+            began = time.perf_counter()
+            run.write_states(trial, place / "data")
+            writing = (time.perf_counter() - began) * rows.tokens / trial.tokens / world
+        run.sample_the_head(rows)
+        loop.data = trial
+        run.objective.start(trial)
+        _say(run, f"measuring {DRY_STEPS} steps, or as many as take {DRY_SECONDS:.0f} s")
+        history = loop.run(stop_after=DRY_STEPS, stop_seconds=DRY_SECONDS)
+    tokens_per_s = statistics.median(entry["tokens_per_s"] for entry in history)
+    settings = loop.settings
+    rows_of_a_step = settings.batch * settings.accumulate * world
+    training = rows.tokens / len(rows) * rows_of_a_step * steps / tokens_per_s
     return {
         "rows": len(rows),
         "tokens": rows.tokens,
@@ -172,13 +209,40 @@ def _dry_run(args: argparse.Namespace, loaded: LoadedModel) -> dict[str, Any]:
         "steps": steps,
         "parameters": {
             "drafter": parameter_count(run.drafter),
-            "target": parameter_count(loaded.model),
+            "target": run.target_parameters,
         },
         "record_numbers": record_numbers(run.drafter),
+        "disk_mib": rows.length * len(rows) * bytes_per_token(run.facts.hidden_size) / 2**20
+        if stored
+        else 0.0,
         "tokens_per_s": tokens_per_s,
         "peak_memory_mib": peak_memory_mib(),
-        "estimated_seconds": seen / tokens_per_s,
+        "seconds": {"answers": answering, "target's states": writing, "steps": training},
+        "estimated_seconds": answering + writing + training,
     }
+
+
+def _trial_answers(run: TrainingRun) -> tuple[float, Iterator[Document]]:
+    """How long the answers to all prompts will take, and documents of their size: at most, for an
+    answer may end sooner."""
+    config = run.config
+    prompts = [prompt for prompt in _prompts(run) if 0 < len(prompt) <= config.length]
+    if not prompts:
+        raise UsageError("no prompt in the data is as short as --length")
+    _say(run, f"the target begins {min(len(prompts), run.batch)} answers")
+    some = prompts[: run.batch]
+    began = time.perf_counter()
+    generate(_answering(run, len(some)), some, TRIAL_TOKENS)
+    each = (time.perf_counter() - began) / TRIAL_TOKENS
+    windows = math.ceil(len(prompts) / run.batch)
+    filler = prompts[0][:1] * config.max_new_tokens
+    documents = (Document.answer(prompt, filler) for prompt in prompts)
+    return each * config.max_new_tokens * windows, documents
+
+
+def _say(run: TrainingRun, line: str) -> None:
+    if not run.config.quiet:
+        print(f"moa-train: {line}", file=sys.stderr, flush=True)
 
 
 def record_numbers(drafter: Drafter) -> int:

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from moa.errors import UsageError
 
+_ROWS_AT_ONCE = 1024
+"""Rows that are counted at a time."""
 OPEN_ROWS = 16
 """Rows filled at the same time: enough to nearly always find a document that fits the last gap of a
 row."""
@@ -100,6 +102,15 @@ class PackedRows:
     def wanted_tokens(self) -> int:
         """Tokens with a loss, in all rows."""
         return int((np.asarray(self._marks) > 0).sum())
+
+    def counts(self, vocabulary: int) -> NDArray[np.int64]:
+        """How often each token occurs."""
+        found = np.zeros(vocabulary, np.int64)
+        for at in range(0, len(self), _ROWS_AT_ONCE):
+            tokens = np.asarray(self._tokens[at : at + _ROWS_AT_ONCE])
+            marks = np.asarray(self._marks[at : at + _ROWS_AT_ONCE])
+            found += np.bincount(tokens[marks != 0], minlength=vocabulary)
+        return found
 
     def batch(self, seed: int, step: int, size: int, *, rank: int = 0, world: int = 1) -> Batch:
         """This rank's share of the `size * world` rows of a step; every epoch is a new permutation."""

@@ -69,11 +69,11 @@ class LoopSettings:
 
 @dataclass(frozen=True)
 class Loss:
-    """A batch's summed loss, its number of tokens, and other summed figures to show."""
+    """A batch's summed loss, its number of tokens, and other summed metrics."""
 
     total: Tensor
     weight: Tensor
-    shown: dict[str, Tensor]
+    metrics: dict[str, Tensor]
 
 
 class Objective(Protocol):
@@ -113,27 +113,32 @@ class Loop:
         self.parameters = [p for p in objective.module.parameters() if p.requires_grad]
         self.optimizers = _optimizers(self.parameters, objective.module, settings)
         self._history: list[dict[str, float]] = []
-        self._identity = json.loads(json.dumps({**self._course(), **(identity or {})}))
+        self._identity = json.loads(
+            json.dumps({**self._settings_of_the_curve(), **(identity or {})})
+        )
 
-    def _course(self) -> dict[str, Any]:
+    def _settings_of_the_curve(self) -> dict[str, Any]:
         """Settings that determine the loss curve; how a step's rows are distributed over processes
         does not."""
-        course = {
+        settings = {
             name: value
             for name, value in asdict(self.settings).items()
             if name != "checkpoint_every"
         }
-        rows = course.pop("batch") * course.pop("accumulate") * self.world
-        return course | {"rows of a step": rows}
+        rows = settings.pop("batch") * settings.pop("accumulate") * self.world
+        return settings | {"rows of a step": rows}
 
     @property
     def device(self) -> torch.device:
         """The module's device."""
         return self.parameters[0].device
 
-    def run(self, *, stop_after: int | None = None) -> list[dict[str, float]]:
-        """Train to the end, or for `stop_after` more steps; returns the history, one entry per
-        step."""
+    def run(
+        self, *, stop_after: int | None = None, stop_seconds: float = math.inf
+    ) -> list[dict[str, float]]:
+        """Train to the end, or for `stop_after` more steps, or until so many seconds have passed;
+        returns the history, one entry per step."""
+        until = time.monotonic() + stop_seconds
         self.resume()
         if self.world > 1:  # what a start computes may round differently on another card
             for parameter in self.parameters:
@@ -144,7 +149,7 @@ class Loop:
             else min(self.settings.steps, self.step + stop_after)
         )
         with Progress(self.settings.steps, self.step, quiet=self.quiet) as bar:
-            while self.step < last:
+            while self.step < last and time.monotonic() < until:
                 began = time.perf_counter()
                 entry = self._one_step()
                 entry["tokens_per_s"] = entry.pop("tokens") / (time.perf_counter() - began)
@@ -167,7 +172,7 @@ class Loop:
             ):
                 loss = self.objective.loss(batch, self.step, self.step / settings.steps)
             loss.total.backward()
-            for name, value in {"loss": loss.total, "weight": loss.weight, **loss.shown}.items():
+            for name, value in {"loss": loss.total, "weight": loss.weight, **loss.metrics}.items():
                 sums[name] = (
                     sums.get(name, torch.zeros((), device=self.device)) + value.detach().float()
                 )
@@ -179,10 +184,10 @@ class Loop:
         weight = sums.pop("weight").clamp(min=1)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient / weight
-        shown = {name: float(value / weight) for name, value in sums.items()}
-        if not math.isfinite(shown["loss"]):
+        metrics = {name: float(value / weight) for name, value in sums.items()}
+        if not math.isfinite(metrics["loss"]):
             raise UsageError(
-                f"the loss is {shown['loss']} at step {self.step}; the last checkpoint is kept",
+                f"the loss is {metrics['loss']} at step {self.step}; the last checkpoint is kept",
                 hint="a lower --learning-rate, or --precision fp32",
             )
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, settings.clip)
@@ -190,7 +195,7 @@ class Loop:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        return {"step": self.step, **shown, "grad_norm": float(norm), "tokens": tokens}
+        return {"step": self.step, **metrics, "grad_norm": float(norm), "tokens": tokens}
 
     def _batches(self) -> Iterator[Batch]:
         for micro in range(self.settings.accumulate):

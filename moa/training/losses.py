@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from moa.errors import ConfigError
 from moa.model.borrowed import SharedWeights
-from moa.training.data import Batch
+from moa.training.data import Batch, PackedRows
 from moa.training.loop import Loss
+from moa.training.teacher import TeacherOutput
 
 _CHUNK = {"cpu": 2**19, "cuda": 2**26}
 """Logits per chunk: on a CPU as many as fit a core's cache, on a GPU enough to keep it busy."""
@@ -121,3 +125,77 @@ def wanted_places(batch: Batch) -> Tensor:
     segments = torch.from_numpy(batch.segments)
     wanted = torch.from_numpy(batch.wanted)[:, 1:] & (segments[:, 1:] == segments[:, :-1])
     return F.pad(wanted, (0, 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSettings:
+    """What a token's loss is made of."""
+
+    loss_weight: float = 1.0
+    """Weight of KL(target || draft)."""
+    feature_weight: float = 0.0
+    """Weight of smooth-L1 between the drafter's and the target's final states (the paper: 1, beside
+    0.1 of KL)."""
+
+    def __post_init__(self) -> None:
+        if (
+            self.loss_weight < 0
+            or self.feature_weight < 0
+            or self.loss_weight + self.feature_weight == 0
+        ):
+            raise ConfigError("the weights of the losses must not be negative, and not all zero")
+
+
+class TeacherLike(Protocol):
+    """Where an objective has the target's results from: the target itself, or files."""
+
+    shared: SharedWeights
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Results have the inputs of these layers too."""
+
+    def __call__(self, batch: Batch) -> TeacherOutput:
+        """The results for a batch."""
+
+
+class TeacherObjective:
+    """What training a drafter beside its frozen teacher has in common: an `Objective` of the loop
+    whose `loss` a kind of drafter defines."""
+
+    gradient_checkpointing = False
+    """Whether activations are recomputed for their gradients: less memory, more time."""
+
+    def __init__(
+        self, drafter: Any, teacher: TeacherLike, settings: LossSettings, seed: int = 0
+    ) -> None:
+        self.module = drafter.train()
+        self.teacher = teacher
+        self.settings: Any = settings
+        self.seed = seed
+        self.part_of_head: Callable[[Batch, int], SharedWeights] | None = None
+        """For each step a part of the target's head, where drafter and target are compared over a
+        part only."""
+
+    def start(self, rows: PackedRows) -> None:
+        """Set the weights that can be computed before the first step, if there are any."""
+
+    def loss(self, batch: Batch, step: int, progress: float) -> Loss:
+        """The loss of one batch."""
+        raise NotImplementedError
+
+    def _heads(self, batch: Batch, step: int) -> tuple[SharedWeights, SharedWeights]:
+        if self.part_of_head is None:
+            return self.module.shared, self.teacher.shared
+        part = self.part_of_head(batch, step)
+        return part, part
+
+    def _compare(
+        self, mine: Tensor, theirs: Tensor, heads: tuple[SharedWeights, SharedWeights]
+    ) -> Compared:
+        settings = self.settings
+        found = compare(mine, theirs, *heads)
+        each = settings.loss_weight * found.loss
+        if settings.feature_weight:
+            features = F.smooth_l1_loss(mine.float(), theirs.float(), reduction="none").mean(-1)
+            each = each + settings.feature_weight * features
+        return found._replace(loss=each)

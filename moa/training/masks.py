@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moa.errors import ConfigError
+from moa.errors import ConfigError, UsageError
 from moa.training.data import Batch
 
 _Device = torch.device | str
@@ -133,3 +133,33 @@ def borrowed_mask(batch: Batch, seen: Tensor) -> Tensor:
     return torch.cat(
         [seen, causal(torch.from_numpy(batch.segments).to(seen.device)) & ~seen], dim=2
     )
+
+
+def parse_spacings(text: str) -> AnchorRule:
+    """`6-14:0.6,32-64:0.2,cold:0.1`; one number is both ends, and one share may be left out: it is
+    the rest."""
+    found: list[tuple[str, float | None]] = []
+    for piece in text.split(","):
+        span, colon, share = piece.partition(":")
+        try:
+            found.append((span, float(share) if colon else None))
+        except ValueError:
+            raise UsageError(f"--spacing {piece!r}: its share must be a number") from None
+    left = 1.0 - sum(given for _, given in found if given is not None)
+    if sum(given is None for _, given in found) > 1:
+        raise UsageError(f"--spacing {text!r}: only one spacing may leave its share out")
+    spacings = []
+    cold = 0.0
+    for span, given in found:
+        part = left if given is None else given
+        if span == "cold":
+            cold += part
+            continue
+        low, _, high = span.partition("-")
+        try:
+            spacings.append(Spacing(int(low), int(high or low), part))
+        except ValueError:
+            raise UsageError(
+                f"--spacing {span!r} is not LOW-HIGH or LOW-HIGH:SHARE, nor cold:SHARE"
+            ) from None
+    return AnchorRule(tuple(spacings), cold=cold)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moa import __version__
 from moa.cli.command_line import CommandParser, given_fields
-from moa.drafters.attention.config import AttentionConfig
 from moa.errors import UsageError
 
 if TYPE_CHECKING:
-    from moa.drafters.attention.training import DistillSettings
-    from moa.training.loop import LoopSettings
-    from moa.training.masks import AnchorRule
+    from moa.training.config import TrainingConfig
 
 EXAMPLES = """\
 examples:
@@ -23,14 +21,12 @@ examples:
   moa-train ./target --data texts/ notes.txt --out drafter --steps 2000 --length 512
   moa-train ./target --data HuggingFaceH4/ultrachat_200k:train_sft --out drafter --paper --tli 1
   moa-train ./target --data chats.jsonl --out drafter --init published-drafter/ --learning-rate 3e-4
-  moa-train ./target --data chats.jsonl --out drafter --states
-  moa-train Qwen/Qwen3-32B --data chats.jsonl --out drafter --body Qwen/Qwen3-0.6B --freeze-body
+  moa-train Qwen/Qwen3-32B --data chats.jsonl --out drafter --attention --body Qwen/Qwen3-0.6B --freeze-body
   torchrun --nproc-per-node 8 -m moa.training.cli ./target --data chats.jsonl --out drafter --device cuda
 
 Repeat the command to continue a stopped run.
 """
 
-PAPER_LOOP: dict[str, Any] = {"optimizer": "adam", "learning_rate": 6e-4}
 SHAPE = (
     *(
         f"{part}_{what}"
@@ -42,9 +38,6 @@ SHAPE = (
     "final_norm",
     "final_state",
 )
-USEFUL_TOKENS = 5_000_000
-"""Tokens that a run sees unless asked otherwise: several hundred steps, fewer make no drafter."""
-MOST_EPOCHS = 20.0
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Torch's names of them."""
 _SHORT = {"self_attention": "sa", "cross_attention": "ca", "layer_self_attention": "lsa"}
@@ -52,9 +45,14 @@ _SHORT = {"self_attention": "sa", "cross_attention": "ca", "layer_self_attention
 
 def parser() -> argparse.ArgumentParser:
     """All options; a default of None means the settings' own default, or that of `--paper`."""
+    return _parser()[0]
+
+
+def _parser() -> tuple[argparse.ArgumentParser, list[argparse.Action]]:
+    """And those options that are for a Mixture of Attentions alone."""
     top = CommandParser(
         prog="moa-train",
-        description="Train a Mixture-of-Attentions drafter beside a frozen target.",
+        description="Train a drafter beside a frozen target: of its states, for both ends.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -76,32 +74,12 @@ def parser() -> argparse.ArgumentParser:
         help="the drafter's folder, and checkpoints",
     )
     top.add_argument(
-        "--states",
-        action="store_true",
-        help="train a drafter of the target's states, for server and device; without it a Mixture of Attentions",
-    )
-    top.add_argument(
         "--init", type=Path, metavar="DIR", help="start from this drafter: ours or the paper's"
-    )
-    top.add_argument(
-        "--body",
-        metavar="MODEL",
-        help="the body is this small model of the same tokenizer (folder or hub id)",
-    )
-    top.add_argument(
-        "--freeze-body",
-        action="store_true",
-        help="with --body MODEL: train only the attention to records",
-    )
-    top.add_argument(
-        "--paper",
-        action="store_true",
-        help="losses, masks, optimiser, rate of the paper's public code",
     )
     top.add_argument(
         "--dry-run",
         action="store_true",
-        help="sizes, and the measured memory and time of eight steps; no training",
+        help="sizes, and the measured memory and time of a few steps; no training",
     )
     top.add_argument(
         "--json", action="store_true", help="print the result as one JSON object on stdout"
@@ -109,8 +87,11 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--quiet", action="store_true", help="no progress")
     _add_generate(top.add_argument_group("answers of the target's own"))
     _add_shape(top.add_argument_group("shape (sizes default to a share of the target's)"))
+    of_attention = _add_attention(
+        top.add_argument_group("a Mixture of Attentions, as in the paper, in place of the default")
+    )
     _add_run(top.add_argument_group("the run"))
-    return top
+    return top, of_attention
 
 
 def _add_generate(group: argparse._ArgumentGroup) -> None:
@@ -125,38 +106,74 @@ def _add_generate(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_shape(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--tli", type=int, metavar="N", help="borrowed target layers after CA (default 0)"
-    )
-    group.add_argument(
-        "--layers", type=int, metavar="N", help="layers of the body (default 1, the paper's)"
-    )
     group.add_argument("--heads", type=int, dest="num_attention_heads", metavar="N")
-    for part, short in _SHORT.items():
+    _add_dimensions(group, "self_attention")
+
+
+def _add_dimensions(group: argparse._ArgumentGroup, part: str) -> list[argparse.Action]:
+    short = _SHORT[part]
+    return [
         group.add_argument(
             f"--{short}-intermediate", type=int, dest=f"{part}_intermediate_size", metavar="N"
-        )
+        ),
         group.add_argument(
             f"--{short}-kv-heads", type=int, dest=f"{part}_num_key_value_heads", metavar="N"
-        )
+        ),
+    ]
+
+
+def _add_attention(group: argparse._ArgumentGroup) -> list[argparse.Action]:
     yes_or_no = argparse.BooleanOptionalAction
     group.add_argument(
-        "--final-norm", action=yes_or_no, help="a norm of the drafter's own before the head"
+        "--attention", action="store_true", help="train one: a drafter that reads keys and values"
     )
     group.add_argument(
-        "--final-state",
-        action=yes_or_no,
-        help="give activations the target's final hidden state too",
+        "--paper",
+        action="store_true",
+        help="train one with losses, masks, optimiser and rate of the paper's public code",
     )
+    return [
+        group.add_argument(
+            "--body",
+            metavar="MODEL",
+            help="the body is this small model of the same tokenizer (folder or hub id)",
+        ),
+        group.add_argument(
+            "--freeze-body",
+            action="store_true",
+            help="with --body MODEL: train only the attention to records",
+        ),
+        group.add_argument(
+            "--tli", type=int, metavar="N", help="borrowed target layers after CA (default 0)"
+        ),
+        group.add_argument(
+            "--layers", type=int, metavar="N", help="layers of the body (default 1, the paper's)"
+        ),
+        *_add_dimensions(group, "cross_attention"),
+        *_add_dimensions(group, "layer_self_attention"),
+        group.add_argument(
+            "--final-norm", action=yes_or_no, help="a norm of the drafter's own before the head"
+        ),
+        group.add_argument(
+            "--final-state",
+            action=yes_or_no,
+            help="give activations the target's final hidden state too",
+        ),
+        group.add_argument(
+            "--spacing",
+            metavar="LOW-HIGH[:SHARE],...",
+            help="tokens between anchors, and the share of documents: 6-14:0.6,32-64:0.1,cold:0.2;"
+            " cold ones see no activation at all, the rest their prompt's alone",
+        ),
+        group.add_argument(
+            "--gradient-checkpointing",
+            action="store_true",
+            help="less memory, about a third more time",
+        ),
+    ]
 
 
 def _add_run(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--spacing",
-        metavar="LOW-HIGH[:SHARE],...",
-        help="tokens between anchors, and the share of documents: 6-14:0.6,32-64:0.1,cold:0.2; cold ones see no"
-        " activation at all, the rest their prompt's alone",
-    )
     length = group.add_mutually_exclusive_group()
     length.add_argument("--steps", type=int)
     length.add_argument(
@@ -181,118 +198,47 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         help="precision of the written file",
     )
     group.add_argument(
-        "--gradient-checkpointing", action="store_true", help="less memory, about a third more time"
+        "--head-words",
+        type=int,
+        metavar="N",
+        help="compare over the words of a step's rows and N others, drawn by frequency; 0: over all"
+        " (default: all of up to 32768, 8192 of more)",
+    )
+    group.add_argument(
+        "--teacher",
+        choices=["auto", "disk", "memory"],
+        default="auto",
+        help="keep the target's states of all rows in OUT, or run the target in every step (default:"
+        " keep them where rows are seen more than once and half of the free disk is enough)",
     )
     group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
     group.add_argument("--seed", type=int)
     group.add_argument("--checkpoint-every", type=int, metavar="STEPS")
 
 
-def loop_settings(args: argparse.Namespace, rows: int, world: int) -> LoopSettings:
-    """The loop's settings; `rows` of data turn epochs into steps."""
+def parse(argv: Sequence[str]) -> TrainingConfig:
+    """The command line as a configuration."""
+    from moa.training.config import TrainingConfig
     from moa.training.loop import LoopSettings
 
-    chosen: dict[str, Any] = (PAPER_LOOP if args.paper else {}) | given_fields(args, LoopSettings)
-    if "steps" not in chosen:
-        few = USEFUL_TOKENS / (rows * args.length)
-        epochs = min(max(1.0, few), MOST_EPOCHS) if args.epochs is None else args.epochs
-        if not 0 < epochs < float("inf"):
-            raise UsageError(f"--epochs must be above 0, not {epochs}")
-        settings = LoopSettings(**chosen, steps=1)
-        chosen["steps"] = max(
-            1, round(epochs * rows / (settings.batch * settings.accumulate * world))
-        )
-    return LoopSettings(**chosen)
-
-
-def distill_settings(args: argparse.Namespace) -> DistillSettings:
-    """Losses and masks."""
-    from moa.drafters.attention.training import PAPER, DistillSettings
-
-    settings = PAPER if args.paper else DistillSettings()
-    anchors = settings.anchors if args.spacing is None else parse_spacings(args.spacing)
-    return dataclasses.replace(
-        settings, anchors=dataclasses.replace(anchors, strict=settings.anchors.strict)
-    )
-
-
-def shape_overrides(args: argparse.Namespace) -> dict[str, Any]:
-    """The dimensions that were given, by their name in the drafter's config."""
-    return {name: value for name in SHAPE if (value := getattr(args, name)) is not None}
-
-
-def server_shape(args: argparse.Namespace) -> dict[str, int]:
-    """The shape of a `StateDrafter`; what only the device's drafter has is refused."""
-    theirs = {
-        "num_attention_heads": "num_attention_heads",
-        "self_attention_intermediate_size": "intermediate_size",
-        "self_attention_num_key_value_heads": "num_key_value_heads",
-    }
-    others = {
-        "init",
-        "body",
-        "freeze_body",
-        "paper",
-        "tli",
-        "spacing",
-        "gradient_checkpointing",
-        *SHAPE,
-    } - set(theirs)
-    for action in parser()._actions:
-        if action.dest in others and getattr(args, action.dest) != action.default:
-            raise UsageError(
-                f"{action.option_strings[0]} is not for --states", hint="leave one of them out"
-            )
-    return {
-        own: value for name, own in theirs.items() if (value := getattr(args, name)) is not None
-    }
-
-
-def check_body(args: argparse.Namespace) -> None:
-    """Refuse a body that does not fit the other options."""
+    top, of_attention = _parser()
+    args = top.parse_args(argv)
+    attention = args.attention or args.paper
+    if not attention and args.init is None:
+        for action in of_attention:
+            if getattr(args, action.dest) != action.default:
+                flag = action.option_strings[0]
+                raise UsageError(f"{flag} is for --attention", hint="add it, or leave this out")
     if args.body is not None and args.init is not None:
         raise UsageError("--init brings its own body: --body cannot be given beside it")
     if args.freeze_body and args.body is None:
         raise UsageError("--freeze-body is for --body MODEL: no other body is worth freezing")
-
-
-def initial_config(args: argparse.Namespace, config: AttentionConfig) -> AttentionConfig:
-    """The shape of `--init`'s drafter. The number of borrowed layers may be changed: they are not
-    part of its weights."""
-    if given := sorted(shape_overrides(args)):
-        raise UsageError(
-            f"--init brings its own shape, {given[0].replace('_', ' ')} cannot be changed"
-        )
-    return dataclasses.replace(config, **({} if args.tli is None else {"tli": args.tli}))
-
-
-def parse_spacings(text: str) -> AnchorRule:
-    """`6-14:0.6,32-64:0.2,cold:0.1`; one number is both ends, and one share may be left out: it is
-    the rest."""
-    from moa.training.masks import AnchorRule, Spacing
-
-    found: list[tuple[str, float | None]] = []
-    for piece in text.split(","):
-        span, colon, share = piece.partition(":")
-        try:
-            found.append((span, float(share) if colon else None))
-        except ValueError:
-            raise UsageError(f"--spacing {piece!r}: its share must be a number") from None
-    left = 1.0 - sum(given for _, given in found if given is not None)
-    if sum(given is None for _, given in found) > 1:
-        raise UsageError(f"--spacing {text!r}: only one spacing may leave its share out")
-    spacings = []
-    cold = 0.0
-    for span, given in found:
-        part = left if given is None else given
-        if span == "cold":
-            cold += part
-            continue
-        low, _, high = span.partition("-")
-        try:
-            spacings.append(Spacing(int(low), int(high or low), part))
-        except ValueError:
-            raise UsageError(
-                f"--spacing {span!r} is not LOW-HIGH or LOW-HIGH:SHARE, nor cold:SHARE"
-            ) from None
-    return AnchorRule(tuple(spacings), cold=cold)
+    named = {field.name for field in dataclasses.fields(TrainingConfig)}
+    values = {name: value for name, value in vars(args).items() if name in named}
+    values |= {
+        "data": tuple(args.data),
+        "kind": "attention" if attention else "states",
+        "shape": {name: value for name in SHAPE if (value := getattr(args, name)) is not None},
+        "loop": given_fields(args, LoopSettings),
+    }
+    return TrainingConfig(**values)

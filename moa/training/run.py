@@ -1,16 +1,17 @@
-"""What one `moa-train` run consists of: drafter, teacher, data and loop, made from the options."""
+"""What one `moa-train` run consists of: target, drafter, teacher, data and loop, by its
+configuration."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import datetime
-import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,142 +23,169 @@ from torch import nn
 
 import moa
 from moa.config import TargetFacts
-from moa.drafters.attention.config import AttentionConfig
-from moa.drafters.attention.model import (
-    AttentionDrafter,
-    attention_around,
-    load_attention,
-    new_attention,
-)
-from moa.drafters.attention.training import Distillation
-from moa.drafters.states.config import StateDrafterConfig
-from moa.drafters.states.least_squares import solve
-from moa.drafters.states.model import StateDrafter
-from moa.drafters.states.training import ChainSettings, ChainTraining
+from moa.drafters.registry import KINDS, find
 from moa.errors import UsageError
-from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import save_drafter
 from moa.model.loading import LoadedModel, load_model, load_tokenizer
-from moa.training import options
+from moa.training.config import TrainingConfig
 from moa.training.data import Document, PackedRows, pack
-from moa.training.loop import Loop, LoopSettings
+from moa.training.loop import Loop
+from moa.training.losses import TeacherLike
+from moa.training.sampled import SampledHead, chances
 from moa.training.sources import DocumentReader, examples
 from moa.training.teacher import Teacher
+from moa.training.teacher_files import StoredTeacher, bytes_per_token, write_outputs
 
 SHORTEST_ROW = 16
 """A row must be longer than the lags that are trained."""
-TRIAL_ROWS = 16
-"""Packed rows that a dry run starts from."""
+_TOLD_EVERY = 10.0
+"""Seconds between two lines about the target's states."""
+_SHARE_OF_DISK = 0.5
+"""Of what is free: how much of it the target's states may take unasked."""
 
 
-@dataclass(frozen=True)
 class TrainingRun:
-    """A prepared run, without its data."""
+    """A prepared run. The target is in memory until its results are on disk."""
 
-    args: argparse.Namespace
-    drafter: AttentionDrafter | StateDrafter
-    objective: Distillation
-    reader: DocumentReader
-    target_id: str
-    start: str
-    """What training starts from: a digest of weights, or least squares; empty for random ones."""
-
-    @classmethod
-    def of(cls, args: argparse.Namespace, loaded: LoadedModel) -> TrainingRun:
+    def __init__(self, config: TrainingConfig, loaded: LoadedModel) -> None:
         """Check every option, before any time is spent."""
         facts = loaded.facts
-        if not SHORTEST_ROW <= args.length <= facts.max_positions:
-            raise UsageError(
-                f"--length must be within {SHORTEST_ROW}..{facts.max_positions}, the target's positions"
-            )
-        if args.max_new_tokens < 1 or (
-            args.length + args.max_new_tokens > facts.max_positions and args.generate
-        ):
-            raise UsageError(
-                f"--max-new-tokens must be 1 or more, and with --length within {facts.max_positions}"
-            )
-        options.check_body(args)
-        lesson = options.distill_settings(args)
-        options.loop_settings(args, rows=1, world=1)
-        seed = args.seed or 0
-        torch.manual_seed(seed)
-        drafter: AttentionDrafter | StateDrafter
-        objective: Distillation
+        _check_lengths(config, facts)
+        config.loop_settings(rows=1, world=1)
+        torch.manual_seed(config.seed)
+        self.config = config
+        self.facts = facts
+        self.target: LoadedModel | None = loaded
+        """None once it is needed no more."""
+        self.target_parameters = parameter_count(loaded.model)
+        self.reader = DocumentReader(load_tokenizer(loaded.folder), facts.vocab_size)
+        self.kind = KINDS[config.kind] if config.init is None else find(config.init).kind
         teacher = Teacher(loaded.model)
-        if args.states:
-            shape = StateDrafterConfig.for_target(facts, **options.server_shape(args))
-            drafter = StateDrafter.new(shape, SharedWeights.of(loaded.model))
-            start = "least squares"
-            objective = ChainTraining(drafter, teacher, ChainSettings(), seed)
-        else:
-            drafter, start = _new_drafter(args, loaded)
-            objective = Distillation(
-                drafter, teacher, lesson, seed, gradient_checkpointing=args.gradient_checkpointing
-            )
-        return cls(
-            args,
-            drafter,
-            objective,
-            DocumentReader(load_tokenizer(loaded.folder), facts.vocab_size),
-            facts.weights_id,
-            start,
-        )
+        teacher.caches = self.kind.reads_caches
+        trainee = self.kind.trainee(config, loaded, teacher)
+        self.drafter = trainee.drafter
+        self.objective = trainee.objective
+        self.starts_from = trainee.start
+
+    @classmethod
+    def of(cls, config: TrainingConfig, device: torch.device) -> TrainingRun:
+        """With the target that the configuration names."""
+        dtype = torch.float32 if config.loop["precision"] == "fp32" else torch.bfloat16
+        return cls(config, load_model(config.target, device=device, dtype=dtype))
 
     @property
     def batch(self) -> int:
         """Rows per process and micro-step."""
-        return options.loop_settings(self.args, rows=1, world=1).batch
+        return self.config.loop_settings(rows=1, world=1).batch
+
+    # ---- data
 
     def rows(self, folder: Path, about: Mapping[str, Any], sources: Sequence[str]) -> PackedRows:
         """The data as packed rows: written by the first process, once; a resumed run finds them
         there."""
-        wanted = json.loads(json.dumps({**about, "length": self.args.length}))
+        wanted = json.loads(json.dumps({**about, "length": self.config.length}))
         note = folder / "about.json"
-        if not dist.is_initialized() or dist.get_rank() == 0:
+        if _rank() == 0:
             found = json.loads(note.read_text(encoding="utf-8")) if note.exists() else None
             if found != wanted:
                 if (folder.parent / "checkpoint").is_dir():
                     raise UsageError(
                         f"{folder.parent} holds a run on other data", hint="choose another --out"
                     )
-                pack(self._documents(sources), self.args.length, folder)
+                shutil.rmtree(folder, ignore_errors=True)  # states of other rows
+                pack(self.documents(sources), self.config.length, folder)
                 note.write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
         if dist.is_initialized():
             dist.barrier()
         return PackedRows(folder)
 
-    def _documents(self, sources: Sequence[str]) -> Iterator[Document]:
+    def documents(self, sources: Iterable[str]) -> Iterator[Document]:
+        """What is to be learnt."""
         for example in examples(sources):
             yield from self.reader.documents(example)
 
+    # ---- the teacher
+
+    def keeps_states(self, rows: PackedRows, folder: Path, steps: int) -> bool:
+        """Whether the target's results are kept on disk: where that is asked for, or where rows are
+        seen more than once, the drafter reads states alone, and there is room."""
+        mode = self.config.teacher
+        if mode != "auto":
+            return mode == "disk"
+        settings = self.config.loop_settings(len(rows), _world())
+        seen = steps * settings.batch * settings.accumulate * _world()
+        size = rows.length * len(rows) * bytes_per_token(self.facts.hidden_size)
+        if self.kind.reads_caches or seen <= len(rows):
+            return False
+        return size < _SHARE_OF_DISK * shutil.disk_usage(folder).free
+
+    def write_states(self, rows: PackedRows, folder: Path) -> None:
+        """Run the target over all rows, keep its results, and give its memory back."""
+        teacher = self.objective.teacher
+        if not isinstance(teacher, Teacher):
+            return
+        write_outputs(
+            teacher,
+            rows,
+            folder,
+            caches=self.kind.reads_caches,
+            tell=_Told(quiet=self.config.quiet or _rank() > 0),
+            rank=_rank(),
+            world=_world(),
+        )
+        if dist.is_initialized():
+            dist.barrier()
+        stored: TeacherLike = StoredTeacher(teacher.shared, folder)
+        if self.drafter.taps:
+            stored.tap(self.drafter.taps)
+        self.objective.teacher = stored
+        self.target = None
+
+    def sample_the_head(self, rows: PackedRows) -> None:
+        """Compare over a part of a large vocabulary, where drafter and target share their head."""
+        shared = self.objective.teacher.shared
+        vocabulary = len(shared.head)
+        words = self.config.words_of_the_head(vocabulary)
+        if words >= vocabulary or self.drafter.shared.head is not shared.head:
+            return
+        likely = chances(rows.counts(vocabulary) + 1.0, words)
+        self.objective.part_of_head = SampledHead(shared, self.config.seed, likely)
+
+    # ---- the loop
+
     def loop(
-        self, rows: PackedRows, out: Path, *, identity: Mapping[str, Any], trial: bool = False
+        self, rows: PackedRows, out: Path, *, identity: Mapping[str, Any], quiet: bool = False
     ) -> Loop:
-        """The loop over the rows; a `trial` is quiet, and starts from few of them."""
-        world = dist.get_world_size() if dist.is_initialized() else 1
-        course = {
-            "--states": isinstance(self.drafter, StateDrafter),
+        """The loop over the rows."""
+        settings = self.config.loop_settings(len(rows), _world())
+        determines_the_run = {
+            "kind": self.kind.name,
             **identity,
             "losses": dataclasses.asdict(self.objective.settings),
             "shape": dataclasses.asdict(self.drafter.config),
-            "target": self.target_id,
-            "start": self.start,
+            "head words": self.config.words_of_the_head(self.facts.vocab_size),
+            "target": self.facts.weights_id,
+            "start": self.starts_from,
         }
-        settings = options.loop_settings(self.args, len(rows), world)
-        if isinstance(self.drafter, StateDrafter) and not (out / "checkpoint").is_dir():
-            solve(self.drafter, self.objective.teacher, rows.first(TRIAL_ROWS) if trial else rows)
         return Loop(
-            self.objective, rows, settings, out, quiet=trial or self.args.quiet, identity=course
+            self.objective,
+            rows,
+            settings,
+            out,
+            quiet=quiet or self.config.quiet,
+            identity=determines_the_run,
         )
 
     def settings(self, loop: Loop) -> dict[str, Any]:
         """All settings, as they were resolved."""
-        settings: LoopSettings = loop.settings
         return {
-            "loop": dataclasses.asdict(settings),
+            "kind": self.kind.name,
+            "loop": dataclasses.asdict(loop.settings),
             "losses": dataclasses.asdict(self.objective.settings),
             "shape": dataclasses.asdict(self.drafter.config),
-            "length": self.args.length,
+            "head_words": self.config.words_of_the_head(self.facts.vocab_size),
+            "states_on_disk": self.target is None,
+            "length": self.config.length,
             "processes": loop.world,
             "gradient_checkpointing": self.objective.gradient_checkpointing,
         }
@@ -176,31 +204,48 @@ class TrainingRun:
         fresh.rmdir()
 
 
+class _Told:
+    """Tells how many rows' states are there, every few seconds."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._at = time.monotonic()
+
+    def __call__(self, done: int, missing: int, rate: float) -> None:
+        now = time.monotonic()
+        if self._quiet or (now - self._at < _TOLD_EVERY and done < missing):
+            return
+        self._at = now
+        print(
+            f"moa-train: the target's states of {done:,} of {missing:,} rows, {rate:,.0f} tokens/s",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _check_lengths(config: TrainingConfig, facts: TargetFacts) -> None:
+    if not SHORTEST_ROW <= config.length <= facts.max_positions:
+        raise UsageError(
+            f"--length must be within {SHORTEST_ROW}..{facts.max_positions}, the target's positions"
+        )
+    too_long = config.length + config.max_new_tokens > facts.max_positions
+    if config.max_new_tokens < 1 or (too_long and config.generate):
+        raise UsageError(
+            f"--max-new-tokens must be 1 or more, and with --length within {facts.max_positions}"
+        )
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _world() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
 def parameter_count(module: nn.Module) -> int:
     """Numbers in a module's own weights."""
     return sum(p.numel() for p in module.parameters())
-
-
-def _new_drafter(args: argparse.Namespace, loaded: LoadedModel) -> tuple[AttentionDrafter, str]:
-    """The drafter, and the name of its starting point."""
-    facts = loaded.facts
-    if args.init is not None:
-        config = options.initial_config(args, AttentionConfig.read(args.init, facts))
-        drafter = load_attention(args.init, loaded.model, facts, torch.float32, config).train()
-        return drafter, _digest(drafter)
-    shape: dict[str, Any] = {"tli": args.tli or 0, **options.shape_overrides(args)}
-    if args.body is None:
-        return new_attention(AttentionConfig.for_target(facts, **shape), loaded.model), ""
-    body = load_model(args.body, device=loaded.model.device)
-    drafter = attention_around(loaded.model, facts, body, shape, frozen=args.freeze_body)
-    return drafter, _digest(drafter)
-
-
-def _digest(module: nn.Module) -> str:
-    digest = hashlib.sha256()
-    for name, value in sorted(module.state_dict().items()):
-        digest.update(name.encode() + value.detach().float().cpu().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def provenance(

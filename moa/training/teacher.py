@@ -21,10 +21,10 @@ from moa.training.masks import causal
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TeacherOutput:
     """The target's results for a batch: post-RoPE `keys` and `values` `[layers, B, L, kv_heads,
     D]`, its final, normed `hidden` states `[B, L, H]`, and the tapped states side by side, `[B, L,
-    taps * H]`."""
+    taps * H]`. Without caches, keys and values are empty."""
 
     keys: Tensor
     values: Tensor
@@ -51,6 +51,8 @@ class Teacher:
         self.model = model.eval().requires_grad_(False)
         self.backbone = backbone_of(model)
         self.shared = SharedWeights.of(model)
+        self.caches = True
+        """Whether outputs have keys and values: a drafter of states reads none."""
         self._taps: Taps | None = None
         self._final = False
 
@@ -60,26 +62,28 @@ class Teacher:
         self._taps = Taps(self.backbone, layers[: len(layers) - self._final])
 
     @torch.no_grad()
-    def __call__(self, batch: Batch) -> Lesson:
+    def __call__(self, batch: Batch) -> TeacherOutput:
         device = self.model.device
         segments = torch.from_numpy(batch.segments).to(device)
         index = torch.arange(segments.shape[1], device=device)
-        kept = DynamicCache()
+        kept = DynamicCache() if self.caches else None
         hidden = self.backbone(
             input_ids=torch.from_numpy(batch.ids).to(device),
             position_ids=torch.from_numpy(batch.positions).to(device),
             attention_mask=self._mask(causal(segments), index),
-            use_cache=True,
+            use_cache=self.caches,
             **{cache_argument(self.backbone): kept},
         ).last_hidden_state
-        keys, values = (
-            torch.stack([getattr(layer, half) for layer in kept.layers]).transpose(2, 3)
-            for half in ("keys", "values")
-        )
+        keys = values = hidden.new_zeros(0)
+        if kept is not None:
+            keys, values = (
+                torch.stack([getattr(layer, half) for layer in kept.layers]).transpose(2, 3)
+                for half in ("keys", "values")
+            )
         tapped = self._taps.take() if self._taps else None
         if tapped is not None and self._final:
             tapped = torch.cat([tapped, hidden], -1)
-        return Lesson(keys, values, hidden, tapped)
+        return TeacherOutput(keys, values, hidden, tapped)
 
     def _mask(self, allowed: Tensor, index: Tensor) -> Any:
         """One mask, or one per kind of layer where the model mixes full attention with a sliding

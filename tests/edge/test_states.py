@@ -1,4 +1,4 @@
-"""A drafter of states on both ends: `moa-train --states`, `moa-export build`, `serve --drafter`,
+"""A drafter of states on both ends: `moa-train`, `moa-export build`, `serve --drafter`,
 and a device."""
 
 from __future__ import annotations

@@ -16,12 +16,14 @@ from safetensors.torch import load_file, save_file
 
 from moa.drafters.attention.config import AttentionConfig
 from moa.drafters.attention.model import load_attention
+from moa.drafters.attention.training import settings_of
 from moa.model.loading import load_model
 from moa.process.listening import Port
 from moa.training import options
 from moa.training.cli import main
+from moa.training.config import TrainingConfig
 from moa.training.loop import Loop, fast_precision
-from moa.training.masks import AnchorRule, Spacing
+from moa.training.masks import AnchorRule, Spacing, parse_spacings
 from moa.tree import MASKED
 from moa.worth import reached_at, worth
 from tests.close import assert_rounded
@@ -47,6 +49,10 @@ def train(target: Path, data: Path, out: Path, *more: str) -> int:
     return main([str(target), "--data", str(data), "--out", str(out), *SMALL, *more])
 
 
+def parsed(*more: str) -> TrainingConfig:
+    return options.parse(["target", "--data", "x", "--out", "y", *more])
+
+
 def history(out: Path) -> list[float]:
     lines = (out / "checkpoint" / "history.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["loss"] for line in lines]
@@ -57,7 +63,19 @@ def test_a_run_leaves_a_drafter_and_its_provenance(
 ) -> None:
     out = tmp_path / "out"
     assert (
-        train(target, chats, out, "--json", "--tli", "1", "--final-norm", "--weights", "fp16") == 0
+        train(
+            target,
+            chats,
+            out,
+            "--json",
+            "--attention",
+            "--tli",
+            "1",
+            "--final-norm",
+            "--weights",
+            "fp16",
+        )
+        == 0
     )
     result = json.loads(capsys.readouterr().out)
     assert result["steps"] == 4
@@ -76,7 +94,7 @@ def test_a_run_leaves_a_drafter_and_its_provenance(
     assert record["command"][0] == "moa-train"
 
 
-KINDS = pytest.mark.parametrize("kind", [(), ("--states",)], ids=["of a device", "of a server"])
+KINDS = pytest.mark.parametrize("kind", [("--attention",), ()], ids=["attention", "states"])
 
 
 def train_as(rank: int, port: int, target: Path, data: Path, out: Path, *more: str) -> None:
@@ -134,7 +152,7 @@ def test_the_same_command_goes_on_where_it_was_killed_and_says_what_a_drafter_is
     assert train(target, chats, tmp_path / "out", *kind) == 0
     said = capsys.readouterr().out
     assert "tokens a round" in said
-    assert ("WARNING: below 1.5" in said) == (not kind), (
+    assert ("WARNING: below 1.5" in said) == bool(kind), (
         "four steps make a drafter where least squares do"
     )
     assert history(tmp_path / "out") == history(tmp_path / "whole")
@@ -144,7 +162,7 @@ def test_the_same_command_goes_on_where_it_was_killed_and_says_what_a_drafter_is
 
 def test_the_papers_published_layout_is_a_start(target: Path, chats: Path, tmp_path: Path) -> None:
     published = tmp_path / "published"
-    assert train(target, chats, published, "--steps", "1") == 0
+    assert train(target, chats, published, "--attention", "--steps", "1") == 0
     ours = AttentionConfig.read(published)
     unknown_to_the_paper = (
         "target_layers",
@@ -197,14 +215,12 @@ def test_a_dry_run_measures_and_leaves_nothing(
 
 
 def test_the_paper_preset_gives_way_to_flags() -> None:
-    args = options.parser().parse_args(
-        ["t", "--data", "d", "--out", "o", "--paper", "--spacing", "4-8", "--epochs", "1"]
-    )
-    lesson = options.distill_settings(args)
-    loop = options.loop_settings(args, rows=100, world=2)
-    assert (lesson.loss_weight, lesson.feature_weight, lesson.staircase) == (0.1, 1.0, True)
-    assert lesson.anchors.spacings == (Spacing(4, 8, 1.0),)
-    assert not lesson.anchors.strict
+    config = parsed("--paper", "--spacing", "4-8", "--epochs", "1")
+    losses = settings_of(config)
+    loop = config.loop_settings(rows=100, world=2)
+    assert (losses.loss_weight, losses.feature_weight, losses.staircase) == (0.1, 1.0, True)
+    assert losses.anchors.spacings == (Spacing(4, 8, 1.0),)
+    assert not losses.anchors.strict
     assert (loop.optimizer, loop.learning_rate, loop.steps) == ("adam", 6e-4, 3)
 
 
@@ -226,16 +242,15 @@ def test_a_cpu_that_only_emulates_bf16_trains_in_fp32(
 @pytest.mark.parametrize(("rows", "steps"), [(128, 160), (1000, 610), (100_000, 6250)])
 def test_little_data_is_seen_more_than_once(rows: int, steps: int) -> None:
     """1,500 chats are about 128 rows of 512: one pass would be 8 steps, and a dead drafter."""
-    args = options.parser().parse_args(["target", "--data", "x", "--out", "y"])
-    assert options.loop_settings(args, rows=rows, world=1).steps == steps
+    assert parsed().loop_settings(rows=rows, world=1).steps == steps
 
 
 def test_spacings() -> None:
-    assert options.parse_spacings("6-14:0.6,32-64:0.2") == AnchorRule(
+    assert parse_spacings("6-14:0.6,32-64:0.2") == AnchorRule(
         (Spacing(6, 14, 0.6), Spacing(32, 64, 0.2))
     )
-    assert options.parse_spacings("8") == AnchorRule((Spacing(8, 8, 1.0),))
-    assert options.parse_spacings("8,cold:0.25") == AnchorRule((Spacing(8, 8, 0.75),), cold=0.25)
+    assert parse_spacings("8") == AnchorRule((Spacing(8, 8, 1.0),))
+    assert parse_spacings("8,cold:0.25") == AnchorRule((Spacing(8, 8, 0.75),), cold=0.25)
 
 
 def test_a_body_begins_as_the_model_that_it_is_made_of(
@@ -247,7 +262,12 @@ def test_a_body_begins_as_the_model_that_it_is_made_of(
     loaded = load_model(target)
     ids = torch.tensor([[7, 9, 30, 11]])
     causal = torch.full((4, 4), MASKED).triu(1)[None, None]
-    assert train(target, chats, tmp_path / "out", "--body", str(sibling), "--freeze-body") == 0
+    assert (
+        train(
+            target, chats, tmp_path / "out", "--attention", "--body", str(sibling), "--freeze-body"
+        )
+        == 0
+    )
     drafter = load_attention(tmp_path / "out", loaded.model, loaded.facts)
     inputs = ids, torch.arange(4)[None], causal, drafter.empty_rows(ids)
     with torch.no_grad():
@@ -282,7 +302,7 @@ def broken(target: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) 
     found["no_template"] = save_tiny("llama", root / "no_template")
     found["two_layers"] = save_tiny("llama", root / "two_layers", num_hidden_layers=2)
     found["other_tokenizer"] = save_tiny("llama", root / "other_tokenizer", vocab_size=120)
-    assert train(target, chats, found["drafter"], "--steps", "1") == 0
+    assert train(target, chats, found["drafter"], "--attention", "--steps", "1") == 0
     shutil.copytree(found["drafter"], found["foreign_drafter"])
     config = found["foreign_drafter"] / "config.json"
     config.write_text(
@@ -314,30 +334,39 @@ BAD_INPUTS: dict[str, tuple[list[str], str]] = {
         ["{target}", "--length", "1024"],
         "--length must be within 16..512",
     ),
-    "too many borrowed layers": (["{target}", "--tli", "5"], "tli must be 0..4"),
-    "too few layers for a server's drafter": (["{two_layers}", "--states"], "too few layers"),
-    "heads that do not divide": (["{target}", "--heads", "3"], "must divide"),
-    "a spacing of words": (["{target}", "--spacing", "few"], "'few' is not LOW-HIGH"),
-    "shares above one": (["{target}", "--spacing", "6-14:0.9,32-64:0.9"], "more than 1"),
+    "too many borrowed layers": (["{target}", "--attention", "--tli", "5"], "tli must be 0..4"),
+    "too few layers to read states of": (["{two_layers}"], "too few layers"),
+    "heads that do not divide": (["{target}", "--attention", "--heads", "3"], "must divide"),
+    "a spacing of words": (
+        ["{target}", "--attention", "--spacing", "few"],
+        "'few' is not LOW-HIGH",
+    ),
+    "shares above one": (
+        ["{target}", "--attention", "--spacing", "6-14:0.9,32-64:0.9"],
+        "more than 1",
+    ),
     "a learning rate below zero": (
         ["{target}", "--learning-rate", "-1"],
         "learning_rate must be above 0",
     ),
-    "cold documents beyond all": (["{target}", "--spacing", "6-14:0.9,cold:0.5"], "more than 1"),
+    "cold documents beyond all": (
+        ["{target}", "--attention", "--spacing", "6-14:0.9,cold:0.5"],
+        "more than 1",
+    ),
     "a body beside --init": (
         ["{target}", "--init", "{drafter}", "--body", "{target}"],
         "brings its own body",
     ),
     "a frozen body of nothing": (
-        ["{target}", "--freeze-body"],
+        ["{target}", "--attention", "--freeze-body"],
         "--freeze-body is for --body MODEL",
     ),
     "a body of another tokenizer": (
-        ["{target}", "--body", "{other_tokenizer}"],
+        ["{target}", "--attention", "--body", "{other_tokenizer}"],
         "another tokenizer",
     ),
     "fewer layers than the body's": (
-        ["{target}", "--body", "{target}", "--layers", "2"],
+        ["{target}", "--attention", "--body", "{target}", "--layers", "2"],
         "layers must be 4",
     ),
     "a loss that is no number": (
@@ -358,12 +387,12 @@ BAD_INPUTS: dict[str, tuple[list[str], str]] = {
         "brings its own shape",
     ),
     "a checkpoint of other flags": (
-        ["{target}", "--out", "{drafter}"],
+        ["{target}", "--attention", "--out", "{drafter}"],
         "is of a run with steps 1, not 4",
     ),
     "a checkpoint of another kind": (
-        ["{target}", "--out", "{drafter}", "--states", "--steps=1"],
-        "with --states False",
+        ["{target}", "--out", "{drafter}", "--steps=1"],
+        "with kind attention, not states",
     ),
     "a checkpoint of other data": (
         ["{target}", "--out", "{drafter}", "--data", "{short}"],

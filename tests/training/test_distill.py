@@ -48,14 +48,14 @@ def test_the_teacher_says_of_packed_rows_what_the_model_says_of_each_document(
     family: str, batch: Batch
 ) -> None:
     model = tiny(family)
-    lesson = Teacher(model)(batch)
+    known = Teacher(model)(batch)
     segments = batch.segments[0]
     for segment in range(1, segments.max() + 1):
         inside = segments == segment
         ids = torch.from_numpy(batch.ids[0][inside])[None]
         alone = model.get_decoder()(input_ids=ids).last_hidden_state[0]
         torch.testing.assert_close(
-            lesson.hidden[0][torch.from_numpy(inside)], alone, atol=2e-4, rtol=1e-3
+            known.hidden[0][torch.from_numpy(inside)], alone, atol=2e-4, rtol=1e-3
         )
 
 
@@ -86,7 +86,7 @@ def test_strict_anchors_never_let_a_query_see_its_own_activation(
     batch = rows.batch(0, 0, 2)
     for strict, moves in ((True, False), (False, True)):
         learner = task(target, DistillSettings(anchors=AnchorRule(strict=strict)), final_state=True)
-        lesson = learner.teacher(batch)
+        known = learner.teacher(batch)
         learner.module.eval()
         at = int(np.argmax(batch.positions[0] == 2))  # inside the first document
         learner.settings = replace(
@@ -94,9 +94,9 @@ def test_strict_anchors_never_let_a_query_see_its_own_activation(
         )
         latest = learner.settings.anchors.latest(batch, 0, 0)
         with torch.no_grad():
-            before = learner._draft(batch, lesson, latest, 0, 0.0)
-            lesson.hidden[0, at] += 1.0
-            after = learner._draft(batch, lesson, latest, 0, 0.0)
+            before = learner._draft(batch, known, latest, 0, 0.0)
+            known.hidden[0, at] += 1.0
+            after = learner._draft(batch, known, latest, 0, 0.0)
         assert bool((before[0, at] != after[0, at]).any()) is moves
         assert (before[0, :at] == after[0, :at]).all()
 

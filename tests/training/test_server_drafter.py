@@ -1,4 +1,4 @@
-"""`moa-train --states`: its start, its options, and that the file it leaves is of this target
+"""`moa-train` as it is: its start, its options, and that the file it leaves is of this target
 alone."""
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ def test_the_start_is_the_best_linear_map_of_states_and_token(
     ids, positions, segments = (
         torch.from_numpy(x) for x in (batch.ids, batch.positions, batch.segments)
     )
-    lesson = teacher(batch)
-    features = shifted(model.read(lesson.states), positions)
+    known = teacher(batch)
+    features = shifted(model.read(known.states), positions)
     mask = additive(visible(model, positions, segments)).unsqueeze(1)
     found, _ = model.step(ids, features, positions, mask, model.empty_rows(ids))
     inside = (positions > 0) & (segments > 0)
-    x = torch.cat([shifted(model.normed(lesson.states), positions), model.embed(ids)], -1)[
+    x = torch.cat([shifted(model.normed(known.states), positions), model.embed(ids)], -1)[
         inside
     ].double()
-    y = lesson.hidden[inside].double()
+    y = known.hidden[inside].double()
     best = (x @ torch.linalg.lstsq(x, y).solution - y).square().sum()
     assert (found[inside].double() - y).square().sum() < 1.1 * best
-    again = model.feedback(lesson.hidden)[inside].double()
-    fused = model.read(lesson.states)[inside].double()
+    again = model.feedback(known.hidden)[inside].double()
+    fused = model.read(known.states)[inside].double()
     assert (again - fused).square().sum() < (fused - fused.mean(0)).square().sum(), (
         "a drafted state says something"
     )
@@ -60,13 +60,12 @@ def test_the_start_is_the_best_linear_map_of_states_and_token(
 @pytest.mark.parametrize(
     ("more", "error"),
     [
-        (["--tli", "1"], "--tli is not for"),
-        (["--layers", "0"], "--layers is not for"),
-        (["--no-final-norm"], "--final-norm is not for"),
-        (["--spacing", "6-14"], "--spacing is not for"),
-        (["--paper"], "--paper is not for"),
-        (["--ca-kv-heads", "2"], "--ca-kv-heads is not for"),
-        (["--body", "some-model"], "--body is not for"),
+        (["--tli", "1"], "--tli is for --attention"),
+        (["--layers", "0"], "--layers is for --attention"),
+        (["--no-final-norm"], "--final-norm is for --attention"),
+        (["--spacing", "6-14"], "--spacing is for --attention"),
+        (["--ca-kv-heads", "2"], "--ca-kv-heads is for --attention"),
+        (["--body", "some-model"], "--body is for --attention"),
         (["--sa-kv-heads", "3"], "heads do not fit its width"),
         (["--heads", "0"], "num_attention_heads must be a whole number of at least 1, not 0"),
     ],
@@ -79,7 +78,7 @@ def test_options_of_the_devices_drafter_are_refused(
     error: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert train(target, chats, tmp_path / "out", "--states", *more) == 2
+    assert train(target, chats, tmp_path / "out", *more) == 2
     assert error in capsys.readouterr().err
     assert not (tmp_path / "out" / "data").exists(), "time was spent before the mistake was found"
 
@@ -88,7 +87,7 @@ def test_a_run_leaves_a_drafter_of_this_target(
     target: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    flags = ["--states", "--sa-intermediate", "40", "--weights", "bf16"]
+    flags = ["--sa-intermediate", "40", "--weights", "bf16"]
     assert train(target, chats, out, *flags, "--dry-run", "--json") == 0
     planned = json.loads(capsys.readouterr().out)
     assert train(target, chats, out, *flags, "--json") == 0

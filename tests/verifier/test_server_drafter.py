@@ -91,13 +91,12 @@ async def test_streams_are_the_targets_text_and_drafts_are_accepted(
 
 
 def learn(target: Path, texts: list[list[int]], out: Path) -> None:
-    """`moa-train --states` on these texts."""
+    """`moa-train` on these texts."""
     data = out.with_suffix(".jsonl")
     data.write_text(
         "\n".join(json.dumps({"ids": ids, "prompt_tokens": 1}) for ids in texts), encoding="utf-8"
     )
     flags = [
-        "--states",
         "--length",
         "64",
         "--batch",

@@ -12,17 +12,21 @@ from transformers import PreTrainedModel
 
 from moa.config import TargetFacts
 from moa.drafters.attention.config import MODEL_TYPE, AttentionConfig
-from moa.drafters.contract import DrafterKind
+from moa.drafters.contract import DrafterKind, Trainee
 from moa.drafters.graph import GraphSizes
 
 if TYPE_CHECKING:
     from moa.drafters.attention.model import AttentionDrafter
+    from moa.model.loading import LoadedModel
+    from moa.training.config import TrainingConfig
+    from moa.training.losses import TeacherLike
 
 
 class AttentionKind(DrafterKind):
     """Ours, and the paper's published checkpoint."""
 
     name = "attention"
+    reads_caches = True
 
     def owns(self, config: Mapping[str, Any]) -> bool:
         """By the published `model_type`."""
@@ -44,6 +48,12 @@ class AttentionKind(DrafterKind):
 
         assert target is not None
         return load_attention(folder, target, facts, dtype)
+
+    def trainee(self, config: TrainingConfig, target: LoadedModel, teacher: TeacherLike) -> Trainee:
+        """A new one of the shape that was given, or the one to start from."""
+        from moa.drafters.attention.training import trainee
+
+        return trainee(config, target, teacher)
 
     def sizes(self, folder: Path, facts: TargetFacts, target: Path) -> GraphSizes:
         """Layers of the body, cross-attention, and the borrowed layers."""

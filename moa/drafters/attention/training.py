@@ -3,50 +3,45 @@ tokens old."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from moa.drafters.attention.model import AttentionDrafter
-from moa.errors import ConfigError
+from moa.drafters.attention.config import AttentionConfig
+from moa.drafters.attention.model import (
+    AttentionDrafter,
+    attention_around,
+    load_attention,
+    new_attention,
+)
+from moa.drafters.contract import Trainee, digest
+from moa.errors import UsageError
 from moa.model.blocks import additive
-from moa.model.borrowed import Rows, SharedWeights
+from moa.model.borrowed import Rows
+from moa.model.loading import LoadedModel, load_model
+from moa.training.config import TrainingConfig
 from moa.training.data import Batch
 from moa.training.loop import Loss
-from moa.training.losses import Compared, compare, wanted_places
-from moa.training.masks import AnchorRule, borrowed_mask, record_mask, token_mask
-from moa.training.teacher import Lesson, Teacher
+from moa.training.losses import LossSettings, TeacherLike, TeacherObjective, wanted_places
+from moa.training.masks import AnchorRule, borrowed_mask, parse_spacings, record_mask, token_mask
+from moa.training.teacher import TeacherOutput
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillSettings:
+class DistillSettings(LossSettings):
     """Losses and masks of the training. The defaults were the best in this project's ablations
     (docs/log)."""
 
-    loss_weight: float = 1.0
-    """Weight of KL(target || draft)."""
-    feature_weight: float = 0.0
-    """Weight of smooth-L1 between the drafter's and the target's final states (the paper: 1, beside
-    0.1 of KL)."""
     anchors: AnchorRule = field(default_factory=AnchorRule)
     staircase: bool = False
     """SA sees only tokens after the latest anchor, with a probability that falls from 1 to 0 over
     the first half of the run."""
-
-    def __post_init__(self) -> None:
-        if (
-            self.loss_weight < 0
-            or self.feature_weight < 0
-            or self.loss_weight + self.feature_weight == 0
-        ):
-            raise ConfigError("the weights of the losses must not be negative, and not all zero")
 
 
 PAPER = DistillSettings(
@@ -68,13 +63,13 @@ def in_steps(read: Tensor) -> Tensor:
     return flat.index_fill(0, more, True).view_as(read)
 
 
-class Distillation:
+class Distillation(TeacherObjective):
     """The `Objective` of the training loop: a drafter beside its frozen teacher."""
 
     def __init__(
         self,
         drafter: AttentionDrafter,
-        teacher: Teacher,
+        teacher: TeacherLike,
         settings: DistillSettings,
         seed: int = 0,
         *,
@@ -82,31 +77,30 @@ class Distillation:
     ) -> None:
         """`gradient_checkpointing` recomputes LSA and the blocks for their gradients: less memory,
         more time."""
-        self.module = drafter.train()
+        super().__init__(drafter, teacher, settings, seed)
         self.gradient_checkpointing = gradient_checkpointing
-        self.teacher = teacher
-        self.settings = settings
-        self.seed = seed
-        self.part_of_head: Callable[[Batch, int], SharedWeights] | None = None
-        """For each step a part of the target's head, where drafter and target are compared over a
-        part only."""
 
     def loss(self, batch: Batch, step: int, progress: float) -> Loss:
         """The drafter's loss at every position whose next token is wanted."""
         latest = self.settings.anchors.latest(batch, self.seed, step)
-        lesson = self.teacher(batch)
-        hidden = self._draft(batch, lesson, latest, step, progress)
+        known = self.teacher(batch)
+        hidden = self._draft(batch, known, latest, step, progress)
         wanted = wanted_places(batch).to(hidden.device)
         return self._compare(
-            hidden[wanted], lesson.hidden[wanted], self._heads(batch, step)
+            hidden[wanted], known.hidden[wanted], self._heads(batch, step)
         ).summed()
 
     def _draft(
-        self, batch: Batch, lesson: Lesson, latest: NDArray[np.int64], step: int, progress: float
+        self,
+        batch: Batch,
+        known: TeacherOutput,
+        latest: NDArray[np.int64],
+        step: int,
+        progress: float,
     ) -> Tensor:
         drafter = self.module
         settings = self.settings
-        device = lesson.hidden.device
+        device = known.hidden.device
         positions = torch.from_numpy(batch.positions).to(device)
         seen = record_mask(batch, latest, strict=settings.anchors.strict, device=device)
         luck = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
@@ -114,7 +108,7 @@ class Distillation:
         tokens = additive(token_mask(batch, latest if stairs else None, device=device)).unsqueeze(1)
         records: tuple[Tensor, ...] = ()
         if drafter.config.use_ca and seen.any():
-            rows = self._records(lesson, positions, in_steps(seen.any(1)))
+            rows = self._records(known, positions, in_steps(seen.any(1)))
             records = *rows, additive(seen).unsqueeze(1)
         ids = torch.from_numpy(batch.ids).to(device)
         past = drafter.empty_rows(ids)
@@ -122,7 +116,7 @@ class Distillation:
         if count := drafter.config.tli:
             past += [
                 (k.transpose(1, 2), v.transpose(1, 2))
-                for k, v in zip(lesson.keys[-count:], lesson.values[-count:], strict=True)
+                for k, v in zip(known.keys[-count:], known.values[-count:], strict=True)
             ]
             borrowed = additive(borrowed_mask(batch, seen)).unsqueeze(1)
         inputs: tuple[Any, ...] = (ids, positions, tokens, past, *records)
@@ -134,9 +128,9 @@ class Distillation:
             hidden, _ = drafter.features(*inputs, borrowed_mask=borrowed)
         return hidden
 
-    def _records(self, lesson: Lesson, positions: Tensor, read: Tensor) -> Rows:
+    def _records(self, known: TeacherOutput, positions: Tensor, read: Tensor) -> Rows:
         """The activation records that queries read; LSA is not run for the others, which are zero."""
-        inputs = lesson.keys[:, read], lesson.values[:, read], lesson.hidden[read], positions[read]
+        inputs = known.keys[:, read], known.values[:, read], known.hidden[read], positions[read]
         if self.gradient_checkpointing:
             # In chunks, to bound the memory of recomputing: LSA holds every token once per layer.
             pieces = zip(
@@ -154,19 +148,46 @@ class Distillation:
         )
         return key, value
 
-    def _heads(self, batch: Batch, step: int) -> tuple[SharedWeights, SharedWeights]:
-        if self.part_of_head is None:
-            return self.module.shared, self.teacher.shared
-        part = self.part_of_head(batch, step)
-        return part, part
 
-    def _compare(
-        self, mine: Tensor, theirs: Tensor, heads: tuple[SharedWeights, SharedWeights]
-    ) -> Compared:
-        settings = self.settings
-        found = compare(mine, theirs, *heads)
-        each = settings.loss_weight * found.loss
-        if settings.feature_weight:
-            features = F.smooth_l1_loss(mine.float(), theirs.float(), reduction="none").mean(-1)
-            each = each + settings.feature_weight * features
-        return found._replace(loss=each)
+def trainee(config: TrainingConfig, target: LoadedModel, teacher: TeacherLike) -> Trainee:
+    """By the flags of `moa-train --attention`, or the paper's choices."""
+    settings = settings_of(config)
+    drafter, start = _drafter(config, target)
+    objective = Distillation(
+        drafter,
+        teacher,
+        settings,
+        config.seed,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )
+    return Trainee(drafter, objective, start)
+
+
+def settings_of(config: TrainingConfig) -> DistillSettings:
+    """Losses and masks."""
+    settings = PAPER if config.paper else DistillSettings()
+    if config.spacing is None:
+        return settings
+    rule = parse_spacings(config.spacing)
+    rule = dataclasses.replace(rule, strict=settings.anchors.strict)
+    return dataclasses.replace(settings, anchors=rule)
+
+
+def _drafter(config: TrainingConfig, target: LoadedModel) -> tuple[AttentionDrafter, str]:
+    facts = target.facts
+    if config.init is not None:
+        shape = AttentionConfig.read(config.init, facts)
+        if config.shape:
+            given = min(config.shape).replace("_", " ")
+            raise UsageError(f"--init brings its own shape, {given} cannot be changed")
+        if config.tli is not None:  # borrowed layers are not part of its weights
+            shape = dataclasses.replace(shape, tli=config.tli)
+        drafter = load_attention(config.init, target.model, facts, torch.float32, shape)
+        return drafter, digest(drafter)
+    dimensions = {"tli": config.tli or 0, **config.shape}
+    if config.body is None:
+        shape = AttentionConfig.for_target(facts, **dimensions)
+        return new_attention(shape, target.model), ""
+    body = load_model(config.body, device=target.model.device)
+    drafter = attention_around(target.model, facts, body, dimensions, frozen=config.freeze_body)
+    return drafter, digest(drafter)

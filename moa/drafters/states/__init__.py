@@ -11,12 +11,15 @@ import torch
 from transformers import PreTrainedModel
 
 from moa.config import TargetFacts
-from moa.drafters.contract import DrafterKind
+from moa.drafters.contract import DrafterKind, Trainee
 from moa.drafters.graph import GraphSizes
 from moa.drafters.states.config import StateDrafterConfig
 
 if TYPE_CHECKING:
     from moa.drafters.states.model import StateDrafter
+    from moa.model.loading import LoadedModel
+    from moa.training.config import TrainingConfig
+    from moa.training.losses import TeacherLike
 
 
 class StatesKind(DrafterKind):
@@ -45,6 +48,12 @@ class StatesKind(DrafterKind):
 
         assert target is not None
         return StateDrafter.load(folder, facts, SharedWeights.of(target), dtype)
+
+    def trainee(self, config: TrainingConfig, target: LoadedModel, teacher: TeacherLike) -> Trainee:
+        """A new one of the shape that was given, or the one to start from."""
+        from moa.drafters.states.training import trainee
+
+        return trainee(config, target, teacher)
 
     def sizes(self, folder: Path, facts: TargetFacts, target: Path) -> GraphSizes:
         """One layer, and the maps of tokens and of its own outputs."""

@@ -9,7 +9,7 @@ import torch
 
 from moa.drafters.states.model import StateDrafter
 from moa.training.data import PackedRows
-from moa.training.teacher import Teacher
+from moa.training.losses import TeacherLike
 
 _TOKENS_PER_INPUT = 25
 """Tokens for each number that the solution reads: with fewer it fits the sample."""
@@ -22,7 +22,7 @@ anything."""
 
 
 @torch.no_grad()
-def solve(model: StateDrafter, teacher: Teacher, data: PackedRows, at_once: int = 8) -> None:
+def solve(model: StateDrafter, teacher: TeacherLike, data: PackedRows, at_once: int = 8) -> None:
     """Start `model` from rows of the data, drawn at random. The teacher must tap what the model
     reads."""
     device = model.weight.device
@@ -35,13 +35,13 @@ def solve(model: StateDrafter, teacher: Teacher, data: PackedRows, at_once: int 
     drawn = np.random.default_rng(0).permutation(len(data))
     for at in range(0, len(data), at_once):
         batch = data.rows(drawn[at : at + at_once])
-        lesson = teacher(batch)
+        known = teacher(batch)
         segments = torch.from_numpy(batch.segments).to(device)
         inside = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
-        states = model.normed(lesson.states.float())
+        states = model.normed(known.states.float())
         tokens = model.embed(torch.from_numpy(batch.ids).to(device)).float()
         x = torch.cat([states[:, :-1], tokens[:, 1:]], -1)[inside]
-        y = lesson.hidden[:, 1:][inside].float()
+        y = known.hidden[:, 1:][inside].float()
         gram = gram.addmm(x.T, x)
         goal = goal.addmm(x.T, y)
         power = power + y.square().sum(0)

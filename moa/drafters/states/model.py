@@ -1,4 +1,4 @@
-"""The drafter that `moa-train --states` makes: it drafts from the target's newest states, and from
+"""The drafter that `moa-train` makes: it drafts from the target's newest states, and from
 its own outputs where these are late or never come.
 
 Low, middle, high and final state of token p - 1, each normed, are fused into a feature. A map of

@@ -17,17 +17,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moa.drafters.attention.training import Distillation, DistillSettings
+from moa.drafters.contract import Trainee, digest
+from moa.drafters.states.config import StateDrafterConfig
+from moa.drafters.states.least_squares import solve
+from moa.drafters.states.model import StateDrafter
+from moa.errors import UsageError
 from moa.model.blocks import additive
-from moa.training.data import Batch
+from moa.model.borrowed import SharedWeights
+from moa.model.loading import LoadedModel
+from moa.training.config import TrainingConfig
+from moa.training.data import Batch, PackedRows
 from moa.training.loop import Loss
-from moa.training.losses import wanted_places
+from moa.training.losses import LossSettings, TeacherLike, TeacherObjective, wanted_places
 from moa.training.masks import causal
-from moa.training.teacher import Teacher
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChainSettings(DistillSettings):
+class ChainSettings(LossSettings):
     """Losses, and the chains."""
 
     length: int = 7
@@ -39,29 +45,33 @@ class ChainSettings(DistillSettings):
     learnt."""
 
 
-class ChainTraining(Distillation):
+class ChainTraining(TeacherObjective):
     """The objective of drafters of features."""
 
     settings: ChainSettings
 
     def __init__(
-        self, model: Any, teacher: Teacher, settings: ChainSettings, seed: int = 0
+        self, model: Any, teacher: TeacherLike, settings: ChainSettings, seed: int = 0
     ) -> None:
         super().__init__(model, teacher, settings, seed)
         teacher.tap(model.config.taps)
 
+    def start(self, rows: PackedRows) -> None:
+        """The maps as the least-squares solution, for drafters that have such maps."""
+        solve(self.module, self.teacher, rows)
+
     def loss(self, batch: Batch, step: int, progress: float) -> Loss:
-        """The weighted sum over all chains. Shown: how often the first token is right, each of the
+        """The weighted sum over all chains. Metrics: how often the first token is right, each of the
         later ones if those before it are, and a token without any state."""
         model: Any = self.module
-        lesson = self.teacher(batch)
-        device = lesson.hidden.device
+        known = self.teacher(batch)
+        device = known.hidden.device
         settings = self.settings
         ids, positions, segments = (
             torch.from_numpy(x).to(device) for x in (batch.ids, batch.positions, batch.segments)
         )
         wanted = wanted_places(batch).to(device)
-        features = shifted(model.read(lesson.states), positions)
+        features = shifted(model.read(known.states), positions)
         drawn = np.random.default_rng([self.seed, step])  # in every process the same
         length = settings.late if drawn.random() < 0.5 else settings.length
         start = int(drawn.integers(length))
@@ -74,9 +84,9 @@ class ChainTraining(Distillation):
             chosen = wanted.gather(1, at) & valid
             states.append(hidden[chosen])
             goals.append(
-                lesson.hidden.gather(
-                    1, at.unsqueeze(-1).expand(*at.shape, lesson.hidden.shape[-1])
-                )[chosen]
+                known.hidden.gather(1, at.unsqueeze(-1).expand(*at.shape, known.hidden.shape[-1]))[
+                    chosen
+                ]
             )
             each = settings.decay**lag * length if lag else 1.0
             counts.append(torch.full((len(states[-1]),), each, device=device))
@@ -84,7 +94,7 @@ class ChainTraining(Distillation):
         of_chains = sum(map(len, counts))
         if settings.absent:
             states.append(absent(model, ids, positions, segments)[wanted])
-            goals.append(lesson.hidden[wanted])
+            goals.append(known.hidden[wanted])
             counts.append(torch.full((len(states[-1]),), settings.absent, device=device))
         found = self._compare(torch.cat(states), torch.cat(goals), self._heads(batch, step))
         counted = torch.cat(counts)
@@ -94,13 +104,13 @@ class ChainTraining(Distillation):
             "agree_later": (first, of_chains),
             "agree_absent": (of_chains, len(counted)),
         }
-        # The loop divides what is shown by the weight.
-        shown = {
+        # The loop divides metrics by the weight.
+        metrics = {
             name: (found.agree[a:b].mean() if b > a else weight.new_zeros(())) * weight
             for name, (a, b) in parts.items()
             if settings.absent or name != "agree_absent"
         }
-        return Loss((found.loss * counted).sum(), weight, shown)
+        return Loss((found.loss * counted).sum(), weight, metrics)
 
 
 def shifted(features: Tensor, positions: Tensor) -> Tensor:
@@ -186,3 +196,45 @@ def drafted(
         keys = torch.cat([keys, key], -2)
         values = torch.cat([values, value], -2)
         yield lag, last
+
+
+_DIMENSIONS = {
+    "num_attention_heads": "num_attention_heads",
+    "self_attention_intermediate_size": "intermediate_size",
+    "self_attention_num_key_value_heads": "num_key_value_heads",
+}
+"""Dimensions of the one layer, by the names that all drafters share."""
+
+
+def trainee(config: TrainingConfig, target: LoadedModel, teacher: TeacherLike) -> Trainee:
+    """A new drafter, which starts as a least-squares solution, or that of `config.init`."""
+    shared = SharedWeights.of(target.model)
+    if config.init is not None:
+        return _from(config, target, shared, teacher)
+    dimensions = {_DIMENSIONS[name]: value for name, value in config.shape.items()}
+    shape = StateDrafterConfig.for_target(target.facts, **dimensions)
+    drafter = StateDrafter.new(shape, shared)
+    objective = ChainTraining(drafter, teacher, ChainSettings(), config.seed)
+    return Trainee(drafter, objective, "least squares")
+
+
+def _from(
+    config: TrainingConfig, target: LoadedModel, shared: SharedWeights, teacher: TeacherLike
+) -> Trainee:
+    assert config.init is not None
+    given = {"tli": config.tli, "paper": config.paper, "spacing": config.spacing, **config.shape}
+    if refused := sorted(name for name, value in given.items() if value):
+        raise UsageError(
+            f"--init brings its own kind and shape, {refused[0].replace('_', ' ')} is not for it"
+        )
+    drafter = StateDrafter.load(config.init, target.facts, shared, torch.float32)
+    drafter.requires_grad_(True)
+    objective = GoesOn(drafter, teacher, ChainSettings(), config.seed)
+    return Trainee(drafter, objective, digest(drafter))
+
+
+class GoesOn(ChainTraining):
+    """The same from a trained drafter: its weights are the start."""
+
+    def start(self, rows: PackedRows) -> None:
+        """Nothing is computed."""

@@ -16,12 +16,15 @@ from benchmarks.baselines.presets import NO_RECORDS, moa_config
 from benchmarks.drafters import witness
 from benchmarks.witness import rows, texts
 from benchmarks.witness.__main__ import main
-from benchmarks.witness.rows import StoredTeacher, write_rows, written
+from benchmarks.witness.rows import write_rows
 from moa.drafters.attention.model import new_attention
+from moa.model.borrowed import SharedWeights
 from moa.model.loading import load_model
+from moa.training import teacher_files
 from moa.training.data import Document
 from moa.training.loop import fast_precision
 from moa.training.teacher import Teacher
+from moa.training.teacher_files import StoredTeacher, written
 from tests.benchmarks.pairs import prompts
 from tests.tiny import save_tiny
 
@@ -40,7 +43,7 @@ def test_stored_lessons_are_the_teachers_and_writing_goes_on_where_it_was_cut_sh
     loaded = load_model(target)
     out = tmp_path / "rows"
     writes: list[Path] = []
-    real = rows._write
+    real = teacher_files._write
 
     def cut_short(path: Path, tensors: dict[str, torch.Tensor]) -> None:
         if len(writes) == 5:
@@ -48,12 +51,12 @@ def test_stored_lessons_are_the_teachers_and_writing_goes_on_where_it_was_cut_sh
         real(path, tensors)
         writes.append(path)
 
-    monkeypatch.setattr(rows, "_write", cut_short)
+    monkeypatch.setattr(teacher_files, "_write", cut_short)
     with pytest.raises(KeyboardInterrupt):
         write_rows(loaded, out, tokens=600, length=48)
     assert len(written(out)) == 5
     monkeypatch.setattr(
-        rows, "_write", lambda path, tensors: (writes.append(path), real(path, tensors))
+        teacher_files, "_write", lambda path, tensors: (writes.append(path), real(path, tensors))
     )
     write_rows(load_model(target), out, tokens=600, length=48)
     data = written(out)
@@ -61,7 +64,7 @@ def test_stored_lessons_are_the_teachers_and_writing_goes_on_where_it_was_cut_sh
     batch = data.batch(0, 0, 3)
     computed = torch.bfloat16 if fast_precision(torch.device("cpu")) == "bf16" else None
     teacher = Teacher(load_model(target).model, computed)
-    reader = StoredTeacher(loaded.model, out)
+    reader = StoredTeacher(SharedWeights.of(loaded.model), out, loaded.model.dtype)
     assert reader(batch).tapped is None
     for one in (teacher, reader):
         one.tap((2, 2, 1, 4))
@@ -155,7 +158,9 @@ def test_alone_it_writes_what_it_is_a_model_of(target: Path, tmp_path: Path) -> 
     loaded = load_model(target)
     write_rows(loaded, tmp_path, tokens=600, length=48)
     batch = written(tmp_path).rows(np.array([0]))
-    row = witness.Row(batch, StoredTeacher(loaded.model, tmp_path)(batch))
+    row = witness.Row(
+        batch, StoredTeacher(SharedWeights.of(loaded.model), tmp_path, loaded.model.dtype)(batch)
+    )
     config = moa_config(loaded.facts, {**NO_RECORDS, "layers": 2})
     model, head = new_attention(config, loaded.model), loaded.model.get_output_embeddings().weight
     start = 24 + 9  # in the second document

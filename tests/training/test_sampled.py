@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.baselines.sampled import SampledHead, chances
 from moa.model.borrowed import SharedWeights
 from moa.training.data import Batch
+from moa.training.sampled import SampledHead, chances
 
 
 @pytest.mark.parametrize("words", [1, 7, 64, 255, 256, 300])
