@@ -35,14 +35,14 @@ from moa.drafters.attention.model import new_attention
 from moa.drafters.body_drafting import BodyDrafting
 from moa.drafters.contract import DraftRequest
 from moa.errors import UsageError, run_cli
-from moa.model.accelerator.runner import Accelerator
-from moa.model.accelerator.sampling import choose
-from moa.model.loading import LoadedModel
-from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from moa.sampling import choose as choose_on_host
 from moa.target.contract import Draw
+from moa.target.cuda.runner import Accelerator
+from moa.target.cuda.sampling import choose
+from moa.target.loading import LoadedModel
 from moa.target.rows import Row
+from moa.target.torch_target import Target
 from moa.training import options
 from moa.training.run import TrainingRun, parameter_count
 from moa.tree import TreeShape
@@ -682,7 +682,7 @@ def on_card() -> Bench:
 
 def rehearsal() -> Bench:
     """A CPU, with the kernels in Triton's interpreter."""
-    from moa.model.accelerator.kernels import TritonKernels
+    from moa.target.cuda.kernels import TritonKernels
 
     device = torch.device("cpu")
     return Bench(device, TINY, Accelerator(TritonKernels(device), lambda run: run))

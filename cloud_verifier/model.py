@@ -21,13 +21,13 @@ from moa.drafters.contract import Drafter
 from moa.drafters.registry import StoredDrafter, find
 from moa.errors import UsageError
 from moa.graph.load import LoadedGraph
-from moa.model.identity import computation_id
-from moa.model.loading import read_facts
-from moa.model.target import with_states
 from moa.process.memory import resident_bytes
 from moa.records import DTYPES
 from moa.target.contract import ExpectedLoad, LoadOptions, Target
+from moa.target.identity import computation_id
+from moa.target.loading import read_facts
 from moa.target.registry import open_target
+from moa.target.torch_target import with_states
 from moa.wire.finish import Decode
 from moa.wire.messages import RecordContract
 

@@ -51,8 +51,8 @@ from moa.drafters.attention.model import load_attention, new_attention
 from moa.drafters.attention.training import Distillation
 from moa.errors import run_cli
 from moa.model.checkpoint import save_drafter
-from moa.model.loading import load_model, load_tokenizer
-from moa.model.target import Target
+from moa.target.loading import load_model, load_tokenizer
+from moa.target.torch_target import Target
 from moa.training.data import Document, PackedRows, pack, pieces
 from moa.training.generate import PROMPT_TOKENS, GeneratedAnswers
 from moa.training.loop import Loop, join_process_group

@@ -20,8 +20,8 @@ from export.source import Source
 from moa.drafters.contract import Drafter, RecordPair, StatesBefore
 from moa.errors import UsageError
 from moa.manifest import Acceptance, Agreement, Calibration, Offline, TreeUsed
-from moa.model.generate import Continued, generate
-from moa.model.target import Committed, Target
+from moa.target.generate import Continued, generate
+from moa.target.torch_target import Committed, Target
 from moa.training.sources import DocumentReader, SourceExample, examples, string
 from moa.tree import DraftTree, TreeGrower, TreeShape, accept
 

@@ -45,7 +45,7 @@ from moa.manifest import (
     Variant,
     Vocabulary,
 )
-from moa.model.target import Target
+from moa.target.torch_target import Target
 from moa.worth import worth
 
 Notify = Callable[[str], None]

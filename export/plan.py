@@ -11,7 +11,7 @@ from export.kinds import VariantKind, choose_kinds
 from moa.drafters.graph import GraphSizes
 from moa.drafters.registry import find
 from moa.errors import UsageError
-from moa.model.loading import read_facts
+from moa.target.loading import read_facts
 
 _BYTES_PER_WEIGHT = {
     "cpu-int4": 0.5 + 4 / 32,

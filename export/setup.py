@@ -14,8 +14,8 @@ from export.plan import ExportPlan, make_plan
 from export.source import TargetTokenizer
 from moa.drafters.registry import PREFIX
 from moa.errors import UsageError
-from moa.model.identity import tensor_shapes
-from moa.model.loading import read_facts
+from moa.target.identity import tensor_shapes
+from moa.target.loading import read_facts
 
 VARIANTS = ("cpu-int4",)
 _BYTES_PER_TARGET_WEIGHT = 2

@@ -16,8 +16,8 @@ from moa.drafters.contract import Drafter
 from moa.drafters.graph import GraphSpec
 from moa.drafters.registry import find
 from moa.model.borrowed import SharedWeights
-from moa.model.identity import tokenizer_hash
-from moa.model.loading import load_tokenizer, locate, read_facts, read_partial_target
+from moa.target.identity import tokenizer_hash
+from moa.target.loading import load_tokenizer, locate, read_facts, read_partial_target
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from moa.drafters.attention.config import AttentionConfig
 from moa.drafters.attention.model import new_attention
 from moa.drafters.body_drafting import BodyDrafting
 from moa.errors import FullError, UsageError
-from moa.model.target import Target
 from moa.sampling import SamplingSettings
+from moa.target.torch_target import Target
 from moa.tree import TreeShape
 from tests.tiny import FAMILIES, save_tiny, tiny
 from tests.verifier.kit import generate

@@ -21,8 +21,8 @@ from benchmarks.kit.speculator import Generation, GenerationSettings, Speculator
 from demo import held_out
 from demo.skills import Example
 from moa.errors import UsageError
-from moa.model.target import Target
 from moa.sampling import SamplingSettings
+from moa.target.torch_target import Target
 from moa.tree import TreeShape
 
 PAPER = {"chain": TreeShape.chain(6), "tree": TreeShape(breadth=8, depth=6, nodes=62)}

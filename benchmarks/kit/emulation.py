@@ -46,7 +46,7 @@ from cloud_verifier.model import Served, load, model_facts
 from cloud_verifier.settings import Settings
 from moa.drafters.contract import Drafting
 from moa.errors import MoaError, run_cli
-from moa.model.target import Committed, Row, Step, with_states
+from moa.target.torch_target import Committed, Row, Step, with_states
 from moa.tree import TreeShape
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from moa.errors import MoaError
-from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings, gumbel
+from moa.target.torch_target import Row, Target
 
 TIE = 1e-3
 """Scores this close can differ in float32 by the order of additions; a larger difference is a bug."""

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from moa.drafters.attention.config import AttentionConfig
 from moa.drafters.attention.model import new_attention
 from moa.model.checkpoint import save_drafter
-from moa.model.target import Target
+from moa.target.torch_target import Target
 from tests.tiny import tiny_tokenizer
 
 

@@ -16,9 +16,9 @@ from moa.drafters.contract import Drafting, DraftRequest
 from moa.errors import UsageError
 from moa.grammar.matcher import CompiledGrammar, Matcher, forced_draft
 from moa.grammar.spec import Grammar
-from moa.model.target import Row, Step, Target
 from moa.sampling import SamplingSettings
 from moa.target.choosing import Judged, accept_rows
+from moa.target.torch_target import Row, Step, Target
 from moa.tree import DraftTree, TreeShape
 from moa.wire.finish import Decode, TurnRules, first_finish
 

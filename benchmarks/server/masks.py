@@ -27,8 +27,8 @@ from moa.drafters.attention.model import load_attention
 from moa.drafters.body_drafting import BodyDrafting
 from moa.grammar.matcher import GrammarCompiler, Matcher, unpacked
 from moa.grammar.spec import Grammar
-from moa.model.target import Target
 from moa.sampling import SamplingSettings, choose
+from moa.target.torch_target import Target
 
 _PERSON = {
     "name": "Sofia Maria",

@@ -9,7 +9,7 @@ from benchmarks.kit.figures import table
 from benchmarks.kit.verifier import Pair, verifier
 from benchmarks.server.crowd import scripts_for
 from moa.demo import paths
-from moa.model.loading import read_facts
+from moa.target.loading import read_facts
 from moa.wire.messages import RecordDtype
 from tests.support.client import client
 

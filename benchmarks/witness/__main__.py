@@ -19,7 +19,7 @@ from benchmarks.witness.gguf_model import TERMS, Words, gguf_file, read_model, t
 from benchmarks.witness.rows import write_heldout, write_rows
 from demo import natural
 from moa.errors import UsageError, run_cli
-from moa.model.loading import load_model
+from moa.target.loading import load_model
 
 _CODE, _ENGLISH, _HELD_OUT = 1200, 6000, 12
 """Texts of each kind that the vocabulary is chosen by, and held-out texts of each kind to check it

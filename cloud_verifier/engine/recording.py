@@ -16,7 +16,7 @@ from cloud_verifier.engine.work import Lease, Post, Recorded, Report, finite
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from moa.drafters.contract import Drafter
-from moa.model.target import Committed
+from moa.target.torch_target import Committed
 from moa.wire.ranges import Ranges
 
 _LEASES_AT_ONCE = 64

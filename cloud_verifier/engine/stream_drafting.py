@@ -13,9 +13,9 @@ from moa.drafters.contract import Drafter, Drafting, DraftRequest, RecordReader,
 from moa.drafters.onnx_drafting import OnnxDrafting
 from moa.grammar.matcher import forced_draft
 from moa.graph.load import LoadedGraph
-from moa.model.target import Committed, Target, with_states
 from moa.speculation.policy import Drafted, Policy, RoundTime, TextAcceptance
 from moa.target import contract
+from moa.target.torch_target import Committed, Target, with_states
 from moa.tree import DraftTree, TreeShape
 from moa.wire.messages import Stream
 

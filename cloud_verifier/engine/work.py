@@ -25,7 +25,7 @@ from moa.wire.ranges import Ranges
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from moa.model.target import Committed
+    from moa.target.torch_target import Committed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,10 +17,10 @@ from moa.drafters.drafting import Level, TorchDrafting, mask_over
 from moa.manifest import KVHeads
 from moa.model.borrowed import Rows
 from moa.model.slots import SlotPool
-from moa.model.target import Committed
+from moa.target.torch_target import Committed
 
 if TYPE_CHECKING:
-    from moa.model.accelerator.graphs import Graphs
+    from moa.target.cuda.graphs import Graphs
 
 
 class BodyModel(Drafter):

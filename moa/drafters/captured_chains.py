@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from moa.drafters.contract import DraftRequest
-from moa.model.accelerator.buffers import power_of_two
-from moa.model.accelerator.graphs import Graphs, Work
-from moa.model.accelerator.sampling import gumbel
 from moa.model.blocks import additive
 from moa.model.borrowed import Rows
 from moa.model.slots import SlotPool
 from moa.sampling import noise_keys
+from moa.target.cuda.buffers import power_of_two
+from moa.target.cuda.graphs import Graphs, Work
+from moa.target.cuda.sampling import gumbel
 from moa.tree import DraftTree, TreeGrower
 
 DEEPEST = 32

@@ -19,7 +19,7 @@ from moa.sampling import gumbel
 from moa.tree import MASKED, DraftTree, TreeGrower
 
 if TYPE_CHECKING:
-    from moa.model.accelerator.graphs import Graphs
+    from moa.target.cuda.graphs import Graphs
 
 
 class TorchDrafting:

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from moa.drafters.captured_chains import ChainStep
 from moa.drafters.contract import Drafter
 from moa.drafters.drafting import Level, TorchDrafting
-from moa.model.accelerator.buffers import power_of_two
 from moa.model.blocks import Block, masked, rotate
 from moa.model.borrowed import Rows
 from moa.model.slots import SlotPool
-from moa.model.target import Committed
+from moa.target.cuda.buffers import power_of_two
+from moa.target.torch_target import Committed
 
 if TYPE_CHECKING:
-    from moa.model.accelerator.graphs import Graphs
+    from moa.target.cuda.graphs import Graphs
 
 
 class FeatureModel(Drafter):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moa.manifest import KVHeads
-from moa.model.identity import tensor_shapes
+from moa.target.identity import tensor_shapes
 
 Sizes = tuple[int | str, ...]
 """Sizes, and names of those that a step may choose."""

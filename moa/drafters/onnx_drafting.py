@@ -13,7 +13,7 @@ from moa.drafters.contract import Drafter, DraftRequest, StatesBefore
 from moa.errors import FullError
 from moa.graph.drafter import OnnxDrafter, run
 from moa.graph.load import LoadedGraph
-from moa.model.target import Committed
+from moa.target.torch_target import Committed
 from moa.tree import DraftTree
 from moa.wire import Ranges
 

@@ -18,7 +18,7 @@ from moa.drafters.sibling import PREFIX as PREFIX
 from moa.drafters.sibling import SiblingKind
 from moa.drafters.states import StatesKind
 from moa.errors import ConfigError
-from moa.model.loading import locate
+from moa.target.loading import locate
 
 KINDS: dict[str, DrafterKind] = {
     kind.name: kind for kind in (StatesKind(), AttentionKind(), SiblingKind(), Eagle3Kind())

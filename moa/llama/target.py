@@ -35,7 +35,6 @@ from moa.llama.calls import Calls, Pieces
 from moa.llama.library import Library, find, load
 from moa.llama.runtime import KV_BITS, Run, Runtime, Shape
 from moa.llama.sequences import Sequences
-from moa.model.identity import SCHEME, file_id, tokenizer_hash
 from moa.sampling import NO_LOGITS
 from moa.target.contract import (
     Capabilities,
@@ -46,6 +45,7 @@ from moa.target.contract import (
     Memory,
     Node,
 )
+from moa.target.identity import SCHEME, file_id, tokenizer_hash
 from moa.target.registry import registered
 from moa.target.rows import Row, RowBatch
 

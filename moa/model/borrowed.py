@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from moa.errors import ConfigError
-from moa.model.families import embedding_scale
-from moa.model.library import ATTENTION, cache_argument
+from moa.target.families import embedding_scale
+from moa.target.library import ATTENTION, cache_argument
 
 Rows = tuple[Tensor, Tensor]
 """Keys and values, `[B, kv_heads, T, D]` each."""

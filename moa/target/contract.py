@@ -51,7 +51,7 @@ class Capabilities:
     numbers of plain decoding, or cannot be computed."""
     states: bool
     """Whether commits carry hidden states, keys and values as torch tensors
-    (`moa.model.target.Committed`): drafters that read the target need them, and records are made
+    (`moa.target.torch_target.Committed`): drafters that read the target need them, and records are made
     of them."""
     batch_invariant: bool
     """Whether a token's numbers are the same bits whatever else is in its forward, and however its
@@ -203,7 +203,7 @@ class KVCache(Protocol):
 
 
 class Committed(Protocol):
-    """Tokens that joined a slot. With `Capabilities.states` it is `moa.model.target.Committed`,
+    """Tokens that joined a slot. With `Capabilities.states` it is `moa.target.torch_target.Committed`,
     whose tensors drafters read; nobody else looks into it."""
 
     @property

@@ -39,7 +39,7 @@ SOURCES: list[Source] = [
     Source(
         name="transformers",
         accepts=lambda source: True,  # a folder or a hub id: what no other knows
-        target="moa.model.target:Target",
+        target="moa.target.torch_target:Target",
     ),
 ]
 """Asked in this order."""

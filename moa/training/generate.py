@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from moa.errors import UsageError
-from moa.model.generate import generate
-from moa.model.target import Target
 from moa.sampling import SamplingSettings
+from moa.target.generate import generate
+from moa.target.torch_target import Target
 from moa.training.progress import Progress
 
 PROMPT_TOKENS = 64

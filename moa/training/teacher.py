@@ -14,8 +14,8 @@ from transformers import DynamicCache, PreTrainedModel
 from moa.model.blocks import additive
 from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import backbone_of
-from moa.model.families import mask_plan
-from moa.model.library import Taps, cache_argument
+from moa.target.families import mask_plan
+from moa.target.library import Taps, cache_argument
 from moa.training.data import Batch
 from moa.training.masks import causal
 

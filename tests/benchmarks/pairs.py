@@ -15,7 +15,7 @@ from benchmarks.baselines.presets import NO_RECORDS, moa_config
 from benchmarks.baselines.registry import Feature, FeatureDrafter, new_baseline, shape_for
 from moa.drafters.attention.model import AttentionDrafter, new_attention
 from moa.model.borrowed import SharedWeights
-from moa.model.target import Target
+from moa.target.torch_target import Target
 from moa.training.data import Batch, Document, PackedRows, pack
 from tests.tiny import tiny
 

@@ -17,8 +17,8 @@ from moa.drafters.drafting import Level
 from moa.drafters.features import FeatureDrafting
 from moa.drafters.states.training import chains, shifted, visible
 from moa.model.blocks import additive
-from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings
+from moa.target.torch_target import Row, Target
 from moa.training.teacher import Teacher
 from moa.tree import TreeGrower, TreeShape
 from tests.benchmarks.pairs import KINDS, baseline, body, prompts, target_for, tiny_target, whole

@@ -13,7 +13,7 @@ from benchmarks.baselines import train
 from benchmarks.baselines.presets import PRESETS, build
 from benchmarks.baselines.registry import load_target
 from moa.errors import UsageError, run_cli
-from moa.model.loading import load_model
+from moa.target.loading import load_model
 from moa.training.data import PackedRows
 from moa.training.loop import LoopSettings
 from tests.benchmarks.pairs import WIDE, packed

@@ -12,7 +12,7 @@ from demo.inherit import inherit
 from moa.drafters.attention.config import AttentionConfig
 from moa.drafters.attention.model import new_attention
 from moa.errors import ConfigError
-from moa.model.loading import load_model
+from moa.target.loading import load_model
 from moa.training.data import Document, PackedRows, pack
 from moa.training.teacher import Teacher
 from moa.tree import MASKED

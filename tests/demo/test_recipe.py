@@ -17,9 +17,9 @@ from demo.recipe import COURSES, DRAFTER_COURSES, DRAFTER_LAYERS, DRAFTER_SHAPE,
 from moa.demo import paths
 from moa.drafters.attention.config import AttentionConfig
 from moa.drafters.attention.model import load_attention
-from moa.model.loading import load_model
-from moa.model.target import Target
 from moa.sampling import SamplingSettings
+from moa.target.loading import load_model
+from moa.target.torch_target import Target
 from moa.training.data import Document, pack, pieces
 from moa.training.generate import PROMPT_TOKENS
 

@@ -14,7 +14,7 @@ from demo.corpus import talk
 from demo.skills import Example, is_right
 from edge_client.cli import bench, demo
 from moa.demo import paths
-from moa.model.target import Target
+from moa.target.torch_target import Target
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -19,7 +19,7 @@ from moa.drafters.attention.model import AttentionDrafter, load_attention, new_a
 from moa.errors import ConfigError, UsageError
 from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import save_drafter
-from moa.model.target import Row, Target
+from moa.target.torch_target import Row, Target
 from moa.tree import MASKED
 from tests.close import assert_rounded
 from tests.tiny import tiny

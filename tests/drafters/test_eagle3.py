@@ -17,8 +17,8 @@ from moa.drafters.eagle3.model import Eagle3Drafter
 from moa.drafters.features import FeatureDrafting
 from moa.errors import MoaError
 from moa.model.borrowed import SharedWeights
-from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings
+from moa.target.torch_target import Row, Target
 from moa.tree import TreeGrower, TreeShape
 from tests.model import published
 from tests.tiny import tiny

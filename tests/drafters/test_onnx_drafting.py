@@ -16,8 +16,8 @@ from moa.drafters.contract import DraftRequest
 from moa.drafters.onnx_drafting import OnnxDrafting
 from moa.errors import FullError
 from moa.graph.load import LoadedGraph
-from moa.model.target import Committed, Row, Target
 from moa.sampling import SamplingSettings
+from moa.target.torch_target import Committed, Row, Target
 from moa.tree import TreeShape
 from tests.edge import kit
 from tests.verifier import kit as verifier_kit

@@ -32,9 +32,9 @@ from moa.drafters.attention.model import AttentionDrafter, new_attention
 from moa.grammar.matcher import TextMask
 from moa.graph.cache import RecordBuffer
 from moa.model.checkpoint import save_drafter
-from moa.model.loading import load_model
 from moa.sampling import SamplingSettings
 from moa.speculation.guess_tree import GuessTreeGrower
+from moa.target.loading import load_model
 from moa.tree import DraftTree, TreeGrower, TreeShape, path_of
 from tests.edge.reader import Reader
 from tests.tiny import save_tiny

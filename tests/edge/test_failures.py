@@ -14,8 +14,8 @@ import pytest
 
 from edge_client.client import EdgeClient
 from edge_client.events import Token
-from moa.model.target import Row, Step
 from moa.process.listening import Port
+from moa.target.torch_target import Row, Step
 from tests.edge import kit
 from tests.edge.test_exact import truth
 from tests.verifier import kit as verifier_kit

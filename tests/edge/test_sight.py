@@ -15,8 +15,8 @@ from edge_client.turn.actions import Draft
 from edge_client.turn.controller import Controller
 from edge_client.turn.records import Records
 from edge_client.turn.worker import DrafterWorker
-from moa.model.target import Row, Step
 from moa.sampling import SamplingSettings
+from moa.target.torch_target import Row, Step
 from moa.tree import DraftTree, TreeShape
 from moa.wire.messages import ServerMessage, Verdict
 from tests.edge import kit

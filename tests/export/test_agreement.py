@@ -23,7 +23,7 @@ from export.agreement import (
 from export.runner import StepInput, StepOutput, TorchRunner
 from export.source import Source
 from moa.errors import UsageError
-from moa.model.target import Target
+from moa.target.torch_target import Target
 from tests.export.conftest import PROMPTS, Pair
 
 VOCABULARY = 32

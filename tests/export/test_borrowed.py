@@ -14,8 +14,8 @@ from moa.drafters.attention.model import load_attention
 from moa.drafters.body_drafting import BodyDrafting
 from moa.drafters.contract import DraftRequest
 from moa.graph.drafter import OnnxDrafter, run
-from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings
+from moa.target.torch_target import Row, Target
 from moa.tree import DraftTree, TreeShape
 from tests.export.conftest import Pair, make_pair, settings_for
 

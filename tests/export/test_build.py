@@ -22,7 +22,7 @@ from moa.bundle import MANIFEST, Bundle
 from moa.drafters.attention.config import AttentionConfig
 from moa.errors import UsageError
 from moa.graph.step import open_session
-from moa.model.loading import read_facts
+from moa.target.loading import read_facts
 from tests.export.conftest import PROMPTS, Pair, settings_for
 from tests.tiny import save_tiny
 

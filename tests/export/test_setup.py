@@ -18,7 +18,7 @@ from edge_client.events import AnswerSoFar
 from export.build import step_times
 from export.cli import main
 from moa.bundle import Bundle
-from tests.model.test_gguf_folder import rounded, written
+from tests.target.test_gguf_folder import rounded, written
 from tests.tiny import save_tiny, tiny
 from tests.verifier.kit import generate
 

@@ -31,9 +31,9 @@ from moa.graph.drafter import OnnxDrafter, run
 from moa.manifest import KVHeads
 from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import save_drafter
-from moa.model.loading import load_model
-from moa.model.target import Committed, Row, Target
 from moa.sampling import SamplingSettings
+from moa.target.loading import load_model
+from moa.target.torch_target import Committed, Row, Target
 from moa.tree import DraftTree, TreeShape
 from tests.export.conftest import Pair
 from tests.tiny import save_tiny

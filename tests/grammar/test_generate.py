@@ -17,8 +17,8 @@ from moa.drafters.onnx_drafting import OnnxDrafting
 from moa.errors import UsageError
 from moa.grammar.spec import Grammar
 from moa.graph.load import LoadedGraph
-from moa.model.target import Target
 from moa.sampling import SamplingSettings
+from moa.target.torch_target import Target
 from moa.tree import TreeShape
 from tests.tiny import tiny
 

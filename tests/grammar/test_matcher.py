@@ -16,9 +16,9 @@ from moa.errors import UsageError
 from moa.grammar.children import Children
 from moa.grammar.matcher import Bits, GrammarCompiler, forced_draft, has, unpacked
 from moa.grammar.spec import MAX_BYTES, Grammar, GrammarError
-from moa.model.accelerator.sampling import choose as choose_all
 from moa.sampling import SamplingSettings, choose
 from moa.target.contract import Draw
+from moa.target.cuda.sampling import choose as choose_all
 from tests.grammar.corpus import compiler
 
 SIZE = 4096

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from moa.errors import CapacityError, UsageError
-from moa.model.pages import PagePool
 from moa.model.slots import SlotPool
+from moa.target.pages import PagePool
 
 LAYERS = 3
 HEADS = 2

@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from moa.model.accelerator.runner import Accelerator
-from moa.model.target import Target as TorchTarget
 from moa.target.contract import LoadOptions, Node, Target
+from moa.target.cuda.runner import Accelerator
 from moa.target.registry import open_target
 from moa.target.rows import Row
+from moa.target.torch_target import Target as TorchTarget
 from tests import gguf_tiny
 from tests.close import assert_rounded
-from tests.model.accelerator.reference import ReferenceKernels
-from tests.model.trees import plain_logits, reference
+from tests.target.cuda.reference import ReferenceKernels
 from tests.target.toy import ToyModel, ToyTarget
+from tests.target.trees import plain_logits, reference
 from tests.tiny import tiny
 
 Plain = Callable[[Sequence[int]], NDArray[np.float32]]

@@ -15,8 +15,8 @@ from moa.target.choosing import Judged, accept_rows
 from moa.target.contract import ExpectedLoad, KVCache, Node, Step, Target
 from moa.target.registry import check_conforms
 from moa.target.rows import Row
-from tests.model.trees import path_to, random_tree
 from tests.target.subjects import SUBJECTS, Subject
+from tests.target.trees import path_to, random_tree
 
 VOCABULARY = 128
 LOAD = ExpectedLoad(rows=2, tokens=16, draft_tokens=8, prompt_tokens=16)

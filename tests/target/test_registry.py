@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from moa.model.pages import PagePool
-from moa.model.target import Step, Target
 from moa.target import registry
+from moa.target.pages import PagePool
+from moa.target.torch_target import Step, Target
 
 
 def test_every_source_names_a_target_with_the_contracts_methods() -> None:

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from moa.model.accelerator.sampling import choose
 from moa.sampling import MAX_SEED, MIN_TEMPERATURE, SamplingSettings
 from moa.sampling import choose as on_host
 from moa.target.contract import Draw
+from moa.target.cuda.sampling import choose
 from tests.torture.tally import Found, Tally
 
 _TEMPERATURES = (0.0, MIN_TEMPERATURE, 0.3, 0.7, 1.0, 1.3, 100.0)

@@ -31,8 +31,8 @@ from edge_client.tools.emulated_network import LinkProxy
 from moa import demo
 from moa.drafters.attention.config import AttentionConfig
 from moa.drafters.attention.model import new_attention
-from moa.model.loading import load_model
-from moa.model.target import Target
+from moa.target.loading import load_model
+from moa.target.torch_target import Target
 from tests.edge.kit import Reader, export_drafter
 from tests.grammar.corpus import Schema
 from tests.tiny import tiny

@@ -11,7 +11,7 @@ import torch
 from edge_client.client import EdgeClient
 from moa.drafters.attention.model import AttentionDrafter
 from moa.graph.step import Call
-from moa.model.target import Step, Target
+from moa.target.torch_target import Step, Target
 from tests.edge import kit
 from tests.edge.test_exact import COUNT, truth
 from tests.verifier import kit as verifier_kit

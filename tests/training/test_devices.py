@@ -21,9 +21,9 @@ from moa.drafters.states.model import StateDrafter
 from moa.drafters.states.training import ChainSettings, ChainTraining
 from moa.model.borrowed import BorrowedLayers, SharedWeights
 from moa.model.checkpoint import backbone_of
-from moa.model.loading import load_model
-from moa.model.target import Target
 from moa.sampling import SamplingSettings
+from moa.target.loading import load_model
+from moa.target.torch_target import Target
 from moa.training.data import PackedRows
 from moa.training.masks import AnchorRule
 from moa.training.teacher import Teacher

@@ -12,7 +12,7 @@ from moa.drafters.attention import training as distill
 from moa.drafters.attention.config import AttentionConfig
 from moa.drafters.attention.model import new_attention
 from moa.drafters.attention.training import PAPER, Distillation, DistillSettings
-from moa.model.loading import load_model
+from moa.target.loading import load_model
 from moa.training.data import Batch, Document, PackedRows, pack
 from moa.training.masks import AnchorRule, Spacing
 from moa.training.teacher import Teacher

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moa.errors import UsageError
-from moa.model.target import Target
+from moa.target.torch_target import Target
 from moa.training.generate import GeneratedAnswers
 from moa.training.sources import DocumentReader, examples
 

@@ -17,7 +17,7 @@ from moa.drafters.states.training import shifted, visible
 from moa.errors import ConfigError
 from moa.model.blocks import additive
 from moa.model.borrowed import SharedWeights
-from moa.model.loading import load_model
+from moa.target.loading import load_model
 from moa.training.data import PackedRows
 from moa.training.teacher import Teacher
 from tests.tiny import save_tiny

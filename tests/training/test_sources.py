@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moa.errors import UsageError
-from moa.model.loading import load_tokenizer
+from moa.target.loading import load_tokenizer
 from moa.training.data import Document
 from moa.training.sources import DocumentReader, SourceExample, examples, fingerprint
 from tests.tiny import BOS, EOS

@@ -26,9 +26,9 @@ from cloud_verifier.serving.auth import Authenticator, new_token, token_line
 from cloud_verifier.settings import Settings
 from moa.drafters.attention.config import AttentionConfig
 from moa.drafters.attention.model import new_attention
-from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings, choose
 from moa.speculation.policy import Policy
+from moa.target.torch_target import Row, Target
 from moa.wire import Limits, decode_server
 from tests.support import client as wire_client
 from tests.support.client import Client

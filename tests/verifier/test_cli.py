@@ -346,6 +346,6 @@ def test_a_head_that_finds_no_memory_is_one_line(
     def full(_: Tensor) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("moa.model.head.widened", full)
+    monkeypatch.setattr("moa.target.head.widened", full)
     with pytest.raises(UsageError, match=r"no memory for the \d.\d GiB of the LM head"):
         load(Settings(target=str(pair[0]), kv_tokens=512, slots=2))

@@ -10,7 +10,7 @@ from cloud_verifier.emulated import slowed_down
 from cloud_verifier.forward_time import ForwardTime
 from cloud_verifier.settings import Settings
 from moa.errors import ConfigError
-from moa.model.target import Row, Target
+from moa.target.torch_target import Row, Target
 from tests.verifier import kit
 
 

@@ -20,8 +20,8 @@ from cloud_verifier.model import serve_model
 from moa import demo
 from moa.drafters.drafting import DraftRequest
 from moa.grammar.spec import Grammar
-from moa.model.target import Step, Target
 from moa.sampling import SamplingSettings
+from moa.target.torch_target import Step, Target
 from moa.tree import DraftTree, TreeShape
 from moa.wire import Code
 from moa.wire.finish import TurnRules

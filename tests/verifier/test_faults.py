@@ -15,7 +15,7 @@ from cloud_verifier.engine import runner
 from cloud_verifier.engine.core import Engine
 from cloud_verifier.engine.work import Answered, Dropped, Failed, Guesses, Lease, Report
 from cloud_verifier.metrics import Metrics
-from moa.model.target import Step
+from moa.target.torch_target import Step
 from moa.tree import Accepted
 from moa.wire.finish import TurnRules
 from moa.wire.messages import Foresee, Verdict, Verify

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from moa.model.accelerator.runner import Accelerator
-from moa.model.pages import PAGE
 from moa.speculation.guess_tree import GuessTree
+from moa.target.cuda.runner import Accelerator
+from moa.target.pages import PAGE
 from moa.wire.codes import Code
 from moa.wire.messages import Error, Foresee, StreamTokens, Verdict, Verify
-from tests.model.accelerator.reference import ReferenceKernels
+from tests.target.cuda.reference import ReferenceKernels
 from tests.verifier import kit, test_exact
 from tests.verifier.test_engine import *  # noqa: F403
 from tests.verifier.test_foresee import *  # noqa: F403

@@ -8,7 +8,7 @@ import pytest
 
 from cloud_verifier.engine.work import Answered, Lease, Report
 from cloud_verifier.model import serve_model
-from moa.model.target import Target
+from moa.target.torch_target import Target
 from moa.wire.finish import TurnRules
 from tests.verifier import kit
 from tests.verifier.bench import Bench, new_job, new_lease

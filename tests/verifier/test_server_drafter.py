@@ -16,8 +16,8 @@ from cloud_verifier.cli import parser, settings_from
 from cloud_verifier.engine.stream_drafting import StateFollower
 from cloud_verifier.model import load
 from moa.errors import UsageError
-from moa.model.target import Row, Step
 from moa.sampling import SamplingSettings
+from moa.target.torch_target import Row, Step
 from moa.training.cli import main as train
 from moa.wire.messages import Sampling
 from tests.model import published

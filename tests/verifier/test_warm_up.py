@@ -8,11 +8,11 @@ import sys
 import pytest
 import torch
 
-from moa.model.packed import PackedDecoder
-from moa.model.products import can_pack
-from moa.model.target import Target
 from moa.target.contract import ExpectedLoad
+from moa.target.packed import PackedDecoder
+from moa.target.products import can_pack
 from moa.target.rows import Row
+from moa.target.torch_target import Target
 from tests.verifier import kit
 
 pytestmark = pytest.mark.skipif(

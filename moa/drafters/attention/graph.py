@@ -12,7 +12,7 @@ from transformers import AutoConfig
 from moa.config import TargetFacts
 from moa.drafters.attention.config import AttentionConfig
 from moa.drafters.graph import GraphSizes, count_weights, layer_number
-from moa.model.families import facts_of
+from moa.target.families import facts_of
 
 _NO_LAYER = ("layer_self_attention.", "Ekv2E.", "final_state.", "body.embedding.", "body.head.")
 """Weights that stay on the server, or are counted as embedding and head."""

@@ -31,9 +31,9 @@ from moa.manifest import KVHeads
 from moa.model.blocks import Block, RMSNorm, masked, rotary, rotate
 from moa.model.borrowed import BorrowedLayers, Rows, SharedWeights, Sibling
 from moa.model.checkpoint import backbone_of, filled, stored_weights
-from moa.model.loading import LoadedModel
-from moa.model.target import Committed
 from moa.records import RecordLayout
+from moa.target.loading import LoadedModel
+from moa.target.torch_target import Committed
 
 
 class AttentionDrafter(BodyModel):

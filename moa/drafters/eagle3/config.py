@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from moa.config import TargetFacts, read_config
 from moa.drafters.taps import authors_taps
 from moa.errors import ConfigError
-from moa.model.loading import first_line
+from moa.target.loading import first_line
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from moa.config import TargetFacts
 from moa.drafters.contract import DrafterKind
 from moa.drafters.graph import GraphSizes
 from moa.drafters.sibling.config import SiblingConfig
-from moa.model.loading import read_facts
+from moa.target.loading import read_facts
 
 if TYPE_CHECKING:
     from moa.drafters.sibling.model import SiblingDrafter

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from moa.config import TargetFacts
 from moa.drafters.graph import GraphSizes, count_weights, layer_number
-from moa.model.loading import read_facts
+from moa.target.loading import read_facts
 
 
 class SiblingGraph(nn.Module):

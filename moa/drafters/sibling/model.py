@@ -17,7 +17,7 @@ from moa.drafters.sibling.graph import SiblingGraph
 from moa.errors import UsageError
 from moa.manifest import KVHeads
 from moa.model.borrowed import Rows, SharedWeights, Sibling
-from moa.model.loading import load_model
+from moa.target.loading import load_model
 
 
 class SiblingDrafter(BodyModel):

@@ -31,8 +31,8 @@ from moa.manifest import KVHeads
 from moa.model.blocks import Block, RMSNorm, rotary
 from moa.model.borrowed import Rows, SharedWeights
 from moa.model.checkpoint import filled, stored_weights
-from moa.model.target import Committed
 from moa.records import RecordLayout
+from moa.target.torch_target import Committed
 
 
 class StateDrafter(FeatureModel):

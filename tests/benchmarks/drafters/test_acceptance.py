@@ -17,8 +17,8 @@ from demo.skills import Example
 from moa.drafters.attention.model import new_attention
 from moa.errors import MoaError
 from moa.model.checkpoint import save_drafter
-from moa.model.target import Target
 from moa.sampling import SamplingSettings
+from moa.target.torch_target import Target
 from tests.benchmarks.pairs import body, prompts, target_for, tiny_target
 from tests.tiny import save_tiny
 

@@ -15,7 +15,7 @@ from cloud_verifier.model import Served, model_facts
 from cloud_verifier.settings import Settings
 from moa.drafters.body_drafting import BodyDrafting
 from moa.drafters.onnx_drafting import OnnxDrafting
-from moa.model.target import Row
+from moa.target.torch_target import Row
 from moa.wire.limits import Limits
 from tests.benchmarks.pairs import opponent, prompts, tiny_target
 from tests.edge import kit as edge_kit

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.baselines.registry import save
 from benchmarks.witness import answers
 from benchmarks.witness.__main__ import main
-from moa.model.target import Target
+from moa.target.torch_target import Target
 from tests.benchmarks.pairs import opponent
 from tests.tiny import save_tiny
 

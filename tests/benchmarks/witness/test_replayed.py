@@ -18,8 +18,8 @@ from benchmarks.witness.replayed import (
     recorded,
 )
 from moa.drafters.contract import DraftRequest
-from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings
+from moa.target.torch_target import Row, Target
 from moa.tree import TreeShape
 from tests.benchmarks.pairs import opponent
 from tests.tiny import save_tiny

@@ -10,7 +10,7 @@ from functools import cache
 from cloud_verifier.app import Verifier
 from cloud_verifier.model import Served, load
 from cloud_verifier.settings import Settings
-from moa.model.target import Target
+from moa.target.torch_target import Target
 
 SETTINGS = Settings(port=0, slots=8, device="cpu", dtype="float32")
 

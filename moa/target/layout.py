@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from moa.model.pages import PAGE, PagePool
+from moa.target.pages import PAGE, PagePool
 from moa.target.rows import IntArray, RowBatch
 from moa.tree import Mask, ancestors
 

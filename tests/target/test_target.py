@@ -10,10 +10,10 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from moa.errors import CapacityError, NumericalError, UsageError
-from moa.model.library import cache_argument
-from moa.model.target import Row, Target
+from moa.target.library import cache_argument
+from moa.target.torch_target import Row, Target
 from tests.close import assert_rounded
-from tests.model.trees import path_to, plain_logits, random_tree, reference, tree_logits
+from tests.target.trees import path_to, plain_logits, random_tree, reference, tree_logits
 from tests.tiny import FAMILIES, tiny
 
 
@@ -97,7 +97,7 @@ def test_committed_rows_are_the_models_own_cache_and_states() -> None:
 
 
 def test_only_judged_nodes_pass_through_the_head_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moa.model.target._LOGITS_AT_ONCE", 128)
+    monkeypatch.setattr("moa.target.torch_target._LOGITS_AT_ONCE", 128)
     target = Target.from_model(tiny("llama"), slots=3, capacity=32)
     slots = [target.cache.acquire() for _ in range(3)]
     rows = [

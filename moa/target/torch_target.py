@@ -18,18 +18,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from moa.config import TargetFacts
 from moa.errors import ConfigError, NumericalError, UnsupportedModelError, UsageError
 from moa.grammar.matcher import GrammarCompiler
-from moa.model.accelerator.graphs import Graphs
-from moa.model.accelerator.runner import Accelerator, GraphRunner
-from moa.model.accelerator.sampling import choose
-from moa.model.accelerator.weights import can_run
-from moa.model.decoder import Decoder, Forward
-from moa.model.families import embedding_scale, mask_plan
-from moa.model.head import Head
-from moa.model.library import LibraryDecoder
-from moa.model.loading import load_model, load_tokenizer, prepare
-from moa.model.packed import PACKED_FAMILIES, PackedDecoder
-from moa.model.pages import PagePool
-from moa.model.products import can_pack
 from moa.sampling import NO_LOGITS
 from moa.target import contract
 from moa.target.contract import (
@@ -43,6 +31,18 @@ from moa.target.contract import (
     Memory,
     Node,
 )
+from moa.target.cuda.graphs import Graphs
+from moa.target.cuda.runner import Accelerator, GraphRunner
+from moa.target.cuda.sampling import choose
+from moa.target.cuda.weights import can_run
+from moa.target.decoder import Decoder, Forward
+from moa.target.families import embedding_scale, mask_plan
+from moa.target.head import Head
+from moa.target.library import LibraryDecoder
+from moa.target.loading import load_model, load_tokenizer, prepare
+from moa.target.packed import PACKED_FAMILIES, PackedDecoder
+from moa.target.pages import PagePool
+from moa.target.products import can_pack
 from moa.target.registry import registered
 from moa.target.rows import Row, RowBatch
 
@@ -241,7 +241,7 @@ class Target:
         exact: bool = True,
         accelerator: Accelerator | None = None,
     ) -> None:
-        """Use a model prepared by `moa.model.loading`. The capacity is limited to the model's
+        """Use a model prepared by `moa.target.loading`. The capacity is limited to the model's
         positions.
 
         `kv_tokens` is the total of all slots (0: each can be full). `packed` uses the packed

@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moa.model.accelerator.buffers import SPLIT, ForwardInput, query_block
-from moa.model.pages import PAGE
+from moa.target.cuda.buffers import SPLIT, ForwardInput, query_block
+from moa.target.pages import PAGE
 
 _K = 128
 """Step of all products; the same for every tile, for it is a part of the order of sums."""

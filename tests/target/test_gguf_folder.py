@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from moa.errors import UnsupportedModelError, UsageError
 from moa.gguf.reader import StoredBlocks
 from moa.gguf.weights import rows_of
-from moa.model.gguf_folder import GgufModel, config_of
-from moa.model.loading import load_model, load_tokenizer, locate, read_facts
+from moa.target.gguf_folder import GgufModel, config_of
+from moa.target.loading import load_model, load_tokenizer, locate, read_facts
 from tests.support.gguf_file import write_gguf
 from tests.tiny import tiny
 

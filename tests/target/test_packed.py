@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from moa.model.head import Head
-from moa.model.packed import PACKED_FAMILIES
-from moa.model.products import can_pack
-from moa.model.target import Row, Target
+from moa.target.head import Head
+from moa.target.packed import PACKED_FAMILIES
+from moa.target.products import can_pack
+from moa.target.torch_target import Row, Target
 from tests.close import assert_rounded
-from tests.model.test_target import prefill
-from tests.model.trees import random_tree
+from tests.target.test_target import prefill
+from tests.target.trees import random_tree
 from tests.tiny import tiny
 
 

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from moa.model.layout import Layout
-from moa.model.pages import PagePool
+from moa.target.layout import Layout
+from moa.target.pages import PagePool
 from moa.target.rows import Row, RowBatch
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from moa.config import TargetFacts
-from moa.model.accelerator.buffers import (
+from moa.target.contract import NO_NUMBER, ExpectedLoad
+from moa.target.cuda.buffers import (
     MOST,
     SPLIT,
     Buffers,
@@ -23,15 +24,14 @@ from moa.model.accelerator.buffers import (
     check_nodes,
     cut,
 )
-from moa.model.accelerator.graphs import Capture, Graphs, Work, cuda_graphs
-from moa.model.accelerator.weights import Weights
-from moa.model.decoder import Forward
-from moa.model.pages import PAGE, PagePool
-from moa.target.contract import NO_NUMBER, ExpectedLoad
+from moa.target.cuda.graphs import Capture, Graphs, Work, cuda_graphs
+from moa.target.cuda.weights import Weights
+from moa.target.decoder import Forward
+from moa.target.pages import PAGE, PagePool
 from moa.target.rows import RowBatch
 
 if TYPE_CHECKING:
-    from moa.model.accelerator.kernels import TritonKernels
+    from moa.target.cuda.kernels import TritonKernels
 
 
 class GraphDecoder:
@@ -147,7 +147,7 @@ class Accelerator(NamedTuple):
         """Triton and CUDA graphs; None where there are none."""
         if device.type != "cuda" or find_spec("triton") is None:
             return None
-        from moa.model.accelerator.kernels import TritonKernels
+        from moa.target.cuda.kernels import TritonKernels
 
         return cls(TritonKernels(device, library_products=library_products), cuda_graphs())
 

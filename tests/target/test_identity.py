@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from moa.errors import UsageError
-from moa.model import identity
-from moa.model.identity import WeightsHash, computation_id, stored_tensors, weights_id
-from moa.model.loading import load_model, read_facts
+from moa.target import identity
+from moa.target.identity import WeightsHash, computation_id, stored_tensors, weights_id
+from moa.target.loading import load_model, read_facts
 from tests.tiny import save_tiny
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from moa.model.target import Committed, Row, Target
 from moa.sampling import SamplingSettings
 from moa.target.choosing import Judged, accept_rows
+from moa.target.torch_target import Committed, Row, Target
 from moa.wire.finish import TurnRules, first_finish
 
 PREFILL_CHUNK = 512

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from moa.model.accelerator.buffers import NODES, ForwardInput
-from moa.model.pages import PAGE
+from moa.target.cuda.buffers import NODES, ForwardInput
+from moa.target.pages import PAGE
 
 
 class ReferenceKernels:

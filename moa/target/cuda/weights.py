@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from moa.config import TargetFacts
-from moa.model.products import join_weights, turns
+from moa.target.products import join_weights, turns
 
 DENSE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 

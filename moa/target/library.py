@@ -14,12 +14,12 @@ from transformers import AttentionInterface, AttentionMaskInterface, Cache
 from transformers.masking_utils import eager_mask
 
 from moa.config import TargetFacts
-from moa.model.decoder import Forward
-from moa.model.families import MaskPlan
-from moa.model.head import Head
-from moa.model.layout import Layout
-from moa.model.pages import PagePool
 from moa.target.contract import ExpectedLoad
+from moa.target.decoder import Forward
+from moa.target.families import MaskPlan
+from moa.target.head import Head
+from moa.target.layout import Layout
+from moa.target.pages import PagePool
 from moa.target.rows import RowBatch
 
 # transformers 5 refuses any name with "sdpa" in it for models, such as Gemma 2, whose soft cap its

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from moa.errors import UsageError
-from moa.model.pages import PAGE, PagePool
+from moa.target.pages import PAGE, PagePool
 from moa.target.rows import IntArray, RowBatch
 
 SPLIT = 512

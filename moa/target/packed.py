@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.nn.functional import embedding, rms_norm, scaled_dot_product_attention
 
 from moa.config import TargetFacts
-from moa.model.decoder import Forward
-from moa.model.head import Head
-from moa.model.layout import Group, Layout
-from moa.model.pages import PAGE, PagePool
-from moa.model.products import MOST_ROWS, Product, joined, sizes_up_to, turns
 from moa.target.contract import ExpectedLoad
+from moa.target.decoder import Forward
+from moa.target.head import Head
+from moa.target.layout import Group, Layout
+from moa.target.pages import PAGE, PagePool
+from moa.target.products import MOST_ROWS, Product, joined, sizes_up_to, turns
 from moa.target.rows import Row, RowBatch
 
 PACKED_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from moa.errors import UnsupportedModelError, UsageError
-from moa.model.families import refuse_unsupported
-from moa.model.identity import tokenizer_hash, weights_id
-from moa.model.loading import load_model, load_tokenizer, locate
-from moa.model.target import Row, Target
+from moa.target.families import refuse_unsupported
+from moa.target.identity import tokenizer_hash, weights_id
+from moa.target.loading import load_model, load_tokenizer, locate
+from moa.target.torch_target import Row, Target
 from tests.tiny import EOS, FAMILIES, save_tiny, tiny, tiny_config
 
 

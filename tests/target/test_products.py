@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from moa.model import products
-from moa.model.products import can_pack, joined, rounded_up
+from moa.target import products
+from moa.target.products import can_pack, joined, rounded_up
 
 pytestmark = pytest.mark.skipif(
     not can_pack(torch.device("cpu"), torch.float32),

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from moa.errors import UsageError
-from moa.model.products import Product, widened
+from moa.target.products import Product, widened
 
 _ROWS_AT_ONCE = 1024
 """Rows of the weight that are widened at once: 1,024 of 2,048 numbers are 8 MiB in float32."""

@@ -32,11 +32,11 @@ from transformers.utils import logging as transformers_logging
 from moa.config import TargetFacts, read_config
 from moa.errors import ConfigError, UnsupportedModelError, UsageError, how_to_install
 from moa.gguf.reader import is_gguf
-from moa.model.families import facts_of, refuse_unsupported
-from moa.model.gguf_folder import folder_of
-from moa.model.identity import WeightsHash, stored_tensors, tokenizer_hash, weights_id
-from moa.model.library import ATTENTION
 from moa.process.user_folders import expanded
+from moa.target.families import facts_of, refuse_unsupported
+from moa.target.gguf_folder import folder_of
+from moa.target.identity import WeightsHash, stored_tensors, tokenizer_hash, weights_id
+from moa.target.library import ATTENTION
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _WANTED = (

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from moa.errors import ConfigError, UsageError
-from moa.model.target import Target
+from moa.target.torch_target import Target
 from tests.tiny import save_tiny
 from tests.verifier.kit import decoded, generate, prompt
 

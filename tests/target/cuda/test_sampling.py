@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from moa.model.accelerator import sampling as device
-from moa.model.accelerator.sampling import choose
-from moa.model.target import Row, Target
 from moa.sampling import MAX_SEED, SamplingSettings, gumbel, noise_keys
 from moa.sampling import choose as on_host
 from moa.target.choosing import Judged, accept_rows
 from moa.target.contract import NO_NUMBER, Draw
-from tests.model.trees import random_tree
+from moa.target.cuda import sampling as device
+from moa.target.cuda.sampling import choose
+from moa.target.torch_target import Row, Target
+from tests.target.trees import random_tree
 from tests.tiny import tiny
 from tests.torture.sampling import Batch, compare, expected
 

@@ -26,8 +26,8 @@ from moa.errors import UnsupportedModelError, UsageError
 from moa.gguf.reader import GgufHead, StoredBlocks, read_head
 from moa.gguf.tokenizer import tokenizer_of
 from moa.gguf.weights import rows_of
-from moa.model.identity import SHAPES, SOURCE_ID, file_id
 from moa.process.user_folders import cache_folder
+from moa.target.identity import SHAPES, SOURCE_ID, file_id
 
 WEIGHTS = "model.safetensors"
 _FORMAT = 1

@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from moa.errors import NumericalError, UsageError
-from moa.model.accelerator import buffers, runner
-from moa.model.accelerator.buffers import MOST, Buffers, Tier, cut
-from moa.model.accelerator.graphs import Rerun
-from moa.model.accelerator.runner import Accelerator, usual_tiers
-from moa.model.accelerator.weights import DENSE_FAMILIES
-from moa.model.pages import PAGE, PagePool
-from moa.model.target import Target
 from moa.target.contract import ExpectedLoad
+from moa.target.cuda import buffers, runner
+from moa.target.cuda.buffers import MOST, Buffers, Tier, cut
+from moa.target.cuda.graphs import Rerun
+from moa.target.cuda.runner import Accelerator, usual_tiers
+from moa.target.cuda.weights import DENSE_FAMILIES
+from moa.target.pages import PAGE, PagePool
 from moa.target.rows import Row, RowBatch
-from tests.model.accelerator.reference import ReferenceKernels
-from tests.model.test_target import check_random_trees, prefill
-from tests.model.trees import path_to, random_tree, reference
+from moa.target.torch_target import Target
+from tests.target.cuda.reference import ReferenceKernels
+from tests.target.test_target import check_random_trees, prefill
+from tests.target.trees import path_to, random_tree, reference
 from tests.tiny import tiny
 
 CLOSE = {"atol": 5e-5, "rtol": 1e-5}
@@ -52,7 +52,7 @@ def test_random_trees_score_as_plain_forwards_do_and_commits_continue_exactly(fa
 
 def test_the_kernels_run_a_whole_target_in_the_interpreter() -> None:
     pytest.importorskip("triton", reason="Triton comes for Linux on x86-64 alone")
-    from moa.model.accelerator.kernels import TritonKernels
+    from moa.target.cuda.kernels import TritonKernels
 
     target = accelerated(
         "qwen3", kernels=TritonKernels(torch.device("cpu")), layers=2, slots=1, capacity=32

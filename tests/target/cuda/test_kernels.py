@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from moa.model.accelerator.buffers import SPLIT, Buffers, ForwardInput, Tier, cut
-from moa.model.pages import PagePool
+from moa.target.cuda.buffers import SPLIT, Buffers, ForwardInput, Tier, cut
+from moa.target.pages import PagePool
 from moa.target.rows import Row, RowBatch
-from tests.model.accelerator.reference import ReferenceKernels
-from tests.model.trees import random_tree
+from tests.target.cuda.reference import ReferenceKernels
+from tests.target.trees import random_tree
 
 pytest.importorskip("triton", reason="Triton comes for Linux on x86-64 alone")
 import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from moa.model.accelerator.kernels import TritonKernels
+from moa.target.cuda.kernels import TritonKernels
 
 KERNELS = TritonKernels(torch.device("cpu"))
 REFERENCE = ReferenceKernels()

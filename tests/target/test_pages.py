@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moa.errors import CapacityError, UsageError
-from moa.model.pages import PAGE, PagePool
+from moa.target.pages import PAGE, PagePool
 from tests.model.test_slots import HEADS, LAYERS, WIDTH, fill, held, write
 
 
