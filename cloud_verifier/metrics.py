@@ -101,7 +101,7 @@ class Metrics:
         )
         self.forwards = counter(
             "forwards",
-            "Forwards by path (graph, eager or library) and the accelerator's tier",
+            "Forwards by path (graph, eager, or the decoder) and the accelerator's tier",
             ("path", "tier"),
         )
         self.batch_rows = histogram(

@@ -18,7 +18,7 @@ from edge_client.settings import ENVIRONMENT, ClientSettings
 from moa import errors
 from moa.cli.command_line import described
 
-_FAMILIES = Path("moa") / "model" / "families.py"
+_FAMILIES = Path("moa") / "target" / "families.py"
 
 
 def api_page(root: Path) -> str:
