@@ -9,7 +9,7 @@ from cloud_verifier.emulated import slowed_down
 from cloud_verifier.engine.work import Lease
 from cloud_verifier.forward_time import ForwardTime
 from cloud_verifier.model import serve_model
-from moa.model.target import Target
+from moa.target.torch_target import Target
 from moa.wire.messages import Hello, Progress
 from tests.verifier import kit
 from tests.verifier.sessions import outbox, session, works
