@@ -26,7 +26,7 @@ from moa.records import DTYPES
 from moa.target.contract import ExpectedLoad, LoadOptions, Target
 from moa.target.identity import computation_id
 from moa.target.loading import read_facts
-from moa.target.registry import open_target
+from moa.target.registry import open_target, source_of
 from moa.target.torch_target import with_states
 from moa.wire.finish import Decode
 from moa.wire.messages import RecordContract
@@ -221,7 +221,14 @@ def taps_of(
     found before the target is loaded."""
     if drafter is None and streams is None:
         return ()
-    facts, _ = read_facts(settings.target or str(_embedded().target))
+    target = settings.target or str(_embedded().target)
+    source = source_of(target)
+    if not source.states:
+        raise UsageError(
+            f"a target of {source.name} gives no states, which this drafter reads",
+            hint="leave the drafter out",
+        )
+    facts, _ = read_facts(target)
     wanted: dict[tuple[int, ...], Path] = {}
     for stored in (drafter, streams):
         if stored is not None and (taps := stored.config(facts).taps):

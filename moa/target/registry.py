@@ -28,6 +28,9 @@ class Source:
     """Whether `--target` names such a thing. Cheap: nothing heavy is imported, no network is used."""
     target: str
     """`module:class` of the target that loads it; imported when it is first needed."""
+    states: bool = False
+    """Whether its commits carry states (`Capabilities.states`), which can be asked before anything is
+    loaded."""
 
 
 SOURCES: list[Source] = [
@@ -40,6 +43,7 @@ SOURCES: list[Source] = [
         name="transformers",
         accepts=lambda source: True,  # a folder or a hub id: what no other knows
         target="moa.target.torch_target:Target",
+        states=True,
     ),
 ]
 """Asked in this order."""

@@ -230,11 +230,14 @@ OF_NO_CONVERSATION = {
     # The server's own rounds of cleaning, telling and stopping: no conversation is ended by them.
     Service.take,
     Service.tell_progress,
+    Service.sweep,
     ServerSession.progress,
     SessionTable.sweep,
     Workload.finished,
     Workload.holds,
     Workload.stop,
+    # A record that is lost is a hint that is lost; this conversation waits for one.
+    RecordRows.write,
     # What counts and gives back: if this raises, what it would have given back stays taken.
     Channel.close,
     HalfOpen.enter,
