@@ -17,7 +17,7 @@ from edge_client.text.chat import ChatLog
 from edge_client.text.codec import TextCodec
 from edge_client.text.tokenizer_file import tokenizer_errors
 from moa.errors import BundleError, UsageError
-from moa.model.identity import tokenizer_hash
+from moa.target.identity import tokenizer_hash
 from moa.text_stream import TextStream
 
 
