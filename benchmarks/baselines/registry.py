@@ -27,8 +27,8 @@ from moa.errors import ConfigError
 from moa.graph.load import LoadedGraph
 from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import filled, save_drafter, stored_weights
-from moa.model.loading import load_model
-from moa.model.target import Target
+from moa.target.loading import load_model
+from moa.target.torch_target import Target
 from moa.training.losses import LossSettings, TeacherLike, TeacherObjective
 
 Feature = Literal["eagle2", "eagle3", "states"]

@@ -23,7 +23,7 @@ from benchmarks.baselines.registry import parameter_count, save
 from benchmarks.provenance import write_result
 from moa.errors import UsageError, run_cli
 from moa.model.borrowed import SharedWeights
-from moa.model.loading import load_model
+from moa.target.loading import load_model
 from moa.training.data import PackedRows
 from moa.training.loop import Loop, LoopSettings, fast_precision, peak_memory_mib
 from moa.training.losses import TeacherLike

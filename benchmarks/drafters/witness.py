@@ -34,7 +34,7 @@ from moa.drafters.states.model import StateDrafter
 from moa.drafters.states.training import drafted, shifted, visible
 from moa.model.blocks import additive
 from moa.model.borrowed import SharedWeights
-from moa.model.loading import load_model
+from moa.target.loading import load_model
 from moa.training.data import Batch, PackedRows
 from moa.training.loop import fast_precision
 from moa.training.masks import same_document

@@ -25,9 +25,9 @@ from benchmarks.baselines.registry import load_any
 from benchmarks.drafters.witness import row_of, states_of
 from benchmarks.witness.rows import heldout_folders
 from moa.drafters.contract import DraftRequest
-from moa.model.decoder import Forward
-from moa.model.target import Committed, Row, Step, Target
+from moa.target.decoder import Forward
 from moa.target.rows import RowBatch
+from moa.target.torch_target import Committed, Row, Step, Target
 from moa.training.teacher_files import read_output, written
 from moa.tree import DraftTree
 

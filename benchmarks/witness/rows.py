@@ -13,9 +13,9 @@ from benchmarks.witness.texts import documents, prompts
 from demo.held_out import encode
 from demo.skills import Example
 from moa.drafters.taps import authors_taps
-from moa.model.loading import LoadedModel, load_model, load_tokenizer
-from moa.model.target import Target
 from moa.sampling import SamplingSettings
+from moa.target.loading import LoadedModel, load_model, load_tokenizer
+from moa.target.torch_target import Target
 from moa.training.data import Document, PackedRows, pack
 from moa.training.loop import fast_precision
 from moa.training.teacher import Teacher

@@ -28,15 +28,15 @@ from moa.drafters.graph import GraphSizes, GraphSpec
 from moa.errors import UsageError
 from moa.grammar.matcher import TextMask
 from moa.model.borrowed import SharedWeights
-from moa.model.identity import weights_id
-from moa.model.target import Committed
 from moa.records import RecordLayout
 from moa.sampling import SamplingSettings
+from moa.target.identity import weights_id
+from moa.target.torch_target import Committed
 from moa.tree import DraftTree, TreeShape
 
 if TYPE_CHECKING:
-    from moa.model.accelerator.graphs import Graphs
-    from moa.model.loading import LoadedModel
+    from moa.target.cuda.graphs import Graphs
+    from moa.target.loading import LoadedModel
     from moa.training.config import TrainingConfig
     from moa.training.losses import TeacherLike, TeacherObjective
 

@@ -20,10 +20,10 @@ import torch.distributed as dist
 
 from moa.drafters.contract import Drafter
 from moa.errors import UsageError, run_cli
-from moa.model.generate import generate
-from moa.model.loading import checked_device
-from moa.model.target import Target
 from moa.process.files import named
+from moa.target.generate import generate
+from moa.target.loading import checked_device
+from moa.target.torch_target import Target
 from moa.training import options
 from moa.training.data import Document, pack
 from moa.training.generate import PROMPT_TOKENS, GeneratedAnswers

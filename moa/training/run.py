@@ -26,7 +26,7 @@ from moa.config import TargetFacts
 from moa.drafters.registry import KINDS, find
 from moa.errors import UsageError
 from moa.model.checkpoint import save_drafter
-from moa.model.loading import LoadedModel, load_model, load_tokenizer
+from moa.target.loading import LoadedModel, load_model, load_tokenizer
 from moa.training.config import TrainingConfig
 from moa.training.data import Document, PackedRows, pack
 from moa.training.loop import Loop

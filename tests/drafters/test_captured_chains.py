@@ -17,15 +17,15 @@ from moa.drafters.sibling.config import SiblingConfig
 from moa.drafters.sibling.model import SiblingDrafter
 from moa.drafters.states.config import StateDrafterConfig
 from moa.drafters.states.model import StateDrafter
-from moa.model.accelerator.graphs import Graphs, Rerun
 from moa.model.borrowed import SharedWeights, Sibling
-from moa.model.loading import prepare
-from moa.model.target import Target
 from moa.sampling import SamplingSettings
+from moa.target.cuda.graphs import Graphs, Rerun
+from moa.target.loading import prepare
 from moa.target.rows import Row
+from moa.target.torch_target import Target
 from moa.tree import TreeShape
 from tests.model import published
-from tests.model.accelerator.test_decoder import Ordered
+from tests.target.cuda.test_decoder import Ordered
 from tests.tiny import tiny
 
 CAPACITY = 96

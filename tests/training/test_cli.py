@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from moa.drafters.attention.config import AttentionConfig
 from moa.drafters.attention.model import load_attention
 from moa.drafters.attention.training import settings_of
-from moa.model.loading import load_model
 from moa.process.listening import Port
+from moa.target.loading import load_model
 from moa.training import options
 from moa.training.cli import main
 from moa.training.config import TrainingConfig

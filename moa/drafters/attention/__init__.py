@@ -17,7 +17,7 @@ from moa.drafters.graph import GraphSizes
 
 if TYPE_CHECKING:
     from moa.drafters.attention.model import AttentionDrafter
-    from moa.model.loading import LoadedModel
+    from moa.target.loading import LoadedModel
     from moa.training.config import TrainingConfig
     from moa.training.losses import TeacherLike
 

@@ -24,7 +24,7 @@ from moa.drafters.contract import Trainee, digest
 from moa.errors import UsageError
 from moa.model.blocks import additive
 from moa.model.borrowed import Rows
-from moa.model.loading import LoadedModel, load_model
+from moa.target.loading import LoadedModel, load_model
 from moa.training.config import TrainingConfig
 from moa.training.data import Batch
 from moa.training.loop import Loss

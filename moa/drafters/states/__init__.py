@@ -17,7 +17,7 @@ from moa.drafters.states.config import StateDrafterConfig
 
 if TYPE_CHECKING:
     from moa.drafters.states.model import StateDrafter
-    from moa.model.loading import LoadedModel
+    from moa.target.loading import LoadedModel
     from moa.training.config import TrainingConfig
     from moa.training.losses import TeacherLike
 

@@ -24,7 +24,7 @@ from moa.drafters.states.model import StateDrafter
 from moa.errors import UsageError
 from moa.model.blocks import additive
 from moa.model.borrowed import SharedWeights
-from moa.model.loading import LoadedModel
+from moa.target.loading import LoadedModel
 from moa.training.config import TrainingConfig
 from moa.training.data import Batch, PackedRows
 from moa.training.loop import Loss

@@ -19,7 +19,7 @@ from benchmarks.witness.__main__ import main
 from benchmarks.witness.rows import write_rows
 from moa.drafters.attention.model import new_attention
 from moa.model.borrowed import SharedWeights
-from moa.model.loading import load_model
+from moa.target.loading import load_model
 from moa.training import teacher_files
 from moa.training.data import Document
 from moa.training.loop import fast_precision
