@@ -369,6 +369,7 @@ class _Exchange:
                 continue
             event = self._session.receive(message)
             if isinstance(event, Working):
+                self._progress = time.monotonic()
                 return event
             if isinstance(event, kind):
                 self._progress = time.monotonic()

@@ -1,0 +1,122 @@
+"""Streams of answers that the device wrote alone are corrected while the verifier checks them, and
+not only at its end: a slow target takes minutes for that."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from moa.api.answer import AnswerEvent, AnswerRequest, Began, Cut, Piece, Reading, Verified
+from moa.api.recheck import Correction
+from tests.api.scripted import PATIENCE, browser, ended, served
+
+WRITTEN = "the cat sat on the mat"
+TRUE = "the cat ran to the man"
+
+
+class Client:
+    """What a client that applies cuts has of the text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.verified = 0
+
+    def take(self, show: Any) -> None:
+        if show is None:
+            return
+        self.text = self.text[: show.cut] + show.text
+        self.verified = show.verified
+
+
+def test_what_is_verified_is_told_and_the_first_difference_withdraws_the_rest() -> None:
+    correction = Correction(WRITTEN)
+    client = Client(WRITTEN)
+    client.take(correction.take(Piece("the ")))
+    assert (client.text, client.verified) == (WRITTEN, 4)
+    client.take(correction.take(Piece("cat r")))
+    assert (client.text, client.verified) == ("the cat r", 9)
+    client.take(correction.take(Piece("an away", verified=False)))
+    assert client.text == "the cat r", "only what is verified counts"
+    client.take(correction.take(Cut(11)))
+    client.take(correction.take(Piece(TRUE[11:])))
+    client.take(correction.take(ended(TRUE)))
+    assert (client.text, client.verified) == (TRUE, len(TRUE))
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_in_pieces_of_any_size_the_client_ends_with_the_targets_text(seed: int) -> None:
+    draw = random.Random(seed)
+    true = "".join(draw.choices("ab", k=draw.randrange(1, 12)))
+    written = draw.choice([true, true[:-1], true + "b", "".join(draw.choices("ab", k=8))])
+    correction = Correction(written)
+    client = Client(written)
+    at = 0
+    while at < len(true):
+        size = draw.randrange(1, 4)
+        sure = draw.random() < 0.5
+        client.take(correction.take(Piece(true[at : at + size], sure)))
+        at += size
+        if not sure and draw.random() < 0.7:
+            client.take(correction.take(Verified(min(at, len(true)))))
+        assert client.text[: client.verified] == true[: client.verified]
+    client.take(correction.take(ended(true)))
+    assert (client.text, client.verified) == (true, len(true))
+
+
+def test_a_verifier_that_is_gone_again_changes_nothing() -> None:
+    correction = Correction(WRITTEN)
+    assert correction.take(Piece("the dog", verified=False)) is None
+    assert correction.take(ended("the dog", verified=False, reason="link")) is None
+
+
+async def test_a_kept_stream_is_corrected_as_the_target_writes() -> None:
+    goes_on = asyncio.Event()
+
+    def script(ask: AnswerRequest) -> Iterable[AnswerEvent | asyncio.Event]:
+        yield Began()
+        if not ask.question.prediction:
+            yield Piece(WRITTEN, verified=False)
+            yield ended(WRITTEN, verified=False, reason="link")
+            return
+        yield Reading(100, 2000)
+        yield Piece("the ")
+        yield Piece("cat r")
+        yield goes_on
+        yield Piece(TRUE[9:])
+        yield ended(TRUE)
+
+    body = {
+        "messages": [{"role": "user", "content": "x"}],
+        "stream": True,
+        "moa": {"mode": "provisional", "resumable": True},
+    }
+    async with served(script) as (_, address), browser(address) as client:
+        first = await client.post("/v1/chat/completions", json=body)
+        assert first.text.rstrip().endswith("[DONE]")
+        id = first.headers["X-Request-Id"]
+        seen = [line[4:] for line in first.text.splitlines() if line.startswith("id: ")]
+        told: list[dict[str, Any]] = []
+        text = Client(WRITTEN)
+        async with asyncio.timeout(PATIENCE):
+            while not told:
+                headers = {"Last-Event-ID": seen[-2]}
+                async with client.stream("GET", f"/v1/streams/{id}", headers=headers) as stream:
+                    async for line in stream.aiter_lines():
+                        if not line.startswith("data: {"):
+                            continue
+                        chunk = json.loads(line[6:])
+                        told.append(chunk.get("moa") or {})
+                        for choice in chunk["choices"]:
+                            marks = choice.get("moa") or {}
+                            new = choice["delta"].get("content", "")
+                            text.text = text.text[: marks.get("cut")] + new
+                            text.verified = marks.get("verified", text.verified)
+                        if text.text == "the cat r":
+                            goes_on.set()  # it was told before the target has written on
+    assert {"reading": [100, 2000]} in told
+    assert (text.text, text.verified) == (TRUE, len(TRUE))
