@@ -31,6 +31,8 @@ _EXTRA_WEIGHT = 0.1
 _LEAST_PIECE = 8
 """Prompt tokens: smaller pieces are not worth a place in a forward, unless the prompt ends with
 one."""
+_FIRST_PIECE, _PIECE_SECONDS = 64, 2.0
+"""Tokens of the first forward of prompts, and about how long each takes that has no rounds."""
 _MEASURED = 8
 """One of so many forwards with rounds takes no prompts along, to measure what the rounds take
 alone."""
@@ -179,7 +181,7 @@ class Scheduler:
             self._pacing.nothing_waits()
             return math.inf
         if not self._expected():
-            return EngineStep(prefill=self._pieces(math.inf), began=now)
+            return EngineStep(prefill=self._pieces(math.inf, self._alone()), began=now)
         most = max(_LEAST_PIECE, 2 * self._latest_prefill)
         if pieces := self._pieces(self._pacing.room(now) - self._cost.seconds(0), most):
             self._latest_prefill = sum(piece.size for piece in pieces)
@@ -259,6 +261,15 @@ class Scheduler:
         for name in aided:
             seconds[name] += extra / len(aided)
         return seconds
+
+    def _alone(self) -> int:
+        """Tokens of prompts in a forward without rounds. A target on a CPU would take a quarter of
+        a minute for as many as an accelerator likes: what has been read is told after each forward,
+        and a round that comes meanwhile waits for its end."""
+        if not self._cost:
+            return min(self._prefill_tokens, _FIRST_PIECE)
+        fitting = self._cost.fitting(_PIECE_SECONDS, self._prefill_tokens)
+        return max(_LEAST_PIECE, fitting)
 
     def _expected(self) -> int:
         """Sessions that are about to send a round."""

@@ -6,7 +6,7 @@ from statistics import median
 import pytest
 
 from cloud_verifier.engine.queue import RoundQueue
-from cloud_verifier.engine.scheduler import Scheduler
+from cloud_verifier.engine.scheduler import Scheduler, StepOutcome
 from cloud_verifier.engine.work import READING_SPEED, Job
 from cloud_verifier.engine.workload import Workload
 from moa.speculation.cost import Cost
@@ -258,3 +258,30 @@ def test_prompts_that_another_session_has_run_begin_together_although_rounds_are
         one.lease.slot = 1
         one.lease.length = 40
     assert drafts(queue.next()) == jobs
+
+
+@pytest.mark.parametrize(
+    ("seconds_a_token", "steps"), [(0.06, range(15, 24)), (0.001, range(3, 5))]
+)
+def test_a_slow_target_reads_a_prompt_in_forwards_of_seconds(
+    seconds_a_token: float, steps: range
+) -> None:
+    """In forwards of 256 tokens nobody heard for 15 s how much it had read."""
+    scheduler = Scheduler(LIMITS, prefill_tokens=256)
+    one = lease(length=0)
+    scheduler.prefill(one, [1] * 601, 600)
+    now = 0.0
+    longest = 0.0
+    taken = 0
+    while one.length < 600:
+        step = scheduler.schedule(now)
+        assert not isinstance(step, float)
+        size = sum(piece.size for piece in step.prefill)
+        seconds = 0.25 + seconds_a_token * size
+        now += seconds
+        longest = max(longest, seconds)
+        one.length += size
+        taken += 1
+        scheduler.finished(step, StepOutcome(ended=now), now)
+    assert taken in steps
+    assert longest < 5.0
