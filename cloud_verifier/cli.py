@@ -18,9 +18,10 @@ from cloud_verifier.settings import Settings
 from moa import __version__
 from moa.api.access import is_loopback
 from moa.cli.command_line import CommandParser, add_flags, given_fields
-from moa.errors import MoaError, run_cli
+from moa.errors import MoaError, UsageError, run_cli
 from moa.process.listening import Port
 from moa.process.memory import leave_out_what_is_loaded
+from moa.process.user_folders import expanded
 from moa.wire.limits import Limits
 
 _MODEL = {
@@ -141,7 +142,9 @@ def _serve(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
     auth = Authenticator(settings.auth_tokens)
     logs.configure(arguments.log_level, settings.limits)
-    _ = settings.tls  # that it cannot be used is said before anything is loaded
+    # What cannot be used is said before anything is loaded, torch included.
+    _ = settings.tls
+    _check_paths(settings)
     hosts = [settings.host, *([settings.openai_address[0]] if settings.openai else [])]
     if not settings.tls_cert and not all(map(is_loopback, hosts)):
         log.warning(
@@ -181,6 +184,20 @@ def _serve(arguments: argparse.Namespace) -> int:
             )
         run_loop(_until_stopped(verifier, port, beside))
     return 0
+
+
+def _check_paths(settings: Settings) -> None:
+    """Refuse what is no hub id and is not here."""
+    named = {
+        "--target": settings.target,
+        "--drafter": settings.drafter,
+        "--server-drafter": settings.server_drafter,
+        "--bundle": settings.bundle,
+    }
+    for flag, place in named.items():
+        is_path = place.startswith(("/", "./", "../", "~")) or place.endswith(".gguf")
+        if is_path and not expanded(place).exists():
+            raise UsageError(f"{flag}: there is nothing at {place}")
 
 
 def run_loop(main: Coroutine[Any, Any, None]) -> None:

@@ -72,12 +72,13 @@ class Link(Event, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class Progress(Event, frozen=True, kw_only=True):
+class Progress(Event, frozen=True, kw_only=True, omit_defaults=True):
     """The verifier is reading: `done` of the `total` tokens before the answer, or before the text
-    that it checks. Sent only where it takes long."""
+    that it checks; or the device is, which answers alone. Sent only where it takes long."""
 
     done: int
     total: int
+    by: Literal["verifier", "device"] = "verifier"
 
 
 class Notice(Event, frozen=True, kw_only=True):

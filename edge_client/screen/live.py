@@ -114,7 +114,8 @@ class LiveView(View):
         """What happens now, in a few words."""
         answer = self._answer
         if self._reading is not None and self._reading.done < self._reading.total:
-            return f"the verifier reads: {self._reading.done:,} of {self._reading.total:,}"
+            who = "this device" if self._reading.by == "device" else "the verifier"
+            return f"{who} reads: {self._reading.done:,} of {self._reading.total:,}"
         if self._link.state == "online" and answer.final < len(answer.texts):
             return f"checking, {answer.final:,} of {len(answer.texts):,}"
         return _DOING.get(self._link.state, self._link.state)

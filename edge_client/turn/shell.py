@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from time import perf_counter
 from typing import Any
 
-from edge_client.events import Event, Reason
+from edge_client.events import Event, Progress, Reason
 from edge_client.link.mailbox import Mailbox
 from edge_client.link.websocket import VerifierLink
 from edge_client.turn.actions import Draft, Drop, End, Grow, Send, Wait, Write
@@ -14,6 +14,9 @@ from edge_client.turn.machine import TurnMachine
 from edge_client.turn.worker import DrafterWorker
 from moa.errors import DeviceError
 from moa.wire.messages import ClientMessage
+
+_TELL_SECONDS = 0.5
+"""Between two remarks on how far the device has read."""
 
 
 class TurnShell:
@@ -27,6 +30,8 @@ class TurnShell:
         self.link = link
         self._bytes_before = (link.sent_bytes, link.received_bytes) if link else (0, 0)
         self._seen: tuple[str, int, int] | None = None
+        self._told_at = perf_counter()
+        """When the turn began, or the user last heard how far the drafter has read."""
         self.reason: Reason = "link"
 
     async def events(self, box: Mailbox) -> AsyncGenerator[Event, None]:
@@ -52,6 +57,8 @@ class TurnShell:
                         result = await self.worker.run(action)
                         if result is not None:
                             machine.ran(action, result, perf_counter())
+                        elif isinstance(action, Write) and (news := self._reading()) is not None:
+                            yield news
                     except DeviceError as error:
                         machine.drafter_failed(error.line())
                 case Wait(until):
@@ -66,6 +73,14 @@ class TurnShell:
         machine.stats.finished = perf_counter()
         for event in self._drain():
             yield event
+
+    def _reading(self) -> Progress | None:
+        """How far the drafter is with a text that it needs long for, about twice a second."""
+        now = perf_counter()
+        if (told := self.worker.reading) is None or now - self._told_at < _TELL_SECONDS:
+            return None
+        self._told_at = now
+        return Progress(done=told[0], total=told[1], by="device")
 
     def report(self) -> dict[str, Any]:
         """Figures of the turn, with the bytes over the link."""

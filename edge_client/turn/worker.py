@@ -112,6 +112,13 @@ class DrafterWorker:
                 raise
             raise DeviceError(f"the drafter failed: {type(error).__name__}: {error}") from error
 
+    @property
+    def reading(self) -> tuple[int, int] | None:
+        """While it reads a long text: how many tokens of how many it has read."""
+        if self._steps is None or self._new <= _PIECE:
+            return None
+        return max(0, self._length - self._new), self._length
+
     async def finish(self) -> None:
         """The turn is over: end the step in the thread, because the caches must not change under the
         next turn."""

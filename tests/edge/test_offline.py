@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from edge_client.client import EdgeClient
-from edge_client.events import Adopt, Confirm, Retract, Token
+from edge_client.events import Adopt, Confirm, Progress, Retract, Token
+from edge_client.turn import shell, worker
 from moa.errors import UsageError
 from tests.edge import kit
 from tests.edge.test_exact import COUNT, truth
@@ -127,3 +128,18 @@ async def test_the_guard_stops_where_quality_would_fall_and_prompts_that_cannot_
             await anext(client.generate("  "))
         with pytest.raises(UsageError, match="context holds"):
             await anext(client.generate(ids=[5] * 600))
+
+
+async def test_a_device_that_reads_a_long_prompt_alone_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thousand tokens take a small processor half a minute."""
+    monkeypatch.setattr(shell, "_TELL_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "BLOCKING", 0.0)
+    async with EdgeClient(device=kit.device(), max_new_tokens=2) as client:
+        reader = await kit.transcribe(client, verifier_kit.prompt(7, 400))
+    told = [event for event in reader.events if isinstance(event, Progress)]
+    assert told
+    assert all(one.by == "device" and 0 <= one.done < one.total for one in told)
+    assert [one.done for one in told] == sorted(one.done for one in told)
+    assert len(reader.tokens) == 2

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -57,3 +59,17 @@ def test_a_load_that_takes_long_says_so() -> None:
     finally:
         log.setLevel(level)
         log.removeHandler(handler)
+
+
+def test_a_path_that_leads_nowhere_is_refused_before_torch_is_loaded() -> None:
+    program = (
+        "import sys\n"
+        "from cloud_verifier.cli import main\n"
+        "try:\n    main(['serve', '--port', '0', '--target', './nowhere'])\n"
+        "finally:\n    assert 'torch' not in sys.modules"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 2
+    assert ran.stderr.endswith("error: --target: there is nothing at ./nowhere\n")
