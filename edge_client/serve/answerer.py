@@ -169,12 +169,14 @@ class EdgeAnswerer:
         return answer_limit(ask, self._client.settings.max_new_tokens, most)
 
     def status(self) -> dict[str, Any]:
-        """The model's limits, and figures of the link."""
+        """The model's limits, and figures of the link, as far as they are known."""
         link = self._client.link
+        welcome = self._client.shared.welcome
         about = {
             # The embedded model: the page says what it can do
             "demo": not self._client.settings.bundle,
-            "context": self._client.shared.max_context,
+            # A verifier may have less than the model
+            "context": self._client.shared.max_context if link is None or welcome else None,
             "max_tokens": self._client.shared.longest_answer(self._client.settings.max_new_tokens),
         }
         if link is None:
@@ -189,7 +191,9 @@ class EdgeAnswerer:
             "link": {"up": "online", "down": "offline", "refused": "refused"}[link.state],
             "cut": dialling.cut,
             "detail": "" if link.up else why,
-            "rtt_ms": round(1000 * link.rtt.smoothed, 2) if link.rtt.samples else None,
+            "verifier": link.endpoint.url,
+            "verifier_version": welcome.server if welcome else None,
+            "rtt_ms": round(1000 * link.rtt.smoothed, 2) if link.up and link.rtt.samples else None,
             "sent_bytes": link.sent_bytes,
             "received_bytes": link.received_bytes,
             **about,

@@ -120,8 +120,8 @@ export async function* chunks({ body, id = "", signal, started = () => {} }) {
 
 export function stop(turn) { tell("stop", { turn }); }
 
-function settings({ max_tokens, temperature, top_p, seed, moa }) {
-  const given = { maxNewTokens: max_tokens ?? config.max_tokens, temperature, topP: top_p, seed: seed ?? (temperature ? random() : undefined),
+function settings({ max_tokens, temperature, top_p, top_k, stop: stops, seed, moa }) {
+  const given = { maxNewTokens: max_tokens ?? config.max_tokens, temperature, topP: top_p, topK: top_k, stop: stops, seed: seed ?? (temperature ? random() : undefined),
     settleSeconds: moa.patience, draft: moa.draft, guessAhead: !sparing() };
   return Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined));
 }

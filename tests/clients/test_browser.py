@@ -124,7 +124,10 @@ def test_asking_goes_on_without_the_verifier_and_is_checked_when_it_is_back(
         )
     seconds = time.monotonic() - began
     notes = page.locator(".assistant .note").all_text_contents()
-    assert set(notes) == {"written by the device alone: it is checked when the verifier is back"}
+    assert set(notes) == {"written by this device alone: checked when the verifier is back"}
+    assert set(page.locator(".assistant .who").all_text_contents()) == {
+        "This device, for demo model"
+    }
     page.click("#cut-switch")
     page.wait_for_function(
         "() => [...document.querySelectorAll('.assistant .note')].every((note) => !note.textContent)"
@@ -237,7 +240,7 @@ def test_an_answer_that_was_cut_short_is_continued(opened: Open, truth: str) -> 
     ask(page)
     short = complete(page)
     assert truth.startswith(short)
-    assert "longest answer" in page.text_content(".assistant .note")
+    assert page.text_content(".assistant .note") == "cut at 8 tokens: Continue goes on"
     page.evaluate(setting, "")
     page.click(".assistant .more")
     written(page, len(short) + 1)
@@ -408,3 +411,93 @@ def test_a_message_of_formulas_alone_does_not_stop_the_page(opened: Open) -> Non
         arg=16_000 // len(texts[10]),
     )
     assert "y_{29} = x+x+" in body.text_content(), "what is too much stays as it was written"
+
+
+def test_notes_are_true_of_the_text_that_they_stand_below(opened: Open) -> None:
+    page = opened()
+    told = page.evaluate("""async () => {
+        const { noteOf, writerOf } = await import("./chat.js");
+        const node = { text: "x".repeat(500), model: "coder", verified: false, stream: "s" };
+        const all = [
+            { ...node, settled: 438 },
+            { ...node, settled: 0 },
+            { ...node, settled: 438, lost: true },
+            { ...node, settled: 438, reason: "stopped" },
+            { ...node, settled: 0, check: { checked: 40, of: 500 } },
+            { ...node, verified: true, settled: 500, reason: "length", usage: { tokens: 64 } },
+            { ...node, verified: true, settled: 500 },
+        ];
+        return all.map((one) => [writerOf(one), noteOf(one)]);
+    }""")
+    alone = "the last 62 characters were written by this device alone"
+    assert [tuple(one) for one in told] == [
+        ("coder, and this device", f"{alone}: checked when the verifier is back"),
+        (
+            "This device, for coder",
+            "written by this device alone: checked when the verifier is back",
+        ),
+        ("coder, and this device", f"{alone}: not checked"),
+        ("coder, and this device", f"stopped; {alone}: not checked"),
+        ("This device, for coder", "checking, 40 of 500 characters"),
+        ("coder", "cut at 64 tokens: Continue goes on"),
+        ("coder", ""),
+    ]
+
+
+def test_a_check_shows_that_it_runs_and_corrects_as_it_goes(
+    opened: Open, device: Device, truth: str
+) -> None:
+    page = opened()
+    page.click("#cut-switch")
+    page.wait_for_selector("#link[data-state=offline]")
+    ask(page)
+    page.wait_for_function(
+        "() => document.querySelector('.assistant .note')?.textContent.startsWith('written by')"
+    )
+    page.evaluate("""() => {
+        window.notes = new Set();
+        const note = document.querySelector(".assistant .note");
+        new MutationObserver(() => window.notes.add(note.textContent))
+            .observe(note, { childList: true, characterData: true, subtree: true });
+    }""")
+    device.pause = SLOW
+    page.click("#cut-switch")
+    page.wait_for_function("() => document.querySelector('.assistant .note').textContent === ''")
+    device.pause = 0.0
+    page.wait_for_function("() => !document.querySelector('.retracted')")
+    assert page.text_content(".assistant .body") == truth
+    notes = page.evaluate("[...window.notes]")
+    print(f"\n{notes}")
+    assert any(note.startswith(("checking, ", "the verifier is correcting")) for note in notes)
+
+
+def test_text_files_are_attached_and_others_are_refused(opened: Open, tmp_path: Path) -> None:
+    page = opened()
+    (tmp_path / "a.py").write_text("x = '```'\n")
+    (tmp_path / "b.bin").write_bytes(b"\xff\xfe\0")
+    page.fill("#prompt", "Explain:")
+    page.set_input_files("#attach-file", [tmp_path / "a.py"])
+    page.wait_for_function("() => document.querySelector('#prompt').value.includes('x = ')")
+    assert page.input_value("#prompt") == "Explain:\n\na.py:\n````\nx = '```'\n````\n"
+    page.set_input_files("#attach-file", [tmp_path / "b.bin"])
+    page.wait_for_function(
+        "() => document.querySelector('#notice').textContent === 'b.bin is no text'"
+    )
+
+
+def test_top_k_and_stop_texts_are_sent(opened: Open) -> None:
+    page = opened()
+    setting = """([id, value]) => {
+        const field = document.getElementById(id);
+        field.value = value;
+        field.dispatchEvent(new Event("change"));
+    }"""
+    page.evaluate(setting, ["top_k", "5"])
+    page.evaluate(setting, ["stop_texts", "END\n###"])
+    with page.expect_request("**/v1/chat/completions") as sent:
+        ask(page, "What is 20 + 13?")
+    body = sent.value.post_data_json
+    assert (body["top_k"], body["stop"]) == (5, ["END", "###"])
+    complete(page)
+    page.click("#open-settings")
+    assert "verifier ws://127.0.0.1" in page.text_content("#about")

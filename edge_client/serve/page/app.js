@@ -1,13 +1,14 @@
 // The page: conversations, settings, and the answers that are being written.
 
-import { Answer, ChatView } from "./chat.js";
+import { Answer, ChatView, willBeChecked } from "./chat.js";
 import { Figures } from "./figures.js";
 import { add, asMarkdown, imported, matches, newConversation, path, Shelf, Table } from "./store.js";
 import { ApiError, chunks, MODES, model as modelName, setLink, status as linkStatus, stop } from "./stream.js";
 
 const $ = (id) => document.getElementById(id);
-const SAMPLING = ["temperature", "top_p", "max_tokens", "seed"];
-const DEFAULTS = { mode: "provisional", theme: "", max_tokens: "", temperature: "", top_p: "", seed: "", key: "" };
+const SAMPLING = ["temperature", "top_p", "top_k", "max_tokens", "seed"];
+const LARGEST_FILE = 256 * 1024;  // bytes of an attached text: more than a context holds
+const DEFAULTS = { mode: "provisional", theme: "", max_tokens: "", temperature: "", top_p: "", top_k: "", stop: "", seed: "", key: "" };
 
 // What the embedded model can do.
 const DEMO = {
@@ -24,7 +25,7 @@ const settings = { ...DEFAULTS, ...JSON.parse(localStorage.getItem("settings") ?
 const running = new Map();  // node id -> { abort, node, conversation }
 const shelf = new Shelf(new Table("moa-edge", "conversations"), (id) => running.has(id));
 const tabs = globalThis.BroadcastChannel ? new BroadcastChannel("moa-edge") : null;  // they tell one another what has changed
-const view = new ChatView($("messages"), { retry, proceed, edit, show, ask, empty });
+const view = new ChatView($("messages"), { retry, proceed, edit, show, ask, empty, leave });
 const figures = new Figures($("figures"));
 
 function say(text) { $("status").textContent = text; }
@@ -184,6 +185,8 @@ function request(conversation, node, { again = false, onward = false } = {}) {
   const body = { model, messages, stream: true, stream_options: { include_usage: true }, reasoning_format: "none", moa: { mode: settings.mode, resumable: true } };
   if (settings.mode === "provisional") body.moa.patience = 1;  // it is checked later in any case
   for (const name of SAMPLING) if (settings[name] !== "") body[name] = Number(settings[name]);
+  const stops = settings.stop.split("\n").filter(Boolean);
+  if (stops.length) body.stop = stops;
   if (again && !body.temperature) body.temperature = AGAIN;
   return body;
 }
@@ -230,7 +233,11 @@ async function write(conversation, node, how) {
     for await (const chunk of chunks({ body, id: node.stream, key: settings.key, signal: work.abort.signal, started })) {
       const gone = live.take(chunk);
       if (chunk.choices?.[0]?.delta?.content) last = performance.now();
-      if (gone) { withdrawn = gone; notice(`${[...gone].length} characters were corrected`); }
+      if (gone) {
+        withdrawn = gone;
+        if (live.verified > live.begin) notice(`${[...gone].length} characters were corrected`);  // not what only bridged the wait
+      }
+      if (chunk.moa?.reading) node.reading = { done: chunk.moa.reading[0], total: chunk.moa.reading[1] };
       if (chunk.moa?.link) linkState(chunk.moa.link, chunk.moa.detail);
       if (chunk.moa?.notice) notice(chunk.moa.notice);
       node.text = live.text;
@@ -252,6 +259,7 @@ async function write(conversation, node, how) {
   cancelAnimationFrame(frame);
   node.text = live.text || node.text;
   node.settled = live.settled.length;
+  delete node.reading;
   node.state = "done";
   running.delete(node.id);
   keep(conversation).then(async () => (await held)());
@@ -268,38 +276,89 @@ function settle(node, live, seconds) {
 }
 
 // Answers that the device has finished alone: the endpoint has them checked when the verifier is back, and keeps the
-// corrected streams.
+// corrected streams. One that is being checked just now is followed for as long as that goes on.
 let checking = false;
 const isMine = (node) => (node.where ?? HERE) === HERE;
+const followed = new Map();  // node id -> what ends the reading of its check
+
 async function recheck() {
   if (checking) return;
   checking = true;
-  for (const conversation of conversations) {
-    for (const node of Object.values(conversation.nodes)) {
-      if (node.verified !== false || !node.stream || !isMine(node) || node.lost || node.error || node.reason === "stopped" || running.has(node.id)) continue;
-      const live = new Answer(node.before);
-      try {
-        for await (const chunk of chunks({ id: node.stream, key: settings.key, signal: AbortSignal.timeout(30000) })) live.take(chunk);
-      } catch (error) {
-        node.lost = error instanceof ApiError && error.status === 404;  // no longer kept
-      }
-      if (live.done && live.allVerified) {
-        let same = 0;
-        while (same < node.text.length && node.text[same] === live.text[same]) same++;
-        const gone = node.text.slice(same);
-        node.text = live.text;
-        node.settled = live.text.length;
-        node.verified = true;
-        node.reason = live.reason;
-        notice(gone ? "An answer that was written offline is corrected" : "An answer that was written offline is verified");
-        if (conversation === current) view.draw(node, null, gone);
-        keep(conversation);
-      } else if (node.lost) {
-        keep(conversation);
+  try {
+    for (const conversation of conversations) {
+      for (const node of Object.values(conversation.nodes)) {
+        if (willBeChecked(node) && isMine(node) && !running.has(node.id)) await follow(conversation, node);
       }
     }
+  } finally {
+    checking = false;
   }
-  checking = false;
+}
+
+async function follow(conversation, node) {
+  const { stream } = node, live = new Answer(node.before), abort = new AbortController();
+  followed.set(node.id, abort);
+  let shown = false, withdrawn = "", frame = 0;
+  const same = () => node.stream === stream && !running.has(node.id) && !node.left;  // it may be continued meanwhile
+  const draw = () => {
+    frame = 0;
+    if (conversation === current && same()) view.draw(node, shown ? live : null, withdrawn);
+    withdrawn = "";
+  };
+  try {
+    for await (const chunk of chunks({ id: stream, key: settings.key, signal: abort.signal })) {
+      const replayed = !live.done && !shown;  // what was there before
+      const gone = live.take(chunk);
+      if (replayed || !same()) continue;
+      if (!shown) node.check = { checked: live.verified - live.begin, of: live.characters.length - live.begin };
+      if (gone) {
+        withdrawn = gone;
+        shown = true;
+        live.done = false;
+        node.check = { corrected: true };
+        notice("The verifier corrects an answer that was written offline");
+      }
+      frame ||= requestAnimationFrame(draw);
+    }
+  } catch (error) {
+    if (error instanceof ApiError && error.status === 404) node.lost = true;  // no longer kept
+  }
+  cancelAnimationFrame(frame);
+  followed.delete(node.id);
+  const told = Boolean(node.check) || shown;
+  delete node.check;
+  if (!same()) return;
+  if (live.done && live.allVerified) {
+    let common = 0;
+    while (common < node.text.length && node.text[common] === live.text[common]) common++;
+    if (!shown) {  // nothing was shown on the way
+      withdrawn = node.text.slice(common);
+      notice(withdrawn ? "The verifier has corrected an answer that was written offline" : "An answer that was written offline is verified");
+    }
+    node.text = live.text;
+    node.settled = live.text.length;
+    node.verified = true;
+    node.reason = live.reason;
+    if (node.usage) node.usage = { ...node.usage, tokens: live.usage?.completion_tokens ?? node.usage.tokens, seconds: 0 };  // its speed was another text's
+  } else if (shown) {  // the verifier is gone again, in the middle of its own text
+    node.text = live.text;
+    node.settled = live.settled.length;
+    node.reason = live.reason;
+  } else if (!node.lost && !told) {
+    return;
+  }
+  if (conversation === current) view.draw(node, null, withdrawn);
+  keep(conversation);
+}
+
+// The user does not wait for the check of an answer, nor the verifier for its end.
+function leave(node) {
+  node.left = true;
+  delete node.check;
+  followed.get(node.id)?.abort();
+  stop(node.stream, settings.key);
+  view.draw(node);
+  keep(current);
 }
 
 function halt(work) {
@@ -350,7 +409,7 @@ function buttons() {
 
 const LINKS = {
   online: ["connected", "the verifier checks every word"],
-  late: ["waiting", "the verifier is late"],
+  late: ["waiting", "no word from the verifier yet: this device goes on"],
   offline: ["offline", "the device writes alone"],
   connecting: ["connecting", ""],
   refused: ["refused", "the verifier refused this device"],
@@ -360,11 +419,28 @@ const LINKS = {
   unreachable: ["no endpoint", "the endpoint does not answer"],
 };
 
+let verifier = "";
 function linkState(state, detail = "") {
   const [name, words] = LINKS[state] ?? [state, ""];
   $("link").dataset.state = state;
   $("link-text").textContent = name;
-  $("link").title = [words, detail].filter(Boolean).join(": ");
+  $("link").title = [verifier, words, detail].filter(Boolean).join(": ");
+}
+
+// A text file becomes a part of the message, where it can be read and changed.
+async function attach(file) {
+  if (file.size > LARGEST_FILE) { notice(`${file.name} is larger than ${LARGEST_FILE / 1024} kB`); return; }
+  let text;
+  try {
+    text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+  } catch {
+    notice(`${file.name} is no text`);
+    return;
+  }
+  if (text.includes("\0")) { notice(`${file.name} is no text`); return; }
+  const fence = "`".repeat(Math.max(3, ...[...text.matchAll(/`+/g)].map(([run]) => run.length + 1)));
+  const before = $("prompt").value.trimEnd();
+  $("prompt").value = `${before}${before && "\n\n"}${file.name}:\n${fence}\n${text.trimEnd()}\n${fence}\n`;
 }
 
 function askForKey() {
@@ -382,6 +458,9 @@ async function look() {
   try {
     const status = await linkStatus(settings.key);
     context = status.context ?? 0;
+    verifier = status.verifier ?? "";
+    const about = [demo ? DEMO.name : model, verifier && `verifier ${verifier}`, status.verifier_version, context && `context of ${context} tokens`];
+    $("about").textContent = about.filter(Boolean).join(" · ");
     const before = [model, broken].join();
     broken = status.link === "broken" ? status.detail : "";
     if (!model) {
@@ -424,6 +503,13 @@ function bind() {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
   });
   $("stop").addEventListener("click", () => mine().forEach(halt));
+  $("attach").addEventListener("click", () => $("attach-file").click());
+  $("attach-file").addEventListener("change", async (event) => {
+    const files = [...event.target.files];
+    event.target.value = "";
+    for (const file of files) await attach(file);
+    $("prompt").focus();
+  });
   $("new").addEventListener("click", () => { fresh(); sidebar(false); });
   $("search").addEventListener("input", list);
   $("export").addEventListener("click", () => save("conversations.json", JSON.stringify(conversations, null, 1), "application/json"));
@@ -444,9 +530,10 @@ function bind() {
     if (event.key === "n" && event.altKey) { event.preventDefault(); fresh(); }
   });
   for (const name of Object.keys(DEFAULTS)) {
-    $(name).value = settings[name];
-    $(name).addEventListener("change", () => {
-      settings[name] = $(name).value;
+    const field = $(name === "stop" ? "stop_texts" : name);  // the button is called so
+    field.value = settings[name];
+    field.addEventListener("change", () => {
+      settings[name] = field.value;
       const { key, ...kept } = settings;
       sessionStorage.setItem("key", key);  // a key is kept no longer than this tab
       localStorage.setItem("settings", JSON.stringify(kept));

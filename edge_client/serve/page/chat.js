@@ -7,7 +7,6 @@ import { newestLeaf, path, siblings } from "./store.js";
 const STILL_SHOWN = 1500;  // ms that withdrawn text stays to be seen
 const ENDED = {
   stopped: "stopped",
-  length: "ended at the settings' longest answer",
   context: "ended because the context is full: begin a new conversation",
 };
 
@@ -42,6 +41,33 @@ async function copy(text) {
   } finally {
     field.remove();
   }
+}
+
+const checkOf = ({ corrected, checked, of }) => (corrected ? "the verifier is correcting this answer" : `checking, ${checked} of ${of} characters`);
+
+// Of an answer that is complete: what was written by whom, and what becomes of it. True of the text that it stands below.
+export function noteOf(node) {
+  if (node.error) return node.error;
+  const written = [...node.text].length;
+  const alone = node.verified === false ? written - [...node.text.slice(0, node.settled ?? 0)].length : 0;
+  const notes = [];
+  if (node.reason === "length") notes.push(node.usage?.tokens ? `cut at ${node.usage.tokens} tokens: Continue goes on` : "cut at the longest answer of the settings");
+  else if (ENDED[node.reason]) notes.push(ENDED[node.reason]);
+  if (node.check) notes.push(checkOf(node.check));
+  else if (alone) {
+    const what = alone === written ? "written by this device alone" : `the last ${alone} characters were written by this device alone`;
+    notes.push(`${what}: ${willBeChecked(node) ? "checked when the verifier is back" : "not checked"}`);
+  } else if (node.verified === false) notes.push("its end was not verified");
+  return notes.join("; ");
+}
+
+export const willBeChecked = (node) => node.verified === false && Boolean(node.stream) && !node.lost && !node.error && !node.left && node.reason !== "stopped";
+
+// Who has written what is there: the target's name stands over the target's text.
+export function writerOf(node) {
+  const name = node.model || "Assistant";
+  if (node.verified !== false || !node.text) return name;
+  return node.settled ? `${name}, and this device` : `This device, for ${name}`;
 }
 
 function measured(usage) {
@@ -131,7 +157,6 @@ export class ChatView {
     box.className = `message ${node.role}`;
     const who = document.createElement("div");
     who.className = "who";
-    who.textContent = node.role === "user" ? "You" : node.model || "Assistant";
     const body = document.createElement("div");
     body.className = "body";
     body.dir = "auto";
@@ -149,12 +174,14 @@ export class ChatView {
     const note = box.querySelector(".note");
     note.classList.toggle("error", Boolean(node.error));
     note.classList.toggle("ended", !live && Boolean(node.verified));
+    box.querySelector(".who").textContent = node.role === "user" ? "You" : live ? node.model || "Assistant" : writerOf(node);
     const open = live ? live.characters.length - live.verified : 0;
-    if (node.error) note.textContent = node.error;
-    else if (open) note.textContent = `${open} characters not verified yet`;
-    else if (!live && node.role === "assistant" && node.verified === false && node.reason !== "stopped") note.textContent = node.stream && !node.lost
-      ? "written by the device alone: it is checked when the verifier is back" : "not all of it was verified";
-    else note.textContent = (!live && ENDED[node.reason]) || "";
+    if (live && node.check) note.textContent = checkOf(node.check);
+    else if (live && !live.characters.length && node.reading) note.textContent = `reading the prompt, ${node.reading.done} of ${node.reading.total} tokens`;
+    else if (live) note.textContent = open ? `${open} characters not verified yet` : "";
+    else note.textContent = node.role === "assistant" ? noteOf(node) : "";
+    const leave = box.querySelector(".leave");
+    if (leave) leave.hidden = !node.check;
     box.querySelector(".measured").textContent = live ? "" : measured(node.usage);
   }
 
@@ -177,7 +204,10 @@ export class ChatView {
       tools.append(button("Again", "Again: another answer, sampled at temperature 0.8 where none is set", () => this.act.retry(node)));
       const more = button("Continue", "Continue this answer", () => this.act.proceed(node));
       more.className = "more";
-      tools.append(more);
+      const leave = button("Leave unchecked", "Leave this answer unchecked", () => this.act.leave(node));
+      leave.className = "leave";
+      leave.hidden = true;
+      tools.append(more, leave);
     }
     return tools;
   }
