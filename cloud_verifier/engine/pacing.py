@@ -26,13 +26,18 @@ class Pacing:
     """The credit of work that can wait, and how soon the next round is likely to come."""
 
     def __init__(self, now: float) -> None:
-        self._credit, self._idle_since = 0.0, now
-        """Seconds owed to work that can wait; and the end of the latest work of either kind."""
+        self._credit = 0.0
+        """Seconds owed to work that can wait."""
+        self._idle_since = now
+        """The end of the latest work of either kind."""
         self._round = 0.0
         """Seconds of a forward like the latest one with rounds, without the prompts in it."""
-        self._ended, self._gap, self._gap_open = -math.inf, 0.0, False
-        """The end of the latest rounds; how soon after that one is ready, at the soonest; and
-        whether none is yet."""
+        self._ended = -math.inf
+        """The end of the latest rounds."""
+        self._gap = 0.0
+        """How soon after that one is ready, at the soonest."""
+        self._gap_open = False
+        """Whether none is ready yet."""
 
     # ---- what has happened
 

@@ -77,8 +77,8 @@ class FairBatch:
         self._others = len(demands) - 1
         spare = _OTHERS_SHARE * self._others * cost.seconds(self._least)
         """Seconds by which the smallest principal may be delayed."""
-        self._aids_fit = extra <= spare
-        self._aided = False
+        self._extra_work_fits = extra <= spare
+        self._has_extra_work = False
         """Whether a round of this forward needs drafts or masks."""
         self._room = self._least
         if not as_short_as_possible:
@@ -93,7 +93,7 @@ class FairBatch:
         """Whether a round hardly delays those that have been taken."""
         if not self._others or not self.tokens:
             return True
-        if job.aided and not self._aided and not self._aids_fit:
+        if job.takes_extra_work and not self._has_extra_work and not self._extra_work_fits:
             return False
         share_left = self._least - self.taken[job.lease.principal]
         return job.cost <= max(share_left, self._room - self.tokens)
@@ -107,7 +107,7 @@ class FairBatch:
         self.jobs.append(job)
         self.tokens += job.cost
         self.taken[job.lease.principal] += job.cost
-        self._aided |= job.aided
+        self._has_extra_work |= job.takes_extra_work
 
 
 class RoundQueue:

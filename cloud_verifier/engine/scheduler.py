@@ -24,9 +24,10 @@ from moa.wire.limits import Limits
 
 _WORTH_WAITING = 0.25
 """How long a forward waits for rounds that are about to come, of the time of the latest one."""
-_LATE, _WORTH_SPARING = 1.5, 0.5
-"""Times its usual pause after a verdict that a principal is waited for which has been served less,
-and the longest of these waits, of the time of the forward that waits."""
+_LATE = 1.5
+"""How long a principal that has been served less is waited for, of its usual pause after a verdict."""
+_WORTH_SPARING = 0.5
+"""The longest of these waits, of the time of the forward that waits."""
 _EXTRA_WEIGHT = 0.1
 _LEAST_PIECE = 8
 """Prompt tokens: smaller pieces are not worth a place in a forward, unless the prompt ends with
@@ -92,6 +93,17 @@ class _Prompt:
     ran: int = 0
 
 
+@dataclass(slots=True)
+class _BatchWait:
+    """A batch that waits for more rounds."""
+
+    began: float
+    until: float
+    """For the next one."""
+    ready: int
+    """Rounds that were ready when this was last looked at."""
+
+
 class Scheduler:
     """Rounds, prompts and releases that wait for the model."""
 
@@ -121,9 +133,8 @@ class Scheduler:
         self._batches = itertools.count(1)
         self._extra = 0.0
         """Seconds of a forward's drafts and masks, on average."""
-        self._company: tuple[float, float, int] | None = None
-        """While a batch waits for more rounds: since when, until when for the next one, and the
-        rounds that were ready then."""
+        self._batch_waiting: _BatchWait | None = None
+        """While a batch waits for more rounds."""
         self._oldest_first = True
         """Whether of one principal's prompts the oldest goes next, or the one of which least has
         run."""
@@ -176,7 +187,7 @@ class Scheduler:
             return EngineStep(releases=releases, began=now)
         self._forget_inactive(now)
         if self._queue.ready:
-            return self._company_wait(now) or self._rounds(now)
+            return self._seconds_to_wait_for_rounds(now) or self._rounds(now)
         if not self._prompts:
             self._pacing.nothing_waits()
             return math.inf
@@ -247,8 +258,8 @@ class Scheduler:
         """The seconds of a step that each principal is charged with: drafts and masks to whose they
         are, of the forward what an empty one takes evenly, and the rest by tokens. `forward`: what
         such a one takes while nothing else uses the processor, for that is nobody's doing here."""
-        aided = [job.lease.principal for job in step.jobs if job.aided]
-        if aided:
+        with_extra_work = [job.lease.principal for job in step.jobs if job.takes_extra_work]
+        if with_extra_work:
             self._extra += _EXTRA_WEIGHT * (extra - self._extra)
         parts = [(job.lease.principal, job.cost) for job in step.jobs]
         parts += [(piece.lease.principal, piece.size) for piece in step.prefill]
@@ -258,8 +269,8 @@ class Scheduler:
         seconds = dict.fromkeys(names, empty / len(names))
         for name, size in parts:
             seconds[name] += a_token * size
-        for name in aided:
-            seconds[name] += extra / len(aided)
+        for name in with_extra_work:
+            seconds[name] += extra / len(with_extra_work)
         return seconds
 
     def _alone(self) -> int:
@@ -283,32 +294,37 @@ class Scheduler:
             {lease.principal for lease in itertools.chain(self._active, self._prompts)}
         )
 
-    def _company_wait(self, now: float) -> float:
-        """Seconds to wait for rounds that are about to come: in a large batch each costs little,
-        and one of a principal that has been served less would wait for the whole forward."""
+    def _seconds_to_wait_for_rounds(self, now: float) -> float:
+        """For those that are about to come: in a large batch each costs little, and one of a
+        principal that has been served less would wait for the whole forward."""
         ready = self._queue.ready
-        if self._company is None:
-            self._company = now, now + self._batch_wait, ready
-        began, until, before = self._company
-        spared = began + _WORTH_SPARING * self._queue.step
-        if ready > before:  # they keep coming
-            until = min(
-                began + max(self._batch_wait, _WORTH_WAITING * self._queue.step),
-                now + self._batch_wait,
-            )
-            self._company = began, until, ready
+        wait = self._batch_waiting
+        if wait is None:
+            wait = _BatchWait(began=now, until=now + self._batch_wait, ready=ready)
+        if ready > wait.ready:  # they keep coming
+            longest = max(self._batch_wait, _WORTH_WAITING * self._queue.step)
+            wait.until = min(wait.began + longest, now + self._batch_wait)
+            wait.ready = ready
+        self._batch_waiting = wait
+        until = wait.until
         if min(self._expected(), self._max_rows) <= ready:
-            until = now
-        owed = self._queue.owed()
-        coming = [
-            seen + _LATE * owed.get(lease.principal, math.inf)
-            for lease, (seen, _) in self._active.items()
-        ]
-        until = max([until, *(at for at in coming if at <= spared)])
+            until = now  # nobody else is expected
+        until = max([until, *self._underserved_arrivals(wait.began)])
         if self._batch_wait <= 0 or now >= until:
-            self._company = None
+            self._batch_waiting = None
             return 0.0
         return until - now
+
+    def _underserved_arrivals(self, began: float) -> list[float]:
+        """By when principals that have been served less than all whose rounds are ready will have
+        sent theirs, if that is worth sparing them the wait for a forward."""
+        latest = began + _WORTH_SPARING * self._queue.step
+        pauses = self._queue.owed()
+        arrivals = [
+            seen + _LATE * pauses.get(lease.principal, math.inf)
+            for lease, (seen, _) in self._active.items()
+        ]
+        return [at for at in arrivals if at <= latest]
 
     def _rounds(self, now: float) -> EngineStep:
         active = {

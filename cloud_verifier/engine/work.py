@@ -235,7 +235,7 @@ class Job:
         return self.matcher.after(self.ids) if self.matcher is not None else None
 
     @property
-    def aided(self) -> bool:
+    def takes_extra_work(self) -> bool:
         """Whether it takes more than its forward: a draft of ours, or masks."""
         return self.matcher is not None or isinstance(self.request, Stream)
 
