@@ -20,12 +20,14 @@ from moa.bundle import Bundle
 from moa.drafters.contract import Drafter
 from moa.drafters.registry import StoredDrafter, find
 from moa.errors import UsageError
+from moa.gguf.reader import is_gguf
 from moa.graph.load import LoadedGraph
 from moa.process.memory import resident_bytes
 from moa.records import DTYPES
 from moa.target.contract import ExpectedLoad, LoadOptions, Target
 from moa.target.identity import computation_id
 from moa.target.loading import read_facts
+from moa.target.memory_plan import plan_memory
 from moa.target.registry import open_target, source_of
 from moa.target.torch_target import with_states
 from moa.wire.finish import Decode
@@ -187,12 +189,16 @@ def load_target(settings: Settings) -> Target:
         threads=settings.threads,
         library=settings.llama_library,
     )
+    source = settings.target or str(_embedded().target)
+    if (plan := None if is_gguf(source) else plan_memory(source, options)) is not None:
+        log.info("the target %s", plan, extra={"event": "memory", **plan.figures})
+        options = dataclasses.replace(options, kv_tokens=plan.kv_tokens)
     # Errors of loading the model are reported by themselves: here it is the KV cache that does not
     # fit.
     with _memory_for(
         f"on the device {settings.device} for the keys and values of {settings.kv_tokens} tokens"
     ):
-        target = open_target(settings.target or str(_embedded().target), options)
+        target = open_target(source, options)
     if settings.forward_time is None:
         return target
     log.warning(

@@ -92,7 +92,8 @@ class Settings:
     slots: int = 256
     """Sessions with a KV cache at most."""
     kv_tokens: int = 131072
-    """Size of the KV cache in tokens, over all sessions; at most `slots` full contexts."""
+    """Most tokens of the KV cache, over all sessions; at most `slots` full contexts, and on a CPU
+    what the free memory holds beside the weights. It takes memory as it is used."""
     max_batch_rows: int = 64
     """Sessions in one forward."""
     max_batch_tokens: int = 2048

@@ -28,6 +28,8 @@ class Device:
     """Makes a drafter with its own caches over the shared weights: one for each conversation."""
     grammars: GrammarCompiler
     """Compiles what answers must match."""
+    threads: int = 1
+    """Of a step."""
     thread: Executor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="drafter")
     )
@@ -45,14 +47,15 @@ class Device:
         bundle = Bundle.open(folder or embedded_bundle())
         if folder:
             try_out(bundle, variant or bundle.manifest.default_variant, threads=threads)
-        loaded = LoadedGraph.load(bundle, variant, threads=threads)
+        loaded = LoadedGraph.load(bundle, variant, threads=threads, measured=True)
         codec = TextCodec.of(bundle)
         size = bundle.manifest.vocabulary.target
         eos_ids = sorted(codec.eos_ids)
         grammars = GrammarCompiler(
             lambda: str(codec.tokenizer.to_str()), size=size, eos_ids=eos_ids
         )
-        return cls(bundle, loaded.variant, codec, loaded.drafter, grammars)
+        in_use = loaded.graph.threads
+        return cls(bundle, loaded.variant, codec, loaded.drafter, grammars, threads=in_use)
 
     def acceptance(self) -> tuple[list[float], list[float]]:
         """Calibrated chances that a level of a chain, and of a tree, is accepted, given the level

@@ -28,7 +28,7 @@ from moa.bundle import Bundle
 from moa.errors import MoaError
 from moa.graph.drafter import OnnxDrafter
 from moa.graph.drafter import run as run_steps
-from moa.graph.step import StepGraph, default_threads
+from moa.graph.step import StepGraph
 from moa.process.memory import resident_bytes
 from moa.safe_text import safe_line
 from moa.sampling import SamplingSettings
@@ -173,7 +173,7 @@ def _golden(bundle: Bundle, device: Device, graph: StepGraph) -> Check:
 
 def _speed(bundle: Bundle, device: Device, settings: ClientSettings) -> Check:
     times: dict[int, float] = {}
-    in_use = settings.threads or default_threads()
+    in_use = device.threads
     for threads in sorted({1, in_use}):
         drafter = Device.load(bundle.folder, variant=device.variant, threads=threads).new_drafter()
         ids = list(range(8, 24))

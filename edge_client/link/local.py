@@ -5,27 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from typing import IO
 
 from moa.errors import LinkError, UsageError, how_to_install
+from moa.process.children import end_child, start_child
 
 _START_SECONDS = 300.0
-_PROGRAM = """
-import os, signal, threading
-
-def end_with_parent():
-    while os.read(0, 4096):  # not sys.stdin, whose lock would be held when the interpreter ends
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-
-threading.Thread(target=end_with_parent, daemon=True).start()
-from cloud_verifier.cli import main
-main()
-"""
-"""The verifier's command; it ends with its parent in any case, because their pipe closes."""
 
 
 @contextlib.asynccontextmanager
@@ -44,32 +31,21 @@ async def local_verifier(
             hint=f"{how_to_install(extra)}, or give the address of a verifier, or chat --offline",
         )
     with tempfile.TemporaryFile() as errors:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            _PROGRAM,
+        process = await start_child(
+            "cloud_verifier.cli:main",
             "serve",
             "--port",
             "0",
             "--log-level",
             "error",
             *arguments,
-            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
-            start_new_session=True,
         )
         try:
             yield await _address(process, errors)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            try:
-                async with asyncio.timeout(10):
-                    await process.communicate()
-            except TimeoutError:
-                process.kill()
-                await process.communicate()
+            await end_child(process)
 
 
 async def _address(process: asyncio.subprocess.Process, errors: IO[bytes]) -> str:

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from moa import __version__
+from moa.cli import up
 from moa.cli.command_line import CommandParser
 from moa.errors import how_to_install, run_cli
 
@@ -79,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             sys.exit(start(program, words[1:]))
     top = parser([extra for extra, module in MAIN_MODULES.items() if find_spec(module) is not None])
     options = top.parse_args(words)
+    if options.command == "up":
+        sys.exit(up.run(options))
     tell = top.format_help if options.command != "completion" else lambda: completion(options.shell)
     sys.exit(run_cli("moa-edge", lambda: print(tell().rstrip()), stdout_needed=True))
 
@@ -89,8 +92,8 @@ def parser(installed: Collection[str] = ()) -> argparse.ArgumentParser:
     top = CommandParser(
         prog="moa-edge",
         description="A large language model that keeps answering when the network does not.",
-        epilog="Each has a --help of its own. Start with: edge-client chat --offline (this device alone), or "
-        "edge-client demo (with a server on this machine)",
+        epilog="Each has a --help of its own. Start with: moa-edge up (everything on this machine), "
+        "edge-client chat --offline (this device alone), or edge-client demo (with an emulated link)",
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(dest="command", metavar="PROGRAM")
@@ -100,6 +103,13 @@ def parser(installed: Collection[str] = ()) -> argparse.ArgumentParser:
         commands.add_parser(
             program.short, help=f"{program.name}: {program.says}{needs}", add_help=False
         )
+    up.add(
+        commands.add_parser(
+            "up",
+            help="everything on this machine: verifier, endpoint and chat page",
+            description=up.DESCRIPTION,
+        )
+    )
     complete = commands.add_parser(
         "completion",
         help="what makes a shell complete all of these",

@@ -14,6 +14,7 @@ from moa.errors import BundleError
 from moa.graph.control_flow import refuse_foreign_weights
 from moa.graph.drafter import OnnxDrafter
 from moa.graph.step import StepGraph
+from moa.graph.threads import fastest
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,11 @@ class LoadedGraph:
     draft_tokens: NDArray[np.int64] | None
 
     @classmethod
-    def load(cls, bundle: Bundle, variant: str = "", *, threads: int = 0) -> LoadedGraph:
-        """Load a variant, by default the bundle's own."""
+    def load(
+        cls, bundle: Bundle, variant: str = "", *, threads: int = 0, measured: bool = False
+    ) -> LoadedGraph:
+        """Load a variant, by default the bundle's own; with `measured`, its number of threads is
+        the fastest here, unless one is given."""
         name = variant or bundle.manifest.default_variant
         chosen = bundle.variant(name)
         if chosen.form != "dynamic":
@@ -43,7 +47,11 @@ class LoadedGraph:
             if PurePosixPath(file).is_relative_to(model.parent)
         ]
         refuse_foreign_weights(bundle.path(chosen.model), beside)
-        graph = StepGraph(bundle.path(chosen.model), threads=threads)
+        place = bundle.path(chosen.model)
+        if measured and not threads:
+            graph = fastest(place, bundle.manifest.files[chosen.model].sha256)
+        else:
+            graph = StepGraph(place, threads=threads)
         return cls(bundle, name, graph, bundle.draft_to_target())
 
     def drafter(self) -> OnnxDrafter:

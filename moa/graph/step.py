@@ -43,7 +43,14 @@ class Heads:
 def default_threads() -> int:
     """A draft step is short and limited by memory bandwidth, so it cannot use more than a few
     physical cores."""
-    return max(1, min(4, (os.cpu_count() or 2) // 2))
+    return max(1, min(4, usable_cores() // 2))
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 2
 
 
 def open_session(model: Path, *, threads: int = 1, bounded: bool = False) -> Any:

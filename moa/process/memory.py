@@ -31,6 +31,43 @@ def peak_bytes() -> int:
     )
 
 
+def available_bytes() -> int:
+    """Memory that this process could take without making the machine swap: what is free or can be
+    freed, within the limit of its control group; 0 if the system does not say."""
+    found = [size for size in (_free_of_machine(), _free_of_group()) if size is not None]
+    return max(0, min(found, default=0))
+
+
+def _free_of_machine() -> int | None:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:  # not Linux
+        pass
+    return None
+
+
+def _free_of_group() -> int | None:
+    """What a container's limit leaves; files that it has read are given up when others need room."""
+    folder = "/sys/fs/cgroup"
+    try:
+        with open(f"{folder}/memory.max", encoding="ascii") as file:
+            limit = file.read().strip()
+        if limit == "max":
+            return None
+        with open(f"{folder}/memory.current", encoding="ascii") as file:
+            used = int(file.read())
+        with open(f"{folder}/memory.stat", encoding="ascii") as file:
+            cached = next(
+                int(line.split()[1]) for line in file if line.startswith("inactive_file ")
+            )
+    except (OSError, ValueError, StopIteration):
+        return None
+    return int(limit) - used + cached
+
+
 def give_back_free_memory() -> None:
     """Give pages of C's heap that hold nothing back to the system: glibc keeps those in the middle,
     for each thread. It takes 12 ms of processor time for 80 MB, 0.5 ms where there is nothing."""

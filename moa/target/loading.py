@@ -121,6 +121,7 @@ def _load(
     facts = dataclasses.replace(
         facts, tokenizer_hash=_hash_tokenizer(folder), weights_id=hashed.identity(facts)
     )
+    _tie_if_equal(model)
     return LoadedModel(model, facts, folder)
 
 
@@ -135,6 +136,18 @@ def _without_progress_bar() -> Iterator[None]:
     finally:
         if shown:
             transformers_logging.enable_progress_bar()
+
+
+def _tie_if_equal(model: PreTrainedModel) -> None:
+    """Keep a head that is the embedding once more as one matrix with it: some converters store both."""
+    embedding: Any = model.get_input_embeddings()
+    head: Any = model.get_output_embeddings()
+    if head is None or type(head) is not nn.Linear or head.weight is embedding.weight:
+        return
+    same_kind = head.weight.shape == embedding.weight.shape and head.bias is None
+    if same_kind and torch.equal(head.weight, embedding.weight):
+        head.weight = embedding.weight
+        model.config.tie_word_embeddings = True
 
 
 def prepare(model: PreTrainedModel) -> TargetFacts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,7 +18,8 @@ PAGE = 16
 
 
 class PagePool(Slots):
-    """Keys and values of every layer, `[layers, columns, kv_heads, head_dim]`, allocated once.
+    """Keys and values of every layer, `[layers, columns, kv_heads, head_dim]`, allocated once; on a
+    CPU the system gives memory to what has been written.
 
     A sequence (`slot`) takes a page when it needs one. Its first `lengths[slot]` tokens are its
     committed prefix, which never changes; the tokens behind them are scratch of the last forward.
@@ -53,8 +55,8 @@ class PagePool(Slots):
         self.pages = -(-tokens // PAGE) or slots * self.pages_per_slot
         super().__init__(slots, min(capacity, self.pages * PAGE))
         shape = (layers, (self.pages + spare) * PAGE, kv_heads, head_dim)
-        self.k = torch.zeros(shape, dtype=dtype, device=device)
-        self.v = torch.zeros(shape, dtype=dtype, device=device)
+        self.k = _zeros(shape, dtype, torch.device(device))
+        self.v = _zeros(shape, dtype, torch.device(device))
         self.layers = list(zip(self.k.unbind(0), self.v.unbind(0), strict=True))
         """Keys and values of each layer."""
         self.tables: IntArray = np.zeros((slots, self.pages_per_slot), dtype=np.int64)
@@ -206,3 +208,12 @@ class PagePool(Slots):
         return (
             last + 1 - (self.pages_per_slot if length >= self.pages_per_slot else (length + 1) // 2)
         )
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros. On a CPU none is written: numpy asks the system for memory that it promises to be zero,
+    and gives page by page as it is used. `torch.zeros` would take all of it at once."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from moa.errors import CapacityError, UsageError
+from moa.process.memory import resident_bytes
 from moa.target.pages import PAGE, PagePool
 from tests.model.test_slots import HEADS, LAYERS, WIDTH, fill, held, write
 
@@ -121,3 +122,17 @@ def test_crowded_sequences_are_read_in_order_wherever_their_pages_lie_and_others
         for one, text in texts.items():
             assert torch.equal(held(pool, one), text)
     assert not all(pool.straight), "it was crowded"
+
+
+def test_memory_is_taken_as_it_is_used() -> None:
+    before = resident_bytes()
+    pool = PagePool(
+        layers=4, slots=1, kv_heads=2, capacity=2**19, head_dim=64, dtype=torch.bfloat16
+    )
+    assert pool.nbytes > 10**9
+    assert resident_bytes() - before < 50e6
+    slot = pool.acquire()
+    pool.begin([slot], [64 * PAGE])
+    pool.k[:, : 64 * PAGE] = 1
+    assert float(pool.read(slot, 0, 8)[0].float().sum()) == 4 * 8 * 2 * 64
+    assert resident_bytes() - before < 100e6

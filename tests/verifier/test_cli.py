@@ -22,6 +22,7 @@ from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.settings import Settings
 from moa.errors import UsageError
 from moa.process.listening import Port
+from moa.target.identity import SCHEME
 from moa.wire import SUBPROTOCOL, ClientSession, decode_server, encode
 from moa.wire.messages import Hello, Message, ServerMessage, Welcome
 from tests.edge import kit as edge_kit
@@ -108,7 +109,8 @@ def test_serve_until_sigterm(pair: tuple[Path, Path]) -> None:
 
         welcome = ask(Hello([2], ["tree"]))
         assert isinstance(welcome, Welcome)
-        assert all(len(name) == 64 for name in (welcome.target, welcome.tokenizer, welcome.drafter))
+        names = welcome.target, welcome.tokenizer, welcome.drafter
+        assert all(len(name.removeprefix(SCHEME)) == 64 for name in names)
         session = ClientSession([5, 6, 7], max_new_tokens=4)
         session.receive(ask(session.open()))
         session.receive(ask(session.verify([7, 8])))
@@ -119,8 +121,8 @@ def test_serve_until_sigterm(pair: tuple[Path, Path]) -> None:
     assert process.returncode == 0
     lines = [json.loads(line) for line in errors.splitlines()]  # logs are JSON, one object a line
     told = {line["event"]: line for line in lines if "event" in line}
-    assert list(told)[:5] == ["start", "loaded", "listening", "connected", "opened"]
-    assert set(list(told)[5:]) == {"disconnected", "drain"}
+    assert list(told)[:6] == ["start", "memory", "loaded", "listening", "connected", "opened"]
+    assert set(list(told)[6:]) == {"disconnected", "drain"}
     found = told["listening"]["url"], told["loaded"]["slots"], told["opened"]["prompt_tokens"]
     assert (*found, told["disconnected"]["principal"]) == (url, 4, 3, "anonymous")
 

@@ -1,0 +1,383 @@
+"""`moa-edge up`: a verifier, an endpoint and a chat page on this machine, with one command.
+
+The programs run as children of this one: each is what it would be on a machine of its own, and
+Ctrl-C ends all of them. No torch here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import webbrowser
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import IO, Any
+
+from rich.console import Console
+from rich.status import Status
+
+from moa.errors import MoaError, UsageError, run_cli
+from moa.process.children import end_child, start_child
+from moa.safe_text import safe_line
+
+PROGRAM = "moa-edge up"
+_PLAN = "export.quick_start:main"
+_BUILD = "export.cli:main"
+_VERIFY = "cloud_verifier.cli:main"
+_SERVE = "edge_client.cli:main"
+_PAGE = "chat page and API at "
+"""How `edge-client serve` begins the line with its address."""
+_START_SECONDS = 900.0
+"""For a large target on a slow disk."""
+_LONGEST_LINE = 400
+
+
+@dataclass(frozen=True)
+class Place:
+    """What runs where."""
+
+    page: str
+    verifier: str
+    bundle: str
+    """Empty for the embedded one."""
+
+
+DESCRIPTION = (
+    "Start everything on this machine: a verifier of TARGET, an endpoint whose device model drafts and answers alone"
+    " when the verifier is gone, and its chat page. A bundle of the device model is made at the first start and kept."
+    " Ctrl-C ends all."
+)
+
+
+def add(top: argparse.ArgumentParser) -> None:
+    """The subcommand's flags."""
+    top.add_argument(
+        "target",
+        nargs="?",
+        default="",
+        help="the model whose text it is: a hub id, a folder or a GGUF file (default: the embedded pair)",
+    )
+    top.add_argument(
+        "--device-model",
+        default="",
+        metavar="MODEL",
+        help="a small model of the same tokenizer: a hub id, a folder or a GGUF file",
+    )
+    top.add_argument(
+        "--dtype", default="auto", help="the target's precision (default: %(default)s)"
+    )
+    top.add_argument(
+        "--port", type=int, default=8080, metavar="N", help="of page and API (default: %(default)s)"
+    )
+    top.add_argument("--again", action="store_true", help="make the bundle anew")
+    top.add_argument("--no-browser", action="store_true", help="do not open the page")
+    top.add_argument(
+        "--dry-run", action="store_true", help="say what would be made and what it takes, and stop"
+    )
+    top.add_argument("--json", action="store_true", help="plan and addresses as JSON on stdout")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run it; returns the exit code."""
+    return run_cli(PROGRAM, lambda: asyncio.run(_up(options)))
+
+
+class _Told(Exception):
+    """A child has failed and said why, on the terminal that both share."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"exit code {code}")
+        self.code = code
+
+
+async def _up(options: argparse.Namespace) -> int:
+    if bool(options.target) != bool(options.device_model):
+        raise UsageError(
+            "TARGET and --device-model belong together",
+            hint="a small model of the target's family, of the same tokenizer; leave out both for the"
+            " embedded pair",
+        )
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):  # not on every system
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    work = asyncio.ensure_future(_start_and_watch(options))
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if not work.done():
+        work.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+        _say("ended")
+        return 0
+    stopped.cancel()
+    try:
+        return work.result()
+    except _Told as told:
+        return told.code
+
+
+async def _start_and_watch(options: argparse.Namespace) -> int:
+    plan = await _plan(options) if options.target else None
+    if options.dry_run:
+        _show_plan(plan, options)
+        return 0
+    bundle = ""
+    if plan is not None:
+        bundle = str(plan["bundle"])
+        if options.again or not plan["made"]:
+            await _build(options, plan)
+    async with contextlib.AsyncExitStack() as stack:
+        with tempfile.TemporaryFile() as log:
+            if plan is not None and plan["memory"] is not None:
+                _say(
+                    f"the verifier takes {plan['memory']['at_start_mb'] / 1000:.1f} GB of memory, and"
+                    f" up to {plan['memory']['at_most_mb'] / 1000:.1f} GB with many long chats"
+                )
+            verifier, address = await _verifier(stack, options, log)
+            device, page = await _endpoint(stack, options, bundle, address)
+            _tell(options, Place(page, address, bundle))
+            ends = {
+                asyncio.ensure_future(device.wait()): "the endpoint",
+                asyncio.ensure_future(verifier.wait()): "the verifier",
+            }
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            raise MoaError(f"{ends[done.pop()]} has ended: {_last_line(log) or 'it said nothing'}")
+
+
+# ---- plan and bundle
+
+
+async def _plan(options: argparse.Namespace) -> dict[str, Any]:
+    """Computed in a process of its own: what it needs to read models stays out of this one."""
+    with _status("reading what the files say of both models"):
+        child = await start_child(
+            _PLAN,
+            options.target,
+            options.device_model,
+            f"--dtype={options.dtype}",
+            stdout=asyncio.subprocess.PIPE,
+        )
+        async with _ended_after(child):
+            assert child.stdout is not None
+            said = await child.stdout.read()
+            code = await child.wait()
+    if code:
+        raise _Told(code)
+    found: dict[str, Any] = json.loads(said)
+    return found
+
+
+def _show_plan(plan: dict[str, Any] | None, options: argparse.Namespace) -> None:
+    if options.json:
+        print(json.dumps(plan or {"bundle": "", "made": True}, indent=2))
+        return
+    if plan is None:
+        print("the embedded pair: nothing is made; the verifier takes 0.4 GB, the endpoint 0.2 GB")
+        return
+    for line in plan["lines"]:
+        print(line)
+    kept = "is kept in" if plan["made"] else "will be kept in"
+    print(f"the bundle {kept} {plan['bundle']}")
+
+
+async def _build(options: argparse.Namespace, plan: dict[str, Any]) -> None:
+    """Make the bundle, with what it is doing, for how long, and how long it may take."""
+    words = ["build", "-t", options.target, "-d", f"independent:{options.device_model}"]
+    words += ["-o", str(plan["bundle"]), "-v", "cpu-int4", *(["--force"] if plan["made"] else [])]
+    began = time.monotonic()
+    child = await start_child(
+        _BUILD, *words, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+    )
+    last = ""
+    async with _ended_after(child):
+        with _status("making the bundle") as status:
+            clock = asyncio.ensure_future(_show_time(status, began, plan["seconds"]))
+            assert child.stderr is not None
+            try:
+                async for raw in child.stderr:
+                    line = _clean(raw)
+                    if line:
+                        last = line
+                        status.says = line.removeprefix("moa-export: ")
+                code = await child.wait()
+            finally:
+                clock.cancel()
+    if code:
+        raise MoaError(f"the bundle was not made: {last}")
+    _say(f"made the bundle in {time.monotonic() - began:.0f} s: {plan['bundle']}")
+
+
+async def _show_time(status: _Shown, began: float, estimated: float) -> None:
+    while True:
+        taken = time.monotonic() - began
+        left = estimated - taken
+        rest = (
+            f"about {left:.0f} s left"
+            if left > 5
+            else f"longer than the {estimated:.0f} s expected"
+        )
+        status.show(f"making the bundle: {status.says} ({taken:.0f} s, {rest})")
+        await asyncio.sleep(1)
+
+
+# ---- the programs
+
+
+async def _verifier(
+    stack: contextlib.AsyncExitStack, options: argparse.Namespace, log: IO[bytes]
+) -> tuple[asyncio.subprocess.Process, str]:
+    words = ["serve", "--port=0", "--log-level=warning"]
+    if options.target:
+        words += [f"--target={options.target}", f"--dtype={options.dtype}"]
+    child = await start_child(_VERIFY, *words, stdout=asyncio.subprocess.PIPE, stderr=log)
+    await stack.enter_async_context(_ended_after(child))
+    began = time.monotonic()
+    with _status("loading the target") as status:
+        clock = asyncio.ensure_future(_show_loading(status, began))
+        try:
+            line = await _line_with(child.stdout, "listening on ")
+        finally:
+            clock.cancel()
+    if not line:
+        await child.wait()
+        raise MoaError(f"the verifier did not start: {_last_line(log) or 'it said nothing'}")
+    return child, line.split()[-1]
+
+
+async def _show_loading(status: _Shown, began: float) -> None:
+    while True:
+        status.show(f"loading the target ({time.monotonic() - began:.0f} s)")
+        await asyncio.sleep(1)
+
+
+async def _endpoint(
+    stack: contextlib.AsyncExitStack, options: argparse.Namespace, bundle: str, verifier: str
+) -> tuple[asyncio.subprocess.Process, str]:
+    words = ["serve", f"--verifier={verifier}", f"--port={options.port}"]
+    words += [f"--bundle={bundle}"] if bundle else []
+    child = await start_child(
+        _SERVE, *words, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+    )
+    await stack.enter_async_context(_ended_after(child))
+    others: list[str] = []
+    with _status("starting the endpoint"):
+        line = await _line_with(child.stderr, _PAGE, others=others)
+    if not line:
+        raise MoaError(f"the endpoint did not start: {others[-1] if others else 'it said nothing'}")
+    assert child.stderr is not None
+    await stack.enter_async_context(_passed_on(child.stderr))
+    return child, line.removeprefix(_PAGE).split()[0]
+
+
+async def _line_with(
+    stream: asyncio.StreamReader | None, wanted: str, *, others: list[str] | None = None
+) -> str:
+    """The first line that begins so; empty where the stream ends before."""
+    assert stream is not None
+    async with asyncio.timeout(_START_SECONDS):
+        async for raw in stream:
+            line = _clean(raw)
+            if line.startswith(wanted):
+                return line
+            if line and others is not None:
+                others.append(line)
+    return ""
+
+
+@contextlib.asynccontextmanager
+async def _passed_on(stream: asyncio.StreamReader) -> AsyncIterator[None]:
+    pump = asyncio.ensure_future(_pass_on(stream))
+    try:
+        yield
+    finally:
+        pump.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await pump
+
+
+async def _pass_on(stream: asyncio.StreamReader) -> None:
+    """What a program says once it runs."""
+    async for raw in stream:
+        if line := _clean(raw):
+            _say(line)
+
+
+@contextlib.asynccontextmanager
+async def _ended_after(child: asyncio.subprocess.Process) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        if child.returncode is None:
+            await end_child(child)
+
+
+# ---- the screen
+
+
+def _tell(options: argparse.Namespace, place: Place) -> None:
+    if options.json:
+        found = {"page": place.page, "api": f"{place.page}/v1", "verifier": place.verifier}
+        print(json.dumps(found | {"bundle": place.bundle}), flush=True)
+    _say(f"chat page at {place.page}, OpenAI's API at {place.page}/v1; Ctrl-C ends all")
+    bundle = f" --bundle {place.bundle}" if place.bundle else ""
+    target = f" --target {options.target}" if options.target else ""
+    _say(f"in a terminal: edge-client chat{bundle} --verifier {place.verifier}")
+    _say("with the verifier on another machine:")
+    _say(f"  there: cloud-verifier serve{target} --host 0.0.0.0 --auth-tokens tokens.txt")
+    _say(f"  here:  edge-client serve{bundle} --verifier ws://SERVER:8765 --token TOKEN")
+    if not options.no_browser and _has_screen():
+        webbrowser.open(place.page)
+
+
+def _has_screen() -> bool:
+    """Whether a browser would have a window of its own: one in this terminal would take it over."""
+    if sys.platform in ("win32", "darwin"):
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+class _Shown:
+    """A line that changes, on a terminal; elsewhere each new thing to do is a line."""
+
+    def __init__(self, status: Status | None) -> None:
+        self._status = status
+        self.says = "starting"
+
+    def show(self, line: str) -> None:
+        """Change it."""
+        if self._status is not None:
+            self._status.update(line)
+
+
+@contextlib.contextmanager
+def _status(line: str) -> Iterator[_Shown]:
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        _say(line)
+        yield _Shown(None)
+        return
+    with console.status(line) as status:
+        yield _Shown(status)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _clean(raw: bytes) -> str:
+    return safe_line(raw.decode(errors="replace").strip(), _LONGEST_LINE)
+
+
+def _last_line(log: IO[bytes]) -> str:
+    """What a program said last: its errors are one line."""
+    log.seek(0)
+    lines = [line for line in log.read().splitlines() if line.strip()]
+    return _clean(lines[-1]) if lines else ""

@@ -1,0 +1,58 @@
+"""Programs of ours as child processes: they end with their parent in any case."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from typing import IO
+
+_ENDS_WITH_PARENT = """
+import os, signal, threading
+
+def end_with_parent():
+    while os.read(0, 4096):  # not sys.stdin, whose lock would be held when the interpreter ends
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+threading.Thread(target=end_with_parent, daemon=True).start()
+from {module} import {function}
+raise SystemExit({function}())
+"""
+"""However the parent ends, the pipe that is this program's standard input closes."""
+_PATIENCE = 10.0
+"""Seconds that a child has to end by itself."""
+
+
+async def start_child(
+    main: str,
+    *arguments: str,
+    stdout: int | IO[bytes] | None = None,
+    stderr: int | IO[bytes] | None = None,
+) -> asyncio.subprocess.Process:
+    """Run `main`, a `module:function`, with these arguments. Ctrl-C in the terminal does not reach
+    it: its parent ends it."""
+    module, _, function = main.partition(":")
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        _ENDS_WITH_PARENT.format(module=module, function=function),
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+    )
+
+
+async def end_child(process: asyncio.subprocess.Process) -> None:
+    """Ask it to end, and see that it has."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            await process.communicate()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.communicate()

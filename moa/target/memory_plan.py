@@ -1,0 +1,124 @@
+"""What a target will take of this machine's memory, known before it is loaded, and how much is left
+for its KV cache."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from moa.errors import UsageError
+from moa.process.memory import available_bytes
+from moa.target.contract import LoadOptions
+from moa.target.identity import tensor_shapes
+from moa.target.loading import read_facts
+from moa.target.torch_target import pick_device, pick_dtype
+
+_LIBRARIES = 900_000_000
+"""Bytes that torch, its kernels and Python take beside the weights; 0.6 GB were measured."""
+_KEPT_FREE = 0.1
+"""Share of the free memory that is left to others: a cache that grows must not make a machine swap."""
+_LEAST_TOKENS = 4096
+"""Tokens of KV cache without which serving is of no use."""
+_INT8_BYTES = 1
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes on the CPU."""
+
+    weights: int
+    head: int
+    """The LM head once more, in the layout and precision of its product."""
+    kv_bytes_per_token: int
+    kv_tokens: int
+    """What the KV cache may grow to; it takes memory as it is used."""
+    free: int
+    """Available now; 0 where the system does not say."""
+    smaller: str = ""
+    """How to take less, if there is a way."""
+
+    @property
+    def kv_limit(self) -> int:
+        """The KV cache at its largest."""
+        return self.kv_tokens * self.kv_bytes_per_token
+
+    @property
+    def at_start(self) -> int:
+        """Before any session."""
+        return self.weights + self.head + _LIBRARIES
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """In megabytes, for logs."""
+        sizes = {
+            "weights": self.weights,
+            "head": self.head,
+            "libraries": _LIBRARIES,
+            "at_start": self.at_start,
+            "kv_limit": self.kv_limit,
+            "at_most": self.at_start + self.kv_limit,
+            "free": self.free,
+        }
+        return {f"{name}_mb": round(size / 1e6) for name, size in sizes.items()} | {
+            "kv_tokens": self.kv_tokens
+        }
+
+    def __str__(self) -> str:
+        free = f"; {_gb(self.free)} are free" if self.free else ""
+        return (
+            f"takes {_gb(self.at_start)}: weights {_gb(self.weights)}, the head's copy"
+            f" {_gb(self.head)}, libraries {_gb(_LIBRARIES)}; the KV cache grows with use, up to"
+            f" {_gb(self.kv_limit)} ({self.kv_tokens:,} tokens){free}"
+        )
+
+
+def plan_memory(source: str, options: LoadOptions) -> MemoryPlan | None:
+    """The plan of a target in torch on a CPU, refused where it does not fit; None elsewhere."""
+    device = pick_device(options.device)
+    if device != "cpu":
+        return None
+    dtype = pick_dtype(options.dtype, device)
+    facts, folder = read_facts(source)
+    shapes = {name: math.prod(shape) for name, shape in tensor_shapes(folder).items()}
+    numbers = sum(shapes.values())
+    width = _INT8_BYTES if options.quantize else dtype.itemsize
+    head = facts.vocab_size * facts.hidden_size
+    outside = head * (1 if facts.tie_embeddings else 2)
+    weights = (numbers - outside) * width + outside * dtype.itemsize
+    per_token = 2 * facts.layers * facts.kv_heads * facts.head_dim * dtype.itemsize
+    slots_full = options.slots * min(options.capacity, facts.max_positions)
+    wanted = min(options.kv_tokens or slots_full, slots_full)
+    smaller = "" if dtype == torch.bfloat16 else "--dtype bfloat16 halves it"
+    plan = MemoryPlan(
+        weights=weights,
+        head=head * torch.float32.itemsize,
+        kv_bytes_per_token=per_token,
+        kv_tokens=wanted,
+        free=available_bytes(),
+        smaller=smaller,
+    )
+    return _fitted(plan, source)
+
+
+def _fitted(plan: MemoryPlan, source: str) -> MemoryPlan:
+    """With as much KV cache as fits beside the rest."""
+    if not plan.free:
+        return plan
+    left = int(plan.free * (1 - _KEPT_FREE)) - plan.at_start
+    tokens = min(plan.kv_tokens, left // plan.kv_bytes_per_token)
+    least = min(plan.kv_tokens, _LEAST_TOKENS)
+    if tokens < least:
+        needed = plan.at_start + least * plan.kv_bytes_per_token
+        raise UsageError(
+            f"{source} needs {_gb(needed)} of memory here (weights {_gb(plan.weights)}, the head's"
+            f" copy {_gb(plan.head)}, libraries {_gb(_LIBRARIES)}, KV cache of {least:,} tokens),"
+            f" and of {_gb(plan.free)} free it may take {_gb(int(plan.free * (1 - _KEPT_FREE)))}",
+            hint=plan.smaller or "free some, or take a smaller target",
+        )
+    return replace(plan, kv_tokens=tokens)
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.1f} GB"

@@ -1,0 +1,107 @@
+"""What a target takes is known before it is loaded; what does not fit is refused before it swaps."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from moa.errors import UsageError
+from moa.process import memory
+from moa.target.contract import LoadOptions
+from moa.target.loading import load_model
+from moa.target.memory_plan import plan_memory
+from tests.tiny import save_tiny, tiny, tiny_tokenizer
+
+OPTIONS = LoadOptions(device="cpu", dtype="float32", slots=8, capacity=512, kv_tokens=4096)
+PER_TOKEN = 2 * 4 * 2 * 16 * 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny("llama", tmp_path_factory.mktemp("target")))
+
+
+def with_free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr("moa.target.memory_plan.available_bytes", lambda: size)
+
+
+def test_sizes_are_those_of_the_files(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_free(monkeypatch, 20 * 10**9)
+    plan = plan_memory(folder, OPTIONS)
+    assert plan is not None
+    numbers = sum(weight.numel() for weight in tiny("llama").parameters())
+    assert plan.weights == 4 * numbers
+    assert plan.head == 4 * 128 * 64
+    assert (plan.kv_bytes_per_token, plan.kv_tokens) == (PER_TOKEN, 4096)
+    half = plan_memory(folder, dataclasses.replace(OPTIONS, dtype="bfloat16"))
+    assert half is not None
+    assert half.weights == plan.weights // 2
+    assert "takes 0.9 GB: weights 0.0 GB" in str(plan)
+
+
+def test_the_cache_s_limit_follows_free_memory_and_nothing_is_loaded_that_would_swap(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = dataclasses.replace(OPTIONS, slots=100_000, kv_tokens=10**9)
+    with_free(monkeypatch, 1_200_000_000)
+    plan = plan_memory(folder, many)
+    assert plan is not None
+    assert 4096 < plan.kv_tokens < 10**9
+    assert plan.at_start + plan.kv_limit <= 0.9 * 1_200_000_000
+    with_free(monkeypatch, 1_000_000_000)
+    with pytest.raises(
+        UsageError, match=r"needs 0\.9 GB of memory here .* of 1\.0 GB free it may take 0\.9 GB"
+    ) as no:
+        plan_memory(folder, many)
+    assert no.value.hint == "--dtype bfloat16 halves it"
+    with_free(monkeypatch, 0)  # a system that does not say
+    assert (plan := plan_memory(folder, many)) is not None
+    assert plan.kv_tokens == 100_000 * 512
+
+
+def test_a_head_that_is_the_embedding_once_more_is_kept_once(tmp_path: Path) -> None:
+    model = tiny("qwen2")
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.model.embed_tokens.weight)
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    loaded: Any = load_model(tmp_path)
+    assert loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight
+    assert not loaded.facts.tie_embeddings, "the identity is that of the files"
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 2000 kB\n"}, 2048000),
+        (
+            {
+                "/proc/meminfo": "MemAvailable: 2000 kB\n",
+                "/sys/fs/cgroup/memory.max": "1000000\n",
+                "/sys/fs/cgroup/memory.current": "700000\n",
+                "/sys/fs/cgroup/memory.stat": "anon 5\ninactive_file 100000\n",
+            },
+            400000,
+        ),
+        (
+            {"/proc/meminfo": "MemAvailable: 2000 kB\n", "/sys/fs/cgroup/memory.max": "max\n"},
+            2048000,
+        ),
+        ({}, 0),
+    ],
+)
+def test_free_memory_is_the_machine_s_and_the_container_s(
+    files: dict[str, str], free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(path: str, **_: Any) -> io.StringIO:
+        if path not in files:
+            raise FileNotFoundError(path)
+        return io.StringIO(files[path])
+
+    monkeypatch.setattr("builtins.open", opened)
+    assert memory.available_bytes() == free

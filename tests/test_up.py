@@ -1,0 +1,141 @@
+"""`moa-edge up`: one command starts everything, Ctrl-C and even SIGKILL end all of it; a bundle is made
+once; mistakes are one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.tiny import save_tiny
+
+SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48}
+_PROGRAM = "from moa.cli.moa_edge import main; main()"
+
+
+@contextmanager
+def up(*words: str, cache: Path) -> Iterator[subprocess.Popen[str]]:
+    environment = os.environ | {"XDG_CACHE_HOME": str(cache), "HF_HUB_OFFLINE": "1"}
+    environment.pop("DISPLAY", None)
+    with subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, "up", *words],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def places(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.stderr and process.stderr.read()
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def listens(address: str) -> bool:
+    parts = urlsplit(address)
+    try:
+        socket.create_connection((parts.hostname or "", parts.port or 0), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def until_gone(*addresses: str) -> None:
+    until = time.monotonic() + 120
+    while any(map(listens, addresses)):
+        assert time.monotonic() < until, "a child outlives its parent"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_embedded_pair_answers_and_all_of_it_ends(end: signal.Signals, tmp_path: Path) -> None:
+    with up("--port", "0", "--json", "--no-browser", cache=tmp_path) as process:
+        found = places(process)
+        assert listens(found["verifier"])
+        body = {"model": "target", "messages": [{"role": "user", "content": "What is 17 + 25?"}]}
+        request = urllib.request.Request(
+            f"{found['api']}/chat/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            said = json.load(answer)["choices"][0]["message"]["content"]
+        assert "42" in said
+        process.send_signal(end)
+        assert process.wait(timeout=120) == (-end if end == signal.SIGKILL else 0)
+    until_gone(found["page"], found["verifier"])
+
+
+def test_a_dead_verifier_ends_the_rest_with_an_error(tmp_path: Path) -> None:
+    with up("--port", "0", "--json", "--no-browser", cache=tmp_path) as process:
+        found = places(process)
+        for child in children(process.pid):
+            if b"cloud_verifier" in Path(f"/proc/{child}/cmdline").read_bytes():
+                os.kill(child, signal.SIGKILL)
+        assert process.wait(timeout=120) == 1
+        assert process.stderr is not None
+        assert "the verifier has ended" in process.stderr.read()
+    until_gone(found["page"])
+
+
+def children(parent: int) -> list[int]:
+    tasks = Path(f"/proc/{parent}/task/{parent}/children")
+    if not tasks.exists():
+        pytest.skip("this system does not list a process's children")
+    return list(map(int, tasks.read_text().split()))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("/nowhere",), 2, "TARGET and --device-model belong together"),
+        (("/nowhere", "--device-model", "/there"), 2, "no model at /nowhere"),
+        (("some/model", "--device-model", "other/model"), 2, "the hub cannot be reached"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: tuple[str, ...], code: int, says: str, tmp_path: Path
+) -> None:
+    with up(*words, cache=tmp_path) as process:
+        _, errors = process.communicate(timeout=300)
+    assert process.returncode == code
+    assert says in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+def test_a_bundle_is_made_once_and_kept(tmp_path: Path) -> None:
+    target = str(save_tiny("qwen2", tmp_path / "target"))
+    small = str(save_tiny("qwen2", tmp_path / "small", seed=5, **SMALL))
+    words = (target, "--device-model", small, "--port", "0", "--json", "--no-browser")
+    cache = tmp_path / "cache"
+    for made in (False, True):
+        with up(*words, "--dry-run", cache=cache) as process:
+            plan = json.loads(process.communicate(timeout=300)[0])
+            assert plan["made"] is made
+            assert plan["memory"]["at_start_mb"] > plan["memory"]["weights_mb"]
+        with up(*words, cache=cache) as process:
+            found = places(process)
+            assert found["bundle"] == plan["bundle"]
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=120)
+            assert ("made the bundle in" in errors) is not made
