@@ -29,7 +29,12 @@ class Server:
     ) -> None:
         self.service = service
         self.metrics = service.metrics
-        self.admission = Admission(service, auth or Authenticator(), self.wrong)
+        self.admission = Admission(
+            service,
+            auth or Authenticator(),
+            self.wrong,
+            hosts=(settings.host, *settings.openai_hosts),
+        )
         self.transport = Transport(service, settings, self.admission)
         self.died = asyncio.Event()
         """Set when the engine has ended by itself: this process serves no more."""

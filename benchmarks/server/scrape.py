@@ -18,7 +18,7 @@ async def look(url: str, token: str = "") -> Page:
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     allowed = f"Authorization: Bearer {token}\r\n" if token else ""
-    writer.write(f"GET /metrics HTTP/1.1\r\nHost: benchmark\r\n{allowed}\r\n".encode())
+    writer.write(f"GET /metrics HTTP/1.1\r\nHost: localhost\r\n{allowed}\r\n".encode())
     text = (await reader.read()).decode().partition("\r\n\r\n")[2]
     writer.close()
     lines = (

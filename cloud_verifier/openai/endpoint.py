@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from cloud_verifier.app import Verifier
 from cloud_verifier.openai.answerer import Tokenizer, VerifierAnswerer
+from cloud_verifier.serving.auth import may_measure
 from cloud_verifier.settings import Settings
 from moa.api.access import Access, Principals
 from moa.api.app import Api, ApiLimits
@@ -44,6 +45,7 @@ async def endpoint(
         metrics=ApiMetrics(verifier.metrics.registry),
         observe=service.observe,
         others=service.others,
+        may_measure=may_measure,
         also_called=settings.also_called,
     )
     pages = [*page("cloud_verifier.openai", "page", "/ui"), *page("moa.api", "assets", "/ui")]

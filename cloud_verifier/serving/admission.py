@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from cloud_verifier.logs import log
-from cloud_verifier.serving.auth import Authenticator
+from cloud_verifier.serving.auth import OPERATOR, Authenticator, may_measure
 from cloud_verifier.sessions.service import Service
+from moa.api.access import ANONYMOUS, Hosts
 from moa.api.metrics import CONTENT_TYPE
 
 
@@ -34,15 +35,24 @@ class Reply:
 class Admission:
     """Answers requests for a `Service`."""
 
-    def __init__(self, service: Service, auth: Authenticator, wrong: Callable[[], str]) -> None:
-        """`wrong`: the model's problem; empty if it is healthy."""
+    def __init__(
+        self,
+        service: Service,
+        auth: Authenticator,
+        wrong: Callable[[], str],
+        hosts: Sequence[str] = (),
+    ) -> None:
+        """`wrong`: the model's problem; empty if it is healthy. `hosts`: names of this port."""
+        self._hosts = Hosts(hosts)
         self._service = service
         self._auth = auth
         self._wrong = wrong
 
-    def answer(self, target: str, authorization: Sequence[str], peer: str) -> Reply | str:
+    def answer(
+        self, target: str, authorization: Sequence[str], peer: str, host: str = ""
+    ) -> Reply | str:
         """The answer to a request with these Authorization headers, or the principal whose
-        websocket may open."""
+        websocket may open. Where nobody needs a token, `host` must be a name of this port."""
         path = target.partition("?")[0]
         wrong = "draining" if self._service.draining and path != "/health/live" else self._wrong()
         if path in ("/health/live", "/health/ready"):
@@ -56,6 +66,13 @@ class Admission:
                 "a valid bearer token is needed",
                 {"WWW-Authenticate": "Bearer"},
             )
+        if principal == ANONYMOUS and not self._hosts.serve(host):
+            return text_reply(
+                http.HTTPStatus.FORBIDDEN,
+                "this name is not served here: allow it with --openai-host, or give tokens",
+            )
+        if path == "/metrics" and not may_measure(principal):
+            return text_reply(http.HTTPStatus.FORBIDDEN, NOT_MEASURED)
         if path == "/metrics":
             self._service.observe()
             return Reply(
@@ -77,5 +94,6 @@ def text_reply(status: http.HTTPStatus, line: str, extra: dict[str, str] | None 
     return Reply(status, f"{line}\n".encode(), extra or {})
 
 
+NOT_MEASURED = f"metrics are for the principal {OPERATOR!r}: make a token with --name {OPERATOR}"
 FAILED = text_reply(http.HTTPStatus.INTERNAL_SERVER_ERROR, "internal error")
 """The answer where answering failed."""

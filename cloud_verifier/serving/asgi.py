@@ -71,7 +71,7 @@ class AsgiVerifier:
     def _answer(self, scope: AsgiScope) -> Reply | str:
         path = scope["path"].removeprefix(scope.get("root_path", "").rstrip("/"))
         given = authorizations(_values(scope, b"authorization"), scope.get("subprotocols", ()))
-        return self._admission.answer(path, given, _peer(scope))
+        return self._admission.answer(path, given, _peer(scope), ",".join(_values(scope, b"host")))
 
     async def _websocket(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         await receive()  # the request itself

@@ -15,6 +15,9 @@ from moa.api.access import ANONYMOUS
 from moa.errors import ConfigError, UsageError
 from moa.wire.versions import TOKEN_SUBPROTOCOL
 
+OPERATOR = "operator"
+"""The principal that may read `/metrics` where there is a token file: they say how much others
+work."""
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -52,6 +55,11 @@ def read_entries(path: Path) -> tuple[tuple[str, bytes], ...]:
             )
         entries.append((words[0], bytes.fromhex(words[1].removeprefix("sha256:"))))
     return tuple(entries)
+
+
+def may_measure(principal: str) -> bool:
+    """Whether this principal may see what all together do."""
+    return principal in (ANONYMOUS, OPERATOR)
 
 
 class Authenticator:

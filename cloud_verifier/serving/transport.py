@@ -135,7 +135,9 @@ class Transport:
                 .split(",")
             )
             given = authorizations(request.headers.get_all("Authorization"), offered)
-            answer = self._admission.answer(request.path, given, ours.peer)
+            answer = self._admission.answer(
+                request.path, given, ours.peer, ",".join(request.headers.get_all("Host"))
+            )
         except Exception:
             log.exception("a request failed", extra={"peer": ours.peer, "event": "request_failed"})
             answer = FAILED

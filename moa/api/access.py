@@ -38,6 +38,20 @@ class ApiKeys:
         return presented.hex()[:16] if any(matches) and scheme.lower() == "bearer" else None
 
 
+class Hosts:
+    """The names under which a port is served. Another one is of a website whose DNS name was
+    re-bound to this address, so that the pages of the website may read the answer."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """These besides addresses and `localhost`."""
+        self._names = {"localhost", *(name.lower() for name in names)}
+
+    def serve(self, host: str) -> bool:
+        """Whether a request's `Host` may be answered."""
+        name = _split(f"//{host}").hostname if _plain(host) else None
+        return name is not None and (name in self._names or is_address(name))
+
+
 class Access:
     """The checks that every request passes before it costs anything."""
 
@@ -50,14 +64,13 @@ class Access:
         origins: Sequence[str] = (),
     ) -> None:
         self._principals = principals
-        self._hosts = {"localhost", host.lower(), *(name.lower() for name in hosts)}
+        self._hosts = Hosts((host, *hosts))
         self._origins = {origin.lower().rstrip("/") for origin in origins}
 
     def check_source(self, headers: Mapping[str, str]) -> None:
         """Refuse a request that another website has sent, with or without a key."""
         host = headers.get("host", "")
-        name = _split(f"//{host}").hostname if _plain(host) else None
-        if name is None or not (name in self._hosts or is_address(name)):
+        if not self._hosts.serve(host):
             raise ApiError(
                 403,
                 f"the name {host[:100]!r} is not served here: allow it with --allowed-host",

@@ -71,6 +71,8 @@ class Api:
     """Called before metrics are read."""
     others: Callable[[str], bool] = lambda principal: False
     """Whether anybody but this principal is served now, through any port."""
+    may_measure: Callable[[str], bool] = lambda principal: True
+    """Whether this principal may see what all together do: metrics and totals."""
 
     also_called: Sequence[str] = ()
     """Other names of the model that requests may use; `*`: any."""
@@ -146,11 +148,13 @@ class Api:
         return Json({"status": wrong or "ok"}, 503 if wrong else 200)
 
     async def _metrics(self, request: Request, principal: str) -> Response:
+        if not self.may_measure(principal):
+            raise ApiError(403, "metrics are for the operator's key", code="not_the_operator")
         self.observe()
         return Response(self.metrics.page(), media_type=CONTENT_TYPE)
 
     async def _status(self, request: Request, principal: str) -> Response:
-        return Json(self._counted.status())
+        return Json(self._counted.status(None if self.may_measure(principal) else principal))
 
     async def _models(self, request: Request, principal: str) -> Response:
         return Json(model_list(self.answerer.model, self._created))

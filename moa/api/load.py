@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 from weakref import WeakValueDictionary
@@ -29,7 +29,8 @@ class Counted:
         self._encoding: Counter[str] = Counter()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Questions that are being encoded, or wait for it, and whose turn it is."""
-        self._totals: Counter[str] = Counter()
+        self._totals: dict[str, Counter[str]] = defaultdict(Counter)
+        """By principal."""
         metrics.running.set_function(lambda: self.running)
 
     @property
@@ -37,11 +38,16 @@ class Counted:
         """Answers that are being written."""
         return self._running.total()
 
-    def status(self) -> dict[str, Any]:
-        """The inner answerer's figures, the load, and totals over all answers: tokens as they come,
-        the rest when an answer ends."""
-        load = {"running": self.running, "most_running": self._most}
-        totals = {name: self._totals[name] for name in ("tokens", "drafted", "accepted", "calls")}
+    def status(self, principal: str | None = None) -> dict[str, Any]:
+        """The inner answerer's figures, the load, and totals over all answers, or one principal's:
+        tokens as they come, the rest when an answer ends."""
+        running = self.running
+        found = sum(self._totals.values(), Counter[str]())
+        if principal is not None:
+            running = self._running[principal]
+            found = self._totals.get(principal, found - found)
+        load = {"running": running, "most_running": self._most}
+        totals = {name: found[name] for name in ("tokens", "drafted", "accepted", "calls")}
         return {**self._inner.status(), **load, **totals}
 
     async def encode(self, ask: AnswerRequest) -> Encoded:
@@ -78,6 +84,7 @@ class Counted:
         began = time.monotonic()
         first = True
         length = 0
+        totals = self._totals[ask.principal]
         events = self._inner.answer(ask, encoded)
         with one_more(self._running, ask.principal):
             async with contextlib.aclosing(events):
@@ -85,7 +92,7 @@ class Counted:
                     match event:
                         case Piece():
                             length += len(event.text)
-                            self._totals["tokens"] += 1
+                            totals["tokens"] += 1
                             if first and event.text:
                                 first = False
                                 self._metrics.first_text.observe(time.monotonic() - began)
@@ -95,7 +102,7 @@ class Counted:
                         case Ended(counts=counts):
                             self._metrics.tokens.labels("prompt").inc(counts.prompt_tokens)
                             self._metrics.tokens.labels("answer").inc(counts.tokens)
-                            self._totals.update(
+                            totals.update(
                                 drafted=counts.drafted, accepted=counts.accepted, calls=counts.calls
                             )
                     yield event

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from moa.api import app
+from moa.api.access import ApiKeys
 from moa.api.answer import AnswerEvent, Began, Cut, LinkNews, Piece, Reading, Scored
 from moa.api.app import ApiLimits
 from moa.errors import CapacityError, LinkError, RemoteError, UsageError
@@ -560,3 +561,20 @@ async def test_a_stream_shows_that_the_prompt_is_being_read() -> None:
         assert '"moa":{"reading":[512,2060]}' in marked.text
         kept = await client.post(CHAT, json=chat(stream=True, moa={"resumable": True}))
         assert "reading" not in kept.text
+
+
+async def test_a_key_that_may_not_measure_is_told_its_own_totals() -> None:
+    operators: list[str] = []
+    async with served(
+        says("a", "b"), keys=["one", "two"], may_measure=lambda name: name in operators
+    ) as (_, address):
+        async with browser(address, Authorization="Bearer one") as client:
+            await client.post("/v1/chat/completions", json=chat())
+            assert (await client.get("/moa/status")).json()["tokens"] == 2
+            assert (await client.get("/metrics")).status_code == 403
+        async with browser(address, Authorization="Bearer two") as client:
+            status = (await client.get("/moa/status")).json()
+            assert (status["tokens"], status["calls"], status["running"]) == (0, 0, 0)
+            operators.append(ApiKeys(["two"])(["Bearer two"]) or "")
+            assert (await client.get("/moa/status")).json()["tokens"] == 2
+            assert "moa_api_tokens" in (await client.get("/metrics")).text

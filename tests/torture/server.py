@@ -13,14 +13,14 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from benchmarks.kit.verifier import Running, verifier
 from benchmarks.server.scrape import Page, look
 from cloud_verifier import logs
 from cloud_verifier.app import Verifier
-from cloud_verifier.serving.auth import new_token, token_line
+from cloud_verifier.serving.auth import OPERATOR, new_token, token_line
 from cloud_verifier.settings import Settings
 from moa.process.listening import Port
 
@@ -61,11 +61,12 @@ class _Logged:
 class Server(_Logged):
     """A running `cloud-verifier serve`, with two principals, its metrics and memory."""
 
-    def __init__(self, running: Running, log: Path, honest: str, greedy: str) -> None:
+    def __init__(self, running: Running, log: Path, tokens: Mapping[str, str]) -> None:
         super().__init__(running.url, log)
         self.process = running.stats
-        self.honest = honest
-        self.greedy = greedy
+        self.honest = tokens["honest"]
+        self.greedy = tokens["greedy"]
+        self.operator = tokens[OPERATOR]
         self.api_port = 0
 
     @property
@@ -86,21 +87,20 @@ class Server(_Logged):
 
     async def metrics(self) -> Page:
         """The samples of /metrics, by name with labels."""
-        return await look(self.url, self.honest)
+        return await look(self.url, self.operator)
 
 
 @contextlib.asynccontextmanager
 async def server(*flags: str) -> AsyncIterator[Server]:
     """A verifier for as long as the context lasts."""
-    honest = new_token()
-    greedy = new_token()
+    secrets = {name: new_token() for name in ("honest", "greedy", OPERATOR)}
     with tempfile.TemporaryDirectory() as folder:
         tokens = Path(folder, "tokens")
         said = Path(folder, "log")
-        tokens.write_text(f"{token_line('honest', honest)}\n{token_line('greedy', greedy)}\n")
+        tokens.write_text("".join(f"{token_line(*one)}\n" for one in secrets.items()))
         own = (f"--auth-tokens={tokens}", "--log-level=info")
         with said.open("a") as log, verifier(*own, *flags, threads=1, log=log) as running:
-            made = Server(running, said, honest, greedy)
+            made = Server(running, said, secrets)
             if "--openai" in flags:  # its port is told in a line of its own
                 assert running.process.stdout is not None
                 told = running.process.stdout.readline()

@@ -50,7 +50,7 @@ def bare(url: str, **options: Any) -> connect:
 
 
 async def test_http_and_refused_handshakes_are_answered_as_on_its_own_port(tmp_path: Any) -> None:
-    auth, token = kit.principals(tmp_path, "alice")
+    auth, token, operator = kit.principals(tmp_path, "alice", "operator")
     known = {"Authorization": f"Bearer {token}"}
     async with behind_uvicorn(auth) as url:
         for path, status in {
@@ -60,8 +60,9 @@ async def test_http_and_refused_handshakes_are_answered_as_on_its_own_port(tmp_p
             "/": 401,
         }.items():
             assert (await kit.get(url, path))[0] == status
-        for path, status in {"/metrics": 200, "/nothing": 404, "/": 426}.items():
+        for path, status in {"/metrics": 403, "/nothing": 404, "/": 426}.items():
             assert (await kit.get(url, path, token))[0] == status
+        assert (await kit.get(url, "/metrics", operator))[0] == 200
         for status, options in (
             (401, {}),
             (400, {"additional_headers": known, "subprotocols": None}),

@@ -150,7 +150,7 @@ async def test_handshakes_that_are_turned_away(tokens: tuple[Authenticator, str,
             assert caught.value.response.status_code == status, options
         for path, token, status in (
             ("/metrics", "guess", 401),
-            ("/metrics", alice, 200),
+            ("/metrics", alice, 403),
             ("/health/live", "", 200),
         ):
             assert (await kit.get(running.transport.url, path, token))[0] == status
@@ -330,3 +330,23 @@ async def test_a_drain_finishes_what_runs_and_sends_everybody_elsewhere() -> Non
             while not session.finish:
                 await edge.advance(session, [session.log[-1]])
         assert session.log[len(IDS) :] == truth
+
+
+async def test_a_website_with_a_rebound_name_reads_nothing_where_nobody_needs_a_token() -> None:
+    async with kit.verifier() as running:
+        port = running.transport.port
+
+        async def status(host: str, path: str) -> int:
+            raw = await Raw.connect(port)
+            raw.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+            async with asyncio.timeout(kit.PATIENCE):
+                answer = await raw.reader.read()
+            await raw.gone()
+            return int(answer.split()[1])
+
+        assert await status("evil.example", "/metrics") == 403
+        assert await status(f"evil.example:{port}", "/") == 403
+        assert await status("localhost@evil.example", "/metrics") == 403
+        assert await status("evil.example", "/health/live") == 200
+        for host in (f"127.0.0.1:{port}", "localhost", f"[::1]:{port}"):
+            assert await status(host, "/metrics") == 200

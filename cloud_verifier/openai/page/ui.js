@@ -130,7 +130,7 @@ async function look() {
   const key = $("key").value;
   try {
     const response = await fetch("metrics", { headers: key ? { Authorization: `Bearer ${key}` } : {} });
-    if (!response.ok) throw new Error(response.status === 401 ? "a valid token is needed" : `the endpoint answered ${response.status}`);
+    if (!response.ok) throw new Error([401, 403].includes(response.status) ? "the operator's token is needed" : `the endpoint answered ${response.status}`);
     const now = parse(await response.text());
     const reading = new Reading(now, before);
     for (const { figure, read } of figures) figure.add(read(reading));
