@@ -3,6 +3,7 @@ before they are compiled, all others by the limits of a process that compiles fi
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import signal
@@ -20,6 +21,7 @@ from moa.grammar.matcher import GrammarCompiler
 from moa.grammar.spec import MAX_DEPTH, Grammar, GrammarError
 from moa.process.memory import resident_bytes
 from tests.grammar.corpus import FILE
+from tests.torture.costs import costs
 
 HONEST = Grammar.of_schema({"type": "object", "properties": {"a": {"type": "integer"}}})
 NEEDS_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -216,3 +218,13 @@ def test_brackets_in_texts_and_comments_close_none(grammar: Grammar) -> None:
 )
 def test_brackets_in_texts_open_none(grammar: Grammar) -> None:
     grammar.check()
+
+
+def test_a_search_for_costly_grammars_finds_none() -> None:
+    """A little of `python -m tests.torture costs`."""
+    options = argparse.Namespace(keep=None, seed=3, grammars=60)
+    found, _ = asyncio.run(costs(options))
+    assert found["counts"]["grammars"] == 60
+    assert found["counts"]["compiled"] > 10
+    assert found["most"]["own_seconds"] < 1.0
+    assert found["most"]["megabytes"] < 60

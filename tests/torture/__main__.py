@@ -38,6 +38,8 @@ _SHORT = {
 }
 _FULL["schemas"] = 1000
 _SHORT["schemas"] = 40
+_FULL["grammars"] = 2000
+_SHORT["grammars"] = 200
 _FULL["draws"] = 5_000_000
 _SHORT["draws"] = 40_000
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.grammar import corpus
 from tests.torture import clients, codes, kills, messages, schemas, sharing
+from tests.torture.costs import costs
 from tests.torture.device import beside, demo_device, megabytes
 from tests.torture.fake_verifier import BEHAVIOURS
 from tests.torture.fuzz import UNBOUNDED, fuzz
@@ -111,6 +112,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Awaitable[Found]]] = {
     "device": _device,
     "codes": _codes,
     "schemas": _schemas,
+    "costs": costs,
     "sampling": sampling,
     "soak": soak,
 }
