@@ -73,6 +73,8 @@ def _parser() -> tuple[argparse.ArgumentParser, list[argparse.Action]]:
         metavar="DIR",
         help="the drafter's folder, and checkpoints",
     )
+    # The default, said aloud.
+    top.add_argument("--states", action="store_true", help=argparse.SUPPRESS)
     top.add_argument(
         "--init", type=Path, metavar="DIR", help="start from this drafter: ours or the paper's"
     )
@@ -224,6 +226,8 @@ def parse(argv: Sequence[str]) -> TrainingConfig:
     top, of_attention = _parser()
     args = top.parse_args(argv)
     attention = args.attention or args.paper
+    if attention and args.states:
+        raise UsageError("--states and --attention are two kinds of drafter: give one of them")
     if not attention and args.init is None:
         for action in of_attention:
             if getattr(args, action.dest) != action.default:

@@ -19,6 +19,7 @@ from edge_client.client import EdgeClient
 from edge_client.device import Device
 from edge_client.tools.emulated_network import PROFILES, LinkProxy
 from export.build import BuildSettings, build
+from moa.drafters.onnx_drafting import OnnxDrafting
 from moa.errors import UsageError
 from moa.graph.drafter import OnnxDrafter
 from moa.sampling import SamplingSettings
@@ -75,8 +76,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     ],
 )
 async def test_the_text_is_the_targets_and_records_come(
-    pair: Pair, draft: Any, sync: Any, how: str, by_graph: bool
+    pair: Pair, draft: Any, sync: Any, how: str, by_graph: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    verifier_kit.draft_in_every_round(monkeypatch)
+    drafted: list[int] = []
+    real = OnnxDrafting.draft
+    monkeypatch.setattr(
+        OnnxDrafting, "draft", lambda self, asked: drafted.append(len(asked)) or real(self, asked)
+    )
     device = Device.load(pair.bundle, threads=1)
     sampling: dict[str, Any] = {"temperature": HOW[how].temperature, "seed": HOW[how].seed}
     settings = replace(pair.settings, bundle=str(pair.bundle)) if by_graph else pair.settings
@@ -106,6 +113,7 @@ async def test_the_text_is_the_targets_and_records_come(
             assert bool(drafter.records.held) == (sync != "off"), (
                 "records come while the answer is written"
             )
+    assert bool(drafted) == (by_graph and draft == "server")
 
 
 def test_what_does_not_fit_such_a_drafter_is_refused(pair: Pair, tmp_path: Path) -> None:
