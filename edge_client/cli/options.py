@@ -104,7 +104,8 @@ def settings_from(options: argparse.Namespace, **defaults: Any) -> ClientSetting
 
 @contextlib.asynccontextmanager
 async def opened(settings: ClientSettings) -> AsyncIterator[EdgeClient]:
-    """An open client; what takes longer than a second until then is said on standard error."""
+    """An open client; on a terminal, what takes longer than a second until then is said on standard
+    error."""
     from edge_client.client import EdgeClient  # it loads ONNX Runtime: not every command needs that
 
     starts = settings.verifier == "local" and not settings.offline
@@ -112,7 +113,8 @@ async def opened(settings: ClientSettings) -> AsyncIterator[EdgeClient]:
     # In a thread: to load a large drafter keeps the event loop busy.
     timer = threading.Timer(_SILENT_SECONDS, say, [f"{what} ..."])
     timer.daemon = True
-    timer.start()
+    if sys.stderr is not None and sys.stderr.isatty():
+        timer.start()
     async with contextlib.AsyncExitStack() as stack:
         try:
             client = await stack.enter_async_context(EdgeClient(settings))

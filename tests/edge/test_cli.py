@@ -20,10 +20,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge_client.cli import main
+from edge_client.cli import main, options
 from edge_client.cli.serve import tell_of_the_verifier
 from edge_client.client import EdgeClient
 from edge_client.device import embedded_bundle
+from edge_client.settings import ClientSettings
 from moa.bundle import GOLDEN, Bundle, sha256, write_golden, write_manifest
 from moa.manifest import FileEntry
 from moa.process.listening import Port
@@ -405,3 +406,17 @@ def test_an_answer_fits_the_schema_of_the_command_line(tmp_path: Path) -> None:
         told = run(*words)
         assert told.returncode == 2
         assert told.stderr.decode().startswith(f"edge-client: error: {line}")
+
+
+async def test_a_terminal_is_told_what_takes_long_and_a_file_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(options, "_SILENT_SECONDS", 0.0)
+    settings = ClientSettings(bundle=str(kit.pair() / "bundle"))
+    async with options.opened(settings):
+        pass
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    async with options.opened(settings):
+        pass
+    assert capsys.readouterr().err == "edge-client: loading the drafter ...\n"
