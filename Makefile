@@ -55,7 +55,7 @@ $(OLDEST): pyproject.toml constraints.txt
 	touch $@
 
 oldest: $(OLDEST) ## model, training and export tests with the oldest versions of what they depend on
-	$(OLDEST) -m pytest --numprocesses auto tests/model tests/export tests/training
+	$(OLDEST) -m pytest --numprocesses auto tests/target tests/export tests/training
 
 optimum: $(OLDEST) ## int8 by optimum's quantizer, which must give the bits of ONNX Runtime's
 	$(OLDEST) -m pytest --numprocesses 0 tests/export/test_optimum.py

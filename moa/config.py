@@ -29,6 +29,17 @@ class TargetFacts:
     bos_id: int | None = None
     tokenizer_hash: str = ""
     weights_id: str = ""
+    uniform_cache: bool = True
+    """Whether every layer keeps keys and values of its own, all of one shape. Else a drafter cannot
+    attend over the layers of a token, nor borrow any."""
+
+    def check_readable(self) -> None:
+        """Raise unless a drafter can read keys and values of all layers side by side."""
+        if not self.uniform_cache:
+            raise UsageError(
+                f"a drafter cannot read the keys and values of {self.family}, whose layers differ",
+                hint="train one that reads states (`--states`), or take a sibling as it is",
+            )
 
 
 def read_config(folder: Path, what: str = "model") -> dict[str, Any]:

@@ -13,7 +13,14 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Cache,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3")
 PAD = 0
@@ -22,7 +29,36 @@ EOS = 2
 UNK = 3
 WINDOW = 8  # sliding window of the families that have one: small, so that short tests cross it
 
-_MODEL_TYPES = {"gemma3": "gemma3_text"}
+MODERN_FAMILIES = (
+    "smollm3",
+    "olmo3",
+    "phi3",
+    "granite",
+    "glm4",
+    "gpt_oss",
+    "gemma4",
+    "gemma4 dense",
+    "qwen3_5",
+    "qwen3_next",
+    "lfm2",
+)
+"""Run by the library's layers."""
+CHAIN_FAMILIES = ("qwen3_5", "qwen3_next", "lfm2")
+"""Those whose layers keep a running state."""
+
+_MODEL_TYPES = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4 dense": "gemma4_text",
+    "qwen3_5": "qwen3_5_text",
+}
+_GATED_DELTA = {
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+}
 _COMMON: dict[str, Any] = {
     "vocab_size": 128,
     "num_hidden_layers": 4,
@@ -51,6 +87,70 @@ _PER_FAMILY: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 4.0,
         "tie_word_embeddings": True,
     },
+    "smollm3": {"no_rope_layer_interval": 2},
+    "olmo3": {"sliding_window": WINDOW, "layer_types": _HYBRID_LAYERS},
+    "phi3": {
+        "sliding_window": 40,
+        "original_max_position_embeddings": 128,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0, 1.1, 1.3, 1.5, 1.8, 2.0],
+            "long_factor": [1.0, 1.5, 2.0, 4.0, 6.0, 8.0],
+        },
+        "partial_rotary_factor": 0.75,
+    },
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.1,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 2.5,
+    },
+    "glm4": {"partial_rotary_factor": 0.5, "attention_bias": True},
+    "gpt_oss": {
+        "sliding_window": WINDOW,
+        "layer_types": _HYBRID_LAYERS,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    # The last two layers read the keys and values of the second pair; the whole ones are wider.
+    "gemma4": {
+        "sliding_window": WINDOW,
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "global_head_dim": 32,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 128,
+        "final_logit_softcapping": 6.0,
+        "use_double_wide_mlp": True,
+        "tie_word_embeddings": True,
+    },
+    "gemma4 dense": {
+        "sliding_window": WINDOW,
+        "layer_types": _HYBRID_LAYERS,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+        "tie_word_embeddings": True,
+    },
+    "qwen3_5": _GATED_DELTA,
+    "qwen3_next": {
+        **_GATED_DELTA,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 48,
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False},
     "gemma3": {
         "sliding_window": WINDOW,
         "layer_types": _HYBRID_LAYERS,
@@ -60,13 +160,21 @@ _PER_FAMILY: dict[str, dict[str, Any]] = {
 }
 
 
+def available(family: str) -> bool:
+    """Whether this release of transformers has the family, with a cache that we can be."""
+    if _MODEL_TYPES.get(family, family) not in CONFIG_MAPPING_NAMES:
+        return False
+    return family not in CHAIN_FAMILIES or hasattr(Cache, "get_recurrent_state")
+
+
 def tiny_config(family: str, **overrides: Any) -> Any:
     """The config of `tiny(family, **overrides)`; any transformers `model_type` with the usual field
     names works."""
     settings = {**_COMMON, **_PER_FAMILY.get(family, {}), **overrides}
     layers = settings["num_hidden_layers"]
     if "layer_types" in settings and "layer_types" not in overrides:
-        settings["layer_types"] = [_HYBRID_LAYERS[i % 2] for i in range(layers)]
+        kinds = settings["layer_types"]
+        settings["layer_types"] = [kinds[i % len(kinds)] for i in range(layers)]
     return AutoConfig.for_model(_MODEL_TYPES.get(family, family), **settings)
 
 

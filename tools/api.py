@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import inspect
 import typing
 from collections.abc import Iterator
@@ -131,14 +132,22 @@ def _families(path: Path) -> Iterator[str]:
     """From the constants of the module, which would import transformers."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     constants: dict[str, Any] = {}
-    body: list[ast.stmt] = [node for node in tree.body if isinstance(node, ast.Assign)]
-    exec(compile(ast.Module(body, []), str(path), "exec"), constants)
+    families: list[str] = []
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            with contextlib.suppress(NameError):  # made of the module's classes
+                exec(compile(ast.Module([node], []), str(path), "exec"), constants)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict):
+            families += [str(ast.literal_eval(key)) for key in node.value.keys if key]
     yield (
         "`model_type` of the target's config: "
-        + ", ".join(f"`{name}`" for name in constants["FAMILIES"])
+        + ", ".join(f"`{name}`" for name in sorted(families))
         + ".\n"
     )
-    yield "What cannot be a target is refused at load, with the reason: a family, or a setting that is there.\n"
+    yield (
+        "What cannot be a target is refused at load, with the reason: a family, or a setting that is there "
+        "(and not what one of these families is made of).\n"
+    )
     because: dict[str, list[str]] = {}
     for what, reason in (constants["_REASON_BY_FAMILY"] | constants["_REASON_BY_SETTING"]).items():
         because.setdefault(reason, []).append(f"`{what}`")

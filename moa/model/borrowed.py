@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from moa.errors import ConfigError
-from moa.target.families import embedding_scale
+from moa.target.families import scaling_of
 from moa.target.library import ATTENTION, cache_argument
 
 Rows = tuple[Tensor, Tensor]
@@ -29,6 +29,8 @@ class SharedWeights:
     head: Tensor
     embedding_scale: float = 1.0
     logit_softcap: float | None = None
+    logit_scale: float = 1.0
+    """What the head's products are multiplied with, before the cap."""
     bias: Tensor | None = None
     """Added to the logits of a part of a head."""
 
@@ -40,6 +42,8 @@ class SharedWeights:
     def logits(self, hidden: Tensor) -> Tensor:
         """The target's head."""
         logits = F.linear(hidden.to(self.head.dtype), self.head)
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
         if (cap := self.logit_softcap) is not None:
             logits = torch.tanh(logits / cap) * cap
         return logits
@@ -47,12 +51,13 @@ class SharedWeights:
     @classmethod
     def of(cls, model: PreTrainedModel) -> SharedWeights:
         """Those of a loaded model, without a copy."""
-        scale, softcap = scaling_of(model.config)
+        scaling = scaling_of(model.config)
         return cls(
             embedding=_weight(model.get_input_embeddings()),
             head=_weight(model.get_output_embeddings()),
-            embedding_scale=scale,
-            logit_softcap=softcap,
+            embedding_scale=scaling.embedding,
+            logit_softcap=scaling.softcap,
+            logit_scale=scaling.logits,
         )
 
 
@@ -60,11 +65,6 @@ def _weight(module: nn.Module) -> Tensor:
     weight = module.weight
     assert isinstance(weight, Tensor)
     return weight.detach()
-
-
-def scaling_of(config: Any) -> tuple[float, float | None]:
-    """Embedding scale and logit soft cap by a model's config: only the Gemma family has either."""
-    return embedding_scale(config), getattr(config, "final_logit_softcapping", None)
 
 
 class _Past:
@@ -160,7 +160,13 @@ class Sibling(nn.Module):
     def shared(self) -> SharedWeights:
         """Its embedding and head, which are never trained."""
         head = self.embedding if self.head is None else self.head
-        return SharedWeights(self.embedding.weight.detach(), head.weight.detach(), *self._scaling)
+        return SharedWeights(
+            embedding=self.embedding.weight.detach(),
+            head=head.weight.detach(),
+            embedding_scale=self._scaling.embedding,
+            logit_softcap=self._scaling.softcap,
+            logit_scale=self._scaling.logits,
+        )
 
 
 def _rotary_of(backbone: nn.Module) -> Callable[[Tensor, Tensor, str | None], dict[str, Any]]:

@@ -1,34 +1,77 @@
-"""Which architectures can be a target, their relevant settings, and why others cannot."""
+"""Which architectures can be a target, what differs between them, and why others cannot."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from transformers import PretrainedConfig
+from transformers import Cache, PretrainedConfig
 
 from moa.config import TargetFacts
 from moa.errors import UnsupportedModelError
 
-PER_LAYER_TYPE = (
-    "gemma2",
-    "gemma3_text",
-    "qwen2",
-    "qwen3",
-)  # take a dict of masks, one for each kind of layer
-ONE_MASK = ("llama", "mistral", "mixtral", "qwen3_moe")
-FAMILIES = tuple(sorted(PER_LAYER_TYPE + ONE_MASK))
+Masks = Literal["one", "by kind"]
+"""How a model takes its masks: one for all layers, or a dict with one for each kind of layer."""
 
-_RECURRENT = "its linear or recurrent layers keep one running state, which cannot branch into a tree of drafts"
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What differs from Llama, beyond what the library's own layers do by themselves."""
+
+    masks: Masks = "one"
+    windowed: bool = True
+    """Whether `sliding_window` of its config applies where there is one mask."""
+    embedding: Literal["plain", "root of width", "multiplier"] = "plain"
+    """How a token's embedding is scaled before the first layer."""
+    chains_only: bool = False
+    """Whether layers keep one running state, which a tree of drafts cannot branch."""
+    understands: tuple[str, ...] = ()
+    """Settings that are a reason to refuse any other model."""
+
+
+_LLAMA = Family(windowed=False)
+_MISTRAL = Family()
+_BY_KIND = Family(masks="by kind")
+_GEMMA = Family(masks="by kind", embedding="root of width")
+_RECURRENT = Family(masks="by kind", chains_only=True, understands=("linear_num_key_heads",))
+
+_FAMILIES: dict[str, Family] = {
+    "gemma2": _GEMMA,
+    "gemma3_text": _GEMMA,
+    # Layers of two shapes; the last ones read the keys and values of an earlier one.
+    "gemma4_text": replace(_GEMMA, understands=("num_kv_shared_layers",)),
+    "glm4": _LLAMA,
+    # Sinks in attention: `library.tree_attention` adds them.
+    "gpt_oss": _BY_KIND,
+    # The logits have a divisor, too: `logit_scale`.
+    "granite": Family(windowed=False, embedding="multiplier"),
+    "lfm2": _RECURRENT,
+    "llama": _LLAMA,
+    "mistral": _MISTRAL,
+    "mixtral": _MISTRAL,
+    "olmo3": _BY_KIND,
+    # Rotary frequencies of two kinds, for short and for long texts: `rope.settle`.
+    "phi3": _MISTRAL,
+    "qwen2": _BY_KIND,
+    "qwen3": _BY_KIND,
+    "qwen3_5_text": _RECURRENT,
+    "qwen3_moe": _MISTRAL,
+    "qwen3_next": _RECURRENT,
+    # Every fourth layer is without positions, of which nothing outside of it takes notice.
+    "smollm3": _BY_KIND,
+}
+FAMILIES = tuple(sorted(_FAMILIES))
+
+RECURRENT_KINDS = ("conv", "linear_attention")
+"""Kinds of layer that keep a running state instead of keys and values."""
+
 _CHUNKED = (
     "its chunked attention depends on where a token stands in a chunk, which a tree does not keep"
 )
-_SHARED = (
-    "some of its layers share another layer's keys and values, so a slot does not hold all layers"
-)
+_RUNNING_STATE = "its linear or recurrent layers keep a running state of a kind that is not known"
+_SHARED = "some of its layers share another layer's keys and values in a way that is not known"
 _LATENT = "its multi-head latent attention caches a compressed state instead of keys and values"
-_SINKS = "its attention has learned sinks, which tree attention does not compute"
 _MULTIMODAL = "it takes more than text; use the text-only checkpoint"
 _ENCODER = "it is an encoder-decoder, and a target is a decoder alone"
 _ROPE = (
@@ -36,33 +79,26 @@ _ROPE = (
 )
 _BIDIRECTIONAL = "its attention is bidirectional, and a target generates left to right"
 
-_REASON_BY_LAYER_TYPE = {
-    "chunked_attention": _CHUNKED,
-    "full_attention": None,
-    "sliding_attention": None,
-}
 _REASON_BY_SETTING = {
     "is_encoder_decoder": _ENCODER,
     "vision_config": _MULTIMODAL,
     "audio_config": _MULTIMODAL,
     "attention_chunk_size": _CHUNKED,
-    "num_kv_shared_layers": _SHARED,
     "kv_lora_rank": _LATENT,
-    "linear_num_key_heads": _RECURRENT,
-    "linear_attn_config": _RECURRENT,
-    "mamba_d_state": _RECURRENT,
-    "ssm_state_size": _RECURRENT,
-    "state_size": _RECURRENT,
-    "lru_width": _RECURRENT,
     "use_bidirectional_attention": _BIDIRECTIONAL,
+    "num_kv_shared_layers": _SHARED,
+    "linear_num_key_heads": _RUNNING_STATE,
+    "linear_attn_config": _RUNNING_STATE,
+    "mamba_d_state": _RUNNING_STATE,
+    "ssm_state_size": _RUNNING_STATE,
+    "state_size": _RUNNING_STATE,
+    "lru_width": _RUNNING_STATE,
 }
 _REASON_BY_FAMILY = {  # whose config files may leave this setting to the library's default
     "gemma3n_text": _SHARED,
-    "gpt_oss": _SINKS,
-    "lfm2": _RECURRENT,
     "llama4_text": _CHUNKED,
-    "recurrent_gemma": _RECURRENT,
-    "rwkv": _RECURRENT,
+    "recurrent_gemma": _RUNNING_STATE,
+    "rwkv": _RUNNING_STATE,
 }
 _DIMENSIONS = (
     "hidden_size",
@@ -74,7 +110,11 @@ _DIMENSIONS = (
     "vocab_size",
     "max_position_embeddings",
 )
-_BATCH_DEPENDENT_ROPE = ("dynamic", "longrope", "su")  # su: the name of longrope in older files
+_ATTENTION_KINDS = ("full_attention", "sliding_attention")
+_BATCH_DEPENDENT_ROPE = ("dynamic",)
+_ROPE_TO_SETTLE = ("longrope", "su")  # su: the name of longrope in older files
+_SETTLED_ROPE = ("phi3",)
+"""Families whose frequencies are settled by the longest text that a target serves."""
 
 
 @dataclass(frozen=True)
@@ -86,17 +126,22 @@ class MaskPlan:
     per_layer_type: bool
 
 
+@dataclass(frozen=True)
+class Scaling:
+    """What a model multiplies its embeddings and its logits with, and bends these to."""
+
+    embedding: float = 1.0
+    logits: float = 1.0
+    softcap: float | None = None
+
+
 def refuse_unsupported(config: Mapping[str, Any]) -> None:
     """Raise `UnsupportedModelError` unless a model of this `config.json` can be a target."""
     family = str(config.get("model_type") or "of no model_type")
     kinds = config.get("layer_types") or []
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
         raise UnsupportedModelError("config.json says layer_types that are no list of names")
-    reasons = [reason for setting, reason in _REASON_BY_SETTING.items() if config.get(setting)]
-    reasons += [_REASON_BY_LAYER_TYPE.get(kind, _RECURRENT) or "" for kind in kinds]
-    reasons += [_REASON_BY_FAMILY.get(family, "")]
-    reasons += [_ROPE for kind in _rope_types(config) if kind in _BATCH_DEPENDENT_ROPE]
-    if reason := next(filter(None, reasons), None):
+    if reason := next(_reasons(config, family), None):
         raise UnsupportedModelError(f"{family} cannot be a target: {reason}")
     if family not in FAMILIES:
         raise UnsupportedModelError(
@@ -114,42 +159,111 @@ def _check_numbers(config: Mapping[str, Any]) -> None:
             raise UnsupportedModelError(f"config.json says {name}: {str(value)[:40]!r}")
 
 
+def _reasons(config: Mapping[str, Any], family: str) -> Iterator[str]:
+    """Why a model of this config cannot be a target."""
+    known = _FAMILIES.get(family, Family())
+    for setting, reason in _REASON_BY_SETTING.items():
+        value = config.get(setting)
+        # "vision": pictures see each other, a text is read from left to right.
+        if value and value != "vision" and setting not in known.understands:
+            yield reason
+    for kind in config.get("layer_types") or ():
+        if kind in _ATTENTION_KINDS or (known.chains_only and kind in RECURRENT_KINDS):
+            continue
+        yield _CHUNKED if kind == "chunked_attention" else _RUNNING_STATE
+    if family in _REASON_BY_FAMILY:
+        yield _REASON_BY_FAMILY[family]
+    for kind in _rope_types(config):
+        if kind in _BATCH_DEPENDENT_ROPE or (
+            kind in _ROPE_TO_SETTLE and family not in _SETTLED_ROPE
+        ):
+            yield _ROPE
+    if known.chains_only and not hasattr(Cache, "get_recurrent_state"):
+        yield "its running states need transformers 5"
+    if family == "gemma4_text" and config.get("num_kv_shared_layers") == config.get(
+        "num_hidden_layers"
+    ):
+        yield "all of its layers read another model's keys and values"
+
+
 def mask_plan(config: PretrainedConfig) -> MaskPlan:
     """How to mask this model."""
+    family = _FAMILIES[config.model_type]
     window = getattr(config, "sliding_window", None)
-    if config.model_type in PER_LAYER_TYPE:
+    if family.masks == "by kind":
         kinds = sorted(set(config.layer_types))
         return MaskPlan(
             {kind: window if kind == "sliding_attention" else None for kind in kinds}, True
         )
     # These models use a sliding window in every layer or in none, and take one mask.
-    return MaskPlan({"all": window if config.model_type != "llama" else None}, False)
+    return MaskPlan({"all": window if family.windowed else None}, False)
+
+
+def chains_only(config: PretrainedConfig) -> bool:
+    """Whether layers keep one running state, so that drafts cannot branch."""
+    return _FAMILIES[config.model_type].chains_only
+
+
+def recurrent_layers(config: PretrainedConfig) -> list[int]:
+    """Layers that keep a running state instead of keys and values."""
+    kinds = getattr(config, "layer_types", None) or ()
+    return [layer for layer, kind in enumerate(kinds) if kind in RECURRENT_KINDS]
+
+
+def cached_layers(config: PretrainedConfig) -> dict[int, tuple[int, int]]:
+    """Layers that keep keys and values of their own, and their KV heads and head width. Others keep
+    a running state, or read the rows of an earlier layer."""
+    without = set(recurrent_layers(config))
+    count = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)
+    own = getattr(config, "per_layer_config", None) or {}
+    shapes = {}
+    for layer in range(count):
+        if layer not in without:
+            shapes[layer] = _cache_shape(own[layer] if own else config)
+    return shapes
+
+
+def _cache_shape(config: Any) -> tuple[int, int]:
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(config.num_key_value_heads), int(width)
 
 
 def facts_of(config: PretrainedConfig, eos: int | list[int] | None) -> TargetFacts:
     """The dimensions of a supported model; `eos` comes from its generation settings."""
     eos_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    shapes = cached_layers(config)
+    kv_heads, head_dim = next(iter(shapes.values()))
     return TargetFacts(
         family=config.model_type,
         layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
         heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=getattr(config, "head_dim", None)
-        or config.hidden_size // config.num_attention_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         rope_theta=_rope_theta(config),
-        rms_norm_eps=config.rms_norm_eps,
+        rms_norm_eps=config.norm_eps if hasattr(config, "norm_eps") else config.rms_norm_eps,
         max_positions=config.max_position_embeddings,
         tie_embeddings=bool(config.tie_word_embeddings),
         eos_ids=tuple(eos_ids),
         bos_id=config.bos_token_id,
+        uniform_cache=list(shapes.values()) == [(kv_heads, head_dim)] * config.num_hidden_layers,
     )
 
 
-def embedding_scale(config: PretrainedConfig) -> float:
-    """The factor of a token's embedding before the first layer."""
-    return float(config.hidden_size**0.5) if config.model_type.startswith("gemma") else 1.0
+def scaling_of(config: PretrainedConfig) -> Scaling:
+    """How this model scales embeddings and logits."""
+    embedding = 1.0
+    known = _FAMILIES.get(config.model_type, _LLAMA)
+    if known.embedding == "root of width":
+        embedding = float(config.hidden_size**0.5)
+    elif known.embedding == "multiplier":
+        embedding = float(config.embedding_multiplier)
+    return Scaling(
+        embedding=embedding,
+        logits=1.0 / float(getattr(config, "logits_scaling", 1.0)),
+        softcap=getattr(config, "final_logit_softcapping", None),
+    )
 
 
 def _rope_theta(config: PretrainedConfig) -> float:

@@ -41,6 +41,8 @@ class Group:
     """The places that are not padding; None: all."""
     tokens: Tensor | slice
     """Indices of the group's tokens in the batch."""
+    members: Sequence[int]
+    """The batch's rows that are in it."""
     masks: Mapping[str, Tensor | None]
     """For each kind of layer an additive mask `[rows, 1, repeats * width, view]`; None hides
     nothing."""
@@ -67,9 +69,11 @@ class Layout:
         windows: Mapping[str, int | None],
         repeats: int,
         together: bool = False,
+        same_size: bool = False,
     ) -> None:
         """For rows for which `pool.begin` has reserved columns. `repeats` query heads share a key
-        head; `together` makes one group of all rows, which the library's models need."""
+        head; `together` makes one group of all rows, which the library's models need; with
+        `same_size` those of a group have as many tokens, for models that padding would change."""
         self._batch = batch
         self._pool = pool
         self._repeats = repeats
@@ -85,9 +89,9 @@ class Layout:
         self._depths = depths
         self._windows = windows
         rows = list(range(len(batch.slots)))
-        self.groups = [
-            self._group(members) for members in ([rows] if together else self._alike(rows))
-        ]
+        divide = self._same_size if same_size else self._alike
+        groups = [rows] if together else divide(rows)
+        self.groups = [self._group(members) for members in groups]
 
     def _alike(self, rows: list[int]) -> list[list[int]]:
         """Group the rows: long ones that need no copy alone, the others with rows of similar size."""
@@ -115,6 +119,12 @@ class Layout:
                 padded_view = view
             group.append(b)
         return [*found, group] if group else found
+
+    def _same_size(self, rows: list[int]) -> list[list[int]]:
+        found: dict[int, list[int]] = {}
+        for b in rows:
+            found.setdefault(self._batch.sizes[b], []).append(b)
+        return list(found.values())
 
     def _group(self, rows: Sequence[int]) -> Group:
         batch = self._batch
@@ -145,6 +155,7 @@ class Layout:
             picks=picks,
             real=real,
             tokens=tokens,
+            members=rows,
             masks=self._masks(rows, width, view),
         )
 

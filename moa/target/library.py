@@ -4,7 +4,8 @@ for Gemma."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,17 +15,27 @@ from transformers import AttentionInterface, AttentionMaskInterface, Cache
 from transformers.masking_utils import eager_mask
 
 from moa.config import TargetFacts
+from moa.errors import UsageError
 from moa.target.contract import ExpectedLoad
 from moa.target.decoder import Forward
-from moa.target.families import MaskPlan
+from moa.target.families import (
+    RECURRENT_KINDS,
+    MaskPlan,
+    cached_layers,
+    chains_only,
+    recurrent_layers,
+)
 from moa.target.head import Head
-from moa.target.layout import Layout
+from moa.target.layout import Group, Layout
 from moa.target.pages import PagePool
-from moa.target.rows import RowBatch
+from moa.target.recurrent import LayerState, RecurrentPool, RunningStates
+from moa.target.rows import Row, RowBatch
 
 # transformers 5 refuses any name with "sdpa" in it for models, such as Gemma 2, whose soft cap its
 # own sdpa drops.
 ATTENTION = "moa_tree"
+_CATCH_UP_AT_ONCE = 256
+"""Tokens of a forward that runs a shared prefix again; bounds its memory."""
 
 
 def tree_sdpa(
@@ -35,6 +46,7 @@ def tree_sdpa(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention of `query` [B,H,T,D] over `key`, `value` [B,Hkv,V,D] under an additive mask [B,1,T
@@ -43,8 +55,9 @@ def tree_sdpa(
     For grouped-query attention with a mask, the library repeats keys and values. Here the query
     heads of a group are rows of one product with their shared key head, and the mask is repeated,
     once per forward: batched verification is about three times as fast on a CPU. The mask already
-    includes the sliding window. A soft cap bends the scores before the mask, which the fused kernel
-    cannot do, so capped models take the explicit product.
+    includes the sliding window. A soft cap bends the scores before the mask, and a sink (`s_aux`, a
+    number of each head) takes a share of the attention that goes nowhere: the fused kernel can do
+    neither, so such models take the explicit product.
     """
     batch, heads, length, width = query.shape
     kv_heads = key.shape[1]
@@ -52,7 +65,7 @@ def tree_sdpa(
     query = query.reshape(batch, kv_heads, groups * length, width)
     if attention_mask is not None and attention_mask.shape[-2] != groups * length:
         attention_mask = attention_mask.repeat(1, 1, groups, 1)
-    if softcap is None:
+    if softcap is None and s_aux is None:
         out = scaled_dot_product_attention(
             query, key, value, attn_mask=attention_mask, scale=scaling
         )
@@ -60,12 +73,15 @@ def tree_sdpa(
         scores = torch.matmul(query, key.transpose(2, 3)) * (
             width**-0.5 if scaling is None else scaling
         )
-        scores = torch.tanh(scores / softcap) * softcap
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
         if attention_mask is not None:
             scores = scores + attention_mask
-        out = torch.matmul(
-            torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype), value
-        )
+        if s_aux is not None:
+            sinks = s_aux.to(scores).view(1, kv_heads, groups, 1).expand(batch, -1, -1, length)
+            scores = torch.cat([scores, sinks.reshape(batch, kv_heads, -1, 1)], dim=-1)
+        shares = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+        out = torch.matmul(shares[..., : key.shape[-2]], value)
     return out.reshape(batch, heads, length, width).transpose(1, 2), None
 
 
@@ -104,7 +120,8 @@ class Taps:
 
 
 class LibraryDecoder:
-    """Runs a batch as the library does, padded to its longest row."""
+    """Runs a batch as the library does, padded to its longest row; with layers that keep a running
+    state, which padding would change, rows of one length at a time."""
 
     name = "library"
     nbytes = 0
@@ -119,12 +136,22 @@ class LibraryDecoder:
         self._cache_argument = cache_argument(self._backbone)
         self._plan = plan
         self._head = head
+        self._cached = {layer: at for at, layer in enumerate(cached_layers(model.config))}
+        self._running = _RunningLayers(self._backbone) if chains_only(model.config) else None
         self._taps: Taps | None = None
         self.logits = head.logits
         self.samples = head.weight.device.type != "cpu"
 
     def check(self, batch: RowBatch) -> None:
-        """It computes any batch."""
+        """It computes any batch, but only chains where a layer keeps a running state."""
+        if self._running is None:
+            return
+        for b, slot in enumerate(batch.slots):
+            if not batch.chain(b):
+                raise UsageError(
+                    f"slot {slot}: drafts for {self._facts.family} must be chains: its layers keep one "
+                    "running state, which cannot branch"
+                )
 
     def tap(self, layers: Sequence[int]) -> None:
         """Keep the inputs of these layers from now on."""
@@ -132,28 +159,76 @@ class LibraryDecoder:
 
     def run(self, batch: RowBatch) -> Forward:
         """Keys and values go to the pages of the batch's slots."""
+        if isinstance(self._cache, RecurrentPool):
+            for slot in self._cache.behind.intersection(batch.slots):
+                self._catch_up(self._cache, slot)
+        return self._run(batch)
+
+    def _run(self, batch: RowBatch) -> Forward:
         layout = Layout(
             batch,
             self._cache,
             windows=self._plan.windows,
-            repeats=self._facts.heads // self._facts.kv_heads,
-            together=True,
+            # Masks are repeated in attention where layers differ.
+            repeats=self._facts.heads // self._facts.kv_heads if self._cache.uniform else 1,
+            together=self._running is None,
+            same_size=self._running is not None,
         )
         ids = torch.from_numpy(batch.ids).to(self._head.weight.device)
-        (group,) = layout.groups
+        parts = [self._run_group(batch, ids, layout, group) for group in layout.groups]
+        hidden, tapped = parts[0]
+        if len(parts) > 1:
+            order = torch.cat([_indices(group, len(ids)) for group in layout.groups]).argsort()
+            hidden = torch.cat([part for part, _ in parts])[order]
+            if tapped is not None:
+                tapped = torch.cat([part for _, part in parts if part is not None])[order]
+        return Forward(hidden=hidden, tapped=tapped, path=self.name)
+
+    def _run_group(
+        self, batch: RowBatch, ids: Tensor, layout: Layout, group: Group
+    ) -> tuple[Tensor, Tensor | None]:
+        """Final and tapped states of the group's tokens."""
         shape = group.rows, group.width
+        states = None
+        if isinstance(self._cache, RecurrentPool):
+            states = RunningStates([self._cache.states[batch.slots[b]] for b in group.members])
+        view = _PageView(layout, group, self._cache, self._cached, states)
         out = self._backbone(
-            input_ids=_padded(ids, group.picks).view(shape),
-            attention_mask=group.masks if self._plan.per_layer_type else group.masks["all"],
-            position_ids=_padded(layout.positions, group.picks).view(shape),
+            input_ids=_padded(ids, group).view(shape),
+            attention_mask=self._masks(group),
+            position_ids=_padded(layout.positions, group).view(shape),
             use_cache=True,
-            **{self._cache_argument: _PageView(layout, self._cache.layers)},
+            **{self._cache_argument: view},
         )
-        return Forward(
-            hidden=_packed(out.last_hidden_state, group.real),
-            tapped=None if self._taps is None else _packed(self._taps.take(), group.real),
-            path=self.name,
+        if isinstance(self._cache, RecurrentPool) and self._running is not None and states:
+            layers = self._running.take()
+            for row, b in enumerate(group.members):
+                self._cache.propose(
+                    batch.slots[b], layers.after(states, row=row, tokens=batch.sizes[b])
+                )
+        return (
+            _packed(out.last_hidden_state, group.real),
+            None if self._taps is None else _packed(self._taps.take(), group.real),
         )
+
+    def _masks(self, group: Group) -> Any:
+        if not self._plan.per_layer_type:
+            return group.masks["all"]
+        # Nothing is padded in a group of one length, so a running state needs no mask.
+        return {
+            kind: None if kind in RECURRENT_KINDS else mask for kind, mask in group.masks.items()
+        }
+
+    def _catch_up(self, cache: RecurrentPool, slot: int) -> None:
+        """Run the committed tokens of a slot again, of which no state is known."""
+        text = cache.texts[slot][: cache.lengths[slot]]
+        cache.behind.discard(slot)
+        cache.lengths[slot] = 0
+        for start in range(0, len(text), _CATCH_UP_AT_ONCE):
+            piece = text[start : start + _CATCH_UP_AT_ONCE]
+            self._run(RowBatch.of([Row.chain(slot, piece)], self._facts.vocab_size))
+            cache.states[slot] = cache.proposed(slot, len(piece))
+            cache.lengths[slot] += len(piece)
 
     def prepare(self, load: ExpectedLoad, seconds: float) -> None:
         """Make the head's copy: the first request would wait for it, or find no memory."""
@@ -163,20 +238,124 @@ class LibraryDecoder:
         """All is made at the start."""
 
 
-class _PageView(Cache):
+class _RunningLayers:
+    """The modules of a model that keep a running state, and their inputs in the latest forward."""
+
+    def __init__(self, backbone: Any) -> None:
+        self._modules: dict[int, nn.Module] = {}
+        self._inputs: dict[int, Tensor] = {}
+        for layer in recurrent_layers(backbone.config):
+            module = next(
+                one
+                for one in backbone.layers[layer].children()
+                if cache_argument(one) in inspect.signature(one.forward).parameters
+            )
+            self._modules[layer] = module
+            module.register_forward_pre_hook(self._hook(layer), with_kwargs=True)
+
+    def _hook(self, layer: int) -> Any:
+        def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._inputs[layer] = (args[0] if args else kwargs["hidden_states"]).detach()
+
+        return keep
+
+    def take(self) -> _LayerInputs:
+        """Those of the latest forward."""
+        inputs = self._inputs
+        self._inputs = {}
+        return _LayerInputs(self._modules, inputs)
+
+
+@dataclass(frozen=True)
+class _LayerInputs:
+    """Layers that keep a running state, and their inputs in one forward, `[rows, tokens, hidden]`."""
+
+    modules: Mapping[int, nn.Module]
+    inputs: Mapping[int, Tensor]
+
+    def after(
+        self, states: RunningStates, *, row: int, tokens: int
+    ) -> Callable[[int], dict[int, LayerState]]:
+        """The states of a row of `tokens` after its first n."""
+
+        def after(accepted: int) -> dict[int, LayerState]:
+            found = states.after(row, accepted)
+            if accepted == tokens:
+                return found
+            for layer in states.memory:
+                again = RunningStates([states.before[row]])
+                module = self.modules[layer]
+                inputs = self.inputs[layer][row : row + 1, :accepted]
+                module(inputs, **{cache_argument(module): _StateView(again)})
+                found[layer] = LayerState(found[layer].inputs, again.memory[layer][0])
+            return found
+
+        return after
+
+
+class _StateView(Cache):
+    """The part of a cache in which the library's layers keep running states."""
+
+    def __init__(self, states: RunningStates | None) -> None:
+        super().__init__(layers=[])
+        self._states = states
+
+    @property
+    def states(self) -> RunningStates:
+        """Those of the rows of this forward."""
+        assert self._states is not None
+        return self._states
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """Yes: no state is changed in place."""
+        return True
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """The latest inputs of a layer's convolution."""
+        return self.states.latest_inputs(layer_idx)
+
+    def update_conv_state(
+        self, conv_states: Tensor, layer_idx: int, *_: Any, conv_kernel_size: int, **__: Any
+    ) -> Tensor:
+        """The convolution's inputs, with those before the forward in front."""
+        return self.states.run_inputs(layer_idx, conv_states, conv_kernel_size)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """The state of a layer's recurrence before the forward."""
+        return self.states.latest_memory(layer_idx)
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> Tensor:
+        """Propose the state after it."""
+        self.states.memory[layer_idx] = recurrent_states
+        return recurrent_states
+
+
+class _PageView(_StateView):
     """The cache of one forward, with the interface that `transformers` layers need."""
 
-    def __init__(self, layout: Layout, memory: Sequence[tuple[Tensor, Tensor]]) -> None:
-        super().__init__(layers=[])
+    def __init__(
+        self,
+        layout: Layout,
+        group: Group,
+        pool: PagePool,
+        places: Mapping[int, int],
+        states: RunningStates | None = None,
+    ) -> None:
+        """`places`: where in the pool the rows of a layer are."""
+        super().__init__(states)
         self._layout = layout
-        self._memory = memory
+        self._group = group
+        self._pool = pool
+        self._places = places
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Store a layer's new keys and values `[B,Hkv,T,D]`; returns all keys and values that the
         rows may attend to."""
-        keys, values = self._memory[layer_idx]
+        keys, values = self._pool.layers[self._places[layer_idx]]
         return self._store(keys, key_states), self._store(values, value_states)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -184,11 +363,18 @@ class _PageView(Cache):
         return 0
 
     def _store(self, memory: Tensor, new: Tensor) -> Tensor:
-        (group,) = self._layout.groups
+        group = self._group
         tokens = new.transpose(1, 2).flatten(0, 1)
         tokens = tokens if group.real is None else tokens.index_select(0, group.real)
-        memory.index_copy_(0, self._layout.columns, tokens)
+        memory.index_copy_(0, self._layout.columns[group.tokens], tokens)
         return group.read(memory)
+
+
+def _indices(group: Group, tokens: int) -> Tensor:
+    """The batch's tokens that a group has."""
+    if isinstance(group.tokens, Tensor):
+        return group.tokens
+    return torch.arange(tokens)[group.tokens]
 
 
 def _packed(padded: Tensor, real: Tensor | None) -> Tensor:
@@ -196,5 +382,7 @@ def _packed(padded: Tensor, real: Tensor | None) -> Tensor:
     return flat if real is None else flat.index_select(0, real)
 
 
-def _padded(packed: Tensor, picks: Tensor | None) -> Tensor:
-    return packed if picks is None else torch.index_select(packed, 0, picks)
+def _padded(packed: Tensor, group: Group) -> Tensor:
+    if group.picks is None:
+        return packed[group.tokens]
+    return torch.index_select(packed, 0, group.picks)

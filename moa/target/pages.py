@@ -43,22 +43,38 @@ class PagePool(Slots):
         head_dim: int,
         tokens: int = 0,
         spare: int = 0,
+        shapes: Sequence[tuple[int, int]] = (),
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
         """Memory for `slots` sequences of up to `capacity` tokens, and `tokens` in total (0: all
         slots full). `spare` pages behind the last one belong to no slot: forwards of a fixed size
-        write their padding there."""
+        write their padding there. `shapes` are the KV heads and head widths of layers that differ,
+        in place of `layers`, `kv_heads` and `head_dim`."""
         if tokens < 0:
             raise UsageError(f"a KV cache cannot hold {tokens} tokens")
         self.pages_per_slot = -(-capacity // PAGE)
         self.pages = -(-tokens // PAGE) or slots * self.pages_per_slot
         super().__init__(slots, min(capacity, self.pages * PAGE))
-        shape = (layers, (self.pages + spare) * PAGE, kv_heads, head_dim)
-        self.k = _zeros(shape, dtype, torch.device(device))
-        self.v = _zeros(shape, dtype, torch.device(device))
-        self.layers = list(zip(self.k.unbind(0), self.v.unbind(0), strict=True))
+        shapes = list(shapes) or [(kv_heads, head_dim)] * layers
+        columns = (self.pages + spare) * PAGE
+        self.memories: list[Tensor] = []
+        """Keys, then values, of the layers of one shape: `[layers, columns, kv_heads, head_dim]`."""
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+        for shape in dict.fromkeys(shapes):
+            alike = [layer for layer, one in enumerate(shapes) if one == shape]
+            keys, values = (
+                _zeros((len(alike), columns, *shape), dtype, torch.device(device)) for _ in "kv"
+            )
+            self.memories += [keys, values]
+            pairs = zip(keys.unbind(0), values.unbind(0), strict=True)
+            found |= zip(alike, pairs, strict=True)
+        self.layers = [found[layer] for layer in range(len(shapes))]
         """Keys and values of each layer."""
+        self.k, self.v = self.memories[:2]
+        """Those of all layers, where they are of one shape."""
+        self.uniform = len(self.memories) == 2
+        """Whether they are."""
         self.tables: IntArray = np.zeros((slots, self.pages_per_slot), dtype=np.int64)
         self.versions = [0] * slots
         """Counts the changes of a slot, so that a result of an older forward cannot be committed."""
@@ -76,8 +92,7 @@ class PagePool(Slots):
     @property
     def bytes_per_token(self) -> int:
         """Memory of one token."""
-        layers, _, kv_heads, head_dim = self.k.shape
-        return 2 * layers * kv_heads * head_dim * self.k.element_size()
+        return sum(memory[:, 0].numel() * memory.element_size() for memory in self.memories)
 
     @property
     def nbytes(self) -> int:
@@ -113,7 +128,7 @@ class PagePool(Slots):
                 raise
             ours = PAGE * int(self.tables[slot, whole])
             theirs = PAGE * int(self.tables[source, whole])
-            for memory in (self.k, self.v):
+            for memory in self.memories:
                 memory[:, ours : ours + rest] = memory[:, theirs : theirs + rest]
         self.lengths[slot] = tokens
         return slot
@@ -127,7 +142,7 @@ class PagePool(Slots):
         unused = pages[self._users[pages] == 0]
         if len(unused):
             where = torch.from_numpy(unused).to(self.k.device)
-            for memory in (self.k, self.v):
+            for memory in self.memories:
                 memory.unflatten(1, (-1, PAGE)).index_fill_(1, where, 0)
         self._free_pages += len(unused)
         self.pages_held[slot] = 0
@@ -162,7 +177,7 @@ class PagePool(Slots):
         if list(nodes) != list(range(len(nodes))):
             found = self._at(slot, start + np.asarray(nodes, dtype=np.int64))
             place = self._at(slot, np.arange(start, end))
-            for memory in (self.k, self.v):
+            for memory in self.memories:
                 memory.index_copy_(1, place, memory.index_select(1, found))
         self.lengths[slot] = end
         self.versions[slot] += 1

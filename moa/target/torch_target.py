@@ -36,14 +36,16 @@ from moa.target.cuda.runner import Accelerator, GraphRunner
 from moa.target.cuda.sampling import choose
 from moa.target.cuda.weights import can_run
 from moa.target.decoder import Decoder, Forward
-from moa.target.families import embedding_scale, mask_plan
+from moa.target.families import cached_layers, chains_only, mask_plan, scaling_of
 from moa.target.head import Head
 from moa.target.library import LibraryDecoder
 from moa.target.loading import load_model, load_tokenizer, prepare
 from moa.target.packed import PACKED_FAMILIES, PackedDecoder
 from moa.target.pages import PagePool
 from moa.target.products import can_pack
+from moa.target.recurrent import RecurrentPool
 from moa.target.registry import registered
+from moa.target.rope import settle_rope
 from moa.target.rows import Row, RowBatch
 
 __all__ = ["Committed", "Row", "Step", "Target"]
@@ -265,15 +267,20 @@ class Target:
         self.device = self.embedding_weight.device
         self.dtype = self.embedding_weight.dtype
         # Gemma rounds its scale to the weights' precision before it multiplies.
-        self.embedding_scale = float(torch.tensor(embedding_scale(model.config), dtype=self.dtype))
-        self.logit_softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
+        scaling = scaling_of(model.config)
+        self.embedding_scale = float(torch.tensor(scaling.embedding, dtype=self.dtype))
+        self.logit_softcap = scaling.softcap
+        self.logit_scale = scaling.logits
         if packed and can_run(model, facts):
             accelerator = accelerator or Accelerator.of(self.device, library_products=not exact)
         else:
             accelerator = None
         capacity = min(capacity, facts.max_positions)
-        self.cache = PagePool(
+        settle_rope(model.get_decoder(), longest=capacity)
+        chains = chains_only(model.config)
+        self.cache = (RecurrentPool if chains else PagePool)(
             layers=facts.layers,
+            shapes=list(cached_layers(model.config).values()),
             slots=slots,
             kv_heads=facts.kv_heads,
             capacity=capacity,
@@ -293,7 +300,7 @@ class Target:
             decoder=self.decoder.name,
             # The keys of an accepted branch lie at other columns than those of plain decoding, so
             # that sums over them run in another order: less than float32 would show it.
-            trees=accelerator is None or not exact or self.dtype == torch.float32,
+            trees=not chains and (accelerator is None or not exact or self.dtype == torch.float32),
             states=True,
             batch_invariant=accelerator is not None and accelerator.kernels.in_fixed_order,
         )
@@ -434,6 +441,8 @@ class Target:
         batch.check_path(b, path)
         start = self.cache.lengths[slot]
         self.cache.commit(slot, path)
+        if isinstance(self.cache, RecurrentPool):
+            self.cache.remember(slot, list(batch.rows[b].tokens[: len(path)]))
         hidden = step.hidden(b)
         if len(path) > 0 and path[-1] != len(path) - 1:
             hidden = hidden[torch.tensor(path, device=self.device)]
@@ -458,6 +467,8 @@ class Target:
         """The LM head over final states `[n,hidden]`: float32 `[n,vocab]`, also of lower-precision
         weights, which makes ties rarer."""
         logits = self.decoder.logits(hidden)
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
         if self.logit_softcap is not None:
             logits = torch.tanh(logits / self.logit_softcap) * self.logit_softcap
         return logits

@@ -81,8 +81,8 @@ class _ThroughHead(torch.autograd.Function):
         # The last chunk is as large as the others: a CPU's bf16 kernels keep memory for every
         # shape.
         missing = -count % rows
-        mine = F.pad(mine, (0, 0, 0, missing))
-        theirs = F.pad(theirs, (0, 0, 0, missing))
+        mine = F.pad(mine * own.logit_scale, (0, 0, 0, missing))
+        theirs = F.pad(theirs * their.logit_scale, (0, 0, 0, missing))
         with torch.autocast(device, enabled=False):
             for x, y in zip(
                 mine.detach().to(lower).split(rows), theirs.to(lower).split(rows), strict=True
@@ -98,7 +98,7 @@ class _ThroughHead(torch.autograd.Function):
                 if ctx.needs_input_grad[0]:
                     if cap is not None:
                         slope = slope * (1 - (logits / cap) ** 2)
-                    gradients.append(slope.to(lower) @ head)
+                    gradients.append(slope.to(lower) @ head * own.logit_scale)
         none = mine.new_zeros(0, dtype=torch.float32)
         agree = torch.cat(agreed)[:count].float() if agreed else none
         ctx.mark_non_differentiable(agree)

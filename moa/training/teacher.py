@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from moa.errors import UnsupportedModelError
 from moa.model.blocks import additive
 from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import backbone_of
-from moa.target.families import mask_plan
+from moa.target.families import chains_only, facts_of, mask_plan
 from moa.target.library import Taps, cache_argument
 from moa.training.data import Batch
 from moa.training.masks import causal
@@ -48,6 +49,12 @@ class Teacher:
         if dtype is not None and dtype != model.dtype:
             model = copy.deepcopy(model)
             nn.Module.to(model, dtype)  # the library's wrapper hides its signature
+        if chains_only(model.config):
+            raise UnsupportedModelError(
+                f"no drafter can be trained beside {model.config.model_type} yet: the documents of a "
+                "packed row would share one running state",
+                hint="take a sibling as it is: `moa-export setup`",
+            )
         self.model = model.eval().requires_grad_(False)
         self.backbone = backbone_of(model)
         self.shared = SharedWeights.of(model)
@@ -76,6 +83,7 @@ class Teacher:
         ).last_hidden_state
         keys = values = hidden.new_zeros(0)
         if kept is not None:
+            facts_of(self.model.config, None).check_readable()
             keys, values = (
                 torch.stack([getattr(layer, half) for layer in kept.layers]).transpose(2, 3)
                 for half in ("keys", "values")

@@ -25,7 +25,7 @@ from tests.close import assert_rounded
 from tests.target.cuda.reference import ReferenceKernels
 from tests.target.toy import ToyModel, ToyTarget
 from tests.target.trees import plain_logits, reference
-from tests.tiny import tiny
+from tests.tiny import MODERN_FAMILIES, available, tiny
 
 Plain = Callable[[Sequence[int]], NDArray[np.float32]]
 
@@ -139,4 +139,5 @@ SUBJECTS: list[Subject] = [
     torch_subject("gemma2", name="library"),
     torch_subject("llama", name="cuda", accelerator=captured()),
     gguf_subject("llama"),
+    *(torch_subject(family) for family in MODERN_FAMILIES if available(family)),
 ]

@@ -220,7 +220,9 @@ class AttentionConfig:
         return config
 
     def check_fits(self, facts: TargetFacts) -> None:
-        """Raise if this drafter was made for a target with other dimensions."""
+        """Raise if this drafter was made for a target with other dimensions, or cannot read its."""
+        if self.use_ca or self.tli:
+            facts.check_readable()
         pairs = {
             "hidden_size": (self.state_size, facts.hidden_size),
             "vocab_size": (self.vocab_size, facts.vocab_size),
