@@ -7,6 +7,8 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import onnxruntime
+
 from edge_client.settings import ClientSettings
 from edge_client.text.codec import TextCodec
 from moa import demo
@@ -45,8 +47,10 @@ class Device:
         """Load a bundle, by default the embedded one. Sizes are checked; `doctor` also checks
         contents."""
         bundle = Bundle.open(folder or embedded_bundle())
-        if folder:
-            try_out(bundle, variant or bundle.manifest.default_variant, threads=threads)
+        name = variant or bundle.manifest.default_variant
+        if folder and bundle.variant(name).form == "dynamic":  # others are refused with a reason
+            bundle.check_runtime(name, onnxruntime.__version__)
+            try_out(bundle, name, threads=threads)
         loaded = LoadedGraph.load(bundle, variant, threads=threads, measured=True)
         codec = TextCodec.of(bundle)
         size = bundle.manifest.vocabulary.target
