@@ -25,16 +25,18 @@ from moa.target.generate import generate
 from moa.target.loading import checked_device
 from moa.target.torch_target import Target
 from moa.training import options
-from moa.training.data import Document, pack
+from moa.training.data import Document, PackedRows, pack
 from moa.training.generate import PROMPT_TOKENS, GeneratedAnswers
 from moa.training.loop import fast_precision, join_process_group, peak_memory_mib
 from moa.training.run import TrainingRun, parameter_count, provenance
 from moa.training.sources import examples, fingerprint
-from moa.training.teacher_files import bytes_per_token
+from moa.training.teacher_files import bytes_per_token, write_outputs
 from moa.worth import reached_at, worth
 
 TRIAL_ROWS = 4
 """Rows that the target runs over in a dry run."""
+QUICK_SECONDS = 5.0
+"""Above which one row must do: a large target on two cores takes ten seconds for it."""
 TRIAL_TOKENS = 8
 """Of each answer that the target begins in a dry run."""
 DRY_SECONDS = 40.0
@@ -190,9 +192,8 @@ def _dry_run(run: TrainingRun) -> dict[str, Any]:
         stored = run.keeps_states(rows, config.out.absolute().parent, steps)
         writing = 0.0
         if stored:
-            began = time.perf_counter()
-            run.write_states(trial, place / "data")
-            writing = (time.perf_counter() - began) * rows.tokens / trial.tokens / world
+            trial, seconds = _trial_states(run, trial, place / "data")
+            writing = seconds * rows.tokens / trial.tokens / world
         run.sample_the_head(rows)
         loop.data = trial
         run.objective.start(trial)
@@ -220,6 +221,18 @@ def _dry_run(run: TrainingRun) -> dict[str, Any]:
         "seconds": {"answers": answering, "target's states": writing, "steps": training},
         "estimated_seconds": answering + writing + training,
     }
+
+
+def _trial_states(run: TrainingRun, rows: PackedRows, folder: Path) -> tuple[PackedRows, float]:
+    """Run the target over a row, and over the others if that was quick; the rows that have states
+    now, and the seconds that they took."""
+    _say(run, "the target runs over the first rows")
+    began = time.perf_counter()
+    write_outputs(run.whole_teacher, rows.first(1), folder, caches=run.kind.reads_caches)
+    if time.perf_counter() - began > QUICK_SECONDS:
+        rows = rows.first(1)
+    run.write_states(rows, folder)
+    return rows, time.perf_counter() - began
 
 
 def _trial_answers(run: TrainingRun) -> tuple[float, Iterator[Document]]:

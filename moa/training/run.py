@@ -119,6 +119,13 @@ class TrainingRun:
             return False
         return size < _SHARE_OF_DISK * shutil.disk_usage(folder).free
 
+    @property
+    def whole_teacher(self) -> Teacher:
+        """The target itself, while it is in memory."""
+        teacher = self.objective.teacher
+        assert isinstance(teacher, Teacher)
+        return teacher
+
     def write_states(self, rows: PackedRows, folder: Path) -> None:
         """Run the target over all rows, keep its results, and give its memory back."""
         teacher = self.objective.teacher

@@ -113,3 +113,35 @@ def test_a_run_leaves_a_drafter_of_this_target(
         (out / "config.json").write_text(json.dumps(config | change), encoding="utf-8")
         with pytest.raises(ConfigError, match=error):
             StateDrafter.load(out, loaded.facts, shared)
+
+
+def test_states_on_disk_train_the_same_drafter_and_are_gone_on_with(
+    target: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Up to their sixteen bits; also over a part of the head."""
+    for words in ("0", "60"):
+        losses = {}
+        for teacher in ("memory", "disk"):
+            out = tmp_path / f"{teacher}-{words}"
+            flags = ["--teacher", teacher, "--head-words", words, "--json"]
+            assert train(target, chats, out, *flags) == 0
+            losses[teacher] = json.loads(capsys.readouterr().out)["loss"]
+            kept = sorted((out / "data").glob("states/*.safetensors"))
+            assert bool(kept) == (teacher == "disk")
+        assert losses["disk"] == pytest.approx(losses["memory"], rel=0.05)
+
+
+def test_a_dry_run_of_bare_prompts_asks_the_target_for_their_answers(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [json.dumps({"prompt": f"{number} plus {number}?"}) for number in range(12)]
+    prompts.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    flags = ["--generate", "--max-new-tokens", "24", "--teacher", "disk"]
+    assert train(target, prompts, tmp_path / "out", *flags, "--dry-run", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["wanted_tokens"] == 12 * 24
+    assert found["seconds"]["answers"] > 0
+    assert found["seconds"]["target's states"] > 0
+    assert found["disk_mib"] > 0
+    assert not (tmp_path / "out").exists()
