@@ -50,6 +50,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     return {
         "target": target.facts.family,
         "decoder": target.capabilities.decoder,
+        "batch_invariant": target.capabilities.batch_invariant,
         "device": machine.device,
         "machine": machine.hardware,
         "dtype": machine.dtype,

@@ -180,3 +180,50 @@ def save_vocabulary(path: Path, metadata: dict[str, Any]) -> Path:
     writer.write_kv_data_to_file()
     writer.close()
     return path
+
+
+def save_mamba(path: Path, *, layers: int = 2, width: int = 64, vocab_size: int = 128) -> Path:
+    """A random recurrent model: it keeps a state, and no keys and values."""
+    import gguf
+
+    inner = 2 * width
+    states = 16
+    kernel = 4
+    rank = 8
+    draw = np.random.default_rng(0)
+
+    def weight(*shape: int, scale: float = 0.3) -> np.ndarray:
+        return (scale * draw.standard_normal(shape)).astype(np.float32)
+
+    writer = gguf.GGUFWriter(str(path), "mamba")
+    writer.add_context_length(512)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_block_count(layers)
+    writer.add_ssm_conv_kernel(kernel)
+    writer.add_ssm_inner_size(inner)
+    writer.add_ssm_state_size(states)
+    writer.add_ssm_time_step_rank(rank)
+    writer.add_layer_norm_rms_eps(1e-5)
+    _add_vocabulary(writer, vocab_size)
+    writer.add_tensor("token_embd.weight", weight(vocab_size, width, scale=1.0))
+    writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
+    writer.add_tensor("output.weight", weight(vocab_size, width, scale=1.0))
+    for layer in range(layers):
+        block = f"blk.{layer}."
+        writer.add_tensor(block + "attn_norm.weight", np.ones(width, np.float32))
+        writer.add_tensor(block + "ssm_in.weight", weight(2 * inner, width))
+        writer.add_tensor(block + "ssm_conv1d.weight", weight(inner, kernel))
+        writer.add_tensor(block + "ssm_conv1d.bias", weight(inner))
+        writer.add_tensor(block + "ssm_x.weight", weight(rank + 2 * states, inner))
+        writer.add_tensor(block + "ssm_dt.weight", weight(inner, rank))
+        writer.add_tensor(block + "ssm_dt.bias", weight(inner))
+        writer.add_tensor(block + "ssm_a", -np.abs(weight(inner, states)) - 0.1)
+        writer.add_tensor(block + "ssm_d", weight(inner))
+        writer.add_tensor(block + "ssm_out.weight", weight(width, inner))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

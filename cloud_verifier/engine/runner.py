@@ -305,7 +305,7 @@ class StepRunner:
             # Sampled rows ask for the logits of the nodes they reach; only greedy ones need the
             # best token of all.
             greedy = job.sampling.plain_greedy and job.matcher is None
-            rows.append(Row(_slot(job.lease), tokens, parents, judged="all" if greedy else "none"))
+            rows.append(Row(_slot(job.lease), tokens, parents, judged="all" if greedy else "read"))
         for piece in plan.pieces:
             start = piece.lease.length
             stop = min(piece.goal, start + piece.size)

@@ -56,6 +56,10 @@ _LONGEST = 56
 _BATCH_ON_CPU = 128
 """Most tokens of a call. More are no faster there, and logits of all of them have their memory."""
 _BATCH_ON_CARD = 512
+_SHARE = 0.5
+"""Of the memory that is left."""
+_MOST_SEQUENCES = 256
+"""LLAMA_MAX_SEQ."""
 _WORKSPACE = 2**30
 """Bytes of a card that are left for the work of a forward."""
 _KV_TYPE = "f16"
@@ -143,6 +147,9 @@ class LlamaTarget:
         on_card = options.device != "cpu" and options.gpu_layers != 0 and library.has_card
         full = options.slots * capacity
         sequences = -(-min(options.kv_tokens or full, full) // capacity)
+        if not on_card:
+            bytes_of_one = kv_bytes_per_token(self._head, kv_type) * (capacity + _PADDING)
+            sequences = min(sequences, _affordable(path.stat().st_size, bytes_of_one))
         gpu_layers = 0
         if on_card:
             gpu_layers = options.gpu_layers
@@ -261,13 +268,13 @@ class LlamaTarget:
         self.cache.check_room(batch.slots, batch.sizes)
         step = LlamaStep(self, batch, self.cache.begin(batch.slots))
         judged = batch.judged()
-        self._run(
-            step,
-            {
-                b: np.flatnonzero(judged[batch.starts[b] : batch.starts[b + 1]]).tolist()
-                for b in range(len(rows))
-            },
-        )
+        wanted = {}
+        for b, row in enumerate(rows):
+            nodes = judged[batch.starts[b] : batch.starts[b + 1]]
+            if row.judged == "read":
+                nodes = np.ones_like(nodes)
+            wanted[b] = np.flatnonzero(nodes).tolist()
+        self._run(step, wanted)
         return step
 
     def run_again(self, step: LlamaStep, b: int) -> None:
@@ -340,6 +347,19 @@ class LlamaTarget:
     def close(self) -> None:
         """Free its memory."""
         self.runtime.close()
+
+
+def _affordable(weights: int, bytes_of_one: int) -> int:
+    """How many sequences may be asked for: their memory is taken at the start, and with the weights
+    it is to be at most `_SHARE` of what this machine has left. One at least."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        left = 1024 * int(
+            next(line for line in lines if line.startswith("MemAvailable")).split()[1]
+        )
+    except (OSError, StopIteration, ValueError, IndexError):
+        return _MOST_SEQUENCES  # no Linux: what does not fit is told by llama.cpp
+    return max(1, min(_MOST_SEQUENCES, int(left * _SHARE - weights) // max(1, bytes_of_one)))
 
 
 def _threads() -> int:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from moa.errors import UsageError
 
+Judged = Literal["all", "last", "none", "read"]
 IntArray = npt.NDArray[np.int64]
 
 
@@ -27,14 +28,13 @@ class Row:
     slot: int
     tokens: Sequence[int]
     parents: Sequence[int]
-    judged: Literal["all", "last", "none"] = "all"
+    judged: Judged = "all"
     """Nodes for which `Step.argmax` computes the next token; a prompt's earlier tokens need no LM
-    head."""
+    head. With `read` none is judged, but logits of some will be read: a target that can compute
+    them in the forward alone computes all."""
 
     @classmethod
-    def chain(
-        cls, slot: int, tokens: Sequence[int], judged: Literal["all", "last", "none"] = "last"
-    ) -> Self:
+    def chain(cls, slot: int, tokens: Sequence[int], judged: Judged = "last") -> Self:
         """A plain run of tokens: a chunk of a prompt."""
         return cls(slot, tokens, range(-1, len(tokens) - 1), judged)
 
@@ -104,7 +104,7 @@ class RowBatch:
     def judged(self) -> npt.NDArray[np.bool_]:
         """Nodes for which the LM head is computed."""
         first = [
-            {"all": 0, "last": size - 1, "none": size}[row.judged]
+            {"all": 0, "last": size - 1}.get(row.judged, size)
             for row, size in zip(self.rows, self.sizes, strict=True)
         ]
         return self.nodes >= np.repeat(first, self.sizes)

@@ -1,0 +1,210 @@
+"""The verifier's own tests of rounds, streams, guesses, sampling, cuts, resumes and evictions once
+more, with llama.cpp behind it. The truth is what the same file says a token at a time."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from cloud_verifier.model import Served, serve_model
+from cloud_verifier.settings import Settings
+from moa.llama.target import LlamaTarget
+from moa.sampling import SamplingSettings, choose
+from moa.target.contract import LoadOptions, Node
+from moa.target.registry import open_target
+from moa.target.rows import Row
+from moa.wire.codes import Code
+from moa.wire.messages import Error, Verdict, Verify
+from tests import gguf_tiny
+from tests.tiny import tiny
+from tests.verifier import kit, test_exact
+from tests.verifier.test_foresee import (
+    test_a_stream_that_waits_ends_when_it_is_cancelled_when_its_edge_goes_and_when_the_server_drains,
+    test_a_waiting_stream_gives_its_slot_to_others_and_takes_another_when_it_goes_on,
+    test_where_nothing_was_foreseen_the_server_goes_on_by_itself,
+)
+from tests.verifier.test_service import (
+    test_a_conversation_runs_only_its_new_tokens,
+    test_a_stop_string_ends_a_turn_with_the_token_that_completes_it,
+    test_a_stream_stops_when_nobody_listens_and_resumes_exactly,
+)
+
+__all__ = [
+    "test_a_conversation_runs_only_its_new_tokens",
+    "test_a_stop_string_ends_a_turn_with_the_token_that_completes_it",
+    "test_a_stream_stops_when_nobody_listens_and_resumes_exactly",
+    "test_a_stream_that_waits_ends_when_it_is_cancelled_when_its_edge_goes_and_when_the_server_drains",
+    "test_a_waiting_stream_gives_its_slot_to_others_and_takes_another_when_it_goes_on",
+    "test_where_nothing_was_foreseen_the_server_goes_on_by_itself",
+]
+CAPACITY = 256
+
+
+@cache
+def file_of(family: str) -> Path:
+    """A tiny model of a family, in a file that lasts as long as the tests."""
+    folder = Path(tempfile.mkdtemp(prefix="gguf-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    how = {"query_pre_attn_scalar": 16} if family == "gemma3" else {}
+    return gguf_tiny.save(tiny(family, **how), folder / f"{family}.gguf")
+
+
+def opened(family: str, *, slots: int = 1, capacity: int = CAPACITY) -> LlamaTarget:
+    options = LoadOptions(slots=slots, capacity=capacity, threads=1)
+    found = open_target(str(file_of(family)), options)
+    assert isinstance(found, LlamaTarget)
+    return found
+
+
+@cache
+def alone(family: str) -> LlamaTarget:
+    """What says the truth."""
+    return opened(family)
+
+
+@cache
+def said(
+    family: str, ids: tuple[int, ...], count: int, sampling: SamplingSettings
+) -> tuple[int, ...]:
+    """The file's own text, a token at a time."""
+    target = alone(family)
+    slot = target.cache.acquire()
+    log = list(ids)
+    waiting = log
+    while len(log) < len(ids) + count and not (log[len(ids) :] and log[-1] in target.facts.eos_ids):
+        step = target.forward([Row.chain(slot, waiting)])
+        target.commit(step, 0, range(len(waiting)))
+        token = choose(step.host_logits([Node(0, -1)])[0], sampling, len(log), log)
+        log.append(token)
+        waiting = [token]
+    target.cache.release(slot)
+    return tuple(log[len(ids) :])
+
+
+@pytest.fixture(autouse=True)
+def llama(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LlamaTarget]]:
+    """Every target that the kit makes, and every truth."""
+    gguf_tiny.need_llama()
+    made: list[LlamaTarget] = []
+
+    def served(
+        settings: Settings = kit.SETTINGS, *, family: str = "llama", decode: Any = None, **_: Any
+    ) -> Served:
+        target = opened(family, slots=settings.slots, capacity=settings.slot_capacity)
+        made.append(target)
+        return serve_model(target, None, decode=decode)
+
+    def generated(
+        ids: Sequence[int], count: int, sampling: SamplingSettings | None = None
+    ) -> list[int]:
+        return list(said("llama", tuple(ids), count, sampling or SamplingSettings()))
+
+    def generate(
+        model: Any, ids: Sequence[int], count: int, sampling: SamplingSettings | None = None
+    ) -> list[int]:
+        family = {"gemma3_text": "gemma3"}.get(model.config.model_type, model.config.model_type)
+        return list(said(family, tuple(ids), count, sampling or SamplingSettings()))
+
+    def chain_draft(
+        rng: Random, truth: Sequence[int], pending: int, nodes: int, vocab: int = kit.VOCAB
+    ) -> tuple[list[int], list[int]]:
+        right = [token if rng.random() < 0.8 else rng.randrange(4, vocab) for token in truth]
+        tokens = [pending, *right[: nodes - 1]]
+        return tokens, list(range(-1, len(tokens) - 1))
+
+    monkeypatch.setattr(kit, "served", served)
+    monkeypatch.setattr(kit, "generated", generated)
+    monkeypatch.setattr(kit, "generate", generate)
+    monkeypatch.setattr(kit, "random_draft", chain_draft)
+    test_exact.speech.cache_clear()
+    yield made
+    test_exact.speech.cache_clear()
+    for target in made:
+        target.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "sampling"),
+    [
+        ("llama", test_exact.SAMPLED),
+        ("llama", test_exact.GREEDY),
+        ("qwen2", test_exact.SAMPLED),
+        ("qwen3", test_exact.GREEDY),
+        ("gemma3", test_exact.SAMPLED),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "sampled" if one.temperature else "greedy",
+)
+async def test_sessions_alone_and_in_a_crowd_are_told_what_the_file_says(
+    family: str, sampling: SamplingSettings
+) -> None:
+    await test_exact.test_sessions_alone_and_together_are_told_what_the_library_says(
+        family, sampling
+    )
+
+
+async def test_sessions_lose_their_slots_and_regain_them() -> None:
+    await test_exact.test_32_sessions_on_8_slots_lose_and_regain_them()
+
+
+async def test_a_beginning_that_sessions_share_is_run_once() -> None:
+    system = kit.prompt(5, 60)
+    async with kit.verifier() as running, kit.client(running) as edge:
+        for seed, shared in ((6, 0), (7, len(system))):
+            ids = [*system, *kit.prompt(seed, 5)]
+            session = await edge.start(ids, max_new_tokens=4, ignore_eos=True)
+            while not session.finish:
+                await edge.advance(session, [session.log[-1]])
+            assert session.log[len(ids) :] == kit.generated(ids, 4)
+            assert kit.metric(running, "moa_shared_prefix_tokens_total") == shared
+
+
+async def test_what_it_cannot_do_is_told_and_refused() -> None:
+    async with kit.verifier() as running, kit.client(running) as edge:
+        features = set(edge.welcome.features)
+        assert features & {"stream", "foresee", "tree", "records"} == {"stream", "foresee"}
+        session = await edge.start([5, 6, 7], max_new_tokens=8)
+        await edge.send(Verify(session.id, 1, 2, [7, 8, 9, 10], [-1, 0, 0, 1]))
+        refused = await edge.receive()
+        assert isinstance(refused, Error)
+        assert refused.code == Code.UNSUPPORTED
+        await edge.send(Verify(session.id, 1, 2, [7, 8, 9, 10], [-1, 0, 1, 2]))
+        assert isinstance(await edge.receive(), Verdict)
+
+
+async def test_one_row_that_fails_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp refuses a call with a certain token: its session alone fails."""
+    async with (
+        kit.verifier() as running,
+        kit.client(running) as good_edge,
+        kit.client(running) as bad_edge,
+    ):
+        target = running.engine.target
+        assert isinstance(target, LlamaTarget)
+        run = target.runtime.run
+
+        def failing(runs: Any, **how: Any) -> Any:
+            if any(99 in one.tokens for one in runs):
+                raise RuntimeError("no")
+            return run(runs, **how)
+
+        monkeypatch.setattr(target.runtime, "run", failing)
+        ids = kit.prompt(3, 12)
+        truth = kit.generated(ids, 8)
+        assert 99 not in truth
+        good = await good_edge.start(ids, max_new_tokens=8)
+        bad = await bad_edge.start([5, 6, 7], max_new_tokens=8)
+        await bad_edge.send(Verify(bad.id, 1, 2, [7, 99], [-1, 0]))
+        while not good.finish:
+            await good_edge.advance(good, [good.log[-1]])
+        assert good.log[len(ids) :] == truth
+        refused = await bad_edge.receive()
+        assert isinstance(refused, Error)
+        assert refused.code == Code.QUARANTINED
