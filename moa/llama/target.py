@@ -58,8 +58,9 @@ _BATCH_ON_CPU = 128
 _BATCH_ON_CARD = 512
 _SHARE = 0.5
 """Of the memory that is left."""
-_MOST_SEQUENCES = 256
-"""LLAMA_MAX_SEQ."""
+_MOST_SEQUENCES = 64
+"""Sessions in llama.cpp's memory at once. It ends the process where they are more than a call may
+have tokens with logits."""
 _WORKSPACE = 2**30
 """Bytes of a card that are left for the work of a forward."""
 _KV_TYPE = "f16"
@@ -147,6 +148,7 @@ class LlamaTarget:
         on_card = options.device != "cpu" and options.gpu_layers != 0 and library.has_card
         full = options.slots * capacity
         sequences = -(-min(options.kv_tokens or full, full) // capacity)
+        sequences = min(sequences, _MOST_SEQUENCES)
         if not on_card:
             bytes_of_one = kv_bytes_per_token(self._head, kv_type) * (capacity + _PADDING)
             sequences = min(sequences, _affordable(path.stat().st_size, bytes_of_one))

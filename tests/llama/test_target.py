@@ -239,3 +239,10 @@ def test_as_many_layers_go_to_a_card_as_it_has_memory_for(opened: Any) -> None:
     assert layers_that_fit(head, workspace + weights + 4000, kv_bytes=4000) == 5
     assert layers_that_fit(head, workspace + weights - 1, kv_bytes=0) == 3
     assert layers_that_fit(head, 1000, kv_bytes=0) == 0
+
+
+def test_so_many_slots_as_a_server_asks_for_are_given_and_bounded_in_memory(opened: Any) -> None:
+    target = opened(options=LoadOptions(slots=256, capacity=64, kv_tokens=131072, threads=1))
+    assert (target.cache.slots, target.cache.pages) == (256, 64)
+    slot = target.cache.acquire()
+    assert target.forward([Row.chain(slot, text(0, 10))]).argmax(0)[-1] >= 0
