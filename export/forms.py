@@ -148,7 +148,12 @@ class Workshop:
 
     def _project(self, model: WeightedModel, table: Table) -> None:
         cap = self.source.shared.logit_softcap
-        table.project(model, "hidden", "logits" if cap is None else "logits_uncapped")
+        factor = self.source.shared.logit_scale
+        uncapped = "logits" if cap is None else "logits_uncapped"
+        table.project(model, "hidden", uncapped if factor == 1.0 else "logits_unscaled")
+        if factor != 1.0:
+            scale = model.constant("logit_scale", np.array(factor, np.float32))
+            model.node("Mul", ["logits_unscaled", scale], [uncapped])
         if cap is not None:
             limit = model.constant("logit_softcap", np.array(cap, np.float32))
             small = model.node("Div", ["logits_uncapped", limit], ["logits_over_cap"])

@@ -66,6 +66,7 @@ class StaticStep(nn.Module):
         self.crossing = drafter.cross_attention
         self.final_norm = drafter.norm if drafter.config.final_norm else None
         self.softcap = drafter.shared.logit_softcap
+        self.logit_scale = drafter.shared.logit_scale
         self.native_norm = native_norm
         self.head = nn.Linear(head.shape[1], head.shape[0], bias=False)
         self.head.weight = nn.Parameter(torch.from_numpy(head), requires_grad=False)
@@ -93,6 +94,8 @@ class StaticStep(nn.Module):
         x = self._cross(x, cos, sin, *records)
         hidden = x if self.final_norm is None else self._norm(self.final_norm, x)
         logits = self.head(hidden)
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return logits, *rows

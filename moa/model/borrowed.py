@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from moa.errors import ConfigError
-from moa.target.families import scaling_of
+from moa.target.families import refuse_as_sibling, scaling_of
 from moa.target.library import ATTENTION, cache_argument
+from moa.target.rope import settle_rope
 
 Rows = tuple[Tensor, Tensor]
 """Keys and values, `[B, kv_heads, T, D]` each."""
@@ -129,8 +130,10 @@ class Sibling(nn.Module):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
+        refuse_as_sibling(model.config)
         backbone = model.get_decoder()
         assert isinstance(backbone, nn.Module)
+        settle_rope(backbone, longest=0)  # drafts are best in texts of usual length
         self.decoder = BorrowedLayers(backbone, len(backbone.layers))  # type: ignore[arg-type]
         self.embedding = cast(nn.Embedding, model.get_input_embeddings())
         head = cast(nn.Linear, model.get_output_embeddings())
@@ -172,6 +175,9 @@ class Sibling(nn.Module):
 def _rotary_of(backbone: nn.Module) -> Callable[[Tensor, Tensor, str | None], dict[str, Any]]:
     """How this family's layers get their rotary positions: Gemma 3 has two kinds, named differently
     in transformers 4 and 5."""
+    by_kind: Any = getattr(backbone, "rotary_embs", None)
+    if by_kind is not None:  # OLMo 3 in transformers 4
+        return lambda x, at, kind: {"position_embeddings": by_kind[kind](x, at)}
     rotary: Any = backbone.rotary_emb
     local: Any = getattr(backbone, "rotary_emb_local", None)
     if local is not None:  # transformers 4

@@ -251,6 +251,24 @@ def facts_of(config: PretrainedConfig, eos: int | list[int] | None) -> TargetFac
     )
 
 
+def refuse_as_sibling(config: PretrainedConfig) -> None:
+    """Raise unless the layers of a supported model can be exported as a drafter for the device."""
+    reason = ""
+    if chains_only(config):
+        reason = "its running states have no place in the exported graph's cache yet"
+    elif not facts_of(config, None).uniform_cache:
+        reason = (
+            "its layers cache keys and values of different shapes, which the graph does not yet"
+        )
+    elif any(getattr(config, name, None) for name in ("num_experts", "num_local_experts")):
+        reason = "its experts are chosen while it runs, which an exported graph cannot"
+    if reason:
+        raise UnsupportedModelError(
+            f"{config.model_type} cannot be a sibling: {reason}",
+            hint="take a dense model of the same tokenizer, or train a drafter: `moa-train`",
+        )
+
+
 def scaling_of(config: PretrainedConfig) -> Scaling:
     """How this model scales embeddings and logits."""
     embedding = 1.0

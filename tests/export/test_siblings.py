@@ -1,0 +1,135 @@
+"""This year's small models as siblings: the exported graph is the library's own model, and a text
+whose drafts were rejected goes on as if they had never been."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from export.forms import BLOCKS, Workshop
+from export.kinds import OPSET
+from export.runner import OrtRunner, StepInput, StepOutput
+from export.source import load_source
+from moa.errors import UnsupportedModelError
+from tests.target.trees import reference
+from tests.tiny import available, save_tiny
+
+FAMILIES = ("smollm3", "phi3", "granite", "olmo3", "glm4")
+WINDOW = 8
+"""Siblings see beyond their windows (`moa/model/borrowed.py`): texts within them are compared."""
+
+
+def text(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(4, 128, length).tolist()
+
+
+class Session:
+    """A device's cache over a graph."""
+
+    def __init__(self, runner: OrtRunner) -> None:
+        self.runner = runner
+        shapes = [(of.kv_heads, 0, of.head_dim) for of in runner.spec.cache for _ in "kv"]
+        self.past = [np.zeros(shape, np.float32) for shape in shapes]
+
+    @property
+    def length(self) -> int:
+        return int(self.past[0].shape[1])
+
+    def run(self, ids: list[int]) -> StepOutput:
+        """A chain behind what is kept."""
+        count = len(ids)
+        mask = np.concatenate(
+            [np.ones((count, self.length), np.bool_), np.tri(count, dtype=np.bool_)], axis=1
+        )
+        return self.runner.step(
+            StepInput(
+                ids=ids,
+                queries=range(count),
+                positions=range(self.length, self.length + count),
+                mask=mask,
+                past=self.past,
+            )
+        )
+
+    def keep(self, step: StepOutput, tokens: int) -> None:
+        """The first tokens of a step."""
+        pairs = zip(self.past, step.rows, strict=True)
+        self.past = [np.concatenate([old, new[:, :tokens]], axis=1) for old, new in pairs]
+
+
+@pytest.fixture(scope="module", params=[name for name in FAMILIES if available(name)])
+def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    folder = tmp_path_factory.mktemp(request.param)
+    target = save_tiny("llama", folder / "target")
+    small = save_tiny(request.param, folder / "small")
+    return Workshop(load_source(str(target), f"independent:{small}"), folder, top_k=128)
+
+
+@pytest.fixture(scope="module")
+def exact(shop: Workshop) -> OrtRunner:
+    path = shop.folder / "float.onnx"
+    shop.float_graph(OPSET).save(path)
+    return OrtRunner(path, shop.source.spec)
+
+
+def by_token(step: StepOutput) -> np.ndarray:
+    """Log-probabilities `[N, V]` of all tokens."""
+    found = np.empty_like(step.top_logp)
+    np.put_along_axis(found, step.top_tokens, step.top_logp, axis=1)
+    return found
+
+
+def test_the_graph_is_the_librarys_own_model(shop: Workshop, exact: OrtRunner) -> None:
+    plain = reference(shop.source.module.config.family)
+    session = Session(exact)
+    ids = text(1, WINDOW)
+    found = []
+    for piece in (ids[:3], ids[3:4], ids[4:]):
+        step = session.run(piece)
+        session.keep(step, len(piece))
+        found.append(by_token(step))
+    with torch.no_grad():
+        wanted = plain(torch.tensor([ids])).logits[0].log_softmax(-1).numpy()
+    np.testing.assert_allclose(np.concatenate(found), wanted, atol=1e-3)
+
+
+def test_a_rejected_tail_leaves_what_never_had_it(exact: OrtRunner) -> None:
+    """200 random histories."""
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        drafted = Session(exact)
+        afresh = Session(exact)
+        for _ in range(int(rng.integers(1, 4))):
+            tokens = rng.integers(4, 128, int(rng.integers(1, 7))).tolist()
+            kept = int(rng.integers(0, len(tokens) + 1))
+            drafted.keep(drafted.run(tokens), kept)
+            if kept:
+                afresh.keep(afresh.run(tokens[:kept]), kept)
+        pair = [by_token(session.run([9])) for session in (drafted, afresh)]
+        np.testing.assert_allclose(*pair, atol=1e-3)
+
+
+def test_eight_and_four_bits_run_and_are_near(shop: Workshop, exact: OrtRunner) -> None:
+    graphs = {"int8": shop.int8_graph(OPSET)[0], "int4": shop.block_graph(OPSET, BLOCKS[0])}
+    ids = text(2, 12)
+    wanted = by_token(Session(exact).run(ids))
+    for name, graph in graphs.items():
+        path = shop.folder / f"{name}.onnx"
+        graph.save(path)
+        found = by_token(Session(OrtRunner(path, shop.source.spec)).run(ids))
+        assert np.isfinite(found).all()
+        likeness = np.corrcoef(found.ravel(), wanted.ravel())[0, 1]
+        assert likeness > (0.98 if name == "int8" else 0.8), name
+
+
+@pytest.mark.parametrize("family", ["gemma4", "qwen3_5", "lfm2", "gpt_oss", "mixtral"])
+def test_what_cannot_be_a_sibling_says_why(family: str, tmp_path: Path) -> None:
+    if not available(family):
+        pytest.skip("this release of transformers does not have it")
+    target = save_tiny("llama", tmp_path / "target")
+    small = save_tiny(family, tmp_path / "small")
+    with pytest.raises(UnsupportedModelError, match="cannot be a sibling"):
+        load_source(str(target), f"independent:{small}")
