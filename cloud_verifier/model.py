@@ -20,7 +20,6 @@ from moa.bundle import Bundle
 from moa.drafters.contract import Drafter
 from moa.drafters.registry import StoredDrafter, find
 from moa.errors import UsageError
-from moa.gguf.reader import is_gguf
 from moa.graph.load import LoadedGraph
 from moa.process.memory import resident_bytes
 from moa.records import DTYPES
@@ -190,7 +189,7 @@ def load_target(settings: Settings) -> Target:
         library=settings.llama_library,
     )
     source = settings.target or str(_embedded().target)
-    if (plan := None if is_gguf(source) else plan_memory(source, options)) is not None:
+    if (plan := plan_memory(source, options) if source_of(source).planned else None) is not None:
         log.info("the target %s", plan, extra={"event": "memory", **plan.figures})
         options = dataclasses.replace(options, kv_tokens=plan.kv_tokens)
     # Errors of loading the model are reported by themselves: here it is the KV cache that does not

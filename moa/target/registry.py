@@ -28,6 +28,8 @@ class Source:
     """Whether `--target` names such a thing. Cheap: nothing heavy is imported, no network is used."""
     target: str
     """`module:class` of the target that loads it; imported when it is first needed."""
+    planned: bool = False
+    """Whether its memory is planned before its weights are read (`moa/target/memory_plan.py`)."""
     states: bool = False
     """Whether its commits carry states (`Capabilities.states`), which can be asked before anything is
     loaded."""
@@ -43,6 +45,7 @@ SOURCES: list[Source] = [
         name="transformers",
         accepts=lambda source: True,  # a folder or a hub id: what no other knows
         target="moa.target.torch_target:Target",
+        planned=True,
         states=True,
     ),
 ]
