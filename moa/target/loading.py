@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,13 @@ from moa.gguf.reader import is_gguf
 from moa.process.user_folders import expanded
 from moa.target.families import facts_of, refuse_unsupported
 from moa.target.gguf_folder import folder_of
-from moa.target.identity import WeightsHash, stored_tensors, tokenizer_hash, weights_id
+from moa.target.identity import (
+    WeightsHash,
+    stored_tensors,
+    tensor_shapes,
+    tokenizer_hash,
+    weights_id,
+)
 from moa.target.library import ATTENTION
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -97,6 +104,7 @@ def _load(
     quantization = _quantization(quantize, folder, config, where) if quantize else {}
     try:
         with _without_progress_bar(), without_foreign_warnings():
+            _compare_shapes(folder)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=dtype,
@@ -123,6 +131,29 @@ def _load(
     )
     _tie_if_equal(model)
     return LoadedModel(model, facts, folder)
+
+
+_MOST_NUMBERS = 16
+"""Times as many numbers as a folder's files hold that its model may have: some files pack several
+weights into one."""
+
+
+def _compare_shapes(folder: Path) -> None:
+    """Refuse weights that are not those of the config before memory is taken: the library makes the
+    whole model first, as large as the config says."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
+    stored = tensor_shapes(folder)
+    for name, wanted in empty.state_dict().items():
+        if name in stored and tuple(wanted.shape) != stored[name]:
+            raise ValueError(
+                f"{name} is {list(stored[name])}, and its config asks for {list(wanted.shape)}"
+            )
+    numbers = sum(parameter.numel() for parameter in empty.parameters())
+    held = sum(math.prod(shape) for shape in stored.values())
+    if numbers > _MOST_NUMBERS * held:
+        raise ValueError(f"its config asks for {numbers} numbers, and its files hold {held}")
 
 
 @contextlib.contextmanager
