@@ -9,7 +9,6 @@ the same file.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import math
@@ -169,6 +168,24 @@ def weights_id(folder: Path, facts: TargetFacts) -> str:
     return WeightsHash(folder).identity(facts) if made_of is None else made_of
 
 
+_DIMENSIONS = (
+    "family",
+    "layers",
+    "hidden_size",
+    "vocab_size",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "rope_theta",
+    "rms_norm_eps",
+    "max_positions",
+    "tie_embeddings",
+)
+"""The facts that an identity is made of, by name: a fact that is added later must not give every
+model another identity, and so turn every bundle away."""
+_NOT_OF_WEIGHTS = {"tokenizer_hash": "", "weights_id": "", "eos_ids": (), "bos_id": None}
+
+
 class WeightsHash:
     """The hash of a folder's weights, made in threads of its own."""
 
@@ -185,13 +202,8 @@ class WeightsHash:
         self._beside.shutdown()
         if self._made_of is not None:
             return self._made_of
-        dimensions = dataclasses.asdict(facts) | {
-            "tokenizer_hash": "",
-            "weights_id": "",
-            "eos_ids": (),
-            "bos_id": None,
-        }
-        digest = _digest(dimensions)
+        dimensions = {name: getattr(facts, name) for name in _DIMENSIONS}
+        digest = _digest(dimensions | _NOT_OF_WEIGHTS)
         tensors = {name: one for stored in self._files.values() for name, one in stored.items()}
         for name, tensor in sorted(tensors.items()):
             shape = list(tensor.shape)
