@@ -76,7 +76,7 @@ class Int8Table:
         scale = model.node(
             "Gather",
             [model.constant(f"table.{self.name}.scale", self.scale), ids],
-            [f"{out}_scale"],
+            [f"{out}_row_scale"],
         )
         wide = model.node("Cast", [codes], [f"{out}_wide"], to=TensorProto.FLOAT)
         model.node("Mul", [wide, scale], [out])
