@@ -26,7 +26,7 @@ Split = Literal["train", "heldout"]
 STDLIB = "stdlib"
 TRAINED = (
     STDLIB, "sympy", "torch", "transformers", "numpy", "matplotlib", "fontTools", "mpmath", "PIL", "mypy", "setuptools",
-    "yaml", "urllib3", "jinja2", "hypothesis", "_pytest", "optimum", "huggingface_hub", "onnxscript", "coverage",
+    "yaml", "urllib3", "jinja2", "hypothesis", "_pytest", "huggingface_hub", "onnxscript", "coverage",
     "fsspec",
     "pygments", "dateutil", "charset_normalizer", "pyparsing", "grimp", "importlinter", "contourpy", "onnx_ir",
     "kiwisolver",

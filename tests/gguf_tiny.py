@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from moa.errors import UsageError
 from moa.llama.library import find
+from moa.target.families import facts_of
 from tests.tiny import BOS, EOS, PAD, UNK
 
 ARCHITECTURES = {
@@ -51,7 +52,7 @@ def save(model: PreTrainedModel, path: Path, *, kind: str = "F32", **metadata: A
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
-    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_rope_freq_base(facts_of(config, None).rope_theta)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     if architecture == "llama":
@@ -88,11 +89,18 @@ def _stored(name: str, weight: np.ndarray, kind: str) -> np.ndarray:
     return gguf.quants.quantize(weight, gguf.GGMLQuantizationType[kind])
 
 
+def _letters() -> dict[int, str]:
+    """GPT-2's letter for each byte: itself where it is printable, else the next one from 256 on."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {
+        byte: chr(256 + place) for place, byte in enumerate(others)
+    }
+
+
 def _add_vocabulary(writer: Any, size: int) -> None:
     """A token for each printable character, as `tests.tiny.tiny_tokenizer` has it."""
-    from transformers.models.gpt2.tokenization_gpt2 import bytes_to_unicode
-
-    letters = bytes_to_unicode()
+    letters = _letters()
     pieces = ["<pad>", "<bos>", "<eos>", "<unk>"]
     pieces += [letters[ord(character)] for character in string.printable]
     pieces += [f"<extra_{i}>" for i in range(len(pieces), size)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 from torch import nn
@@ -22,6 +23,8 @@ def eagle3_config(
     facts: TargetFacts, *, intermediate_size: int, heads: int, kv_heads: int
 ) -> Eagle3Config:
     """An EAGLE-3.1 of the target's width, with the authors' layers and norms."""
+    # As a keyword of both transformers 4 and 5, which keeps it elsewhere.
+    rotation: dict[str, Any] = {"rope_theta": facts.rope_theta}
     layer = LlamaConfig(
         hidden_size=facts.hidden_size,
         intermediate_size=intermediate_size,
@@ -30,7 +33,7 @@ def eagle3_config(
         num_hidden_layers=1,
         vocab_size=facts.vocab_size,
         rms_norm_eps=facts.rms_norm_eps,
-        rope_theta=facts.rope_theta,
+        **rotation,
     )
     return Eagle3Config(
         layer=layer,

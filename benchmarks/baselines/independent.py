@@ -23,6 +23,8 @@ def as_llama(
             "a Llama cannot scale its embeddings or cap its logits as this drafter's target does"
         )
     tied = shared.embedding.data_ptr() == shared.head.data_ptr()
+    # As a keyword of both transformers 4 and 5, which keeps it elsewhere.
+    rotation: dict[str, Any] = {"rope_theta": config.rope_theta}
     llama: Any = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=config.vocab_size,
@@ -33,7 +35,7 @@ def as_llama(
             num_key_value_heads=config.self_attention_num_key_value_heads,
             head_dim=config.head_dim,
             rms_norm_eps=config.rms_norm_eps,
-            rope_theta=config.rope_theta,
+            **rotation,
             max_position_embeddings=max_positions,
             tie_word_embeddings=tied,
             bos_token_id=None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -16,27 +17,26 @@ from moa.target.torch_target import Target
 from tests.tiny import tiny_tokenizer
 
 
-def llama(hidden: int, layers: int, vocabulary: int, **more: int | None) -> LlamaConfig:
+def llama(hidden: int, layers: int, vocabulary: int, **more: Any) -> LlamaConfig:
     """A Llama's shape: heads of 64, a quarter of them for keys and values, a feed-forward of 2.75
     times its width."""
     heads = max(2, hidden // 64)
-    return LlamaConfig(
-        **{
-            "vocab_size": vocabulary,
-            "hidden_size": hidden,
-            "intermediate_size": int(2.75 * hidden) // 32 * 32,
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": max(1, heads // 4),
-            "head_dim": 64,
-            "max_position_embeddings": 16384,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "pad_token_id": 0,
-            "tie_word_embeddings": False,
-            **more,
-        }
-    )
+    shape: dict[str, Any] = {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": int(2.75 * hidden) // 32 * 32,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": max(1, heads // 4),
+        "head_dim": 64,
+        "max_position_embeddings": 16384,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "tie_word_embeddings": False,
+        **more,
+    }
+    return LlamaConfig(**shape)
 
 
 def main(folder: str, hidden: str, layers: str, vocabulary: str) -> None:

@@ -223,7 +223,7 @@ class Speculator:
         if not settings.stop:
             return None
         tokenizer = self.target.tokenizer
-        return lambda ids: tokenizer.decode(list(ids))
+        return lambda ids: str(tokenizer.decode(list(ids)))
 
 
 def _judged(sequence: _Sequence, tree: DraftTree, sampling: SamplingSettings) -> Judged:

@@ -115,13 +115,12 @@ class Upstreams:
 
     async def probe(self) -> UpstreamFacts:
         """Ask for the model; raises what is wrong with the last upstream if none answers."""
-        error: UpstreamError | None = None
+        error = UpstreamError("no upstream is given", later=False)
         for upstream in self._all:
             try:
                 return await self._facts(upstream)
             except UpstreamError as failed:
                 error = failed
-        assert error is not None
         raise error
 
     async def go_on(self, asked: Continuation) -> AsyncGenerator[Piece, None]:
@@ -184,8 +183,7 @@ class Upstreams:
 
     async def _ask(self, upstream: Upstream, asked: Continuation) -> AsyncGenerator[Piece, None]:
         facts = await self._facts(upstream)
-        how = upstream.dialect
-        assert how is not None
+        how = upstream.dialect or dialect(self._interface, facts.owner)
         url = httpx.URL(f"{upstream.url}/").join(how.path())
         try:
             async with self._http.stream(

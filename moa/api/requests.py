@@ -97,6 +97,7 @@ _NO_VARIABLES = frozenset(
         "return_tensors",
         "return_dict",
         "return_assistant_tokens_mask",
+        "sanitize_control_tokens",
     )
 )
 """What is a parameter of transformers' `apply_chat_template`, or in every template anyway."""

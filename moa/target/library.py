@@ -314,7 +314,7 @@ class _StateView(Cache):
         """The latest inputs of a layer's convolution."""
         return self.states.latest_inputs(layer_idx)
 
-    def update_conv_state(
+    def update_conv_state(  # type: ignore[override]  # it is only called with the kernel's size
         self, conv_states: Tensor, layer_idx: int, *_: Any, conv_kernel_size: int, **__: Any
     ) -> Tensor:
         """The convolution's inputs, with those before the forward in front."""

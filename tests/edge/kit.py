@@ -206,7 +206,7 @@ def oracle(truth: Sequence[int], right: float = 0.8, *, seed: int = 0) -> Device
         assert records is not None
         return OracleDrafter(truth, right, seed=seed, records=RecordBuffer(records.heads))
 
-    return dataclasses.replace(real, new_attention=drafter)
+    return dataclasses.replace(real, new_drafter=drafter)
 
 
 FAST: dict[str, Any] = {

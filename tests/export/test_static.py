@@ -96,7 +96,7 @@ def test_drafters_that_have_no_static_form_are_refused_before_any_work(
 ) -> None:
     borrows = make_pair(tmp_path, shape={"tli": 1}).drafter
     alone = f"independent:{pair.target}"
-    for drafter, why in ((str(borrows), "this one has 1"), (alone, "this one is independent")):
+    for drafter, why in ((str(borrows), "this one borrows 1"), (alone, "this one is independent")):
         with pytest.raises(
             UsageError, match=f"{kind} is only for MoA drafters .* no borrowed layers: {why}"
         ):

@@ -43,7 +43,7 @@ def request(token: str = "", *, path: str = "/", extra: Sequence[str] = ()) -> b
     """An opening handshake."""
     lines = [
         f"GET {path} HTTP/1.1",
-        "Host: x",
+        "Host: 127.0.0.1",
         "Upgrade: websocket",
         "Connection: Upgrade",
         "Sec-WebSocket-Version: 13",

@@ -30,7 +30,12 @@ _SERVER = Path(cloud_verifier.__file__).parent
 _SHARED = Path(moa.__file__).parent
 _FROM_OUTSIDE = (*_SERVER.rglob("*.py"), *(_SHARED / "wire").rglob("*.py"), _SHARED / "records.py")
 """The code that handles bytes from clients."""
-_LOADING = (*_FROM_OUTSIDE, *(_SHARED / "model").rglob("*.py"))
+_LOADING = (
+    *_FROM_OUTSIDE,
+    *(_SHARED / "model").rglob("*.py"),
+    *(_SHARED / "target").rglob("*.py"),
+    *(_SHARED / "drafters").rglob("*.py"),
+)
 """And the code that reads untrusted model folders."""
 
 

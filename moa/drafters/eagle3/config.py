@@ -89,17 +89,11 @@ class Eagle3Config:
             raise ConfigError(
                 f"{folder}: it reads layers {list(self.taps)}, the target has 0..{facts.layers - 1}"
             )
-        sizes = (
-            layer.hidden_size,
-            layer.intermediate_size,
-            layer.num_attention_heads,
-            layer.num_key_value_heads,
-        )
-        if (
-            min(sizes) < 1
-            or layer.num_attention_heads % layer.num_key_value_heads
-            or layer.head_dim % 2
-        ):
+        heads = layer.num_attention_heads
+        kv_heads = layer.num_key_value_heads or 0
+        head_dim = layer.head_dim or 0
+        sizes = (layer.hidden_size, layer.intermediate_size, heads, kv_heads, head_dim)
+        if min(sizes) < 1 or heads % kv_heads or head_dim % 2:
             raise ConfigError(f"{folder}: the dimensions of its layer do not fit each other")
 
 

@@ -49,7 +49,8 @@ class Eagle3Drafter(FeatureModel):
         layer, width = config.layer, config.layer.hidden_size
         eps = layer.rms_norm_eps
         heads = layer.num_attention_heads
-        kv_heads = layer.num_key_value_heads
+        kv_heads = layer.num_key_value_heads or heads
+        head_dim = layer.head_dim or width // heads
         states = len(config.taps) * config.target_hidden_size
         if config.norm_before_fc:
             self.input_norm = RMSNorm(states, eps)
@@ -61,10 +62,10 @@ class Eagle3Drafter(FeatureModel):
         self.layer = Block(width, heads, kv_heads, layer.intermediate_size, eps)
         self.hidden_norm = RMSNorm(width, eps)
         attention = self.layer.self_attn
-        attention.head_dim = layer.head_dim
+        attention.head_dim = head_dim
         for name, count in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads)):
-            setattr(attention, name, nn.Linear(2 * width, count * layer.head_dim, bias=False))
-        attention.o_proj = nn.Linear(heads * layer.head_dim, width, bias=False)
+            setattr(attention, name, nn.Linear(2 * width, count * head_dim, bias=False))
+        attention.o_proj = nn.Linear(heads * head_dim, width, bias=False)
         self.norm = RMSNorm(width, eps)
         self.words = words
         # Kept outside the module tree: rotary frequencies stay in float32, and tables may be the
