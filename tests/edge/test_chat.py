@@ -23,7 +23,8 @@ from moa.errors import LinkError, UsageError
 from moa.grammar.spec import Grammar
 from tests.edge.test_screen import done
 
-HALF, CTRL_C = b"", b"\x03"
+HALF, CTRL_C, STILL = b"", b"\x03", b"..."
+"""A half line, Ctrl-C at the prompt, and a user who types nothing until something happens."""
 """Ctrl-C after a part of a line was typed, and alone."""
 Keys = str | bytes
 
@@ -42,6 +43,8 @@ class Lines:
         for _ in range(10):  # typing takes time, in which the network can run
             await asyncio.sleep(0)
         line = self._lines.pop(0) if self._lines else None
+        if line is STILL:
+            await asyncio.Event().wait()
         self._begun = line is HALF
         if isinstance(line, bytes):
             raise Interrupted
@@ -172,7 +175,7 @@ async def test_ctrl_c_just_as_an_answer_ends_does_not_end_the_chat() -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     dialogue, screen = await talk(
-        Late([done("a", verified=True), done("b", verified=True)]), "one", "two"
+        Late([done("a", verified=True), done("b", verified=True)]), "one", STILL, "two", STILL
     )
     assert screen.count("Ctrl-C once more") == 2
     assert [message["content"] for message in dialogue.messages] == ["one", "a", "two", "b"]
