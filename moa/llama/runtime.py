@@ -75,11 +75,11 @@ class Shape:
     repack: bool = True
     """Whether weights are laid out anew in memory for this processor's kernels."""
 
-    def __post_init__(self) -> None:
-        if self.kv_type not in KV_TYPES:
-            raise ConfigError(
-                f"unknown --kv-type {self.kv_type!r}", hint=f"one of {', '.join(KV_TYPES)}"
-            )
+
+def check_kv_type(name: str) -> None:
+    """Refuse what keys and values cannot be kept in."""
+    if name not in KV_TYPES:
+        raise ConfigError(f"unknown --kv-type {name!r}", hint=f"one of {', '.join(KV_TYPES)}")
 
 
 class Runtime:

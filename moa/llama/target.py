@@ -33,7 +33,7 @@ from moa.gguf.tokenizer import GgufTokenizer, tokenizer_of
 from moa.grammar.matcher import GrammarCompiler
 from moa.llama.calls import Calls, Pieces
 from moa.llama.library import Library, find, load
-from moa.llama.runtime import KV_BITS, Run, Runtime, Shape
+from moa.llama.runtime import KV_BITS, Run, Runtime, Shape, check_kv_type
 from moa.llama.sequences import Sequences
 from moa.sampling import NO_LOGITS
 from moa.target.contract import (
@@ -145,6 +145,7 @@ class LlamaTarget:
         self._words = tokenizer_of(self._head)
         capacity = min(options.capacity, max(1, self._head.number("{arch}.context_length")))
         kv_type = options.kv_type or _KV_TYPE
+        check_kv_type(kv_type)  # before anything is computed from it
         on_card = options.device != "cpu" and options.gpu_layers != 0 and library.has_card
         full = options.slots * capacity
         sequences = -(-min(options.kv_tokens or full, full) // capacity)

@@ -123,8 +123,8 @@ class PagePool(Slots):
         if rest:
             try:
                 self.begin([slot], [rest])
-            except FullError:
-                self.release(slot)
+            except BaseException:
+                self.release(slot)  # whatever it is: else the slot is lost
                 raise
             ours = PAGE * int(self.tables[slot, whole])
             theirs = PAGE * int(self.tables[source, whole])

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moa.errors import FullError, UsageError
+from moa.errors import UsageError
 from moa.target.pages import PagePool
 
 
@@ -72,8 +72,8 @@ class RecurrentPool(PagePool):
             slot = self.acquire()
             try:
                 self.begin([slot], [tokens])
-            except FullError:
-                self.release(slot)
+            except BaseException:
+                self.release(slot)  # whatever it is: else the slot is lost
                 raise
             self.lengths[slot] = tokens
             self.behind.add(slot)

@@ -92,7 +92,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
     out = tmp_path / "b"
     found_with_torch = {
         "no model at ./none": ["build", "-t", "./none", "-d", pair.drafter, "-o", out],
-        "no drafter at nowhere": ["build", "-t", pair.target, "-d", "nowhere", "-o", out],
+        "no model nowhere: not a folder": ["build", "-t", pair.target, "-d", "nowhere", "-o", out],
         "no model at ./nowhere": [
             "build",
             "-t",
