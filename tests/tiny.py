@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     Cache,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3")
 PAD = 0
@@ -162,7 +162,7 @@ _PER_FAMILY: dict[str, dict[str, Any]] = {
 
 def available(family: str) -> bool:
     """Whether this release of transformers has the family, with a cache that we can be."""
-    if _MODEL_TYPES.get(family, family) not in CONFIG_MAPPING_NAMES:
+    if _MODEL_TYPES.get(family, family) not in CONFIG_MAPPING:
         return False
     return family not in CHAIN_FAMILIES or hasattr(Cache, "get_recurrent_state")
 
