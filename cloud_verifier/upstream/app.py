@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,10 +86,6 @@ class UpstreamVerifier(Server):
             post=self._post,
             most_running=_SESSIONS,
         )
-        known = upstreams.known
-        context = settings.limits.max_context_tokens
-        if known is not None and known.context:
-            context = min(context, known.context)
         facts = ModelFacts(
             target="",
             tokenizer=tokens.hash,
@@ -96,7 +93,7 @@ class UpstreamVerifier(Server):
             vocab_size=tokens.vocab_size,
             eos_ids=tokens.eos_ids,
             slots=_SESSIONS,
-            capacity=context
+            capacity=settings.limits.max_context_tokens
             + max(settings.limits.max_tree_nodes, settings.limits.max_chain_tokens),
             records=None,
             trees=False,
@@ -104,6 +101,7 @@ class UpstreamVerifier(Server):
         )
         service = Service(facts, settings.limits, self.engine, metrics=Metrics())
         super().__init__(service, settings, auth)
+        self._probing: asyncio.Task[None] | None = None
 
     def wrong(self) -> str:
         """Nothing: while the upstream is away devices are told so, and go on alone."""
@@ -114,7 +112,11 @@ class UpstreamVerifier(Server):
         return False
 
     async def start_engine(self) -> None:
-        """Say what answers, or what is wrong with it; a device is served in any case."""
+        """Ask what answers there. Nobody waits for it: without a network a device is served, too."""
+        self._probing = asyncio.create_task(self._probe())
+
+    async def _probe(self) -> None:
+        """Say what answers, or what is wrong with it."""
         try:
             facts = await self.upstreams.probe()
         except UpstreamError as error:
@@ -126,6 +128,9 @@ class UpstreamVerifier(Server):
 
     async def stop_engine(self) -> None:
         """End what runs."""
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.gather(self._probing, return_exceptions=True)
         await self.engine.stop()
 
 

@@ -108,11 +108,6 @@ class Upstreams:
         """Close all connections."""
         await self._http.aclose()
 
-    @property
-    def known(self) -> UpstreamFacts | None:
-        """What the first upstream that answered has said."""
-        return next((one.facts for one in self._all if one.facts is not None), None)
-
     async def probe(self) -> UpstreamFacts:
         """Ask for the model; raises what is wrong with the last upstream if none answers."""
         error = UpstreamError("no upstream is given", later=False)
@@ -286,10 +281,4 @@ def _chosen(models: Sequence[dict[str, Any]], wanted: str) -> UpstreamFacts:
             hint=f"--upstream-model, one of {', '.join(map(safe_line, list(named)[:8]))}",
         )
     name = wanted or next(iter(named))
-    model = named[name]
-    meta = model.get("meta")
-    sizes = [model.get("max_model_len"), model.get("context_length")]
-    if isinstance(meta, dict):
-        sizes += [meta.get("n_ctx"), meta.get("n_ctx_train")]
-    context = next((size for size in sizes if type(size) is int and size > 0), 0)
-    return UpstreamFacts(model=name, context=context, owner=str(model.get("owned_by", "")))
+    return UpstreamFacts(model=name, owner=str(named[name].get("owned_by", "")))

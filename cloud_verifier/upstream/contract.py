@@ -63,8 +63,6 @@ class UpstreamFacts:
     """What an upstream says of itself."""
 
     model: str
-    context: int = 0
-    """Tokens that fit; 0: it does not say."""
     owner: str = ""
     """Which engine it is, as its list of models has it."""
 

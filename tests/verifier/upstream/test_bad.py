@@ -135,6 +135,21 @@ async def test_a_list_of_models_that_names_none(models: Answer, key: str) -> Non
     assert verified == ""
 
 
+async def test_a_device_is_served_while_nobody_has_heard_of_the_upstream_yet(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A start without a network: the port opens although the list of models is still awaited."""
+    over = asyncio.Event()
+
+    async def silent(request: Any, writer: asyncio.StreamWriter) -> None:
+        await over.wait()
+
+    async with running(GOOD, silent) as upstream:
+        async with behind(upstream.url):
+            assert "does not answer yet" not in caplog.text  # nobody has waited for its time-out
+        over.set()
+
+
 async def test_a_good_one_is_verified_and_its_key_is_sent_and_not_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
