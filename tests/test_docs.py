@@ -12,10 +12,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 
 import edge_client
 from moa.wire.codes import Code
 from tools.api import api_page
+from tools.prose import wrapped
 from tools.readme import PARSERS, programs, rendered
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -94,6 +96,33 @@ def test_what_a_page_names_is_there_and_its_code_parses(page: Path) -> None:
             ).body
             imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
             exec(compile(ast.Module(imports, []), page.name, "exec"), {})
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.parent != ROOT],
+    ids=lambda p: p.relative_to(ROOT).as_posix(),
+)
+def test_no_line_of_prose_is_wider_than_a_line_of_code(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert wrapped(text) == text, f"run `python -m tools.prose {page.relative_to(ROOT)}`"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a " * 60 + "- b " * 60,  # no list begins in the middle of a sentence
+        "* item " + "word " * 40 + "\n\n  " + "more " * 40,
+        "text " * 30 + "`a span of code` " * 20,
+        "| a table |" + "x" * 200 + "|\n\n```\n" + "code " * 50 + "\n```\n# heading " + "x " * 80,
+    ],
+)
+def test_wrapping_changes_no_meaning(text: str) -> None:
+    def meaning(page: str) -> list[tuple[str, list[str]]]:
+        return [(token.type, token.content.split()) for token in MarkdownIt().parse(page)]
+
+    assert meaning(wrapped(text)) == meaning(text)
+    assert wrapped(wrapped(text)) == wrapped(text)
 
 
 def test_decisions_are_numbered_one_after_another() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from moa.cli.moa_edge import PROGRAMS
 from tools.api import api_page
+from tools.prose import wrapped
 from tools.wire import filled
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,7 +52,11 @@ def main() -> None:
 
 def rendered(root: Path) -> Iterator[tuple[Path, str]]:
     """What each generated file should hold."""
-    docs = root / "docs"
+    for path, text in _made(root / "docs", root):
+        yield path, wrapped(text)
+
+
+def _made(docs: Path, root: Path) -> Iterator[tuple[Path, str]]:
     yield docs / "cli.md", cli_reference(programs())
     yield docs / "api.md", api_page(root)
     protocol = docs / "wire-protocol.md"
