@@ -47,8 +47,8 @@ from moa.training import options
 from moa.training.run import TrainingRun, parameter_count
 from moa.tree import TreeShape
 from moa.wire import Limits
-from tests.support.client import client as connected
-from tests.tiny import FAMILIES, save_tiny, tiny
+from testing.client import client as connected
+from testing.tiny import FAMILIES, save_tiny, tiny
 
 Line = dict[str, Any]
 _SECONDS = 480.0

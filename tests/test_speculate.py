@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.kit.speculator import GenerationSettings, Speculator
 from moa.drafters.attention.config import AttentionConfig
 from moa.drafters.attention.model import new_attention
 from moa.drafters.body_drafting import BodyDrafting
@@ -20,7 +19,8 @@ from moa.errors import FullError, UsageError
 from moa.sampling import SamplingSettings
 from moa.target.torch_target import Target
 from moa.tree import TreeShape
-from tests.tiny import FAMILIES, save_tiny, tiny
+from testing.speculator import GenerationSettings, Speculator
+from testing.tiny import FAMILIES, save_tiny, tiny
 from tests.verifier.kit import generate
 
 SHAPES = {"tree": TreeShape(), "chain": TreeShape.chain(4)}

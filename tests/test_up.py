@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.tiny import save_tiny
+from testing.tiny import save_tiny
 
 SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48}
 _PROGRAM = "from moa.cli.moa_edge import main; main()"

@@ -27,6 +27,7 @@ PACKAGES = (
     "benchmarks",
     "examples",
     "tools",
+    "testing",
     "tests",
 )
 NEIGHBOURS = ("websockets", "starlette")

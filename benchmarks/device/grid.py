@@ -33,7 +33,6 @@ from benchmarks.kit.lab import LINKS, Asking, link_to, mean_rtt, turned
 from benchmarks.kit.options import one_of
 from benchmarks.kit.paired import EXERCISES
 from benchmarks.kit.progress import Progress
-from benchmarks.kit.verifier import Emulated, Pair, Running, verifier
 from benchmarks.provenance import commit
 from benchmarks.witness.replayed import recorded
 from demo.held_out import PLAIN as WITHOUT_CHAT
@@ -44,6 +43,7 @@ from edge_client.settings import ClientSettings
 from edge_client.tools.compare import TimedAnswer, ask, rates
 from edge_client.tools.emulated_network import PROFILES, LinkProxy, Profile
 from moa.errors import MoaError, UsageError
+from testing.verifier import Emulated, Pair, Running, verifier
 
 SLOWEST = "a call a token"
 """Bound by the round trip alone, so that a prompt of each half is enough."""

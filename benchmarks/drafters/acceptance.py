@@ -17,13 +17,13 @@ from benchmarks.kit.figures import table, titled
 from benchmarks.kit.options import one_of
 from benchmarks.kit.pair import Compared
 from benchmarks.kit.progress import Progress, say
-from benchmarks.kit.speculator import Generation, GenerationSettings, Speculator
 from demo import held_out
 from demo.skills import Example
 from moa.errors import UsageError
 from moa.sampling import SamplingSettings
 from moa.target.torch_target import Target
 from moa.tree import TreeShape
+from testing.speculator import Generation, GenerationSettings, Speculator
 
 PAPER = {"chain": TreeShape.chain(6), "tree": TreeShape(breadth=8, depth=6, nodes=62)}
 """The paper's shapes. Easy answers saturate them: with six levels no drafter gets more than seven

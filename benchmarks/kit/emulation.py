@@ -27,7 +27,6 @@ import torch
 
 from benchmarks.baselines.registry import open_drafting
 from benchmarks.kit.options import add_flags, options_from
-from benchmarks.kit.verifier import Emulated
 from benchmarks.witness.replayed import (
     Chains,
     Recorded,
@@ -48,6 +47,7 @@ from moa.drafters.contract import Drafting
 from moa.errors import MoaError, run_cli
 from moa.target.torch_target import Committed, Row, Step, with_states
 from moa.tree import TreeShape
+from testing.verifier import Emulated
 
 
 class SlowTarget(ReplayedTarget):
@@ -87,7 +87,7 @@ class SlowTarget(ReplayedTarget):
 
 
 class BaselineDrafter(TreeDrafter):
-    """Server-side drafts by any drafter that the engine of `benchmarks.kit.speculator` knows."""
+    """Server-side drafts by any drafter that the engine of `testing.speculator` knows."""
 
     _target: SlowTarget
 

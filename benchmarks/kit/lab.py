@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 from urllib.parse import urlsplit
 
-from benchmarks.kit.verifier import Pair, verifier
 from demo.held_out import skill_prompts
 from demo.skills import Example, is_right
 from edge_client.client import EdgeClient
@@ -18,6 +17,7 @@ from edge_client.settings import ClientSettings, SettingChanges
 from edge_client.tools.compare import TimedAnswer, ask
 from edge_client.tools.emulated_network import PROFILES, Condition, LinkProxy, Profile
 from moa.errors import UsageError
+from testing.verifier import Pair, verifier
 
 LINKS = ("wifi", "5g", "4g", "4g-weak", "bursty")
 """The paper's; the emulator has more."""

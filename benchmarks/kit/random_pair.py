@@ -14,7 +14,7 @@ from moa.drafters.attention.config import AttentionConfig
 from moa.drafters.attention.model import new_attention
 from moa.model.checkpoint import save_drafter
 from moa.target.torch_target import Target
-from tests.tiny import tiny_tokenizer
+from testing.tiny import tiny_tokenizer
 
 
 def llama(hidden: int, layers: int, vocabulary: int, **more: Any) -> LlamaConfig:

@@ -23,11 +23,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.device.replay import TargetAnswer, fresh_drafter, record_heads, target_answers
-from benchmarks.kit.devices import Script, Way, scripts
 from benchmarks.kit.figures import pivot
 from benchmarks.kit.lab import Asking, Lab, load
 from benchmarks.kit.progress import say
-from benchmarks.kit.verifier import Emulated, Pair, Running, many_short, random_pair, verifier
 from benchmarks.server.readers import SPEED, TOKENS, Trial, largest, trial
 from edge_client.device import Device
 from moa.errors import UsageError
@@ -36,6 +34,8 @@ from moa.graph.drafter import run
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
 from moa.wire.messages import RecordDtype
+from testing.devices import Script, Way, scripts
+from testing.verifier import Emulated, Pair, Running, many_short, random_pair, verifier
 
 WAYS: dict[str, tuple[Way, RecordDtype]] = {
     "plain decoding": ("none", "off"),

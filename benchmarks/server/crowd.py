@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.kit.devices import Round, Script, ScriptedDevice, scripts, together
-from benchmarks.server.scrape import Page, look
 from moa.wire.messages import RecordDtype
+from testing.devices import Round, Script, ScriptedDevice, scripts, together
+from testing.metrics_page import Page, look
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ from itertools import product
 from statistics import median
 from typing import Any
 
-from benchmarks.kit.devices import Round, Script, prompt
 from benchmarks.kit.figures import listing, percentiles
 from benchmarks.kit.progress import steps
-from benchmarks.kit.verifier import Pair, verifier
 from benchmarks.server.crowd import crowd, scripts_for
 from moa.wire import FEATURES
 from moa.wire.messages import RecordDtype
-from tests.support.client import client
+from testing.client import client
+from testing.devices import Round, Script, prompt
+from testing.verifier import Pair, verifier
 
 Figures = dict[str, Any]
 _ROOM = 512

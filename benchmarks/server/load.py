@@ -17,9 +17,9 @@ from typing import Any
 
 from benchmarks.kit.options import one_of
 from benchmarks.kit.progress import steps
-from benchmarks.kit.verifier import Pair, random_pair
 from benchmarks.server import latency, throughput, wire_bytes
 from moa.errors import UsageError
+from testing.verifier import Pair, random_pair
 
 Figures = dict[str, Any]
 

@@ -21,7 +21,6 @@ import torch
 from tokenizers import Tokenizer
 
 from benchmarks.kit.figures import listing, titled
-from benchmarks.kit.speculator import GenerationSettings, Speculator
 from moa import demo
 from moa.drafters.attention.model import load_attention
 from moa.drafters.body_drafting import BodyDrafting
@@ -29,6 +28,7 @@ from moa.grammar.matcher import GrammarCompiler, Matcher, unpacked
 from moa.grammar.spec import Grammar
 from moa.sampling import SamplingSettings, choose
 from moa.target.torch_target import Target
+from testing.speculator import GenerationSettings, Speculator
 
 _PERSON = {
     "name": "Sofia Maria",

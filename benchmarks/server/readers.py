@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from benchmarks.kit.devices import Script, ScriptedDevice, Way
 from benchmarks.kit.figures import percentiles
 from benchmarks.kit.progress import say
 from moa.wire.messages import RecordDtype
+from testing.devices import Script, ScriptedDevice, Way
 
 SPEED = 10.0
 """Tokens a second that a person reads."""

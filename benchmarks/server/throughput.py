@@ -9,9 +9,9 @@ from typing import Any
 
 from benchmarks.kit.figures import listing, percentiles, table
 from benchmarks.kit.progress import steps
-from benchmarks.kit.verifier import Pair, verifier
 from benchmarks.server.crowd import Run, crowd, scripts_for
-from benchmarks.server.scrape import Histogram, gained
+from testing.metrics_page import Histogram, gained
+from testing.verifier import Pair, verifier
 
 Figures = dict[str, Any]
 

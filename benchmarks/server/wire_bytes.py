@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.kit.figures import table
-from benchmarks.kit.verifier import Pair, verifier
 from benchmarks.server.crowd import scripts_for
 from moa.demo import paths
 from moa.target.loading import read_facts
 from moa.wire.messages import RecordDtype
-from tests.support.client import client
+from testing.client import client
+from testing.verifier import Pair, verifier
 
 Figures = dict[str, Any]
 _PRECISIONS: tuple[RecordDtype, ...] = ("off", "int4", "int8", "fp16")

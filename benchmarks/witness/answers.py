@@ -15,11 +15,11 @@ import numpy as np
 from benchmarks.baselines.registry import load_any
 from benchmarks.drafters.witness import NONE, Row, alone, fast_head
 from benchmarks.kit.figures import table
-from benchmarks.kit.speculator import GenerationSettings, Speculator
 from moa.target.loading import load_model, load_tokenizer
 from moa.target.torch_target import Target
 from moa.training.data import Batch
 from moa.training.teacher import Teacher
+from testing.speculator import GenerationSettings, Speculator
 
 _TOKENS = 4
 """Of an answer: none is longer."""

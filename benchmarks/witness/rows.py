@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from benchmarks.kit.progress import say
-from benchmarks.kit.speculator import GenerationSettings, Speculator
 from benchmarks.witness.texts import documents, prompts
 from demo.held_out import encode
 from demo.skills import Example
@@ -20,6 +19,7 @@ from moa.training.data import Document, PackedRows, pack
 from moa.training.loop import fast_precision
 from moa.training.teacher import Teacher
 from moa.training.teacher_files import write_outputs
+from testing.speculator import GenerationSettings, Speculator
 
 
 def write_heldout(

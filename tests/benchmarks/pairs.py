@@ -17,7 +17,7 @@ from moa.drafters.attention.model import AttentionDrafter, new_attention
 from moa.model.borrowed import SharedWeights
 from moa.target.torch_target import Target
 from moa.training.data import Batch, Document, PackedRows, pack
-from tests.tiny import tiny
+from testing.tiny import tiny
 
 Model = TypeVar("Model", bound=nn.Module)
 KINDS: tuple[Feature, ...] = ("eagle2", "eagle3", "states")

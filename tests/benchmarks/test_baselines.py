@@ -18,11 +18,12 @@ from benchmarks.baselines.registry import (
     parameter_count,
     save,
 )
-from benchmarks.kit.speculator import GenerationSettings, Speculator
 from moa.drafters.attention.model import new_attention
 from moa.errors import ConfigError, UsageError
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
+from testing.speculator import GenerationSettings, Speculator
+from testing.tiny import save_tiny
 from tests.benchmarks.pairs import (
     KINDS,
     OPPONENTS,
@@ -33,7 +34,6 @@ from tests.benchmarks.pairs import (
     target_for,
     tiny_target,
 )
-from tests.tiny import save_tiny
 
 
 @pytest.mark.parametrize("kind", OPPONENTS)

@@ -16,8 +16,8 @@ from moa.errors import UsageError, run_cli
 from moa.target.loading import load_model
 from moa.training.data import PackedRows
 from moa.training.loop import LoopSettings
+from testing.tiny import save_tiny
 from tests.benchmarks.pairs import WIDE, packed
-from tests.tiny import save_tiny
 
 SETTINGS = LoopSettings(steps=4, batch=2, warmup=1, precision="fp32", checkpoint_every=2)
 

@@ -18,8 +18,8 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from benchmarks.kit.verifier import Emulated, verifier
 from moa.process.listening import Port
+from testing.verifier import Emulated, verifier
 from tests.clients.conftest import PATIENCE, Device, online
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs `make clients`")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.kit.verifier import Emulated, verifier
+from testing.verifier import Emulated, verifier
 from tests.clients.conftest import MODEL, PATIENCE, Device, online
 
 langchain = pytest.importorskip("langchain_openai", reason="needs `make clients`")

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import pytest
 
-from benchmarks.kit.verifier import Emulated, verifier
 from moa.process.listening import Port
+from testing.verifier import Emulated, verifier
 from tests.clients.conftest import MODEL, PATIENCE, Device, online
 
 pytest.importorskip("langchain_openai", reason="needs `make clients`")

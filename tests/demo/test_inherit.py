@@ -16,7 +16,7 @@ from moa.target.loading import load_model
 from moa.training.data import Document, PackedRows, pack
 from moa.training.teacher import Teacher
 from moa.tree import MASKED
-from tests.tiny import save_tiny
+from testing.tiny import save_tiny
 
 
 def test_all_layers_and_units_of_the_target_are_the_target(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.kit.speculator import GenerationSettings, Speculator
 from demo import natural, train
 from demo.recipe import COURSES, DRAFTER_COURSES, DRAFTER_LAYERS, DRAFTER_SHAPE, ROW
 from moa.demo import paths
@@ -22,6 +21,7 @@ from moa.target.loading import load_model
 from moa.target.torch_target import Target
 from moa.training.data import Document, pack, pieces
 from moa.training.generate import PROMPT_TOKENS
+from testing.speculator import GenerationSettings, Speculator
 
 pytestmark = pytest.mark.filterwarnings("default::UserWarning")
 

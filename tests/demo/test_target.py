@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kit.speculator import GenerationSettings, Speculator
 from demo import held_out
 from demo.corpus import talk
 from demo.skills import Example, is_right
 from edge_client.cli import bench, demo
 from moa.demo import paths
 from moa.target.torch_target import Target
+from testing.speculator import GenerationSettings, Speculator
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -21,8 +21,8 @@ from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import save_drafter
 from moa.target.torch_target import Row, Target
 from moa.tree import MASKED
-from tests.close import assert_rounded
-from tests.tiny import tiny
+from testing.close import assert_rounded
+from testing.tiny import tiny
 
 HEADS = 4
 KV = 2

@@ -24,9 +24,9 @@ from moa.target.loading import prepare
 from moa.target.rows import Row
 from moa.target.torch_target import Target
 from moa.tree import TreeShape
+from testing.tiny import tiny
 from tests.model import published
 from tests.target.cuda.test_decoder import Ordered
-from tests.tiny import tiny
 
 CAPACITY = 96
 GREEDY = SamplingSettings()

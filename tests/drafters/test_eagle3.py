@@ -20,8 +20,8 @@ from moa.model.borrowed import SharedWeights
 from moa.sampling import SamplingSettings
 from moa.target.torch_target import Row, Target
 from moa.tree import TreeGrower, TreeShape
+from testing.tiny import tiny
 from tests.model import published
-from tests.tiny import tiny
 
 WORDS = [5, 9, 11, 12, 40, 41, 90, 127]
 TEXT = [7, 30, 5, 99, 12, 64, 90, 40, 41, 9, 120, 5]

@@ -16,8 +16,8 @@ from moa.drafters import registry
 from moa.drafters.registry import find
 from moa.target.rows import Row
 from moa.target.torch_target import Step
+from testing.tiny import save_tiny
 from tests.drafters.toy import ToyConfig, ToyKind
-from tests.tiny import save_tiny
 from tests.verifier import kit
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"

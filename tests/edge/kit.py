@@ -36,8 +36,8 @@ from moa.sampling import SamplingSettings
 from moa.speculation.guess_tree import GuessTreeGrower
 from moa.target.loading import load_model
 from moa.tree import DraftTree, TreeGrower, TreeShape, path_of
+from testing.tiny import save_tiny
 from tests.edge.reader import Reader
-from tests.tiny import save_tiny
 from tests.verifier import kit as verifier_kit
 
 

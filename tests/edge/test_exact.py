@@ -13,9 +13,9 @@ import pytest
 from edge_client.client import EdgeClient
 from edge_client.tools.emulated_network import PROFILES, LinkProxy
 from moa.sampling import SamplingSettings
+from testing.tiny import EOS
 from tests.edge import kit
 from tests.edge.reader import Reader
-from tests.tiny import EOS
 from tests.verifier import kit as verifier_kit
 
 COUNT = 40

@@ -12,7 +12,6 @@ from typing import Any
 import jsonschema
 import pytest
 
-from benchmarks.kit.speculator import GenerationSettings, Speculator
 from cloud_verifier.app import Verifier
 from edge_client.client import EdgeClient
 from edge_client.device import Device
@@ -21,6 +20,7 @@ from edge_client.tools.emulated_network import LinkProxy
 from moa.errors import UsageError
 from moa.grammar.spec import Grammar, GrammarError
 from moa.sampling import SamplingSettings
+from testing.speculator import GenerationSettings, Speculator
 from tests.edge.kit import FAST, Reader, transcribe
 from tests.edge.serve.pair import SETTINGS, embedded, served, verifier
 from tests.edge.test_exact import WAYS

@@ -23,9 +23,9 @@ from moa.drafters.onnx_drafting import OnnxDrafting
 from moa.errors import UsageError
 from moa.graph.drafter import OnnxDrafter
 from moa.sampling import SamplingSettings
+from testing.tiny import save_tiny, tiny
 from tests.edge import kit
 from tests.model import published
-from tests.tiny import save_tiny, tiny
 from tests.verifier import kit as verifier_kit
 from tests.verifier.test_server_drafter import learn
 

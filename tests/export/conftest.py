@@ -19,7 +19,7 @@ from moa.drafters.attention.config import AttentionConfig
 from moa.drafters.attention.model import new_attention
 from moa.model.checkpoint import save_drafter
 from moa.target.loading import load_model
-from tests.tiny import save_tiny
+from testing.tiny import save_tiny
 
 PROMPTS = ("hello world", "1+1=", "abc abc abc")
 

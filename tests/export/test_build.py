@@ -23,8 +23,8 @@ from moa.drafters.attention.config import AttentionConfig
 from moa.errors import UsageError
 from moa.graph.step import open_session
 from moa.target.loading import read_facts
+from testing.tiny import save_tiny
 from tests.export.conftest import PROMPTS, Pair, settings_for
-from tests.tiny import save_tiny
 
 
 def test_the_bundle_holds_what_the_design_says(bundle: Bundle, pair: Pair) -> None:

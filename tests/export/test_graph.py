@@ -17,8 +17,8 @@ from export.parity import compare
 from export.runner import OrtRunner, TorchRunner, random_steps
 from export.source import Source, load_source
 from moa.errors import MoaError
+from testing.tiny import save_tiny
 from tests.export.conftest import Pair, make_pair
-from tests.tiny import save_tiny
 
 TOLERANCE = 1e-4
 

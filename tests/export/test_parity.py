@@ -20,7 +20,7 @@ from export.runner import TorchRunner
 from export.source import Source, load_source
 from export.storage import WeightedModel
 from moa.errors import MoaError
-from tests.tiny import tiny, tiny_tokenizer
+from testing.tiny import tiny, tiny_tokenizer
 
 LAYERS = 4
 

@@ -18,8 +18,8 @@ from edge_client.events import AnswerSoFar
 from export.build import step_times
 from export.cli import main
 from moa.bundle import Bundle
+from testing.tiny import save_tiny, tiny
 from tests.target.test_gguf_folder import rounded, written
-from tests.tiny import save_tiny, tiny
 from tests.verifier.kit import generate
 
 IDS = [20, 31, 42, 53, 64]

@@ -14,8 +14,8 @@ from export.kinds import OPSET
 from export.runner import OrtRunner, StepInput, StepOutput
 from export.source import load_source
 from moa.errors import UnsupportedModelError
+from testing.tiny import available, save_tiny
 from tests.target.trees import reference
-from tests.tiny import available, save_tiny
 
 FAMILIES = ("smollm3", "phi3", "granite", "olmo3", "glm4")
 WINDOW = 8

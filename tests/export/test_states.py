@@ -35,8 +35,8 @@ from moa.sampling import SamplingSettings
 from moa.target.loading import load_model
 from moa.target.torch_target import Committed, Row, Target
 from moa.tree import DraftTree, TreeShape
+from testing.tiny import save_tiny
 from tests.export.conftest import Pair
-from tests.tiny import save_tiny
 
 IDS = [5, 9, 77, 30, 64, 8, 100, 12, 61, 17]
 SHAPE = TreeShape(breadth=2, depth=3, nodes=6)

@@ -15,7 +15,7 @@ from moa.gguf.reader import GgufHead
 from moa.gguf.tokenizer import tokenizer_of
 from moa.llama.library import find, load
 from moa.llama.runtime import Vocabulary
-from tests import gguf_tiny
+from testing import gguf_tiny
 
 _CONTROL = 3
 _USER_DEFINED = 4

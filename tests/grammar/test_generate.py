@@ -7,7 +7,6 @@ import json
 import jsonschema
 import pytest
 
-from benchmarks.kit.speculator import Generation, GenerationSettings, Speculator
 from moa import demo
 from moa.bundle import Bundle
 from moa.drafters.attention.model import load_attention
@@ -20,7 +19,8 @@ from moa.graph.load import LoadedGraph
 from moa.sampling import SamplingSettings
 from moa.target.torch_target import Target
 from moa.tree import TreeShape
-from tests.tiny import tiny
+from testing.speculator import Generation, GenerationSettings, Speculator
+from testing.tiny import tiny
 
 KINDS = {
     "name": {"type": "string", "maxLength": 12},

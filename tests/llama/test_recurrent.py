@@ -13,7 +13,7 @@ from moa.llama.target import LlamaTarget
 from moa.target.contract import LoadOptions, Node
 from moa.target.registry import open_target
 from moa.target.rows import Row
-from tests import gguf_tiny
+from testing import gguf_tiny
 
 
 @pytest.fixture

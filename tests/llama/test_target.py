@@ -17,8 +17,8 @@ from moa.llama.target import LlamaTarget, layers_that_fit
 from moa.target.contract import LoadOptions, Node
 from moa.target.registry import open_target
 from moa.target.rows import Row
-from tests import gguf_tiny
-from tests.tiny import tiny
+from testing import gguf_tiny
+from testing.tiny import tiny
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},

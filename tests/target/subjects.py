@@ -20,12 +20,12 @@ from moa.target.cuda.runner import Accelerator
 from moa.target.registry import open_target
 from moa.target.rows import Row
 from moa.target.torch_target import Target as TorchTarget
-from tests import gguf_tiny
-from tests.close import assert_rounded
+from testing import gguf_tiny
+from testing.close import assert_rounded
+from testing.tiny import MODERN_FAMILIES, available, tiny
 from tests.target.cuda.reference import ReferenceKernels
 from tests.target.toy import ToyModel, ToyTarget
 from tests.target.trees import plain_logits, reference
-from tests.tiny import MODERN_FAMILIES, available, tiny
 
 Plain = Callable[[Sequence[int]], NDArray[np.float32]]
 

@@ -21,7 +21,7 @@ from moa.target.registry import Source
 from moa.wire import Limits
 from moa.wire.events import Advanced
 from moa.wire.messages import Sampling
-from tests.support import client as wire_client
+from testing import client as wire_client
 from tests.target.subjects import SUBJECTS
 from tests.target.toy import ToyModel
 from tests.verifier import kit

@@ -15,10 +15,10 @@ from moa.drafters.attention.config import AttentionConfig
 from moa.errors import UnsupportedModelError, UsageError
 from moa.target.torch_target import Row, Target
 from moa.training.teacher import Teacher
-from tests.close import assert_rounded
+from testing.close import assert_rounded
+from testing.tiny import CHAIN_FAMILIES, MODERN_FAMILIES, available, save_tiny, tiny
 from tests.target.test_target import prefill
 from tests.target.trees import plain_logits, reference
-from tests.tiny import CHAIN_FAMILIES, MODERN_FAMILIES, available, save_tiny, tiny
 
 FAMILIES = [family for family in MODERN_FAMILIES if available(family)]
 CHAINS = [family for family in CHAIN_FAMILIES if available(family)]

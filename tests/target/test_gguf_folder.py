@@ -18,8 +18,8 @@ from moa.gguf.reader import StoredBlocks
 from moa.gguf.weights import rows_of
 from moa.target.gguf_folder import GgufModel, config_of
 from moa.target.loading import load_model, load_tokenizer, locate, read_facts
-from tests.support.gguf_file import write_gguf
-from tests.tiny import tiny
+from testing.gguf_file import write_gguf
+from testing.tiny import tiny
 
 ARCHITECTURES = {
     "llama": "llama",

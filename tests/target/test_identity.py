@@ -18,7 +18,7 @@ from moa.errors import UsageError
 from moa.target import identity
 from moa.target.identity import WeightsHash, computation_id, stored_tensors, weights_id
 from moa.target.loading import load_model, read_facts
-from tests.tiny import save_tiny
+from testing.tiny import save_tiny
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from moa.target.families import refuse_unsupported
 from moa.target.identity import tokenizer_hash, weights_id
 from moa.target.loading import load_model, load_tokenizer, locate
 from moa.target.torch_target import Row, Target
-from tests.tiny import EOS, FAMILIES, save_tiny, tiny, tiny_config
+from testing.tiny import EOS, FAMILIES, save_tiny, tiny, tiny_config
 
 
 @pytest.fixture

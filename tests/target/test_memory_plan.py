@@ -15,7 +15,7 @@ from moa.process import memory
 from moa.target.contract import LoadOptions
 from moa.target.loading import load_model
 from moa.target.memory_plan import plan_memory
-from tests.tiny import save_tiny, tiny, tiny_tokenizer
+from testing.tiny import save_tiny, tiny, tiny_tokenizer
 
 OPTIONS = LoadOptions(device="cpu", dtype="float32", slots=8, capacity=512, kv_tokens=4096)
 PER_TOKEN = 2 * 4 * 2 * 16 * 4

@@ -12,10 +12,10 @@ from moa.target.head import Head
 from moa.target.packed import PACKED_FAMILIES
 from moa.target.products import can_pack
 from moa.target.torch_target import Row, Target
-from tests.close import assert_rounded
+from testing.close import assert_rounded
+from testing.tiny import tiny
 from tests.target.test_target import prefill
 from tests.target.trees import random_tree
-from tests.tiny import tiny
 
 
 @pytest.mark.parametrize("family", PACKED_FAMILIES)

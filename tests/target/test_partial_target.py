@@ -13,7 +13,7 @@ from moa.drafters.attention.model import load_attention, new_attention
 from moa.errors import UsageError
 from moa.model.checkpoint import save_drafter
 from moa.target.loading import load_model, read_partial_target
-from tests.tiny import FAMILIES, save_tiny
+from testing.tiny import FAMILIES, save_tiny
 
 
 @pytest.mark.parametrize("family", FAMILIES)

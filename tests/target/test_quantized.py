@@ -12,7 +12,7 @@ import torch
 
 from moa.errors import ConfigError, UsageError
 from moa.target.torch_target import Target
-from tests.tiny import save_tiny
+from testing.tiny import save_tiny
 from tests.verifier.kit import decoded, generate, prompt
 
 ROOM = {"slots": 4, "capacity": 96}

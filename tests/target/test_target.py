@@ -12,9 +12,9 @@ from transformers import DynamicCache, PreTrainedModel
 from moa.errors import CapacityError, NumericalError, UsageError
 from moa.target.library import cache_argument
 from moa.target.torch_target import Row, Target
-from tests.close import assert_rounded
+from testing.close import assert_rounded
+from testing.tiny import FAMILIES, tiny
 from tests.target.trees import path_to, plain_logits, random_tree, reference, tree_logits
-from tests.tiny import FAMILIES, tiny
 
 
 def prefill(target: Target, ids: list[int], chunk: int = 7) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tests.tiny import tiny
+from testing.tiny import tiny
 
 
 def random_tree(

@@ -11,9 +11,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.kit.devices import Script, ScriptedDevice, scripts
 from edge_client.tools.emulated_network import LinkProxy
 from moa.errors import MoaError
+from testing.devices import Script, ScriptedDevice, scripts
 from tests.torture.server import Mortal
 
 _TOKENS = 48

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from tests.support.client import Client, client
+from testing.client import Client, client
 
 PROMPT = tuple(range(40, 56))
 TOKENS = 200

@@ -33,9 +33,9 @@ from moa.drafters.attention.config import AttentionConfig
 from moa.drafters.attention.model import new_attention
 from moa.target.loading import load_model
 from moa.target.torch_target import Target
+from testing.tiny import tiny
 from tests.edge.kit import Reader, export_drafter
 from tests.grammar.corpus import Schema
-from tests.tiny import tiny
 
 _LANES = 16
 """Answers at once."""

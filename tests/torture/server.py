@@ -16,13 +16,13 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-from benchmarks.kit.verifier import Running, verifier
-from benchmarks.server.scrape import Page, look
 from cloud_verifier import logs
 from cloud_verifier.app import Verifier
 from cloud_verifier.serving.auth import OPERATOR, new_token, token_line
 from cloud_verifier.settings import Settings
 from moa.process.listening import Port
+from testing.metrics_page import Page, look
+from testing.verifier import Running, verifier
 
 SOAKED = ("--slots", "32", "--openai", "0")
 """Flags: so few slots that they are all in use after minutes; then their number has no slope of its

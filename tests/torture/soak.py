@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.kit.devices import Script
 from edge_client import EdgeClient
 from edge_client.device import Device
 from edge_client.tools.emulated_network import LinkProxy
+from testing.devices import Script
 from tests.torture.device import ask, demo_device
 from tests.torture.floods import EVERY_FLOOD, HTTP_FLOODS, Report, seconds_of_health
 from tests.torture.fuzz import fuzz

@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from moa.training.data import Batch, Document, PackedRows, pack
-from tests.tiny import save_tiny
+from testing.tiny import save_tiny
 
 TEMPLATE = (
     "<bos>{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system messages') }}{% endif %}"

@@ -26,8 +26,8 @@ from moa.training.loop import Loop, fast_precision
 from moa.training.masks import AnchorRule, Spacing, parse_spacings
 from moa.tree import MASKED
 from moa.worth import reached_at, worth
-from tests.close import assert_rounded
-from tests.tiny import save_tiny
+from testing.close import assert_rounded
+from testing.tiny import save_tiny
 from tests.training.conftest import in_processes
 
 SMALL = [

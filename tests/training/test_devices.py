@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.kit.speculator import GenerationSettings, Speculator
 from demo.inherit import inherit
 from moa.drafters.attention.config import AttentionConfig
 from moa.drafters.attention.model import AttentionDrafter, new_attention
@@ -28,9 +27,10 @@ from moa.training.data import PackedRows
 from moa.training.masks import AnchorRule
 from moa.training.teacher import Teacher
 from moa.tree import TreeShape
-from tests.close import assert_rounded
+from testing.close import assert_rounded
+from testing.speculator import GenerationSettings, Speculator
+from testing.tiny import tiny
 from tests.stand_in import Elsewhere, moved, stand_in
-from tests.tiny import tiny
 from tests.training.test_distill import task
 
 FLAVOURS: dict[str, tuple[DistillSettings, dict[str, Any]]] = {

@@ -16,8 +16,8 @@ from moa.target.loading import load_model
 from moa.training.data import Batch, Document, PackedRows, pack
 from moa.training.masks import AnchorRule, Spacing
 from moa.training.teacher import Teacher
-from tests.close import assert_rounded
-from tests.tiny import FAMILIES, tiny
+from testing.close import assert_rounded
+from testing.tiny import FAMILIES, tiny
 
 
 def task(

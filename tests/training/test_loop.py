@@ -12,7 +12,7 @@ from torch import nn
 from moa.errors import UsageError
 from moa.training.data import Batch, PackedRows
 from moa.training.loop import Loop, LoopSettings, Loss
-from tests.close import assert_rounded
+from testing.close import assert_rounded
 from tests.training.conftest import in_processes
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from moa.model.borrowed import SharedWeights
 from moa.training import losses
 from moa.training.losses import compare
-from tests.close import assert_rounded
+from testing.close import assert_rounded
 
 
 def pair(case: str) -> tuple[SharedWeights, SharedWeights]:

@@ -20,7 +20,7 @@ from moa.model.borrowed import SharedWeights
 from moa.target.loading import load_model
 from moa.training.data import PackedRows
 from moa.training.teacher import Teacher
-from tests.tiny import save_tiny
+from testing.tiny import save_tiny
 from tests.training.test_cli import train
 
 

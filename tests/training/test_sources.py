@@ -11,7 +11,7 @@ from moa.errors import UsageError
 from moa.target.loading import load_tokenizer
 from moa.training.data import Document
 from moa.training.sources import DocumentReader, SourceExample, examples, fingerprint
-from tests.tiny import BOS, EOS
+from testing.tiny import BOS, EOS
 from tests.training.conftest import chat
 
 # Drops the answers of earlier turns once there is a later one, as some templates drop old reasoning

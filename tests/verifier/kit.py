@@ -30,9 +30,9 @@ from moa.sampling import SamplingSettings, choose
 from moa.speculation.policy import Policy
 from moa.target.torch_target import Row, Target
 from moa.wire import Limits, decode_server
-from tests.support import client as wire_client
-from tests.support.client import Client
-from tests.tiny import tiny
+from testing import client as wire_client
+from testing.client import Client
+from testing.tiny import tiny
 
 __all__ = ["Client", "Row", "Verifier", "decode_server"]
 

@@ -19,7 +19,7 @@ from cloud_verifier.serving.auth import Authenticator
 from moa.process.listening import Port
 from moa.wire import SUBPROTOCOL, encode
 from moa.wire.messages import Cancel, Error
-from tests.support import client as wire_client
+from testing import client as wire_client
 from tests.verifier import kit
 
 IDS = kit.prompt(1, 10)

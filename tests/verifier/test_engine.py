@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.kit.speculator import GenerationSettings, Speculator
 from cloud_verifier.engine import runner
 from cloud_verifier.engine.core import PROBE_SECONDS
 from cloud_verifier.engine.faults import Faults
@@ -26,7 +25,8 @@ from moa.tree import DraftTree, TreeShape
 from moa.wire import Code
 from moa.wire.finish import TurnRules
 from moa.wire.messages import Foresee, Stream, StreamTokens, Verdict
-from tests.tiny import tiny
+from testing.speculator import GenerationSettings, Speculator
+from testing.tiny import tiny
 from tests.verifier import kit
 from tests.verifier.bench import Bench, new_lease
 

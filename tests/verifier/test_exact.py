@@ -21,7 +21,7 @@ from cloud_verifier.model import load
 from moa.demo import paths
 from moa.sampling import SamplingSettings
 from moa.wire_sampling import wire_sampling
-from tests.tiny import tiny
+from testing.tiny import tiny
 from tests.verifier import kit
 
 EMBEDDED = "embedded"

@@ -23,8 +23,8 @@ from moa.target.registry import open_target
 from moa.target.rows import Row
 from moa.wire.codes import Code
 from moa.wire.messages import Error, Verdict, Verify
-from tests import gguf_tiny
-from tests.tiny import tiny
+from testing import gguf_tiny
+from testing.tiny import tiny
 from tests.verifier import kit, test_exact
 from tests.verifier.test_foresee import (
     test_a_stream_that_waits_ends_when_it_is_cancelled_when_its_edge_goes_and_when_the_server_drains,

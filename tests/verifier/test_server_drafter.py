@@ -20,8 +20,8 @@ from moa.sampling import SamplingSettings
 from moa.target.torch_target import Row, Step
 from moa.training.cli import main as train
 from moa.wire.messages import Sampling
+from testing.tiny import save_tiny, tiny
 from tests.model import published
-from tests.tiny import save_tiny, tiny
 from tests.verifier import kit
 
 TOKENS = 32

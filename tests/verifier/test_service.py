@@ -23,7 +23,7 @@ from moa.wire.messages import (
     Welcome,
 )
 from moa.wire.session import Ready, Recovered
-from tests.tiny import tiny_tokenizer
+from testing.tiny import tiny_tokenizer
 from tests.verifier import kit
 
 IDS = kit.prompt(3, 20)

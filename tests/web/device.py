@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from edge_client.events import Adopt, Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
+from testing.tiny import EOS
 from tests.edge import kit
-from tests.tiny import EOS
 from tests.web.node import command
 
 _EVENTS = msgspec.json.Decoder(Prompt | Token | Confirm | Retract | Adopt | Link | Notice | Done)

@@ -15,9 +15,9 @@ import pytest
 from edge_client.events import Event
 from edge_client.tools.emulated_network import LinkProxy
 from moa.sampling import SamplingSettings
+from testing.tiny import EOS
 from tests.edge import kit
 from tests.edge.test_exact import keep_cutting
-from tests.tiny import EOS
 from tests.verifier import kit as verifier_kit
 from tests.web.device import Browser, browser
 from tests.web.node import camel

@@ -13,9 +13,9 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.device import grid
-from benchmarks.kit.verifier import Emulated, Running
 from edge_client.tools.compare import TimedAnswer
 from moa.errors import MoaError, UsageError
+from testing.verifier import Emulated, Running
 
 
 def test_faster_targets_get_fewer_lanes() -> None:

@@ -11,7 +11,6 @@ from benchmarks.baselines.presets import moa_config
 from benchmarks.baselines.registry import save
 from benchmarks.drafters import acceptance
 from benchmarks.kit.exactness import count_ties
-from benchmarks.kit.speculator import Generation, GenerationSettings, Speculator
 from demo import held_out
 from demo.skills import Example
 from moa.drafters.attention.model import new_attention
@@ -19,8 +18,9 @@ from moa.errors import MoaError
 from moa.model.checkpoint import save_drafter
 from moa.sampling import SamplingSettings
 from moa.target.torch_target import Target
+from testing.speculator import Generation, GenerationSettings, Speculator
+from testing.tiny import save_tiny
 from tests.benchmarks.pairs import body, prompts, target_for, tiny_target
-from tests.tiny import save_tiny
 
 
 def test_acceptance_length_weighs_rounds() -> None:

@@ -7,10 +7,10 @@ import dataclasses
 
 import pytest
 
-from benchmarks.kit.devices import Script, ScriptedDevice, scripts, together
 from benchmarks.kit.lab import link_to
 from edge_client.tools.emulated_network import PROFILES
 from moa.errors import MoaError
+from testing.devices import Script, ScriptedDevice, scripts, together
 from tests.verifier import kit
 
 

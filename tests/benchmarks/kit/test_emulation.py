@@ -10,16 +10,16 @@ import pytest
 
 from benchmarks.baselines.registry import open_drafting, save
 from benchmarks.kit.emulation import BaselineVerifier, SlowTarget
-from benchmarks.kit.speculator import GenerationSettings, Speculator
 from cloud_verifier.model import Served, model_facts
 from cloud_verifier.settings import Settings
 from moa.drafters.body_drafting import BodyDrafting
 from moa.drafters.onnx_drafting import OnnxDrafting
 from moa.target.torch_target import Row
 from moa.wire.limits import Limits
+from testing.client import client
+from testing.speculator import GenerationSettings, Speculator
 from tests.benchmarks.pairs import opponent, prompts, tiny_target
 from tests.edge import kit as edge_kit
-from tests.support.client import client
 
 
 def test_a_forward_takes_as_long_as_was_said() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.kit.devices import Script, scripts
-from benchmarks.kit.verifier import many_short
 from benchmarks.server import capacity
 from benchmarks.server.readers import (
     BUFFER,
@@ -19,6 +17,8 @@ from benchmarks.server.readers import (
     trial,
 )
 from moa.errors import MoaError, UsageError
+from testing.devices import Script, scripts
+from testing.verifier import many_short
 from tests.verifier import kit
 
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from benchmarks.kit.devices import scripts
 from benchmarks.server.crowd import crowd
-from benchmarks.server.scrape import Histogram, gained, look
+from testing.devices import scripts
+from testing.metrics_page import Histogram, gained, look
 from tests.verifier import kit
 
 

@@ -10,8 +10,8 @@ from benchmarks.baselines.registry import save
 from benchmarks.witness import answers
 from benchmarks.witness.__main__ import main
 from moa.target.torch_target import Target
+from testing.tiny import save_tiny
 from tests.benchmarks.pairs import opponent
-from tests.tiny import save_tiny
 
 
 def test_every_way_answers_every_task_whose_prompt_does_not_end_with_its_answer(

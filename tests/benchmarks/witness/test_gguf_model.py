@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.witness.gguf_model import SPECIAL, Words, trimmed
-from tests.tiny import tiny
+from testing.tiny import tiny
 
 SPACE = "\u2581"
 PIECES = (

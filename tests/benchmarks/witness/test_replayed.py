@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from benchmarks.baselines.registry import drafting_with, save
-from benchmarks.kit.speculator import GenerationSettings, Speculator
 from benchmarks.witness.__main__ import main
 from benchmarks.witness.replayed import (
     Recorded,
@@ -21,8 +20,9 @@ from moa.drafters.contract import DraftRequest
 from moa.sampling import SamplingSettings
 from moa.target.torch_target import Row, Target
 from moa.tree import TreeShape
+from testing.speculator import GenerationSettings, Speculator
+from testing.tiny import save_tiny
 from tests.benchmarks.pairs import opponent
-from tests.tiny import save_tiny
 
 
 @pytest.fixture(scope="module")

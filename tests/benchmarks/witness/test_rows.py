@@ -25,8 +25,8 @@ from moa.training.data import Document
 from moa.training.loop import fast_precision
 from moa.training.teacher import Teacher
 from moa.training.teacher_files import StoredTeacher, written
+from testing.tiny import save_tiny
 from tests.benchmarks.pairs import prompts
-from tests.tiny import save_tiny
 
 
 @pytest.fixture

@@ -24,10 +24,10 @@ from moa.target.cuda.weights import DENSE_FAMILIES
 from moa.target.pages import PAGE, PagePool
 from moa.target.rows import Row, RowBatch
 from moa.target.torch_target import Target
+from testing.tiny import tiny
 from tests.target.cuda.reference import ReferenceKernels
 from tests.target.test_target import check_random_trees, prefill
 from tests.target.trees import path_to, random_tree, reference
-from tests.tiny import tiny
 
 CLOSE = {"atol": 5e-5, "rtol": 1e-5}
 

@@ -15,8 +15,8 @@ from moa.target.contract import NO_NUMBER, Draw
 from moa.target.cuda import sampling as device
 from moa.target.cuda.sampling import choose
 from moa.target.torch_target import Row, Target
+from testing.tiny import tiny
 from tests.target.trees import random_tree
-from tests.tiny import tiny
 from tests.torture.sampling import Batch, compare, expected
 
 

@@ -1,4 +1,4 @@
-"""The tiny models of `tests/tiny.py` as GGUF files, made on the spot: the same weights, so that what
+"""The tiny models of `testing/tiny.py` as GGUF files, made on the spot: the same weights, so that what
 `transformers` says is the truth for llama.cpp, too."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from moa.errors import UsageError
 from moa.llama.library import find
 from moa.target.families import facts_of
-from tests.tiny import BOS, EOS, PAD, UNK
+from testing.tiny import BOS, EOS, PAD, UNK
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -99,7 +99,7 @@ def _letters() -> dict[int, str]:
 
 
 def _add_vocabulary(writer: Any, size: int) -> None:
-    """A token for each printable character, as `tests.tiny.tiny_tokenizer` has it."""
+    """A token for each printable character, as `testing.tiny.tiny_tokenizer` has it."""
     letters = _letters()
     pieces = ["<pad>", "<bos>", "<eos>", "<unk>"]
     pieces += [letters[ord(character)] for character in string.printable]

@@ -23,7 +23,7 @@ from moa.errors import MoaError
 from moa.wire import FEATURES, ClientSession, Code
 from moa.wire.events import Advanced, Recovered, Refused
 from moa.wire.messages import RecordDtype
-from tests.support.client import PATIENCE, Client, client
+from testing.client import PATIENCE, Client, client
 
 _BACKOFF = (0.05, 1.0)
 _NEG_LOG_PROB = 1
