@@ -13,6 +13,7 @@ a, b = 1, 2  # fmt: skip
 c = [*("x", "y"), "z"]
 
 # A comment.
+e = {**{"x": 1}, "y": 2}
 d = a if b else c
 '''
 
@@ -21,13 +22,13 @@ def test_the_counts_of_a_packed_module() -> None:
     found = Density()
     found.add(PACKED)
     assert found == Density(
-        code_lines=3,
-        tokens=7 + 12 + 7,
+        code_lines=4,
+        tokens=7 + 12 + 14 + 7,
         comment_lines=1,
         tuple_assignments=1,
         ternaries=1,
         kept_from_formatter=1,
-        splatted_literals=1,
+        splatted_literals=2,
     )
 
 

@@ -148,6 +148,9 @@ def _sets_tuple_from_tuple(node: ast.AST) -> bool:
 
 
 def _is_splatted_literal(node: ast.AST) -> bool:
+    if isinstance(node, ast.Dict):
+        unpacked = [value for key, value in zip(node.keys, node.values, strict=True) if key is None]
+        return any(isinstance(value, ast.Dict) for value in unpacked)
     return isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple | ast.List | ast.Set)
 
 

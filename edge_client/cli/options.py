@@ -29,32 +29,38 @@ if TYPE_CHECKING:
     from edge_client.device import Device
 
 _CONNECTION = {
-    **{
-        "verifier": "ADDRESS",
-        "upstream": "URL",
-        "upstream_model": "NAME",
-        "upstream_api": "API",
-        "bundle": "NAME_OR_DIR",
-        "variant": "NAME",
-        "token": "TOKEN",
-        "tls_ca": "FILE",
-    },
+    "verifier": "ADDRESS",
+    "upstream": "URL",
+    "upstream_model": "NAME",
+    "upstream_api": "API",
+    "bundle": "NAME_OR_DIR",
+    "variant": "NAME",
+    "token": "TOKEN",
+    "tls_ca": "FILE",
     "threads": "N",
 }
 _SAMPLING = {
-    **{"max_new_tokens": "N", "temperature": "T", "top_k": "K", "top_p": "P", "min_p": "P"},
-    **{
-        "repetition_penalty": "X",
-        "frequency_penalty": "X",
-        "presence_penalty": "X",
-        "seed": "N",
-        "stop": "TEXT",
-        "ignore_eos": "",
-    },
+    "max_new_tokens": "N",
+    "temperature": "T",
+    "top_k": "K",
+    "top_p": "P",
+    "min_p": "P",
+    "repetition_penalty": "X",
+    "frequency_penalty": "X",
+    "presence_penalty": "X",
+    "seed": "N",
+    "stop": "TEXT",
+    "ignore_eos": "",
 }
 _BEHAVIOUR = {
-    **{"offline": "", "draft": "WHO", "on_reconnect": "HOW", "sync": "PRECISION", "max_kbps": "N"},
-    **{"max_offline_tokens": "N", "offline_after": "S", "settle_seconds": "S"},
+    "offline": "",
+    "draft": "WHO",
+    "on_reconnect": "HOW",
+    "sync": "PRECISION",
+    "max_kbps": "N",
+    "max_offline_tokens": "N",
+    "offline_after": "S",
+    "settle_seconds": "S",
 }
 _SILENT_SECONDS = 1.0
 """How long a program may say nothing before it says what it does."""

@@ -21,22 +21,18 @@ from moa.process.memory import leave_out_what_is_loaded
 
 _KEY = "MOA_API_KEY"
 _FLAGS = {
-    **{
-        "host": "ADDRESS",
-        "port": "N",
-        "api_keys": "KEY",
-        "mode": "MODE",
-        "patience": "S",
-        "most_answers": "N",
-    },
-    **{
-        "keep_seconds": "S",
-        "allowed_hosts": "NAME",
-        "origins": "URL",
-        "app": "DIR",
-        "model_name": "NAME",
-        "also_called": "NAME",
-    },
+    "host": "ADDRESS",
+    "port": "N",
+    "api_keys": "KEY",
+    "mode": "MODE",
+    "patience": "S",
+    "most_answers": "N",
+    "keep_seconds": "S",
+    "allowed_hosts": "NAME",
+    "origins": "URL",
+    "app": "DIR",
+    "model_name": "NAME",
+    "also_called": "NAME",
 }
 
 

@@ -20,8 +20,13 @@ from edge_client.screen.pipe import PipeView
 from edge_client.screen.views import make_console, make_view
 
 STATS = {
-    **{"tokens": 2, "calls": 1, "retracted": 1, "tokens_per_round": None},
-    **{"first_token_seconds": 1.0, "last_token_seconds": 1.25, "seconds": 6.0},
+    "tokens": 2,
+    "calls": 1,
+    "retracted": 1,
+    "tokens_per_round": None,
+    "first_token_seconds": 1.0,
+    "last_token_seconds": 1.25,
+    "seconds": 6.0,
 }
 HOSTILE = "a\x1b]0;title\x07b\x1b[2Jc\u202ed"
 
