@@ -139,6 +139,7 @@ class EdgeClient:
         prompt: str | Messages | None = None,
         *,
         ids: Sequence[int] | None = None,
+        messages: Messages = (),
         raw: bool = False,
         prediction: Sequence[int] = (),
         grammar: Grammar | None = None,
@@ -148,7 +149,13 @@ class EdgeClient:
         conversation = self.conversation()
         try:
             turn = conversation.generate(
-                prompt, ids=ids, raw=raw, prediction=prediction, grammar=grammar, **changes
+                prompt,
+                ids=ids,
+                messages=messages,
+                raw=raw,
+                prediction=prediction,
+                grammar=grammar,
+                **changes,
             )
             async with contextlib.aclosing(turn) as events:
                 async for event in events:

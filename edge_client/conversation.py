@@ -32,6 +32,7 @@ from moa.speculation.prediction import Prediction
 from moa.text_stream import TextStream, common_prefix
 from moa.wire import ClientSession
 from moa.wire.finish import TurnRules
+from moa.wire.messages import ChatMessage
 from moa.wire_sampling import wire_sampling
 
 
@@ -58,6 +59,7 @@ class Conversation:
         prompt: str | Messages | None = None,
         *,
         ids: Sequence[int] | None = None,
+        messages: Messages = (),
         raw: bool = False,
         prediction: Sequence[int] = (),
         grammar: Grammar | None = None,
@@ -67,7 +69,8 @@ class Conversation:
 
         A chat that outgrows the context loses its oldest turns, with a `Notice`. Ids that begin
         with the conversation so far continue it, with the KV caches of both ends; too many of them
-        are refused. `prediction` is a text that the answer is expected to resemble; it is used as a
+        are refused; `messages` is the chat that they are of, as plain text, which some upstreams
+        need. `prediction` is a text that the answer is expected to resemble; it is used as a
         draft. The answer matches the `grammar`, also without a verifier. Closing the generator
         cancels the turn.
         """
@@ -89,6 +92,7 @@ class Conversation:
                 room = prompt_room(most, settings.max_new_tokens)
                 self._chatting = not isinstance(prompt, str) or (codec.can_chat and not raw)
                 context, left_out = prompt_ids(codec, prompt, raw=raw, chat=self.chat, room=room)
+                messages = self.chat.sent if self._chatting else ()
         self._check(context)
         settings = dataclasses.replace(
             settings, max_new_tokens=self._shared.longest_answer(settings.max_new_tokens)
@@ -100,7 +104,8 @@ class Conversation:
         with self._turn():
             grammars = self._shared.device.grammars
             matcher = await grammars.matcher(grammar, len(context)) if grammar is not None else None
-            shell = self._prepare(context, settings, prediction, grammar)
+            told = [ChatMessage(message["role"], message["content"]) for message in messages]
+            shell = self._prepare(context, settings, prediction, grammar, told)
             shell.worker.matcher = matcher
             yield Prompt(ids=context)
             if left_out:
@@ -233,12 +238,13 @@ class Conversation:
         settings: ClientSettings,
         prediction: Sequence[int],
         grammar: Grammar | None,
+        messages: list[ChatMessage],
     ) -> TurnShell:
         shared = self._shared
         self.records.precision = settings.sync
         shared.spending.max_kbps = settings.max_kbps
-        session_state = self._continue(context, settings, grammar) or self._begin(
-            context, settings, grammar
+        session_state = self._continue(context, settings, grammar, messages) or self._begin(
+            context, settings, grammar, messages
         )
         codec = shared.device.codec
         sampling = settings.sampling
@@ -281,7 +287,11 @@ class Conversation:
         return TurnShell(machine, worker, shared.link)
 
     def _continue(
-        self, context: list[int], settings: ClientSettings, grammar: Grammar | None
+        self,
+        context: list[int],
+        settings: ClientSettings,
+        grammar: Grammar | None,
+        messages: list[ChatMessage],
     ) -> SessionState | None:
         """The session of the previous turn with the new tokens appended, if it can be continued."""
         if self._session_state is None:
@@ -300,11 +310,16 @@ class Conversation:
             ignore_eos=settings.ignore_eos,
             logprobs=settings.logprobs,
             grammar=grammar,
+            messages=messages,
         )
         return self._session_state
 
     def _begin(
-        self, context: list[int], settings: ClientSettings, grammar: Grammar | None
+        self,
+        context: list[int],
+        settings: ClientSettings,
+        grammar: Grammar | None,
+        messages: list[ChatMessage],
     ) -> SessionState:
         sampling, penalties = wire_sampling(settings.sampling)
         session = ClientSession(
@@ -318,6 +333,7 @@ class Conversation:
             record_rate=settings.record_rate,
             logprobs=settings.logprobs,
             grammar=grammar,
+            messages=messages,
         )
         # Records depend on tokens: those of the common prefix stay valid.
         self.records.truncate(common_prefix(self.ids, context))

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 ANSWER_ROOM = 1024
 """Tokens of the context that a prompt leaves to an answer which may be as long as the model likes."""
 M = TypeVar("M", bound=Mapping[str, Any])
-P = TypeVar("P", bound=tuple[Sequence[Any], Any])
+P = TypeVar("P", bound=tuple[Sequence[Any], *tuple[Any, ...]])
 
 
 def prompt_room(context: int, answer: int | None) -> int:

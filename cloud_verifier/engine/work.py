@@ -19,7 +19,15 @@ from moa.sampling import SamplingSettings
 from moa.speculation.guess_tree import GuessTree, Picked
 from moa.wire.codes import Refusal
 from moa.wire.finish import TurnRules
-from moa.wire.messages import Foresee, RecordContract, Stream, StreamTokens, Verdict, Verify
+from moa.wire.messages import (
+    ChatMessage,
+    Foresee,
+    RecordContract,
+    Stream,
+    StreamTokens,
+    Verdict,
+    Verify,
+)
 from moa.wire.ranges import Ranges
 
 if TYPE_CHECKING:
@@ -49,6 +57,8 @@ class ModelFacts:
     """Whether drafts may branch; else only chains give exactly the target's text."""
     streams_only: bool = False
     """Whether no drafts are taken: an engine behind HTTP decides on its own what comes next."""
+    takes_messages: bool = False
+    """Whether devices are to tell conversations as messages, too."""
     notices: tuple[str, ...] = ()
     """What devices are told when they connect."""
     grammars: bool = False
@@ -215,6 +225,8 @@ class Job:
     """Likeliest tokens whose log-probabilities are wanted, with each chosen one's; -1 wants none."""
     guesses: Guesses | None = None
     """The edge's guesses for a stream."""
+    messages: Sequence[ChatMessage] = ()
+    """The conversation, where the device has told it."""
     matcher: Matcher | None = None
     """Follows the answer's grammar; only the model's thread and its helper use it."""
     cancelled: bool = False

@@ -15,7 +15,7 @@ from cloud_verifier.logs import log
 from cloud_verifier.sessions.budgets import FRAMES, REFUSALS, Meter
 from cloud_verifier.sessions.outbox import CloseConnection, Outbox
 from cloud_verifier.sessions.service import Service
-from cloud_verifier.sessions.session import BYTES_PER_TOKEN
+from cloud_verifier.sessions.session import BYTES_PER_TOKEN, message_bytes
 from moa import __version__
 from moa.grammar.matcher import MATCHER_BYTES, Matcher
 from moa.wire.codec import check, decode_client, wire_limits
@@ -268,6 +268,7 @@ class Channel:
         session = self._own(message.session)
         self.service.admit(self.principal, len(message.ids))
         more = MATCHER_BYTES if matcher is not None and session.matcher is None else 0
+        more += max(0, message_bytes(message.messages) - session.message_bytes)
         self.table.check_logs(session, BYTES_PER_TOKEN * len(message.ids) + more)
         before = len(session.log)
         outputs = session.append(message, matcher)
@@ -335,6 +336,7 @@ def answer_hello(
         # Of a continuation an engine counts what it writes, and not the answer that it continues.
         "penalties": facts.streams_only,
         "streams_only": not facts.streams_only,
+        "messages": not facts.takes_messages,
     }
     features = agree_features(
         hello.features, without=[name for name, lacks in lacking.items() if lacks]

@@ -18,7 +18,7 @@ sent twice without changing the log. The edge's side is `moa/wire/session.py`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -37,6 +37,7 @@ from moa.wire.finish import TurnRules
 from moa.wire.limits import Limits
 from moa.wire.messages import (
     Append,
+    ChatMessage,
     Finish,
     Foresee,
     Message,
@@ -63,6 +64,8 @@ _REPEATED_BYTES = 128 * 1024
 """Most bytes of log-probabilities in a repeated answer; those of older tokens are left out."""
 BYTES_PER_TOKEN = 40  # a Python int and its place in a list
 _BYTES_PER_SESSION = 4096
+_BYTES_PER_MESSAGE = 256
+"""The object, its role, and what a text takes beside its characters."""
 _BYTES_PER_RUN = 80  # two Python ints and their places
 _USUAL_RUNS = 8
 """Ranges of held rows that `_BYTES_PER_SESSION` includes: records come and go between two rounds,
@@ -142,6 +145,11 @@ class ServerSession:
         )
         self.matcher = matcher
         """Follows the grammar of the turn's answer."""
+        self._tells_messages = "messages" in features
+        self.messages: Sequence[ChatMessage] = ()
+        """The conversation of the turn, if it is needed here."""
+        self.message_bytes = 0
+        self._keep_messages(message.messages)
         self._eos_ids = eos_ids
         self._rows = bytearray()
         """Log-probabilities of the log's last tokens."""
@@ -178,6 +186,7 @@ class ServerSession:
             BYTES_PER_TOKEN * len(self.log)
             + len(self._rows)
             + MATCHER_BYTES * (self.matcher is not None)
+            + self.message_bytes
         )
         return (
             _BYTES_PER_SESSION + log + _BYTES_PER_RUN * max(0, self.records.held.runs - _USUAL_RUNS)
@@ -265,6 +274,7 @@ class ServerSession:
         self.logprobs = message.logprobs
         self._rows = bytearray()
         self.matcher = matcher
+        self._keep_messages(message.messages)
         self.rules = replace(
             self.rules,
             start=len(self.log),
@@ -365,6 +375,7 @@ class ServerSession:
             logprobs=self.logprobs,
             guesses=self.guesses,
             matcher=self.matcher,
+            messages=self.messages,
         )
 
     def give_up(self) -> None:
@@ -439,6 +450,11 @@ class ServerSession:
 
     # ---- helpers
 
+    def _keep_messages(self, messages: Sequence[ChatMessage]) -> None:
+        """Those of the turn, where they were agreed on; else they are of no use here."""
+        self.messages = messages if self._tells_messages else ()
+        self.message_bytes = message_bytes(self.messages)
+
     @property
     def _waiting(self) -> bool:
         return self.running is not None and self.job is None and self.guesses is not None
@@ -450,6 +466,11 @@ class ServerSession:
             return b""
         start = len(self._rows) - row * min(tokens, _REPEATED_BYTES // row)
         return bytes(self._rows[max(0, start) :])
+
+
+def message_bytes(messages: Sequence[ChatMessage]) -> int:
+    """Approximate memory of a conversation: a text takes up to four bytes a character."""
+    return sum(_BYTES_PER_MESSAGE + 4 * len(message.content) for message in messages)
 
 
 def sampling_settings(wire: Sampling, penalties: Penalties | None) -> SamplingSettings:

@@ -146,7 +146,11 @@ class EdgeAnswerer:
         codec = self._client.device.codec
         changes = changes_of(ask, self._longest(ask))
         turn = self._client.generate(
-            ids=encoded.ids, prediction=encoded.prediction, grammar=encoded.grammar, **changes
+            ids=encoded.ids,
+            messages=encoded.messages,
+            prediction=encoded.prediction,
+            grammar=encoded.grammar,
+            **changes,
         )
         marked = _marked(turn, Marks(codec, codec.eos_ids))
         usual = self._client.shared.controller.answer_seconds(len(encoded.ids))

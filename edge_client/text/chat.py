@@ -46,6 +46,13 @@ class ChatLog:
         self._question = True
         return list(ids), max(0, self._left_out - before)
 
+    @property
+    def sent(self) -> list[dict[str, str]]:
+        """The messages that the latest prompt was made of."""
+        kept = [at for at, one in enumerate(self.messages) if one["role"] != "system"]
+        first = kept[0] if kept else len(self.messages)
+        return [*self.messages[:first], *self.messages[first + self._left_out :]]
+
     def _prompt_of(self, messages: Messages) -> tuple[list[int], str]:
         if messages and messages[-1]["role"] == "assistant":
             text = self._codec.chat(messages[:-1]) + messages[-1]["content"]

@@ -125,6 +125,7 @@ class TurnMachine:
             return
         self.reach.link = "up"
         self._vocab_size = welcome.vocab_size
+        self.session.tells_messages = "messages" in welcome.features
         self.controller.agreed(welcome)
         self.ahead.agreed(welcome)
         self.rounds.record_service = welcome.records is not None

@@ -53,6 +53,8 @@ class Encoded(NamedTuple):
     """What the answer must match."""
     left_out: int = 0
     """The oldest messages that are not sent because the context is full."""
+    messages: Sequence[Mapping[str, str]] = ()
+    """The chat that the ids are of as plain text, tools and calls included."""
 
 
 class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):

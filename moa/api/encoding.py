@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -49,7 +49,7 @@ async def encoded(
     """The question in tokens. `context` tokens fit, answer included; an answer has at most
     `longest`."""
     question = ask.question
-    thinking = False
+    prompt = _Prompt(())
     left_out = 0
     _check_grammar(ask, ask.grammar)
     if question.ids is None:
@@ -59,19 +59,20 @@ async def encoded(
             else sys.maxsize
         )
         question, unread = await asyncio.to_thread(_readable, question, context)
-        (ids, thinking), left_out = await asyncio.to_thread(_prompt, tokenizer, question, room)
+        prompt, left_out = await asyncio.to_thread(_prompt, tokenizer, question, room)
         if (
             question.tools is not None
             and question.tools.choice == "auto"
-            and len(ids) > context - context // 8
+            and len(prompt.ids) > context - context // 8
         ):
             # Apps such as Open WebUI offer dozens of tools with every message: a short context is
             # for the messages.
             question = replace(question, tools=None)
-            (ids, thinking), left_out = await asyncio.to_thread(_prompt, tokenizer, question, room)
+            prompt, left_out = await asyncio.to_thread(_prompt, tokenizer, question, room)
         left_out += unread
     else:
-        ids = question.ids
+        prompt = _Prompt(question.ids)
+    ids = prompt.ids
     _check_ids(ids, context, vocabulary)
     if (most := max((token for token, _ in ask.logit_bias or ()), default=-1)) >= vocabulary:
         raise bad(
@@ -83,14 +84,14 @@ async def encoded(
             ask, grammar := ToolFormat.of(tokenizer.template).grammar(question.tools, grammar)
         )
         free = free and question.tools.choice in ("auto", "none")
-    thinking = thinking and free  # else there is no room for it
+    thinking = prompt.thinking and free  # else there is no room for it
     if not question.prediction:
-        return Encoded(ids, (), thinking, grammar, left_out)
+        return Encoded(ids, (), thinking, grammar, left_out, prompt.messages)
     # An edit may skip parts of the prediction, so it may be longer than the answer.
     most = 2 * min(longest, context - len(ids)) + 256
     text = question.prediction[: most * _PREDICTED_CHARACTERS_A_TOKEN]
     predicted = await asyncio.to_thread(tokenizer.plain, text)
-    return Encoded(ids, predicted[:most], thinking, grammar, left_out)
+    return Encoded(ids, predicted[:most], thinking, grammar, left_out, prompt.messages)
 
 
 def answer_limit(ask: AnswerRequest, default: int, most: int = Limits.max_new_tokens) -> int:
@@ -99,25 +100,31 @@ def answer_limit(ask: AnswerRequest, default: int, most: int = Limits.max_new_to
     return min(ask.max_tokens or default or most, most)
 
 
-def _prompt(
-    tokenizer: Tokenizing, question: Question, room: int
-) -> tuple[tuple[Sequence[int], bool], int]:
-    """The prompt's ids, and whether it ends within thinking; and how many of its messages were left
-    out."""
+class _Prompt(NamedTuple):
+    """A prompt in tokens, whether it ends within thinking, and as the chat that it is of."""
+
+    ids: Sequence[int]
+    thinking: bool = False
+    messages: Sequence[Mapping[str, str]] = ()
+
+
+def _prompt(tokenizer: Tokenizing, question: Question, room: int) -> tuple[_Prompt, int]:
+    """The prompt, and how many of its messages were left out."""
     if question.messages is None:
-        return (tokenizer.encode(question.text or ""), False), 0
+        return _Prompt(tokenizer.encode(question.text or "")), 0
     form = ToolFormat.of(tokenizer.template)
     tools = question.tools or Tools(())
     offered = [listed(tool) for tool in tools.tools if tools.choice != "none" and form.knows_tools]
 
-    def encode(sent: Sequence[Mapping[str, Any]]) -> tuple[Sequence[int], bool]:
+    def encode(sent: Sequence[Mapping[str, Any]]) -> _Prompt:
         messages = form.messages(sent, tools)
         begun = ""
         if messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):
             # As llama.cpp's server and vLLM can: the model goes on with the last message.
             messages, begun = messages[:-1], messages[-1]["content"]
         text = tokenizer.chat(messages, {**question.template, "tools": offered or None})
-        return tokenizer.plain(text + begun), within_thinking(text, begun)
+        told = form.as_text(sent, tools)
+        return _Prompt(tokenizer.plain(text + begun), within_thinking(text, begun), told)
 
     return fitting(question.messages, room, encode)
 

@@ -127,6 +127,10 @@ class ToolFormat(NamedTuple):
         the results as text."""
         if self.knows_tools:
             return [_parsed(message) for message in messages]
+        return self.as_text(messages, tools)
+
+    def as_text(self, messages: Sequence[Mapping[str, Any]], tools: Tools) -> list[dict[str, Any]]:
+        """The conversation as plain texts: tools, calls and results are written into them."""
         told: list[dict[str, Any]] = []
         for message in messages:
             content = message["content"]

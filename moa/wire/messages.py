@@ -85,6 +85,13 @@ class Penalties(Message, frozen=True):
     bias: Annotated[list[tuple[TokenId, float]], Meta(max_length=1024)] = []
 
 
+class ChatMessage(Message, frozen=True):
+    """A message of the conversation that `ids` are the prompt of, as plain text."""
+
+    role: Annotated[str, Meta(max_length=64)]
+    content: Annotated[str, Meta(max_length=2**20)]
+
+
 class RecordContract(Message, frozen=True):
     """What a record is: keys, rotated at their own positions, and values, `heads x head_dim` each."""
 
@@ -145,6 +152,9 @@ class Open(Message, tag="open", frozen=True):
     """What the turn's answer must match."""
     penalties: Penalties | None = None
     """Beside `sampling`, where there are any."""
+    messages: Annotated[list[ChatMessage], Meta(max_length=4096)] = []
+    """The whole conversation up to this answer, for a verifier that has agreed on `messages`; a
+    last message of the assistant's is continued. Empty: the prompt is no chat."""
 
 
 class Append(Message, tag="append", frozen=True):
@@ -159,6 +169,8 @@ class Append(Message, tag="append", frozen=True):
     ignore_eos: bool = False
     logprobs: Top = -1
     grammar: Grammar | None = None
+    messages: Annotated[list[ChatMessage], Meta(max_length=4096)] = []
+    """As in `Open`: the whole conversation, not only what is new."""
 
 
 class Verify(Message, tag="verify", frozen=True):

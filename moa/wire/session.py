@@ -42,6 +42,7 @@ from moa.wire.messages import (
     Activations,
     Append,
     Cancel,
+    ChatMessage,
     Close,
     Error,
     Finish,
@@ -82,6 +83,10 @@ class ClientSession:
     grammar: Grammar | None = None
     """What the turn's answer must match."""
     penalties: Penalties | None = None
+    messages: list[ChatMessage] = field(default_factory=list)
+    """The conversation that the turn answers, for a verifier that wants to be told it."""
+    tells_messages: bool = False
+    """Whether the verifier does."""
     id: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     vocab_size: int = 2**31
     """Vocabulary of the target, once known: an answer with another id is refused."""
@@ -147,6 +152,7 @@ class ClientSession:
         ignore_eos: bool | None = None,
         logprobs: int = -1,
         grammar: Grammar | None = None,
+        messages: Sequence[ChatMessage] = (),
     ) -> Append:
         """The next turn. Its ids are added to the log at once."""
         self._no_round()
@@ -155,6 +161,7 @@ class ClientSession:
         self.ignore_eos = self.ignore_eos if ignore_eos is None else ignore_eos
         self.logprobs = logprobs
         self.grammar = grammar
+        self.messages = list(messages)
         message = Append(
             session=self.id,
             base=len(self.log),
@@ -164,6 +171,7 @@ class ClientSession:
             ignore_eos=self.ignore_eos,
             logprobs=logprobs,
             grammar=grammar,
+            messages=self.messages if self.tells_messages else [],
         )
         self.log += ids
         self.finish = ""
@@ -429,6 +437,7 @@ class ClientSession:
             logprobs=self.logprobs,
             grammar=self.grammar,
             penalties=self.penalties,
+            messages=self.messages if self.tells_messages else [],
         )
 
     def _ask(self, request: R) -> R:

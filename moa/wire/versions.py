@@ -32,12 +32,13 @@ FEATURES = frozenset(
         "progress",
         "penalties",
         "streams_only",
+        "messages",
     }
 )
 """Optional abilities of this code: draft trees, server-drafted streams, activation records,
 resuming, further turns, log-probabilities, guesses ahead of a stream, answers that match a
-grammar, news of a round that takes long, penalties and biases; and one restriction, a verifier
-that takes no drafts."""
+grammar, news of a round that takes long, penalties and biases; one restriction, a verifier that
+takes no drafts; and conversations told as messages beside their tokens."""
 
 SUBPROTOCOL = "moa.v2"
 """The websocket subprotocol offered in the handshake, so that a proxy or an unrelated server is

@@ -20,7 +20,15 @@ from moa.grammar.children import Children
 from moa.grammar.matcher import MATCHER_BYTES, GrammarCompiler
 from moa.grammar.spec import Grammar
 from moa.wire import FEATURES, Code, Limits, Refusal
-from moa.wire.messages import Hello, RecordContract, Sampling, Welcome
+from moa.wire.messages import (
+    Append,
+    ChatMessage,
+    Hello,
+    Open,
+    RecordContract,
+    Sampling,
+    Welcome,
+)
 from tests.verifier.sessions import LIMITS, outbox, session, works
 
 FACTS = ModelFacts(
@@ -351,3 +359,30 @@ def test_an_identity_of_an_older_version_is_told_and_not_compared() -> None:
         ),
         code=Code.TARGET,
     )
+
+
+def test_messages_are_kept_and_counted_only_where_they_were_agreed() -> None:
+    told = [ChatMessage("user", "x" * 1000)]
+    for features in (FEATURES, FEATURES - {"messages"}):
+        agreed = "messages" in features
+        made = ServerSession(
+            Open(bytes(16), [4, 5], messages=told),
+            LIMITS,
+            eos_ids=frozenset(),
+            max_context=90,
+            features=features,
+        )
+        assert list(made.messages) == (told if agreed else [])
+        assert made.log_bytes > 4 * 1000 or not agreed
+        before = made.log_bytes
+        made.append(Append(bytes(16), 2, [6], messages=[*told, *told]))
+        assert len(made.messages) == 2 * agreed
+        assert (made.log_bytes - before > 4 * 1000) == agreed
+
+
+def test_messages_are_agreed_with_a_verifier_that_takes_them() -> None:
+    hello = Hello([2], sorted(FEATURES))
+    for takes in (False, True):
+        facts = dataclasses.replace(FACTS, takes_messages=takes)
+        welcome = answer_hello(hello, facts, LIMITS, max_context=90, instance="i")
+        assert ("messages" in welcome.features) == takes

@@ -40,14 +40,14 @@ HANDLE = """
 """
 SERVERS = [example for example in EXAMPLES if isinstance(example, m.ServerMessage)]
 CLIENTS = [example for example in EXAMPLES if not isinstance(example, m.ServerMessage)]
-UNSENT = ("grammar", "penalties")
-NOT_HERE = {"logprobs", "grammar", "penalties", "streams_only"}
+UNSENT: dict[str, Any] = {"grammar": None, "penalties": None, "messages": []}
+NOT_HERE = {"logprobs", "grammar", "penalties", "streams_only", "messages"}
 
 
 def as_sent(message: Any) -> Any:
     """Without what the browser never sends."""
     return msgspec.structs.replace(
-        message, **{field: None for field in UNSENT if hasattr(message, field)}
+        message, **{name: empty for name, empty in UNSENT.items() if hasattr(message, name)}
     )
 
 

@@ -22,6 +22,8 @@ from moa.wire import (
 )
 from moa.wire.messages import (
     Activations,
+    Append,
+    ChatMessage,
     Error,
     Open,
     Opened,
@@ -269,3 +271,23 @@ def test_records_are_booked() -> None:
 def _changed(message: Any, **change: Any) -> Any:
     fields = {name: getattr(message, name) for name in message.__struct_fields__}
     return type(message)(**(fields | change))
+
+
+def test_a_conversation_is_told_as_messages_only_where_that_was_agreed() -> None:
+    asked = [ChatMessage("user", "three one four")]
+    more = [*asked, ChatMessage("assistant", "one"), ChatMessage("user", "five")]
+    for agreed in (False, True):
+        session = ClientSession([3, 1, 4], messages=asked, tells_messages=agreed)
+        assert session.open().messages == (asked if agreed else [])
+        session.receive(Opened(session.id, 3))
+        append = session.append([1, 5], messages=more)
+        assert isinstance(append, Append)
+        assert append.messages == (more if agreed else [])
+        # Another verifier, which knows nothing of the session, is told the whole conversation.
+        session.recover()
+        recovered = session.receive(Resumed(session.id, "gone"))
+        assert isinstance(recovered, Recovered)
+        (opening, *_) = recovered.resend
+        assert isinstance(opening, Open)
+        assert opening.messages == (more if agreed else [])
+        assert session.another([3, 1, 4, 1]).open().messages == (more if agreed else [])

@@ -72,7 +72,7 @@ const limits = struct({
 });
 const contract = struct({ heads: count, head_dim: count, dtypes: list(name, 16) });
 
-/** What a device sends. Grammars and penalties are never sent from here. @type {Record<string, Record<string, any>>} */
+/** What a device sends. Grammars, penalties and conversations as messages are never sent from here. @type {Record<string, Record<string, any>>} */
 export const CLIENT = {
   hello: {
     versions: list(int(-SAFE, SAFE), 16, 1),
@@ -97,6 +97,7 @@ export const CLIENT = {
     logprobs: or(top, -1),
     grammar: or(nothing, null),
     penalties: or(nothing, null),
+    messages: or(list(nothing, 0), []),
   },
   append: {
     session,
@@ -107,6 +108,7 @@ export const CLIENT = {
     ignore_eos: or(bool, false),
     logprobs: or(top, -1),
     grammar: or(nothing, null),
+    messages: or(list(nothing, 0), []),
   },
   verify: { session, round: count, base: count, tokens: draft, parents: or(list(parents, 4096), []) },
   stream: { session, round: count, base: count, speculate: or(bool, true), waits: or(bool, false) },
@@ -213,7 +215,7 @@ export const SERVER = {
 
 export const VERSION = 2;
 export const SUBPROTOCOL = "moa.v2";
-/** What this end can do: all of Python's but log-probabilities, grammars and penalties. */
+/** What this end can do: all of Python's but log-probabilities, grammars, penalties and upstreams. */
 export const FEATURES = ["append", "foresee", "progress", "records", "resume", "stream", "tree"];
 /** Codes after which the same request may succeed later. */
 export const RETRYABLE = new Set(["busy", "deadline", "draining", "internal"]);
@@ -357,7 +359,7 @@ function sendable(good, where) {
 export function clientFrame(message, most = Infinity) {
   const fields = Object.entries(CLIENT[message.kind]);
   const writer = new Writer();
-  writer.head(0x90 + fields.length + 1);
+  writer.length(fields.length + 1, 0xdc, 0x90, 16);
   writer.text(message.kind);
   for (const [field, type] of fields) writer.write(type, message[field], `${message.kind}.${field}`);
   if (writer.at > most) {
