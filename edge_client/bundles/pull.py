@@ -35,20 +35,24 @@ _LARGEST_MANIFEST = 4 * 2**20
 _CHUNK = 2**20
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _TIMEOUT_SECONDS = 60.0
-_LATER = (http.client.REQUEST_TIMEOUT, http.client.TOO_MANY_REQUESTS)
-_PRIVATE = (http.client.UNAUTHORIZED, http.client.FORBIDDEN)
-_AGAIN = "run the same command again to continue"
-_RANGE = re.compile(r"bytes (\d+)-")
+_TRY_LATER = (http.client.REQUEST_TIMEOUT, http.client.TOO_MANY_REQUESTS)
+_NEEDS_TOKEN = (http.client.UNAUTHORIZED, http.client.FORBIDDEN)
+_CONTINUE = "run the same command again to continue"
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-")
 
 BundleSource = Callable[[str, int], AbstractContextManager[tuple[IO[bytes], int]]]
-"""Opens a file by the name that a manifest uses: from about a byte on, with the byte at which it
-actually begins."""
+"""Opens a file of a bundle, given the name that the manifest uses and the first byte that is wanted.
+Returns the open file and the byte at which it begins: a web server may send all from byte 0."""
 
 
 def pull(
     source: str, *, name: str = "", force: bool = False, say: Notify = lambda line: None
 ) -> Bundle:
-    """Download a bundle from `source` and store it as `name`."""
+    """Download a bundle from `source`, store it as `name`, and return it.
+
+    It is downloaded beside its place and moved there when it is whole, so that a bundle in the
+    store is never half of one.
+    """
     name = check_name(name or _name_of(source))
     place = store() / name
     partial = store() / (name + PARTIAL)
@@ -60,11 +64,12 @@ def pull(
         with named(partial):
             _download(source, partial, say)
     except BundleError:
-        shutil.rmtree(partial, ignore_errors=True)  # what was refused is not gone on with
+        # What was refused must not be the beginning of the next try.
+        shutil.rmtree(partial, ignore_errors=True)
         raise
     except BaseException:
+        # What has come is kept for the next try. Only an empty folder can be removed like this.
         with contextlib.suppress(OSError):
-            # If nothing has come yet; the rest is kept, and the next try goes on from there
             partial.rmdir()
         raise
     if place.exists():
@@ -74,9 +79,11 @@ def pull(
 
 
 def _download(source: str, partial: Path, say: Notify) -> None:
+    """Download the manifest and then the files that it names into the folder `partial`."""
     opened = find(source)
     partial.mkdir(parents=True, exist_ok=True)
     with opened(MANIFEST, 0) as (file, _):
+        # One byte more than allowed, so that reading the manifest refuses one that is too large.
         (partial / MANIFEST).write_bytes(file.read(_LARGEST_MANIFEST + 1))
     manifest = read_manifest(partial)
     needed = sum(entry.size for entry in manifest.files.values())
@@ -88,27 +95,25 @@ def _download(source: str, partial: Path, say: Notify) -> None:
 
 
 def _name_of(source: str) -> str:
-    last = (
-        (urlsplit(source).path if "://" in source else source)
-        .rstrip("/")
-        .removesuffix("/" + MANIFEST)
-    )
-    return last.rpartition("/")[2]
+    """The last part of an address, a path or a hub id: the name of a bundle that is given none."""
+    path = urlsplit(source).path if "://" in source else source
+    return path.rstrip("/").removesuffix("/" + MANIFEST).rpartition("/")[2]
 
 
 def _pull_file(source: BundleSource, name: str, entry: FileEntry, path: Path, say: Notify) -> None:
+    """Download one file, or the rest of it if an earlier try was cut off."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    have = path.stat().st_size if path.is_file() and not path.is_symlink() else 0
-    if have == entry.size and sha256(path) == entry.sha256:
+    present = path.stat().st_size if path.is_file() and not path.is_symlink() else 0
+    if present == entry.size and sha256(path) == entry.sha256:
         return
-    say(
-        f"{name}, {entry.size / 1e6:.1f} MB"
-        + (f", from {have / 1e6:.1f} MB on" if 0 < have < entry.size else "")
-    )
-    with source(name, have if have < entry.size else 0) as (file, begins):
+    if present >= entry.size:
+        present = 0  # another file: it is written anew
+    progress = f", from {present / 1e6:.1f} MB on" if present else ""
+    say(f"{name}, {entry.size / 1e6:.1f} MB{progress}")
+    with source(name, present) as (file, begins):
         _copy(file, path, begins, entry.size)
     if path.stat().st_size < entry.size:
-        raise LinkError(f"{name} ends early", hint="run the same command again to continue")
+        raise LinkError(f"{name} ends early", hint=_CONTINUE)
     if path.stat().st_size > entry.size or sha256(path) != entry.sha256:
         raise BundleError(
             f"{name} does not match the manifest", hint="pull again; else its source is damaged"
@@ -116,11 +121,12 @@ def _pull_file(source: BundleSource, name: str, entry: FileEntry, path: Path, sa
 
 
 def _copy(file: IO[bytes], path: Path, start: int, size: int) -> None:
-    """Write from byte `start` on; refuse more than `size` bytes."""
+    """Write `file` into `path` from byte `start` on, and make sure that it is on the disk. Of a
+    file that is longer than `size` only one byte more is written, by which the caller sees it."""
     with path.open("r+b" if start else "wb") as out:
         out.seek(start)
         out.truncate()
-        left = size - start + 1  # one byte more shows that there is too much
+        left = size - start + 1
         while left > 0 and (chunk := file.read(min(_CHUNK, left))):
             out.write(chunk)
             left -= len(chunk)
@@ -169,14 +175,16 @@ def find(text: str) -> BundleSource:
 
 
 def may_be_read(url: str) -> str:
-    """The scheme of an address that bundles may come from: https, or http on this machine; empty
-    for others."""
+    """Return the scheme of an address that bundles may come from, and an empty text for others:
+    https is allowed, and http on this machine."""
     try:
         parts = urlsplit(url)
         local = is_loopback(parts.hostname or "")
     except ValueError:
         return ""
-    return parts.scheme if parts.scheme == "https" or (parts.scheme == "http" and local) else ""
+    if parts.scheme == "https" or (parts.scheme == "http" and local):
+        return parts.scheme
+    return ""
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -186,8 +194,10 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> Any:
-        """The redirected request."""
-        if not may_be_read(newurl) or (may_be_read(req.full_url) == "https" != may_be_read(newurl)):
+        """Return the request for the new address."""
+        scheme = may_be_read(newurl)
+        leaves_https = may_be_read(req.full_url) == "https" and scheme != "https"
+        if not scheme or leaves_https:
             raise BundleError(f"{safe_line(req.full_url)} leads away from https")
         request = super().redirect_request(req, fp, code, msg, headers, newurl)
         if request is not None and urlsplit(newurl).netloc != urlsplit(req.full_url).netloc:
@@ -197,7 +207,8 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 @contextlib.contextmanager
 def open_url(url: str, start: int = 0, token: str = "") -> Iterator[tuple[IO[bytes], int]]:
-    """The content of `url` from about byte `start` on, and the byte at which it actually begins."""
+    """Open `url` and yield its content with the byte at which that begins: `start`, or 0 where the
+    server does not send parts, or where byte `start` is behind the end."""
     headers = {"User-Agent": f"moa-edge/{__version__}", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
@@ -210,7 +221,7 @@ def open_url(url: str, start: int = 0, token: str = "") -> Iterator[tuple[IO[byt
         ) as answer:
             begins = 0
             if answer.status == http.client.PARTIAL_CONTENT:
-                found = _RANGE.match(answer.headers.get("Content-Range", ""))
+                found = _CONTENT_RANGE.match(answer.headers.get("Content-Range", ""))
                 begins = int(found[1]) if found else -1
             if begins not in (0, start):
                 raise BundleError(f"{url} answers with another part than was asked for")
@@ -218,20 +229,20 @@ def open_url(url: str, start: int = 0, token: str = "") -> Iterator[tuple[IO[byt
     except urllib.error.HTTPError as error:
         error.close()
         if start and error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
-            with open_url(url, 0, token) as whole:  # the local part is no beginning of this file
+            # The local part is longer than this file, so it is not the beginning of it.
+            with open_url(url, 0, token) as whole:
                 yield whole
             return
         says = f"{url} answers {error.code} {safe_line(error.reason)}"
-        if error.code in _LATER or error.code >= http.client.INTERNAL_SERVER_ERROR:
-            raise LinkError(says, hint=_AGAIN) from None
-        hint = (
-            "HF_TOKEN holds the token of a private one"
-            if error.code in _PRIVATE
-            else "is this a bundle's address?"
-        )
+        if error.code in _TRY_LATER or error.code >= http.client.INTERNAL_SERVER_ERROR:
+            raise LinkError(says, hint=_CONTINUE) from None
+        if error.code in _NEEDS_TOKEN:
+            hint = "HF_TOKEN holds the token of a private one"
+        else:
+            hint = "is this a bundle's address?"
         raise BundleError(says, hint=hint) from None
     except MoaError:
         raise
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
-        raise LinkError(f"cannot read {url}: {safe_line(str(reason))}", hint=_AGAIN) from None
+        raise LinkError(f"cannot read {url}: {safe_line(str(reason))}", hint=_CONTINUE) from None

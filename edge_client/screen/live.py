@@ -3,6 +3,7 @@ status below."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -47,7 +48,8 @@ class LiveView(View):
         self._reading: Progress | None = None
         self._withdrawn = 0
         self._rest = ""
-        """Text beyond that of the tokens: it was held back until the end of the answer."""
+        """Text behind that of the tokens: characters that are known only at the end of the answer,
+        because their bytes may have gone on."""
 
     def take(self, event: Event) -> None:
         """Show an event."""
@@ -162,20 +164,24 @@ def summary(done: Done, statuses: Sequence[Status], *, more: str = "") -> str:
 
 
 def how_much_is_verified(done: Done, statuses: Sequence[Status]) -> str:
-    """Of an answer that has ended."""
-    unverified = sum(status != "verified" for status in statuses)
+    """Say how much of an answer that has ended is verified, given the status of each token."""
     if done.verified:
         return "verified"
-    if not statuses or unverified == len(statuses):
+    unverified = sum(status != "verified" for status in statuses)
+    if unverified == len(statuses):
         return "nothing verified"
-    at_the_end = all(status != "verified" for status in statuses[-unverified:])
-    which = "the last " if at_the_end else ""
+    ending = statuses[len(statuses) - unverified :]
+    all_at_the_end = all(status != "verified" for status in ending)
+    which = "the last " if all_at_the_end else ""
     return f"{which}{tokens(unverified)} not verified"
 
 
 class Region(Live):
-    """rich's own, but the rows to erase are counted with the current window width: a terminal that
-    is made narrower wraps its lines, which then take more rows than when they were drawn."""
+    """A live display of rich that stays right when the window is made narrower.
+
+    The terminal then wraps lines that were drawn earlier, so they take more rows than rich
+    remembers, and it would erase too few. Here rows are counted with the current width.
+    """
 
     def __init__(self, console: Console) -> None:
         super().__init__(
@@ -202,12 +208,14 @@ class _Drawn(LiveRender):
 
     @property
     def _shape(self) -> tuple[int, int] | None:
+        """The width and the number of rows of what was drawn; rich sets and reads this field."""
+        if not self._widths:
+            return None
         width = max(1, self._console.width)
-        return (
-            (width, sum(max(1, -(-cells // width)) for cells in self._widths))
-            if self._widths
-            else None
-        )
+        rows = 0
+        for cells in self._widths:
+            rows += max(1, math.ceil(cells / width))
+        return width, rows
 
     @_shape.setter
     def _shape(self, shape: tuple[int, int] | None) -> None:

@@ -41,8 +41,10 @@ class PipeView(View):
 
     def __init__(self, *, remarks: bool = True) -> None:
         self._remarks: list[str] | None = [] if remarks else None
-        """Those that wait for the end of a line: standard error may be the same terminal or file."""
+        """Remarks that wait for the end of a line, because standard error may be the same terminal
+        or file; None if there shall be none."""
         self._midline = False
+        """Whether standard output has text without the end of its line."""
         self._answer = AnswerSoFar()
         self._written = 0
         self._broken: OSError | None = None

@@ -12,7 +12,8 @@ from edge_client.screen.pipe import PipeView, View
 if TYPE_CHECKING:
     from rich.console import Console
 
-_ENDLESS = 500
+_PIPE_WIDTH = 500
+"""Columns of a line in a pipe; longer than any that is printed in columns."""
 
 
 def make_console() -> Console:
@@ -22,7 +23,7 @@ def make_console() -> Console:
 
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console.width = _ENDLESS
+        console.width = _PIPE_WIDTH
     return console
 
 
@@ -33,17 +34,18 @@ def make_view(
     given, and with `more` how to go on with an answer that was cut."""
     if quiet:
         return View()
-    if console is None and not (
-        sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-    ):
+    if console is None and not _can_redraw():
         return PipeView()
     from rich.console import Console
 
     from edge_client.screen.live import LiveView
 
     console = console or Console(highlight=False)
-    return (
-        LiveView(console, context, more=more)
-        if console.is_terminal and not console.is_dumb_terminal
-        else PipeView()
-    )
+    if not console.is_terminal or console.is_dumb_terminal:
+        return PipeView()
+    return LiveView(console, context, more=more)
+
+
+def _can_redraw() -> bool:
+    """Whether standard output is a terminal that can redraw lines; known without loading rich."""
+    return sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")

@@ -22,29 +22,35 @@ class ChatLog:
         self._ids: list[int] = []
         self._text = ""
         """The text of the ids, special tokens included."""
-        self._start, self._prompt, self._question = 0, "", False
-        """Start of the latest answer, the text before it, and whether it is still missing."""
-        self._begun = ""
-        """What the latest answer began with, if an earlier one is continued."""
+        self._answer_start = 0
+        """Position of the latest answer's first id."""
+        self._text_before_answer = ""
+        self._awaits_answer = False
+        """Whether the latest question has no answer yet."""
+        self._continued = ""
+        """The text that the latest answer goes on from, if the user had an earlier one continued."""
         self._left_out = 0
         """How many of the oldest messages are no longer sent because the context is full."""
 
     def ask(self, messages: Messages, room: int | None = None) -> tuple[list[int], int]:
-        """The ids up to the start of the assistant's next answer, and how many messages were newly
-        left out so that there are at most `room`. A last message of the assistant's is continued."""
+        """Return the ids up to the start of the assistant's next answer, at most `room` of them,
+        and how many messages were newly left out for that. If the last message is the assistant's,
+        the answer continues it."""
         self.messages = [dict(message) for message in messages]
-        last = self.messages[-1] if self.messages else {}
-        self._begun = last["content"] if last.get("role") == "assistant" else ""
-        before = self._left_out
-        no_limit = sys.maxsize
-        (ids, text), self._left_out = fitting(
-            self.messages, no_limit if room is None else room, self._prompt_of
-        )
+        self._continued = ""
+        if self.messages and self.messages[-1]["role"] == "assistant":
+            self._continued = self.messages[-1]["content"]
+        left_out_before = self._left_out
+        if room is None:
+            room = sys.maxsize
+        (ids, text), self._left_out = fitting(self.messages, room, self._prompt_of)
         self._ids = ids
         self._text = text
-        self._start = len(ids)
-        self._question = True
-        return list(ids), max(0, self._left_out - before)
+        self._answer_start = len(ids)
+        self._awaits_answer = True
+        # Fewer are left out than before when the user has gone back to a shorter conversation.
+        newly_left_out = max(0, self._left_out - left_out_before)
+        return list(ids), newly_left_out
 
     @property
     def sent(self) -> list[dict[str, str]]:
@@ -54,24 +60,28 @@ class ChatLog:
         return [*self.messages[:first], *self.messages[first + self._left_out :]]
 
     def _prompt_of(self, messages: Messages) -> tuple[list[int], str]:
+        """Return the ids and the text of these messages, up to the start of the answer."""
         if messages and messages[-1]["role"] == "assistant":
             text = self._codec.chat(messages[:-1]) + messages[-1]["content"]
         else:
             text = self._codec.chat(messages)
         if self._text and text.startswith(self._text):
+            # Only the new part is tokenized: the ids before it stay as they are in the KV caches.
             return self._ids + self._codec.plain(text[len(self._text) :]), text
         return self._codec.plain(text), text
 
     def answered(self, ids: Sequence[int], text: str) -> None:
         """Add the assistant's answer as shown, or as corrected later; `ids` are all ids of the
         chat."""
-        if self._question:
-            self._prompt = self._text
-            self._question = False
-            if not self._begun:
+        if self._awaits_answer:
+            self._awaits_answer = False
+            self._text_before_answer = self._text
+            if not self._continued:
                 self.messages.append({})
-        self.messages[-1] = {"role": "assistant", "content": self._begun + text}
-        self._text = self._prompt + self._codec.decode(ids[self._start :], skip_special=False)
+        self.messages[-1] = {"role": "assistant", "content": self._continued + text}
+        # With special tokens: the next prompt is compared with the text as the template writes it.
+        answer = self._codec.decode(ids[self._answer_start :], skip_special=False)
+        self._text = self._text_before_answer + answer
         self._ids = list(ids)
 
 
@@ -83,8 +93,11 @@ def prompt_ids(
     chat: ChatLog | None = None,
     room: int | None = None,
 ) -> tuple[list[int], int]:
-    """The ids of a prompt, and how many messages were left out for the `room`: a text is the user's
-    next message in `chat`, unless `raw`; a list is the whole chat."""
+    """Return the ids of a prompt, and how many messages were left out so that they fit into `room`.
+
+    A text is the user's next message in `chat`, or with `raw` the prompt itself; a list of messages
+    is the whole chat.
+    """
     chat = chat or ChatLog(codec)
     if not isinstance(prompt, str):
         return chat.ask(prompt, room)

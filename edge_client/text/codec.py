@@ -35,12 +35,20 @@ class TextCodec:
         the first of `eos_ids`."""
         self.tokenizer = read_tokenizer(tokenizer_file)
         self.eos_ids = frozenset(eos_ids)
-        ids = {"bos_token": bos_id, "eos_token": next(iter(eos_ids), None)}
-        named = {
-            name: self.tokenizer.id_to_token(i) or "" for name, i in ids.items() if i is not None
-        }
-        self._special = dict(special_tokens or named)
+        if special_tokens:
+            self._special_tokens = dict(special_tokens)
+        else:
+            self._special_tokens = self._default_special_tokens(bos_id, eos_ids)
         self._template_file = template_file
+
+    def _default_special_tokens(self, bos_id: int | None, eos_ids: Sequence[int]) -> dict[str, str]:
+        """The names that most templates use, and the text of these tokens."""
+        special_tokens = {}
+        if bos_id is not None:
+            special_tokens["bos_token"] = self.tokenizer.id_to_token(bos_id) or ""
+        if eos_ids:
+            special_tokens["eos_token"] = self.tokenizer.id_to_token(eos_ids[0]) or ""
+        return special_tokens
 
     @classmethod
     def of(cls, bundle: Bundle) -> TextCodec:
@@ -70,7 +78,7 @@ class TextCodec:
         return ChatTemplate(self._template_file)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, with the tokenizer's start token."""
+        """Return the ids of a text, with the tokenizer's start token."""
         return self._encode(text, special=True)
 
     @property
@@ -81,18 +89,19 @@ class TextCodec:
     def chat(
         self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None = None
     ) -> str:
-        """A conversation as one text, up to the start of the assistant's answer; `template` are
-        variables for it."""
+        """Return a conversation as one text, up to the start of the assistant's answer. `template`
+        holds variables that the chat template may read."""
         if self._template is None:
             raise UsageError("this bundle has no chat template", hint="use `generate --raw`")
-        return self._template.render(messages, self._special, template or {})
+        return self._template.render(messages, self._special_tokens, template or {})
 
     def plain(self, text: str) -> list[int]:
-        """Ids of a rendered conversation, or of a piece from the middle of a text."""
+        """Return the ids of a rendered conversation, or of a piece from the middle of a text: no
+        start token is added."""
         return self._encode(text, special=False)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Text of ids, by default without special tokens."""
+        """Return the text of ids, by default without special tokens."""
         with tokenizer_errors("decode"):
             text = str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special))
         if len(text) > _LONGEST_TOKEN * max(1, len(ids)):
@@ -103,7 +112,7 @@ class TextCodec:
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         try:
-            text.encode()
+            text.encode()  # lone surrogates, as a file name may bring them, are no UTF-8
         except UnicodeEncodeError:
             raise UsageError("the prompt is not text (UTF-8)", hint="give a text prompt") from None
         with tokenizer_errors("encode"):

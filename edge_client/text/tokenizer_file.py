@@ -17,13 +17,13 @@ from moa.errors import BundleError, MoaError
 from moa.safe_text import safe_line
 
 _LARGEST_FILE = 2**26
+"""Bytes; the largest real ones have 34 million."""
 _LARGEST_GROWTH = 64
-"""Times as much text as goes in that the steps may make together; more could turn a prompt into
-gigabytes."""
+"""Characters that all steps together may make of one; more could turn a prompt into gigabytes."""
 _MOST_STEPS = 64
-_GROWTH = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "ByteLevel": 2, "Metaspace": 2}
-"""Of steps that write no text of their own: the longest expansion of a character, or what another
-run of it doubles."""
+_GROWTH_BY_TYPE = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "ByteLevel": 2, "Metaspace": 2}
+"""Characters that one step of this type may make of one character, where its settings do not say
+it: of a normal form its longest expansion; the last two escape or double one."""
 
 
 class _Parts(msgspec.Struct):
@@ -47,14 +47,9 @@ def read_tokenizer(file: Path) -> Tokenizer:
         raise BundleError(f"no tokenizer at {file}") from None
     try:
         parts = _parts_of.decode(content)
-        for way in ((parts.normalizer, parts.pre_tokenizer), (parts.decoder,)):
-            growths = [growth for part in way for growth in _growths(msgspec.json.decode(part))]
-            if len(growths) > _MOST_STEPS:
-                raise BundleError(f"it has more than {_MOST_STEPS} steps")
-            if (growth := math.prod(growths)) > _LARGEST_GROWTH:
-                raise BundleError(
-                    f"it makes {growth:.0f} times as much text, at most {_LARGEST_GROWTH}"
-                )
+        # Normalizer and pre-tokenizer run one after the other on a prompt, the decoder on an answer.
+        _check_growth(parts.normalizer, parts.pre_tokenizer)
+        _check_growth(parts.decoder)
         with tokenizer_errors("read"):
             tokenizer = Tokenizer.from_buffer(content)
         # What a file says of these is no part of its identity: a prompt is never cut in silence.
@@ -67,9 +62,21 @@ def read_tokenizer(file: Path) -> Tokenizer:
         raise BundleError(f"{file} is not a tokenizer: {safe_line(str(error))}") from None
 
 
+def _check_growth(*parts: msgspec.Raw) -> None:
+    """Refuse parts that, run one after the other, could make far more text than goes in."""
+    growths: list[float] = []
+    for part in parts:
+        growths += _growths(msgspec.json.decode(part))
+    if len(growths) > _MOST_STEPS:
+        raise BundleError(f"it has more than {_MOST_STEPS} steps")
+    growth = math.prod(growths)
+    if growth > _LARGEST_GROWTH:
+        raise BundleError(f"it makes {growth:.0f} times as much text, at most {_LARGEST_GROWTH}")
+
+
 def _growths(part: Any) -> Iterator[float]:
-    """Of each step of a normalizer, pre-tokenizer or decoder: how many times as much text it may
-    make."""
+    """Yield for each step of a normalizer, pre-tokenizer or decoder how many characters it may make
+    of one. Steps are nested in lists and in fields whose names differ by type."""
     if isinstance(part, list):
         for step in part:
             yield from _growths(step)
@@ -81,32 +88,41 @@ def _growths(part: Any) -> Iterator[float]:
 
 
 def _growth(step: dict[str, Any]) -> float:
-    """Of one step alone."""
-    kind = step.get("type")
-    own = max(
-        (
-            len(text)
-            for key in ("content", "prepend", "replacement")
-            if isinstance(text := step.get(key), str)
-        ),
-        default=0,
-    )
-    if kind == "Precompiled":  # base64 of a trie's size, the trie, and texts that end with zeros
-        charsmap = base64.b64decode(step.get("precompiled_charsmap") or "")
-        texts = (
-            charsmap[4 + int.from_bytes(charsmap[:4], "little") :]
-            .decode("utf-8", "replace")
-            .split("\0")
-        )
-        return max(1, *map(len, texts))
-    if kind == "Prepend":
-        return 1 + own
-    pattern = step.get("pattern")
-    if kind == "Replace" and isinstance(pattern, dict) and (text := pattern.get("String")):
-        return max(1.0, own / len(text)) if isinstance(text, str) else own
-    if kind == "Strip":
+    """Return how many characters one step alone, without those inside of it, may make of one."""
+    step_type = step.get("type")
+    written = _longest_written(step)
+    if step_type == "Precompiled":
+        return max(1, _longest_precompiled(step))
+    if step_type == "Prepend":
+        return 1 + written
+    if step_type == "Strip":
         return 1
-    return max(1, own, _GROWTH.get(kind, 1) if isinstance(kind, str) else 1)
+    pattern = step.get("pattern")
+    if step_type == "Replace" and isinstance(pattern, dict):
+        replaced = pattern.get("String")
+        if isinstance(replaced, str) and replaced:
+            return max(1.0, written / len(replaced))
+    known = _GROWTH_BY_TYPE.get(step_type, 1) if isinstance(step_type, str) else 1
+    return max(1, written, known)
+
+
+def _longest_written(step: dict[str, Any]) -> int:
+    """The length of the longest text that a step writes into its output."""
+    longest = 0
+    for key in ("content", "prepend", "replacement"):
+        text = step.get(key)
+        if isinstance(text, str):
+            longest = max(longest, len(text))
+    return longest
+
+
+def _longest_precompiled(step: dict[str, Any]) -> int:
+    """The length of the longest replacement in a precompiled map of characters: base64 of a trie's
+    size in four bytes, the trie, and the replacements, each ended by a zero byte."""
+    charsmap = base64.b64decode(step.get("precompiled_charsmap") or "")
+    trie_bytes = int.from_bytes(charsmap[:4], "little")
+    replacements = charsmap[4 + trie_bytes :].decode("utf-8", "replace").split("\0")
+    return max(map(len, replacements))
 
 
 @contextlib.contextmanager

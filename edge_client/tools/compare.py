@@ -40,14 +40,22 @@ async def ask(
     **changes: Unpack[TurnChanges],
 ) -> TimedAnswer:
     """Run one turn to its end; `see` gets every event."""
-    told = AnswerSoFar()
+    answer = AnswerSoFar()
     async for event in client.generate(ids=ids, **changes):
-        told.take(event)
+        answer.take(event)
         if see is not None:
             see(event)
-    if (done := told.done) is None:
+    done = answer.done
+    if done is None:
         raise MoaError("the answer never ended")
-    return TimedAnswer(told.ids, done.text, done.verified, done.reason, done.stats, told.logprobs)
+    return TimedAnswer(
+        ids=answer.ids,
+        text=done.text,
+        verified=done.verified,
+        reason=done.reason,
+        stats=done.stats,
+        logprobs=answer.logprobs,
+    )
 
 
 async def ask_all(
@@ -61,7 +69,7 @@ async def ask_all(
 
 
 def rates(answers: Sequence[TimedAnswer]) -> dict[str, float]:
-    """Figures over several answers."""
+    """Return the figures of several answers together: speed, calls, tokens a round, traffic."""
     total: dict[str, float] = {}
     for answer in answers:
         for name in (
@@ -74,24 +82,26 @@ def rates(answers: Sequence[TimedAnswer]) -> dict[str, float]:
             "received_bytes",
         ):
             total[name] = total.get(name, 0) + answer.stats.get(name, 0)
+    tokens_per_round = 0.0
+    if total["rounds"]:
+        # Each round gives the accepted drafts and one token of the target's own.
+        tokens_per_round = (total["accepted"] + total["rounds"]) / total["rounds"]
     return {
         "tokens": total["tokens"],
         "tokens_per_second": total["tokens"] / max(1e-9, total["seconds"]),
         "calls_per_100": 100 * total["calls"] / max(1, total["tokens"]),
-        "tokens_per_round": (total["accepted"] + total["rounds"]) / total["rounds"]
-        if total["rounds"]
-        else 0.0,
+        "tokens_per_round": tokens_per_round,
         "kilobytes": (total["sent_bytes"] + total["received_bytes"]) / 1000,
         "first_token_ms": 1000 * median(answer.stats["first_token_seconds"] for answer in answers),
     }
 
 
 def cells(figures: Mapping[str, float]) -> list[str]:
-    """Of a table with the columns `RATES`."""
-    a_round = figures["tokens_per_round"]
+    """Return the cells of a table's row; the columns are `RATES`."""
+    tokens_per_round = figures["tokens_per_round"]
     return [
         f"{figures['tokens_per_second']:.1f}",
         f"{figures['calls_per_100']:.1f}",
-        f"{a_round:.2f}" if a_round else "no draft",
+        f"{tokens_per_round:.2f}" if tokens_per_round else "no draft",
         f"{figures['kilobytes']:.1f}",
     ]

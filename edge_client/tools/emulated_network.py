@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Direction = Literal["up", "down"]
-_PACKET = 1448
-_READ = 16 * 1024
-_LOOK_SECONDS = 0.02
-"""How often to look whether an outage has ended."""
-_QUEUE = 64 * 1024
+_PACKET_BYTES = 1448
+"""Payload of a TCP packet in an Ethernet frame."""
+_READ_BYTES = 16 * 1024
+_OUTAGE_POLL_SECONDS = 0.02
+_QUEUE_BYTES = 64 * 1024
 """Bytes that may queue in the link in one direction; more blocks the sender, like a full router
 buffer."""
+_BYTES_PER_MEGABIT = 125_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +90,13 @@ class LinkProxy:
         self._random = random.Random(seed)
         self._server: asyncio.Server | None = None
         self._live: dict[asyncio.Task[None], list[asyncio.StreamWriter]] = {}
-        """What carries a connection, or makes it, and the ends that it resets when it ends."""
+        """The task of each connection, and the sockets that it resets at its end."""
         self._refusing = False
         self._silent = False
-        self._cuts: dict[Direction, float] = {"up": math.inf, "down": math.inf}
+        self._cut_at: dict[Direction, float] = {"up": math.inf, "down": math.inf}
+        """The value of `passed` at which all connections are reset."""
         self._started = 0.0
+        """The loop's time at which the profile began."""
 
     # ---- life
 
@@ -129,7 +132,7 @@ class LinkProxy:
 
     def cut_after(self, count: int, direction: Direction) -> None:
         """Reset every connection once `count` more bytes have passed in this direction."""
-        self._cuts[direction] = self.passed[direction] + count
+        self._cut_at[direction] = self.passed[direction] + count
 
     def go_down(self) -> None:
         """Reset every connection and refuse new ones until `restore`."""
@@ -145,7 +148,8 @@ class LinkProxy:
         silenced are reset."""
         if self._silent:
             self.cut()
-        self._refusing = self._silent = False
+        self._refusing = False
+        self._silent = False
 
     def use(self, profile: Profile) -> None:
         """Change the link's profile, from now on."""
@@ -184,66 +188,85 @@ class LinkProxy:
     ) -> None:
         """Read, delay every chunk, deliver in order."""
         loop = asyncio.get_running_loop()
-        line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        in_flight: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        """Chunks with the time of their delivery; an empty chunk is the end."""
         room = asyncio.Event()
-        waiting = 0
+        """Set whenever bytes have left the queue."""
+        queued_bytes = 0
 
         async def read() -> None:
-            nonlocal waiting
-            free_at = due = 0.0
+            nonlocal queued_bytes
+            sent_at = 0.0
+            """When the link has sent all bytes so far, at its rate."""
+            due = 0.0
             with contextlib.suppress(OSError):  # a reset is an end, too
-                while data := await reader.read(_READ):
+                while data := await reader.read(_READ_BYTES):
                     condition = self._condition()
-                    rate = (
-                        condition.up_mbps if direction == "up" else condition.down_mbps
-                    ) * 125_000
-                    free_at = max(free_at, loop.time()) + (len(data) / rate if rate else 0.0)
-                    due = max(due, free_at + self._delay(condition, len(data)))
-                    line.put_nowait((due, data))
-                    waiting += len(data)
-                    while waiting > _QUEUE:
+                    sending = self._sending_seconds(condition, len(data), direction)
+                    sent_at = max(sent_at, loop.time()) + sending
+                    # Jitter must not make a chunk overtake the one before it.
+                    due = max(due, sent_at + self._delay(condition, len(data)))
+                    in_flight.put_nowait((due, data))
+                    queued_bytes += len(data)
+                    while queued_bytes > _QUEUE_BYTES:
                         room.clear()
                         await room.wait()
-            line.put_nowait((due, b""))
+            in_flight.put_nowait((due, b""))
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(read())
-            while (chunk := await line.get())[1]:
-                due, data = chunk
+            while True:
+                due, data = await in_flight.get()
+                if not data:
+                    break
                 await self._until(due)
-                waiting -= len(data)
+                queued_bytes -= len(data)
                 room.set()
                 await self._deliver(writer, data, direction)
         with contextlib.suppress(OSError, RuntimeError):
             writer.write_eof()
 
+    @staticmethod
+    def _sending_seconds(condition: Condition, size: int, direction: Direction) -> float:
+        """How long the link takes to send `size` bytes at its rate."""
+        megabits = condition.up_mbps if direction == "up" else condition.down_mbps
+        if megabits == 0:  # unlimited
+            return 0.0
+        return size / (megabits * _BYTES_PER_MEGABIT)
+
     def _delay(self, condition: Condition, size: int) -> float:
+        """Draw the seconds that a chunk of `size` bytes is under way, with jitter and loss."""
         one_way = condition.rtt_ms / 2000
         delay = one_way * (1 + condition.jitter * self._random.random())
-        packets = -(-size // _PACKET)
-        if condition.loss and self._random.random() < 1 - (1 - condition.loss) ** packets:
-            delay += 4 * one_way
+        packets = math.ceil(size / _PACKET_BYTES)
+        any_lost = 1 - (1 - condition.loss) ** packets
+        if condition.loss and self._random.random() < any_lost:
+            delay += 4 * one_way  # two round trips until the sender's probe repairs it
         return delay
 
     async def _until(self, due: float) -> None:
-        """Wait for the time of delivery, and for the end of an outage."""
-        if (left := due - asyncio.get_running_loop().time()) > 0:
-            await asyncio.sleep(left)
+        """Wait for the time of delivery, and then for the end of an outage."""
+        remaining = due - asyncio.get_running_loop().time()
+        if remaining > 0:
+            await asyncio.sleep(remaining)
         while self._condition().out:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_OUTAGE_POLL_SECONDS)
 
     async def _deliver(
         self, writer: asyncio.StreamWriter, data: bytes, direction: Direction
     ) -> None:
+        """Write a chunk, or the part of it that is still allowed before a cut."""
         if self._silent:
             return
-        left = self._cuts[direction] - self.passed[direction]
-        if is_last := len(data) >= left:
-            data, self._cuts[direction] = data[: int(left)], math.inf
+        allowed = self._cut_at[direction] - self.passed[direction]
+        cuts = len(data) >= allowed
+        if cuts:
+            data = data[: int(allowed)]
+            self._cut_at[direction] = math.inf
         writer.write(data)
         self.passed[direction] += len(data)
         await writer.drain()
-        if is_last:
-            # Bytes that were delivered must reach the socket before the reset.
+        if cuts:
+            # Bytes that were delivered must reach the socket before the reset, which cancels us.
             asyncio.get_running_loop().call_soon(self.cut)
             await asyncio.Event().wait()
