@@ -16,6 +16,7 @@ from cloud_verifier.server import Server
 from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.sessions.service import Service
 from cloud_verifier.settings import Settings
+from moa import __version__
 from moa.tree import TreeShape
 
 
@@ -26,6 +27,15 @@ class Verifier(Server):
         self, served: Served, settings: Settings, auth: Authenticator | None = None
     ) -> None:
         metrics = Metrics()
+        machine = served.target.machine
+        metrics.info.labels(
+            version=__version__,
+            model=settings.served_name,
+            dtype=machine.dtype,
+            device=machine.device,
+            decoder=served.target.capabilities.decoder,
+        ).set(1)
+        metrics.pages.set(served.target.cache.pages)
         scheduler = Scheduler(
             settings.limits,
             max_batch_rows=settings.max_batch_rows,

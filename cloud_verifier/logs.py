@@ -39,7 +39,7 @@ _FIELDS = (
     "device",
     "slots",
     "decoder",
-    "megabytes",
+    "kv_megabytes",
     "resident_megabytes",
     "records",
     "url",

@@ -10,6 +10,7 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    ProcessCollector,
     disable_created_metrics,
     generate_latest,
 )
@@ -43,6 +44,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)  # memory, processor time, and since when it runs
         counter, gauge, histogram = (
             partial(kind, namespace="moa", registry=self.registry) for kind in _KINDS
         )
@@ -61,6 +63,12 @@ class Metrics:
         self.sessions = gauge("sessions", "Sessions by state", ("state",))
         self.connections = gauge("connections", "Open connections")
         self.slots_free = gauge("slots_free", "Slots that no session claims")
+        self.info = gauge(
+            "info",
+            "What is served, and by what; always 1",
+            ("version", "model", "dtype", "device", "decoder"),
+        )
+        self.pages = gauge("kv_pages", "Pages of key/value memory")
         self.pages_free = gauge("kv_pages_free", "Pages of key/value memory that no session holds")
         self.queue = gauge("queued_rounds", "Rounds waiting for the model")
         self.evictions = counter(

@@ -81,7 +81,7 @@ def load(settings: Settings) -> Served:
             "decoder": served.target.capabilities.decoder,
             "seconds": round(time.monotonic() - began, 3),
             "slots": served.target.cache.slots,
-            "megabytes": round(served.target.memory.kv_bytes / 1e6),
+            "kv_megabytes": round(served.target.memory.kv_bytes / 1e6),
             "records": served.facts.records is not None,
         },
     )

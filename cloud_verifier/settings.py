@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cloud_verifier.forward_time import ForwardTime
 from moa.api.access import is_loopback
+from moa.demo import paths
 from moa.errors import ConfigError, UsageError
 from moa.tree import TreeShape
 from moa.wire.limits import Limits
@@ -145,6 +146,12 @@ class Settings:
     def forward_time(self) -> ForwardTime | None:
         """What `--emulate` says; None for the target's own speed."""
         return ForwardTime.of(self.emulate) if self.emulate else None
+
+    @property
+    def served_name(self) -> str:
+        """The model's name for clients, metrics and pages: as a device says it, the last part of
+        where the target came from."""
+        return self.model_name or Path(self.target or paths().target).name
 
     @property
     def openai_address(self) -> tuple[str, int]:

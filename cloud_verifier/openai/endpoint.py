@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 from starlette.responses import RedirectResponse
@@ -19,7 +18,6 @@ from moa.api.app import Api, ApiLimits
 from moa.api.connections import serving
 from moa.api.metrics import ApiMetrics
 from moa.api.pages import page, web_app
-from moa.demo import paths
 from moa.process.listening import Port
 
 
@@ -30,7 +28,7 @@ async def endpoint(
     """Serve `--openai` on `port` while the body runs; yields the address."""
     service = verifier.service
     answerer = VerifierAnswerer(
-        service, Tokenizer(tokenizer), model_name(settings), verifier.engine.wrong
+        service, Tokenizer(tokenizer), settings.served_name, verifier.engine.wrong
     )
     access = Access(
         principals,
@@ -56,8 +54,3 @@ async def endpoint(
         serving(api.app(routes, settings.origins), port, tls=settings.tls, ports=2) as address,
     ):
         yield address
-
-
-def model_name(settings: Settings) -> str:
-    """The model name for clients: as a device says it, the last part of where the target came from."""
-    return settings.model_name or Path(settings.target or paths().target).name

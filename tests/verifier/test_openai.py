@@ -20,11 +20,12 @@ import torch
 
 from cloud_verifier.app import Verifier
 from cloud_verifier.openai.answerer import Tokenizer
-from cloud_verifier.openai.endpoint import endpoint, model_name
+from cloud_verifier.openai.endpoint import endpoint
 from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.settings import Settings
 from edge_client.device import Device
 from edge_client.serve.endpoint import model_name as edge_model_name
+from moa import __version__
 from moa.process.listening import Port
 from tests.api.large import LARGE, large_request
 from tests.api.scripted import check_that_the_loop_turns
@@ -249,13 +250,16 @@ async def test_the_operators_page_reads_the_metrics(both: Both) -> None:
         if not line.startswith("#")
     }
     declared = {line.split(" ")[2] for line in metrics.splitlines() if line.startswith("# TYPE")}
-    for name in set(re.findall(r'"(moa_\w+)"', script)):
+    for name in set(re.findall(r'"((?:moa|process)_\w+)"', script)):
         assert name in offered | declared, name
+    (served,) = (line for line in metrics.splitlines() if line.startswith("moa_info{"))
+    assert f'model="{MODEL}"' in served
+    assert f'version="{__version__}"' in served
 
 
 async def test_both_ends_give_the_embedded_target_one_name() -> None:
     source = Device.load().bundle.manifest.target.source
-    assert model_name(Settings()) == edge_model_name(source) == MODEL
+    assert Settings().served_name == edge_model_name(source) == MODEL
 
 
 @pytest.mark.parametrize("name", LARGE)

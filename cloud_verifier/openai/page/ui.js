@@ -26,6 +26,7 @@ class Reading {
     const fits = (one) => Object.entries(labels).every(([key, value]) => one.labels[key] === value);
     return (metrics?.get(name) ?? []).filter(fits).reduce((sum, one) => sum + one.value, 0);
   }
+  has(name) { return this.now.has(name); }
   value(name, labels = {}) { return this.#sum(this.now, name, labels); }
   grown(name, labels = {}) { return this.before ? Math.max(0, this.value(name, labels) - this.#sum(this.before, name, labels)) : 0; }
   rate(name, labels) { return this.grown(name, labels) / SECONDS; }
@@ -50,6 +51,8 @@ const percent = (share) => `${(100 * share).toFixed(0)} %`;
 const perSecond = (n) => `${count(n)}/s`;
 const kilobytes = (n) => `${count(n / 1000)} kB/s`;
 
+const gigabytes = (n) => `${count(n / 1e9)} GB`;
+
 const GROUPS = {
   Sessions: {
     "Live": [count, (r) => r.value("moa_sessions", { state: "live" })],
@@ -57,6 +60,8 @@ const GROUPS = {
     "Cold": [count, (r) => r.value("moa_sessions", { state: "cold" })],
     "Connections": [count, (r) => r.value("moa_connections")],
     "Free slots": [count, (r) => r.value("moa_slots_free")],
+    "KV cache in use": [percent, (r) => (r.value("moa_kv_pages") ? 1 - r.value("moa_kv_pages_free") / r.value("moa_kv_pages") : null)],
+    "Memory": [gigabytes, (r) => (r.has("process_resident_memory_bytes") ? r.value("process_resident_memory_bytes") : null)],
     "Answers of the API": [count, (r) => r.value("moa_api_running_answers")],
   },
   Load: {
@@ -109,9 +114,10 @@ $("groups").append(heading, bars);
 function drawBars(reading) {
   const drafts = reading.value("moa_spec_decode_num_drafts_total");
   const name = "moa_spec_decode_num_accepted_tokens_per_pos_total";
-  const positions = reading.labels(name, "position").map(Number).sort((a, b) => a - b);
-  bars.replaceChildren(...positions.map((position) => {
-    const share = drafts ? reading.value(name, { position: String(position) }) / drafts : 0;
+  const shares = reading.labels(name, "position").map(Number).sort((a, b) => a - b)
+    .map((position) => (drafts ? reading.value(name, { position: String(position) }) / drafts : 0));
+  const deepest = shares.findLastIndex((share) => share >= 0.005);  // what rounds to 0 % is not drawn
+  bars.replaceChildren(...shares.slice(0, deepest + 1).map((share, position) => {
     const item = document.createElement("li");
     const chart = document.createElementNS(SVG, "svg");
     chart.setAttribute("viewBox", "0 0 1 1");
@@ -125,6 +131,25 @@ function drawBars(reading) {
   }));
 }
 
+// Which model this is, what it runs on, and since when.
+function tell(reading) {
+  const [served] = reading.now.get("moa_info") ?? [];
+  if (!served) return;
+  const { model, dtype, device, decoder, version } = served.labels;
+  const parts = [model, `${dtype} on ${device}, ${decoder}`, `version ${version}`];
+  if (reading.has("process_start_time_seconds")) {
+    parts.push(`running for ${lasting(Date.now() / 1000 - reading.value("process_start_time_seconds"))}`);
+  }
+  $("served").textContent = parts.join(" · ");
+}
+
+function lasting(seconds) {
+  const minutes = Math.max(0, Math.floor(seconds / 60));
+  if (minutes < 60) return `${minutes} min`;
+  if (minutes < 60 * 48) return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  return `${Math.floor(minutes / 60 / 24)} days`;
+}
+
 let before = null;
 async function look() {
   const key = $("key").value;
@@ -136,6 +161,7 @@ async function look() {
     for (const { figure, read } of figures) figure.add(read(reading));
     accepted.add(reading.share("moa_spec_decode_num_accepted_tokens_total", "moa_spec_decode_num_draft_tokens_total"));
     drawBars(reading);
+    tell(reading);
     before = now;
     $("state").textContent = "running";
     $("state").className = "";
