@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Literal
 
@@ -15,10 +16,12 @@ from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
 from edge_client.events import AnswerSoFar, Done, Event, Progress, Retract, Token
 from edge_client.screen.live import PROVISIONAL
-from edge_client.screen.words import tokens
+from edge_client.screen.words import tokens, waiting
 from moa.errors import LinkError, MoaError
 from moa.safe_text import safe_text
 
+_TICK_SECONDS = 1.0
+"""How often it is said that a check still runs."""
 _RETRY_SECONDS = 1.0
 """Pause between two looks for a verifier that is away."""
 Phase = Literal["waits", "checks", "goes on", "over"]
@@ -42,6 +45,7 @@ class OfflineCheck:
         *,
         say: Callable[[Text], None],
         changed: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`message` holds the answer of which `told` knows what was verified; `say` prints a line,
         and `changed` is called when `status` may have."""
@@ -52,6 +56,9 @@ class OfflineCheck:
         self._told = told
         self._say = say
         self._changed = changed
+        self._clock = clock
+        self._heard_at = clock()
+        """When the verifier last brought something."""
         self._before = message["content"]
         self._begun = self._before.removesuffix(told.done.text if told.done else told.text_of())
         """What an earlier turn had written of the message."""
@@ -81,11 +88,12 @@ class OfflineCheck:
                 return f"{tokens(self.unverified)} not verified: checked when the verifier is back"
             case "checks" if self._reading is not None:
                 done, total = self._reading.done, self._reading.total
-                return f"checking the last answer: reading, {done:,} of {total:,}"
+                status = f"checking the last answer: reading, {done:,} of {total:,}"
             case "checks":
-                return f"checking the last answer: {told.final:,} of {tokens(len(told.ids))}"
+                status = f"checking the last answer: {told.final:,} of {tokens(len(told.ids))}"
             case "goes on":
-                return f"correcting the last answer: {tokens(len(told.ids))}"
+                status = f"correcting the last answer: {tokens(len(told.ids))}"
+        return status + waiting(self._clock() - self._heard_at)
 
     async def leave(self) -> None:
         """End it where it is: the answer stays as it is now."""
@@ -105,16 +113,26 @@ class OfflineCheck:
     # ---- inside
 
     async def _run(self) -> None:
+        ticking = asyncio.create_task(self._tick())
         try:
             while self._conversation.unverified and await self._online():
                 self.phase = "checks"
+                self._heard_at = self._clock()
                 self._changed()
                 if not await self._check_once():
                     break
         except MoaError as error:
             self._say(Text(f"the last answer stays unverified: {error.line()}", style="yellow"))
+        finally:
+            ticking.cancel()
         self.phase = "over"
         self._changed()
+
+    async def _tick(self) -> None:
+        """A verifier that is slow says nothing for long: show that this still waits."""
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            self._changed()
 
     async def _online(self) -> bool:
         """Wait for the verifier; False if it refuses this client."""
@@ -152,6 +170,8 @@ class OfflineCheck:
 
     def _take(self, event: Event) -> None:
         told = self._told
+        if not isinstance(event, Progress) or event != self._reading:
+            self._heard_at = self._clock()
         if isinstance(event, Token):
             self._goes_on("and goes on with the last answer", len(told.text_of()))
         told.take(event)

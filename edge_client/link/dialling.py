@@ -142,6 +142,13 @@ def explain(
         case NegotiationError() | InvalidHandshake():
             if worked:
                 return LinkError(f"{url} does not answer now")
+            if isinstance(error.__cause__, EOFError):  # a tunnel or proxy, or a port without TLS
+                hint = "is `cloud-verifier serve` running behind that port" + (
+                    "?" if tls else ", and without --tls-cert?"
+                )
+                return LinkError(
+                    f"cannot reach {url}: the connection was closed without an answer", hint=hint
+                )
             hint = "" if tls else "is it a TLS port? then wss://"
             return LinkError(
                 f"{url} does not answer as a verifier: {safe_line(str(error))}", hint=hint

@@ -4,7 +4,8 @@ status below."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from edge_client.events import AnswerSoFar, Done, Event, Link, Notice, Progress, Retract, Status
 from edge_client.screen.pipe import ENDS, View
-from edge_client.screen.words import tokens
+from edge_client.screen.words import tokens, waiting
 from moa.safe_text import safe_line, safe_text
 
 PROVISIONAL = "dim italic"
@@ -34,13 +35,25 @@ _LINK_STYLES = {"online": "green", "late": "yellow", "offline": "red", "refused"
 class LiveView(View):
     """Final lines are printed as normal output; the last line and provisional text are redrawn."""
 
-    def __init__(self, console: Console, context: int = 0, *, more: str = "") -> None:
+    def __init__(
+        self,
+        console: Console,
+        context: int = 0,
+        *,
+        more: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`context`: how many tokens it holds, if the reader is to know how full it is; `more`: how
         to go on with an answer that was cut."""
         self._console = console
         self._context = context
         self._more = more
+        self._clock = clock
         self._live = Region(console)
+        self._seen = ("", "")
+        """What is redrawn, and what happens, as it was when something last changed ..."""
+        self._since = clock()
+        """... which was then."""
         self._answer = AnswerSoFar()
         self._printed = 0
         """Characters of final text that are printed."""
@@ -82,7 +95,13 @@ class LiveView(View):
             self._printed = end
 
     def _render(self) -> RenderableType:
-        return Group(self.open_text(), self.status())
+        text = self.open_text()
+        status = self.status()
+        seen = (text.plain, status.plain)
+        if seen != self._seen:
+            self._seen = seen
+            self._since = self._clock()
+        return Group(text, _Status(status, self._since, self._clock))
 
     def open_text(self) -> Text:
         """The part that is still redrawn."""
@@ -137,6 +156,19 @@ class LiveView(View):
             self._console.print(Text(line, style="dim"))
 
 
+class _Status:
+    """What happens, and for how long nothing has changed at the moment in which it is drawn."""
+
+    def __init__(self, status: Text, since: float, clock: Callable[[], float]) -> None:
+        self._status = status
+        self._since = since
+        self._clock = clock
+
+    def __rich__(self) -> Text:
+        status = self._status.copy()
+        return status.append(waiting(self._clock() - self._since), style="dim")
+
+
 def summary(done: Done, statuses: Sequence[Status], *, more: str = "") -> str:
     """One line about a turn, whose tokens have these statuses; `more`: how to go on with one that
     was cut."""
@@ -150,7 +182,7 @@ def summary(done: Done, statuses: Sequence[Status], *, more: str = "") -> str:
         parts.insert(2, f"first after {first:.1f} s")
     if stats["tokens_per_round"]:
         parts.append(f"{stats['tokens_per_round']:.2f} tokens a round")
-    if stats.get("rtt_ms"):
+    if stats["calls"] and stats.get("rtt_ms"):  # else the link had no part in it
         kilobytes = (stats["sent_bytes"] + stats["received_bytes"]) / 1000
         parts += [f"RTT {stats['rtt_ms']:.0f} ms", f"{kilobytes:.1f} kB"]
     if stats["retracted"]:

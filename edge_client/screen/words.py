@@ -8,6 +8,15 @@ def tokens(count: int) -> str:
     return "1 token" if count == 1 else f"{count:,} tokens"
 
 
+_LONG = 1.0
+"""Seconds without news after which a reader wants to know that it still goes on."""
+
+
+def waiting(seconds: float) -> str:
+    """For how long nothing has changed, behind a status that says what is being done."""
+    return f" · waiting for {int(seconds)} s" if seconds >= _LONG else ""
+
+
 def named(source: str) -> str:
     """A model's name: the last part of where it came from."""
     return source.rstrip("/").rpartition("/")[2] or "target"

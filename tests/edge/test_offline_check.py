@@ -115,3 +115,9 @@ async def test_a_question_while_the_verifier_is_away_is_told_what_it_goes_on_fro
     dialogue, screen, _ = await chat(QUESTION, "And what is 17 plus 25?", CTRL_C, CTRL_C)
     assert "this goes on from an answer of which" in screen
     assert len(dialogue.messages) == 4
+
+
+async def test_a_check_without_news_is_counted_below_what_is_typed() -> None:
+    """Each second, by the check itself: nothing else happens meanwhile."""
+    _, _, shown = await chat(QUESTION, "up", sees("waiting for 1 s"), forward=3.0)
+    assert any(line.startswith("checking the last answer") for line in shown)

@@ -14,8 +14,8 @@ from rich.segment import ControlType
 from rich.text import Text
 
 from edge_client.cli.generate import JsonAnswer
-from edge_client.events import Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
-from edge_client.screen.live import LiveView, Region
+from edge_client.events import Confirm, Done, Event, Link, Notice, Progress, Prompt, Retract, Token
+from edge_client.screen.live import LiveView, Region, summary
 from edge_client.screen.pipe import PipeView
 from edge_client.screen.views import make_console, make_view
 
@@ -190,6 +190,38 @@ def test_a_narrowed_window_is_erased_whole(before: int, after: int, rows: int) -
     region.stop()
     ups = [code for code in control.segment.control or () if code[0] is ControlType.CURSOR_UP]
     assert len(ups) == rows - 1
+
+
+def test_a_wait_without_news_is_counted_on_the_screen() -> None:
+    now = 0.0
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=120, color_system=None)
+
+    def drawn(seconds: float) -> str:
+        nonlocal now
+        now += seconds
+        out.truncate(out.seek(0))
+        view._live.refresh()
+        return one_line(out.getvalue())
+
+    with LiveView(console, clock=lambda: now) as view:
+        view.take(Prompt(ids=[1]))
+        view.take(Link(state="online"))
+        assert "waiting" not in drawn(0.9)
+        assert "● online · waiting for 3 s" in drawn(2.5)
+        view.take(token(1, "one"))
+        assert "waiting" not in drawn(0)
+        view.take(Progress(done=5, total=9))
+        assert "the verifier reads: 5 of 9 · 1 token · waiting for 2 s" in drawn(2)
+        view.take(Progress(done=5, total=9))
+        assert "waiting for 4 s" in drawn(2), "it has not come further"
+
+
+def test_figures_of_the_link_are_not_of_an_answer_that_had_no_part_in_it() -> None:
+    stats = STATS | {"rtt_ms": 9.0, "sent_bytes": 0, "received_bytes": 0}
+    alone = Done(reason="eos", verified=False, text="one", stats=stats | {"calls": 0})
+    assert "RTT" not in summary(alone, ["provisional"])
+    assert "RTT 9 ms" in summary(Done(reason="eos", verified=True, text="one", stats=stats), [])
 
 
 def test_a_line_in_a_pipe_stays_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -224,6 +224,16 @@ def test_failures_to_connect_are_explained() -> None:
     assert "cannot reach ws://verifier.test:1: " in str(unknown)
 
 
+async def test_a_port_that_hangs_up_is_not_taken_for_another_protocol() -> None:
+    """A tunnel or a load balancer whose verifier is not up yet accepts, and closes."""
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        error = await trouble(f"ws://127.0.0.1:{port}")
+    assert str(error).endswith("the connection was closed without an answer")
+    assert "cloud-verifier serve" in error.hint
+
+
 @contextlib.asynccontextmanager
 async def reading(
     refuses: Callable[[ClientMessage], bool],
