@@ -21,25 +21,31 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import log2
 
-_FASTER, _SLOWER = 0.3, 0.05
+_WEIGHT_IF_FASTER = 0.3
+_WEIGHT_IF_SLOWER = 0.05
 """Weight of a sample that is faster than estimated, and of a slower one. Other load makes forwards
 slower, never faster, so the estimate follows the fastest tenth or so."""
 _OUTLIER = 2.0
 """A sample counts as at most twice the estimate, for a machine that slept says nothing of forwards;
 and the estimate is at most twice the latest sample, for one that was measured asleep would not be
 tried again."""
-_SHORTEST = 1e-9
-"""Seconds that a forward takes at least, by a clock that stands."""
-_PER_OCTAVE = 2
+_LEAST_SECONDS = 1e-9
+"""A forward takes at least this, also by a clock that stands still: no estimate may be 0."""
+_GROUPS_PER_OCTAVE = 2
 """Sizes that are told apart between two powers of two."""
-_SLOPE = 0.01
+_UNMEASURED_SLOPE = 0.01
 """Seconds of one more token, as a share of the forward's, until two sizes were measured."""
 _LOADING = 12
 """Fetching a session's keys and values costs about as much as so many tokens attending to them."""
-_MEMORY, _EXPLAINED = 0.98, 0.2
-"""Weight that older samples keep in the price of attention; and the least share of the variance of
-samples of like size that pairs must explain (r^2), or their price is 0: short contexts would
-extrapolate noise to long ones."""
+_MEMORY = 0.98
+"""Weight that older samples keep in the price of a pair."""
+_LEAST_EXPLAINED = 0.2
+"""The least share of the variance of samples of like size that pairs must explain (r^2), or the
+price of a pair is 0: short contexts would extrapolate noise to long ones."""
+_MEAN_WEIGHT = 0.1
+"""Weight of a sample in the plain means of a group, with which new samples are compared."""
+_LEAST_NET = 0.1
+"""The share of a sample that is the tokens' at least, however much its pairs seem to explain."""
 
 
 def attention_pairs(rows: Iterable[tuple[int, int]]) -> float:
@@ -48,15 +54,15 @@ def attention_pairs(rows: Iterable[tuple[int, int]]) -> float:
 
 
 @dataclass(slots=True)
-class _Point:
-    """Running estimates of samples of about one size."""
+class _Group:
+    """Running estimates of the samples of about one size."""
 
     size: float
-    seconds: float
-    """Without the pairs' part."""
     pairs: float
-    whole: float
-    """With it, as a plain mean."""
+    seconds: float
+    """Seconds of a sample, its pairs' part taken off. It follows the fastest samples."""
+    mean_seconds: float
+    """Seconds of a sample as it was measured; a plain mean."""
 
 
 class Cost:
@@ -69,69 +75,92 @@ class Cost:
         waiting for others counts."""
         self._cautious = cautious
         self._mean = mean
-        self._points: dict[int, _Point | None] = {}
-        """By size; None: met once. The first forward of a size also makes kernels, so it does not
-        count."""
-        self._sizes, self._seconds = ([1.0], [prior]) if prior else ([], [])
-        self._xx = self._xy = self._yy = 0.0
-        """Of pairs and seconds, as they differ from the means of their size."""
+        self._groups: dict[int, _Group | None] = {}
+        """By the rounded logarithm of the size; None where only the first forward of the size was
+        seen. That one also makes kernels, so it does not count."""
+        # The curve of the groups, which `seconds` reads: sizes that grow, seconds that never fall.
+        self._sizes: list[float] = [1.0] if prior else []
+        self._seconds: list[float] = [prior] if prior else []
+        # Sums for the regression of seconds on pairs. Both are taken as differences from the means
+        # of their group, so that samples of different sizes can be added up.
+        self._pairs_squared = 0.0
+        self._pairs_by_seconds = 0.0
+        self._seconds_squared = 0.0
 
     def __bool__(self) -> bool:
-        return any(self._points.values())
+        """Whether anything was measured."""
+        return any(self._groups.values())
 
     def observe(self, size: float, seconds: float, pairs: float = 0.0) -> None:
-        """A forward of so many tokens took so long."""
-        group = round(_PER_OCTAVE * log2(max(1.0, size)))
-        if group not in self._points and not self._mean:
-            self._points[group] = None
+        """Learn from a forward of so many tokens, which took so long."""
+        seconds = max(_LEAST_SECONDS, seconds)
+        key = round(_GROUPS_PER_OCTAVE * log2(max(1.0, size)))
+        if key not in self._groups and not self._mean:
+            self._groups[key] = None
             return
-        if (point := self._points.get(group)) is None:
-            point = self._points[group] = _Point(
-                size, max(_SHORTEST, seconds), pairs, max(_SHORTEST, seconds)
-            )
-        seconds = min(max(_SHORTEST, seconds), _OUTLIER * point.whole)
-        more = pairs - point.pairs
-        longer = seconds - point.whole - self.seconds(size) + self.seconds(point.size)
-        self._xx = _MEMORY * self._xx + more * more
-        self._xy = _MEMORY * self._xy + more * longer
-        self._yy = _MEMORY * self._yy + longer * longer
-        net = max(0.1 * seconds, seconds - self._pair * pairs)
-        weight = _SLOWER if net > point.seconds and not self._mean else _FASTER
-        point.size += weight * (size - point.size)
-        point.seconds = min(_OUTLIER * net, point.seconds + weight * (net - point.seconds))
-        point.pairs += 0.1 * more
-        point.whole += 0.1 * (seconds - point.whole)
-        known = sorted(
-            (other for other in self._points.values() if other is not None),
-            key=lambda other: other.size,
-        )
-        for other in known:  # what is older gives way
-            if (other.size > point.size) == (other.seconds < point.seconds):
-                other.seconds += weight * (point.seconds - other.seconds)
-        self._sizes = [other.size for other in known]
-        self._seconds = list(accumulate((other.seconds for other in known), max))
+        group = self._groups.get(key)
+        if group is None:
+            group = _Group(size=size, pairs=pairs, seconds=seconds, mean_seconds=seconds)
+            self._groups[key] = group
+        seconds = min(seconds, _OUTLIER * group.mean_seconds)
+        self._learn_price_of_pairs(group, size, seconds, pairs)
+
+        net_seconds = max(_LEAST_NET * seconds, seconds - self._seconds_per_pair * pairs)
+        slower = net_seconds > group.seconds
+        weight = _WEIGHT_IF_SLOWER if slower and not self._mean else _WEIGHT_IF_FASTER
+        group.size += weight * (size - group.size)
+        group.seconds += weight * (net_seconds - group.seconds)
+        group.seconds = min(group.seconds, _OUTLIER * net_seconds)
+        group.pairs += _MEAN_WEIGHT * (pairs - group.pairs)
+        group.mean_seconds += _MEAN_WEIGHT * (seconds - group.mean_seconds)
+        self._redraw(group, weight)
+
+    def _learn_price_of_pairs(
+        self, group: _Group, size: float, seconds: float, pairs: float
+    ) -> None:
+        """Add a sample to the regression, before its group has learned from it."""
+        more_pairs = pairs - group.pairs
+        # The sample's size is not quite the group's: that part of the difference is no pairs' work.
+        more_seconds = seconds - group.mean_seconds - self.seconds(size) + self.seconds(group.size)
+        self._pairs_squared = _MEMORY * self._pairs_squared + more_pairs * more_pairs
+        self._pairs_by_seconds = _MEMORY * self._pairs_by_seconds + more_pairs * more_seconds
+        self._seconds_squared = _MEMORY * self._seconds_squared + more_seconds * more_seconds
+
+    def _redraw(self, latest: _Group, weight: float) -> None:
+        """Draw the curve through all groups. One that contradicts the `latest`, smaller and dearer
+        or larger and cheaper, moves towards it: it is the older one."""
+        known = [group for group in self._groups.values() if group is not None]
+        known.sort(key=lambda group: group.size)
+        for group in known:
+            is_larger = group.size > latest.size
+            is_cheaper = group.seconds < latest.seconds
+            if is_larger == is_cheaper:
+                group.seconds += weight * (latest.seconds - group.seconds)
+        self._sizes = [group.size for group in known]
+        self._seconds = list(accumulate((group.seconds for group in known), max))
 
     def seconds(self, size: float, pairs: float = 0.0) -> float:
         """Seconds of a forward of so many tokens; the prior before anything was measured."""
+        if not self._sizes:
+            return 0.0
+        return self._seconds_of_tokens(size) + self._seconds_per_pair * pairs
+
+    def _seconds_of_tokens(self, size: float) -> float:
+        """The curve at `size`, without pairs."""
         sizes = self._sizes
         seconds = self._seconds
-        extra = self._pair * pairs
-        if not sizes:
-            return 0.0
         after = bisect_right(sizes, size)
         if after == 0:
-            slope = (
-                (seconds[1] - seconds[0]) / (sizes[1] - sizes[0])
-                if len(sizes) > 1
-                else self._beyond
-            )
-            return max(seconds[0] * size / sizes[0], seconds[0] - slope * (sizes[0] - size)) + extra
+            # Below the smallest size: go on down the first line, but never below the line through
+            # zero, on which the tokens take all of the time.
+            proportional = seconds[0] * size / sizes[0]
+            return max(proportional, seconds[0] - self._first_slope * (sizes[0] - size))
         if after == len(sizes):
-            return seconds[-1] + self._beyond * (size - sizes[-1]) + extra
+            return seconds[-1] + self._last_slope * (size - sizes[-1])
         low = sizes[after - 1]
         high = sizes[after]
         share = (size - low) / (high - low)
-        return seconds[after - 1] + share * (seconds[after] - seconds[after - 1]) + extra
+        return seconds[after - 1] + share * (seconds[after] - seconds[after - 1])
 
     def added(self, tokens: int, context: int = 0, beside: float = 0) -> float:
         """How much longer a forward of `beside` tokens takes with so many more, after `context`
@@ -140,22 +169,37 @@ class Cost:
         return self.seconds(beside + tokens, pairs) - self.seconds(beside)
 
     def fitting(self, seconds: float, most: int, context: int = 0, beside: float = 0) -> int:
-        """How many more tokens, `most` at most, make it longer by at most this."""
-        counts = range(most + 1)
-        return max(
-            0,
-            bisect_right(counts, seconds, key=lambda count: self.added(count, context, beside)) - 1,
-        )
+        """How many more tokens, `most` at most, make a forward of `beside` tokens longer by at most
+        so many seconds."""
+
+        def added(count: int) -> float:
+            return self.added(count, context, beside)
+
+        too_many = bisect_right(range(most + 1), seconds, key=added)
+        return max(0, too_many - 1)
 
     @property
-    def _pair(self) -> float:
-        """Seconds of a pair: regression over samples of like size."""
-        told = self._xy > 0 and self._xy**2 >= _EXPLAINED * self._xx * self._yy
-        return self._xy / self._xx if told else 0.0
+    def _seconds_per_pair(self) -> float:
+        """The slope of the regression of seconds on pairs; 0 while it explains too little."""
+        if self._pairs_by_seconds <= 0:
+            return 0.0
+        explained = self._pairs_by_seconds**2
+        if explained < _LEAST_EXPLAINED * self._pairs_squared * self._seconds_squared:
+            return 0.0
+        return self._pairs_by_seconds / self._pairs_squared
 
     @property
-    def _beyond(self) -> float:
-        """Seconds of a token beyond the largest size: as steep as on average."""
+    def _first_slope(self) -> float:
+        """Seconds of a token below the smallest size: those of the first line."""
         if len(self._sizes) < 2:
-            return self._seconds[-1] * (1 / self._sizes[-1] if self._cautious else _SLOPE)
-        return (self._seconds[-1] - self._seconds[0]) / (self._sizes[-1] - self._sizes[0])
+            return self._last_slope
+        return (self._seconds[1] - self._seconds[0]) / (self._sizes[1] - self._sizes[0])
+
+    @property
+    def _last_slope(self) -> float:
+        """Seconds of a token beyond the largest size: as many as between the smallest and it."""
+        if len(self._sizes) >= 2:
+            return (self._seconds[-1] - self._seconds[0]) / (self._sizes[-1] - self._sizes[0])
+        if self._cautious:
+            return self._seconds[-1] / self._sizes[-1]
+        return self._seconds[-1] * _UNMEASURED_SLOPE

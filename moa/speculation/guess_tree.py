@@ -39,29 +39,44 @@ class _Node:
     token: int
     parent: int
     neg_log_prob: int
+    """Of the token given its parent, in parts of 1 / STEP."""
     children: dict[int, int] = field(default_factory=dict)
-    """By token."""
+    """Nodes by token."""
+
+
+class _Candidate(NamedTuple):
+    """A node that may be picked next. Of equally likely ones the earlier node is the smaller."""
+
+    path_neg_log_prob: int
+    """Of all tokens from the root to the node."""
+    node: int
+    parent: int
+    """The index under which its parent was picked."""
 
 
 def neg_log_probs_of(tree: DraftTree) -> list[int]:
-    """Of each node, as sent."""
-    own = (
-        score - tree.scores[parent]
-        for score, parent in zip(tree.scores[1:], tree.parents[1:], strict=True)
-    )
-    return [0, *(min(MOST_NEG_LOG_PROB, max(0, round(-STEP * score))) for score in own)]
+    """The `neg_log_prob` of each node of a draft, as it is sent; 0 for the root."""
+    neg_log_probs = [0]
+    for score, parent in zip(tree.scores[1:], tree.parents[1:], strict=True):
+        log_prob = score - tree.scores[parent]  # scores are sums along the path
+        parts = round(-STEP * log_prob)
+        neg_log_probs.append(min(MOST_NEG_LOG_PROB, max(0, parts)))
+    return neg_log_probs
 
 
 class GuessTree:
     """A tree of guesses below the end of a growing log; bounded."""
 
     def __init__(self, most: int = 512) -> None:
+        """`most` guesses are kept; further ones are dropped."""
         self._most = most
         self._nodes: list[_Node] = []
+        """Node 0 is the log's last token; empty before the first `follow`."""
         self._length = 0
         """Length of the log when it was last followed."""
 
     def __len__(self) -> int:
+        """The number of guesses: all nodes but the root."""
         return max(0, len(self._nodes) - 1)
 
     def clear(self) -> None:
@@ -70,19 +85,15 @@ class GuessTree:
 
     def follow(self, log: Sequence[int]) -> None:
         """Move along the log's new tokens, and drop guesses that are not below its end."""
-        at = 0
-        new = log[self._length :] if self._nodes else ()
-        self._length = len(log)
-        for token in new:
-            found = self._nodes[at].children.get(token)
-            if found is None:
+        if self._nodes:
+            root = self._node_after(log[self._length :])
+            if root is None:
                 self._nodes.clear()
-                break
-            at = found
-        if at and self._nodes:
-            self._root_at(at)
+            elif root > 0:
+                self._root_at(root)
         if not self._nodes:
-            self._nodes.append(_Node(log[-1], -1, 0))
+            self._nodes.append(_Node(token=log[-1], parent=-1, neg_log_prob=0))
+        self._length = len(log)
 
     def add(
         self,
@@ -99,94 +110,130 @@ class GuessTree:
         if not 0 <= base < len(log) or log[base] != tokens[0]:
             return 0
         before = len(self._nodes)
-        # A place is a node or, if negative, a number of tokens before the log's end; None
-        # contradicts the log.
+        # Where each node of the new tree is: a node of ours if it is at the log's end or below (0 is
+        # the log's last token); a negative number if it is so many tokens before the log's end; None
+        # if it is left out, and all below it with it.
         places: list[int | None] = [base - len(log) + 1]
         for token, parent, neg_log_prob in zip(
             tokens[1:], parents[1:], neg_log_probs[1:], strict=True
         ):
-            at = places[parent]
-            if at is None:
+            parent_place = places[parent]
+            if parent_place is None:
                 places.append(None)
-            elif at < 0:
-                places.append(at + 1 if log[at] == token else None)
+            elif parent_place < 0:
+                # The log's token after the parent. Place -1 is the last but one token, and log[-1]
+                # the last one, which follows it; so the parent's place is also the token's index.
+                agrees = log[parent_place] == token
+                places.append(parent_place + 1 if agrees else None)
             else:
-                places.append(self._child(at, token, neg_log_prob))
+                places.append(self._find_or_add(parent_place, token, neg_log_prob))
         return len(self._nodes) - before
 
     def judge(self, path: Sequence[int]) -> GuessOutcome:
         """Whether these tokens after the log's end were guessed, and how likely."""
         if not self._nodes:
             return "beyond"
-        at = 0
-        first = True
+        node = 0
+        always_likeliest = True
         for token in path:
-            children = self._nodes[at].children
+            children = self._nodes[node].children
+            if not children:
+                return "beyond"
             if token not in children:
-                return "missed" if children else "beyond"
-            at = children[token]
-            first &= all(
-                self._nodes[at].neg_log_prob <= self._nodes[other].neg_log_prob
-                for other in children.values()
-            )
-        return "likeliest" if first else "branch"
+                return "missed"
+            node = children[token]
+            likeliest = min(self._nodes[child].neg_log_prob for child in children.values())
+            if self._nodes[node].neg_log_prob > likeliest:
+                always_likeliest = False
+        return "likeliest" if always_likeliest else "branch"
 
     def missing(self, tree: DraftTree) -> list[int]:
-        """The nodes of a tree at the log's end that are not held."""
-        places: list[int | None] = [0 if self._nodes else None]
+        """The nodes of a draft at the log's end that are not among these guesses."""
+        # Our node for each node of the draft; None: there is none.
+        ours: list[int | None] = [0 if self._nodes else None]
         missing = []
         for node in range(1, len(tree)):
-            at = places[tree.parents[node]]
-            place = None if at is None else self._nodes[at].children.get(tree.tokens[node])
-            places.append(place)
-            if place is None:
+            parent = ours[tree.parents[node]]
+            found = None
+            if parent is not None:
+                found = self._nodes[parent].children.get(tree.tokens[node])
+            ours.append(found)
+            if found is None:
                 missing.append(node)
         return missing
 
     def pick(self, most: int, least: float, *, branches: bool = True) -> Picked:
         """The likeliest nodes below the end as a draft: at most so many, none less likely than
         `least` but the best. Without `branches`, a chain: the likeliest child of each."""
-        tokens = [self._nodes[0].token] if self._nodes else []
+        if not self._nodes:
+            return Picked(tokens=[], parents=[-1], expected=0.0)
+        tokens = [self._nodes[0].token]
         parents = [-1]
         expected = 0.0
-        waiting = self._below(0, 0, 0) if self._nodes else []
-        heapq.heapify(waiting)
-        while waiting and len(tokens) <= most:
-            neg_log_prob, node, parent = heapq.heappop(waiting)
-            chance = math.exp(-neg_log_prob / STEP)
+        # Nodes whose parent is picked, the likeliest first.
+        candidates: list[_Candidate] = []
+        self._push_children(candidates, node=0, picked_as=0, path_neg_log_prob=0)
+        while candidates and len(tokens) <= most:
+            best = heapq.heappop(candidates)
+            chance = math.exp(-best.path_neg_log_prob / STEP)
             if chance < least and len(tokens) > 1:
                 break
-            expected += chance
+            expected += chance  # each node is one more accepted token if its whole path is right
             if not branches:
-                waiting.clear()
-            for child in self._below(node, len(tokens), neg_log_prob):
-                heapq.heappush(waiting, child)
-            tokens.append(self._nodes[node].token)
-            parents.append(parent)
+                candidates.clear()
+            self._push_children(
+                candidates,
+                node=best.node,
+                picked_as=len(tokens),
+                path_neg_log_prob=best.path_neg_log_prob,
+            )
+            tokens.append(self._nodes[best.node].token)
+            parents.append(best.parent)
         return Picked(tokens, parents, expected)
 
-    def _below(self, node: int, place: int, neg_log_prob: int) -> list[tuple[int, int, int]]:
-        return [
-            (neg_log_prob + self._nodes[child].neg_log_prob, child, place)
-            for child in self._nodes[node].children.values()
-        ]
+    def _push_children(
+        self, candidates: list[_Candidate], *, node: int, picked_as: int, path_neg_log_prob: int
+    ) -> None:
+        """Make the children of a node candidates; the node itself was picked under that index."""
+        for child in self._nodes[node].children.values():
+            whole_path = path_neg_log_prob + self._nodes[child].neg_log_prob
+            heapq.heappush(candidates, _Candidate(whole_path, child, picked_as))
 
-    def _child(self, at: int, token: int, neg_log_prob: int) -> int | None:
-        known = self._nodes[at].children.get(token)
-        if known is None and len(self) < self._most:
-            known = self._nodes[at].children[token] = len(self._nodes)
-            self._nodes.append(_Node(token, at, neg_log_prob))
-        return known
+    def _find_or_add(self, parent: int, token: int, neg_log_prob: int) -> int | None:
+        """The child of a node with this token, which is made if there is none; None if that would
+        be one guess too many."""
+        children = self._nodes[parent].children
+        if token in children:
+            return children[token]
+        if len(self) >= self._most:
+            return None
+        child = len(self._nodes)
+        children[token] = child
+        self._nodes.append(_Node(token, parent, neg_log_prob))
+        return child
+
+    def _node_after(self, path: Sequence[int]) -> int | None:
+        """The node that these tokens lead to from the root; None if they leave the tree."""
+        node = 0
+        for token in path:
+            child = self._nodes[node].children.get(token)
+            if child is None:
+                return None
+            node = child
+        return node
 
     def _root_at(self, root: int) -> None:
         """Keep the nodes below this one; parents come before their children, so one pass is enough."""
-        index = {root: 0}
-        kept = [_Node(self._nodes[root].token, -1, 0)]
+        kept = [_Node(token=self._nodes[root].token, parent=-1, neg_log_prob=0)]
+        new_index = {root: 0}
         for node in range(root + 1, len(self._nodes)):
             old = self._nodes[node]
-            if (parent := index.get(old.parent)) is not None:
-                index[node] = kept[parent].children[old.token] = len(kept)
-                kept.append(_Node(old.token, parent, old.neg_log_prob))
+            parent = new_index.get(old.parent)
+            if parent is None:
+                continue
+            new_index[node] = len(kept)
+            kept[parent].children[old.token] = len(kept)
+            kept.append(_Node(old.token, parent, old.neg_log_prob))
         self._nodes = kept
 
 
@@ -203,7 +250,7 @@ class GuessTreeGrower:
     tree: DraftTree = field(init=False)
     depths: list[int] = field(init=False)
     open: dict[int, None] = field(init=False)
-    """Nodes that the drafter has not run."""
+    """Nodes that the drafter has not run: a dict without values, as a set that keeps its order."""
 
     def __post_init__(self) -> None:
         self.tree = DraftTree([self.root], [-1], [0.0])
@@ -226,8 +273,9 @@ class GuessTreeGrower:
         return max((self.tree.scores[node] for node in self.open), default=-math.inf)
 
     def best(self, most: int) -> list[int]:
-        """The likeliest open nodes."""
-        return sorted(sorted(self.open, key=self.tree.scores.__getitem__, reverse=True)[:most])
+        """The likeliest open nodes, `most` of them at most, in the order of the tree."""
+        likeliest_first = sorted(self.open, key=self.tree.scores.__getitem__, reverse=True)
+        return sorted(likeliest_first[:most])
 
     def expand(
         self,
@@ -252,42 +300,51 @@ class GuessTreeGrower:
 
     def find(self, path: Sequence[int]) -> list[int] | None:
         """The nodes of these tokens after the root, or None if they were not guessed."""
-        children = {
-            (p, t): n
-            for n, (p, t) in enumerate(zip(self.tree.parents, self.tree.tokens, strict=True))
-        }
-        nodes = []
-        at = 0
-        for token in path:
-            found = children.get((at, token))
-            if found is None:
-                return None
-            nodes.append(at := found)
-        return nodes
+        nodes = self._guessed(path)
+        return nodes if len(nodes) == len(path) else None
 
     def won(self, path: Sequence[int]) -> tuple[int, bool]:
         """How many of these tokens after the root were guessed, and whether the next one was
         guessed wrong."""
-        known = len(path)
-        while (nodes := self.find(path[:known])) is None:
-            known -= 1
-        return known, known < len(path) and (nodes[-1] if nodes else 0) not in self.open
+        nodes = self._guessed(path)
+        last = nodes[-1] if nodes else 0
+        # An open node has no guesses below it yet: nothing is wrong there.
+        next_is_wrong = len(nodes) < len(path) and last not in self.open
+        return len(nodes), next_is_wrong
+
+    def _guessed(self, path: Sequence[int]) -> list[int]:
+        """The nodes of these tokens after the root, as far as they were guessed."""
+        children: dict[tuple[int, int], int] = {}
+        for node, edge in enumerate(zip(self.tree.parents, self.tree.tokens, strict=True)):
+            children[edge] = node
+        nodes: list[int] = []
+        parent = 0
+        for token in path:
+            child = children.get((parent, token))
+            if child is None:
+                break
+            nodes.append(child)
+            parent = child
+        return nodes
 
     def below(self, root: int) -> tuple[GuessTreeGrower, list[int]]:
         """The subtree of a node as a new growth, and the earlier index of each of its nodes."""
-        tree, kept = self.tree, GuessTreeGrower(self.tree.tokens[root])
-        were = [root]
-        index = {root: 0}
-        kept.open = {0: None} if root in self.open else {}
+        tree = self.tree
+        subtree = GuessTreeGrower(tree.tokens[root])
+        subtree.open = {0: None} if root in self.open else {}
+        earlier_index = [root]
+        new_index = {root: 0}
         for node in range(root + 1, len(tree)):
-            if (parent := index.get(tree.parents[node])) is None:
+            parent = new_index.get(tree.parents[node])
+            if parent is None:
                 continue
-            index[node] = len(were)
+            new_node = len(earlier_index)
+            new_index[node] = new_node
+            earlier_index.append(node)
             if node in self.open:
-                kept.open[len(were)] = None
-            were.append(node)
-            kept.tree.tokens.append(tree.tokens[node])
-            kept.tree.parents.append(parent)
-            kept.tree.scores.append(tree.scores[node] - tree.scores[root])
-            kept.depths.append(self.depths[node] - self.depths[root])
-        return kept, were
+                subtree.open[new_node] = None
+            subtree.tree.tokens.append(tree.tokens[node])
+            subtree.tree.parents.append(parent)
+            subtree.tree.scores.append(tree.scores[node] - tree.scores[root])
+            subtree.depths.append(self.depths[node] - self.depths[root])
+        return subtree, earlier_index

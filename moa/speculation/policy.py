@@ -19,7 +19,7 @@ verifier's forward by nodes and for a step of its own drafter by width. Its plan
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from operator import mul
@@ -30,34 +30,48 @@ from moa.tree import TreeShape
 
 _MARGIN = 1.05
 """Draft only for an expected speed of at least this many times plain decoding."""
-_PRIOR, _WEIGHT = 0.7, 3.0
-"""Prior chance that a level is accepted, and its weight in rounds."""
-_KEEP, _KEEP_CLASS = 0.9, 0.97
-"""Weight that older rounds keep in the acceptance of a text, and of a temperature class."""
+_PRIOR = 0.7
+"""Chance that a level is accepted, before anything was drafted."""
+_PRIOR_WEIGHT = 3.0
+"""The prior's weight, in rounds."""
+_KEEP = 0.9
+"""Weight that older rounds keep in the acceptance of a text."""
+_KEEP_CLASS = 0.97
+"""Weight that older rounds keep in the acceptance of a temperature class."""
 _FIRST_DRAFTS = 3
 """Drafts of a text that count for its class: later ones are of texts that drafts do well for."""
 _HOTTEST = 2.0
 """Temperatures above are taken for this one."""
 _HOPE = 0.8
 """Chance that a level is accepted, assumed for trials."""
-_RETRY, _LONGEST_RETRY = 16, 512
-"""Plain rounds of a text before a trial: after the first trial, and at most."""
+_RETRY = 16
+"""Plain rounds of a text between its first trial and the next."""
+_LONGEST_RETRY = 512
+"""Plain rounds of a text between two trials, at most."""
 _REVIEW = 8
 """Plain rounds without another decision, after plain decoding was best for all."""
-_COLD, _WARM = 8.0, 8
-"""The first drafts of a process, and its first reading, may take 8 times as long as later ones; so
-an eighth of their time counts, for 8 rounds with drafts, and for one reading."""
-_CLOSE, _CHECK, _LONGEST_CHECK = 1.5, 32, 256
-"""One round of 256 measures plain decoding again; of 32 if drafts promise less than 1.5 times its
-speed; and more often as long as there were few such rounds."""
-_PROBE, _LONGEST_PROBE = 64, 512
+_COLD = 8.0
+"""How many times as long as later ones the first drafts of a process may take, and its first
+reading: an eighth of their time counts."""
+_WARM = 8
+"""Rounds with drafts after which drafting is no longer cold. Reading is cold once."""
+_CLOSE = 1.5
+"""Drafts that promise less than this many times the speed of plain decoding are close to it."""
+_CHECK = 32
+"""Where drafts are close to plain decoding, one round of this many measures plain decoding again."""
+_LONGEST_CHECK = 256
+"""One round of this many measures plain decoding again in any case."""
+_OFTEN = 8
+"""After n plain rounds the next one comes within 8 n rounds: early on, often."""
+_FASTER = 0.8
+"""A plain round that took less than this share of the estimate is followed by another one."""
+_PROBE = 64
 """Plain rounds before one level is drafted against the estimate, to measure its cost again; doubled
 each time."""
-_FASTER, _OFTEN = 0.8, 8
-"""A plain round that took less than this share of the estimate is followed by another; and of n
-such rounds, the next comes within 8 n."""
+_LONGEST_PROBE = 512
+"""Plain rounds before a probe, at most."""
 _READ_SHARE = 0.02
-"""Reading for that may take this share of their time."""
+"""Reading for a probe may take this share of the time of the rounds before it."""
 _HORIZON = 8
 """Rounds within which drafting has to save what the drafter's reading costs."""
 _STALL = 0.25
@@ -67,6 +81,12 @@ _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Depths to choose from, beside the deepest."""
 _MOST_ASKED = 0.9
 """The most that a node or a level must promise: what it costs is an estimate, too."""
+_LEARN = 0.3
+"""Weight of a new sample in the seconds of a token that the drafter reads."""
+_LEARN_WIDTH = 0.02
+"""Weight of a new draft in the nodes of a level."""
+_NODES_TRIED = 8
+"""One node's time is taken from this many: a curve of forwards has steps."""
 
 
 class LevelRates:
@@ -84,37 +104,42 @@ class LevelRates:
         """Expect the prior again."""
         deepest = len(self._prior)
         self._tried = [0.0] * deepest
-        self._won = [0.0] * deepest
+        self._reached = [0.0] * deepest
+        # Made from the two above when asked for; empty: not made yet.
         self._chances: list[float] = []
         self._totals: list[float] = []
 
     def __len__(self) -> int:
+        """The number of levels."""
         return len(self._tried)
 
     def add(self, reached: int, levels: int) -> None:
-        """A round that could reach `levels` reached so many."""
+        """Count a round that could reach `levels`, and reached so many."""
         for level in range(len(self)):
-            tried = level <= reached and level < levels
-            won = level < reached
-            self._tried[level] = self._keep * self._tried[level] + tried
-            self._won[level] = self._keep * self._won[level] + (tried and won)
+            was_tried = level <= reached and level < levels
+            was_reached = was_tried and level < reached
+            self._tried[level] = self._keep * self._tried[level] + was_tried
+            self._reached[level] = self._keep * self._reached[level] + was_reached
         self._chances = []
         self._totals = []
 
     def chances(self) -> list[float]:
-        """That a level is reached, if the one before was."""
+        """For each level, the chance that it is reached if the one before was."""
         if not self._chances:
             prior = self._prior.chances() if isinstance(self._prior, LevelRates) else self._prior
-            before = 0.0
-            for tried, won, usual in zip(self._tried, self._won, prior, strict=True):
-                before = (won + _WEIGHT * max(before, usual)) / (tried + _WEIGHT)
-                self._chances.append(before)
+            chance = 0.0
+            for tried, reached, usual in zip(self._tried, self._reached, prior, strict=True):
+                # `chance` is still that of the level before: a deeper one is expected to do as well.
+                expected = max(chance, usual)
+                chance = (reached + _PRIOR_WEIGHT * expected) / (tried + _PRIOR_WEIGHT)
+                self._chances.append(chance)
         return self._chances
 
     def totals(self) -> list[float]:
         """Expected levels reached, of drafts of 1, 2, 3, ... levels."""
         if not self._totals:
-            self._totals = list(accumulate(accumulate(self.chances(), mul)))
+            chances_from_the_start = accumulate(self.chances(), mul)
+            self._totals = list(accumulate(chances_from_the_start))
         return self._totals
 
 
@@ -123,19 +148,21 @@ class TextAcceptance:
     when to try again."""
 
     def __init__(self, usual: TextAcceptance | None, deepest: int) -> None:
+        """`usual` is the acceptance of the text's class; None makes that of a class itself."""
         self._usual = usual
-        keep = _KEEP_CLASS if usual is None else _KEEP
-        self.accepted: LevelRates = LevelRates(
-            [_PRIOR] * deepest if usual is None else usual.accepted, keep
-        )
-        self.drafted: LevelRates = LevelRates(
-            [1.0] * deepest if usual is None else usual.drafted, keep
-        )
+        if usual is None:
+            self.accepted = LevelRates([_PRIOR] * deepest, _KEEP_CLASS)
+            self.drafted = LevelRates([1.0] * deepest, _KEEP_CLASS)
+        else:
+            self.accepted = LevelRates(usual.accepted, _KEEP)
+            self.drafted = LevelRates(usual.drafted, _KEEP)
         self.drafts = 0
         self.trial = False
-        """Whether the draft of the planned round is one."""
-        self.due, self._wait = 0, _RETRY // 2
+        """Whether the draft of the planned round is a trial: one that is made in hope."""
+        self.due = 0
         """The round from which on a trial is due."""
+        self._wait = _RETRY // 2
+        """Rounds from the latest draft to the next trial."""
 
     def add(self, now: int, asked: int, drafted: int, accepted: int) -> None:
         """Count a draft of round `now`. One that ends early, where the drafter is unsure, has
@@ -160,7 +187,7 @@ class Drafted(NamedTuple):
     asked: int
     """Levels asked for."""
     levels: int
-    """Those that it had."""
+    """Levels that the draft had."""
     nodes: int
     accepted: int
 
@@ -169,7 +196,7 @@ class RoundTime(NamedTuple):
     """What a round took. Other work may be among its `tokens`."""
 
     tokens: int
-    """Of the target's forward."""
+    """Tokens of the target's forward."""
     forward_seconds: float
     """With all that is done in every round, drafted or not."""
     draft_seconds: float = 0.0
@@ -180,49 +207,72 @@ class _Best(NamedTuple):
     """Depth and texts with the most expected tokens a second."""
 
     rate: float
+    """Expected tokens a second, of all texts together."""
     depth: int = 0
     places: Sequence[int] = ()
+    """Places of the texts that draft, among those of the round."""
+
+
+class _Decision(NamedTuple):
+    """The latest round that was decided on."""
+
+    texts: int
+    beside: int
+    """Other tokens in its forward."""
+    rate: float
+    """Expected tokens a second, of all texts together."""
 
 
 class Policy:
     """How many levels each text of the next round should draft."""
 
     def __init__(self, shape: TreeShape) -> None:
-        self.forward = Cost()
-        """By its tokens, and all else of a round without drafts."""
-        self.first, self.further = Cost(), Cost()
-        """A draft's first level with all that goes before it, and each further one, by the texts
-        that draft."""
-        self._reading, self._readings = 0.0, 0
-        """Seconds of a token that the drafter has missed; and how often they were measured."""
         self._shape = shape
         self._depths = sorted({depth for depth in _DEPTHS if depth < shape.depth} | {shape.depth})
-        self._hope = list(accumulate(_HOPE**level for level in range(1, shape.depth + 1)))
-        self._all = list(map(float, range(1, shape.depth + 1)))
+        self._classes: dict[float, TextAcceptance] = {}
+        """Acceptance by temperature."""
+        # Of a trial we know nothing: by depth, the levels hoped to be accepted, and all are drafted.
+        levels = range(1, shape.depth + 1)
+        self._hoped_totals = list(accumulate(_HOPE**level for level in levels))
+        self._all_drafted = [float(level) for level in levels]
+
+        # What things cost, in seconds.
+        self._forward = Cost()
+        """Of the target's forward by its tokens, and all else of a round without drafts."""
+        self._first_level = Cost()
+        """Of a draft's first level, with all that goes before it, by the texts that draft."""
+        self._further_level = Cost()
+        """Of each further level, by the texts that draft."""
+        self._read_seconds = 0.0
+        """Of a token that the drafter has missed and must read."""
+        self._readings = 0
+        """How often the drafter's reading was measured."""
         self._width = 1.0 if shape.breadth == 1 else 2.0
         """Nodes of a level, on average."""
-        self._classes: dict[float, TextAcceptance] = {}
+
+        # When to decide and to measure again. All are numbers of rounds.
         self._now = 0
         """Rounds so far."""
         self._review = 0
         """The round of the next decision."""
-        self._checked, self._checks = 0, 0
-        """The latest plain round that was no faster than estimated; and how many there were."""
-        self._drafted, self._probe, self._drafts = 0, _PROBE, 0
-        """The latest round with a draft; plain rounds after it until a probe; and how many there
-        were."""
-        self._planned = 1, 0, 0.0
-        """Texts of the latest round that was decided on, tokens beside them, and expected tokens a
-        second."""
+        self._plain_check = 0
+        """The latest plain round that measured plain decoding, and was no faster than estimated."""
+        self._plain_rounds = 0
+        self._latest_draft = 0
+        """The latest round with a draft."""
+        self._draft_rounds = 0
+        self._probe_after = _PROBE
+        """Plain rounds since the latest draft until a probe."""
+        self._latest = _Decision(texts=1, beside=0, rate=0.0)
 
     def text(self, temperature: float) -> TextAcceptance:
-        """A new text. How well drafts do depends on the temperature; like ones are one, for clients
-        choose them."""
-        kind = round(min(temperature, _HOTTEST), 1)
-        if kind not in self._classes:
-            self._classes[kind] = TextAcceptance(None, self._shape.depth)
+        """A new text. How well drafts do depends on the temperature. Clients choose that, so
+        temperatures are rounded: else they could make us keep ever more classes."""
+        rounded = round(min(temperature, _HOTTEST), 1)
+        if rounded not in self._classes:
+            self._classes[rounded] = TextAcceptance(None, self._shape.depth)
         self._review = 0
-        return TextAcceptance(self._classes[kind], self._shape.depth)
+        return TextAcceptance(self._classes[rounded], self._shape.depth)
 
     def plan(
         self, texts: Sequence[TextAcceptance], unread: Iterable[int | None], beside: int = 0
@@ -231,158 +281,207 @@ class Policy:
         drafter must read first (None: it cannot draft for this one); `beside` other tokens are in
         the forward."""
         depths = [0] * len(texts)
-        self._now += bool(texts)
-        plain = self.forward.seconds(len(texts) + beside)
-        if not texts or self._now < self._review or not plain:
+        if not texts:
+            return depths
+        self._now += 1
+        plain_seconds = self._forward.seconds(len(texts) + beside)
+        if self._now < self._review or not plain_seconds:
             return depths
         missed = {place: tokens for place, tokens in enumerate(unread) if tokens is not None}
-        each = self._reading / (_COLD if self._readings < 2 else 1.0)
-        reading = {place: each * tokens for place, tokens in missed.items()}
-        best = self._best(texts, reading, beside, plain)
-        rarely = _CHECK if best.rate < _CLOSE * len(texts) / plain else _LONGEST_CHECK
-        if self._now - self._checked > min(rarely, _OFTEN * self._checks):
-            best = _Best(len(texts) / plain)
-        elif not best.depth:
-            self._review = self._now + _REVIEW
-            rounds = self._now - self._drafted
-            if (
-                rounds > self._probe
-                and min(reading.values(), default=math.inf) < _READ_SHARE * rounds * plain
-            ):
-                self._probe = min(2 * self._probe, _LONGEST_PROBE)
-                best = _Best(best.rate, 1, [min(reading, key=reading.__getitem__)])
+        reading = self._seconds_to_read(missed)
+        best = self._best(texts, reading, beside, plain_seconds)
+        if self._plain_is_to_be_measured(best.rate, len(texts) / plain_seconds):
+            best = _Best(rate=len(texts) / plain_seconds)
+        elif best.depth:
+            self._probe_after = _PROBE
         else:
-            self._probe = _PROBE
-        self._planned = len(texts), beside, best.rate
-        stalled = 0.0
-        readers = 0
-        for place in best.places:
-            if missed[place]:
-                stalled = stalled + reading[place]
-                readers = readers + 1
-                if readers > 1 and (stalled > _STALL * plain or not self._readings):
-                    continue
+            self._review = self._now + _REVIEW
+            if self._probe_is_due(reading, plain_seconds):
+                self._probe_after = min(2 * self._probe_after, _LONGEST_PROBE)
+                cheapest = min(reading, key=reading.__getitem__)
+                best = _Best(rate=best.rate, depth=1, places=[cheapest])
+        self._latest = _Decision(texts=len(texts), beside=beside, rate=best.rate)
+        for place in self._without_long_reading(best.places, missed, reading, plain_seconds):
             depths[place] = best.depth
             texts[place].trial = self._now >= texts[place].due
             if texts[place].trial:
                 texts[place].accepted.forget()
         return depths
 
+    def _seconds_to_read(self, missed: dict[int, int]) -> dict[int, float]:
+        """What reading so many missed tokens takes, by the text's place."""
+        is_cold = self._readings < 2
+        each = self._read_seconds / _COLD if is_cold else self._read_seconds
+        return {place: each * tokens for place, tokens in missed.items()}
+
+    def _plain_is_to_be_measured(self, best_rate: float, plain_rate: float) -> bool:
+        """Whether this round should be plain, to learn whether plain decoding has become faster."""
+        rarely = _CHECK if best_rate < _CLOSE * plain_rate else _LONGEST_CHECK
+        return self._now - self._plain_check > min(rarely, _OFTEN * self._plain_rounds)
+
+    def _probe_is_due(self, reading: dict[int, float], plain_seconds: float) -> bool:
+        """Whether to draft one level although plain decoding seems best, to learn whether drafting
+        has become cheaper; only if some text needs little reading for it."""
+        rounds = self._now - self._latest_draft
+        if rounds <= self._probe_after or not reading:
+            return False
+        return min(reading.values()) < _READ_SHARE * rounds * plain_seconds
+
+    def _without_long_reading(
+        self,
+        places: Sequence[int],
+        missed: dict[int, int],
+        reading: dict[int, float],
+        plain_seconds: float,
+    ) -> Iterator[int]:
+        """Those of the places that draft now. All texts of the round wait while the drafter reads,
+        so texts whose reading takes too long together draft in a later round. The first always
+        reads; alone, as long as nobody has measured what reading takes."""
+        stalled = 0.0
+        readers = 0
+        for place in places:
+            if missed[place]:
+                stalled += reading[place]
+                readers += 1
+                is_long = stalled > _STALL * plain_seconds or not self._readings
+                if readers > 1 and is_long:
+                    continue
+            yield place
+
     def _best(
-        self, texts: Sequence[TextAcceptance], reading: dict[int, float], beside: int, plain: float
+        self,
+        texts: Sequence[TextAcceptance],
+        reading: dict[int, float],
+        beside: int,
+        plain_seconds: float,
     ) -> _Best:
-        best = _Best(_MARGIN * len(texts) / plain)
-        many = len(texts)
-        worth = many / plain / _HORIZON
-        """Tokens that a second of reading costs in each of the next rounds."""
-        gains = {
-            at: self._hope if self._now >= texts[at].due else texts[at].accepted.totals()
-            for at in reading
-        }
-        levels = {
-            at: self._all if self._now >= texts[at].due else texts[at].drafted.totals()
-            for at in reading
-        }
+        """The depth, and the texts that draft to it, with the most expected tokens a second; depth
+        0 unless some depth is clearly faster than plain decoding."""
+        all_texts = len(texts)
+        best = _Best(rate=_MARGIN * all_texts / plain_seconds)
+        accepted: dict[int, list[float]] = {}
+        drafted: dict[int, list[float]] = {}
+        for place in reading:
+            is_due = self._now >= texts[place].due
+            accepted[place] = self._hoped_totals if is_due else texts[place].accepted.totals()
+            drafted[place] = self._all_drafted if is_due else texts[place].drafted.totals()
+        # Tokens that a second of reading costs in each of the next rounds.
+        tokens_for_reading = all_texts / plain_seconds / _HORIZON
         for depth in self._depths:
-            order = sorted(reading, key=lambda at: worth * reading[at] - gains[at][depth - 1])
-            won = float(many)
-            run = 0.0
+            level = depth - 1  # the lists begin with depth 1
+            # First the texts whose drafts win most tokens beyond what their reading costs.
+            order = sorted(
+                reading,
+                key=lambda place: tokens_for_reading * reading[place] - accepted[place][level],
+            )
+            tokens = float(all_texts)
+            all_levels = 0.0
             longest = 0.0
-            read = 0.0
-            for count, at in enumerate(order, 1):
-                won += gains[at][depth - 1]
-                run += levels[at][depth - 1]
-                longest = max(longest, levels[at][depth - 1])
-                read += reading[at]
-                if count & (count - 1) and count < len(order):
+            read_seconds = 0.0
+            for count, place in enumerate(order, 1):
+                tokens += accepted[place][level]
+                all_levels += drafted[place][level]
+                longest = max(longest, drafted[place][level])
+                read_seconds += reading[place]
+                is_power_of_two = count & (count - 1) == 0
+                if not is_power_of_two and count < len(order):
                     continue  # one, two, four, ... or all: close enough, and quick
-                seconds = self._drafting(count, longest) + read / _HORIZON
-                seconds += self.forward.seconds(many + beside + self._width * run)
-                if won > best.rate * seconds:
-                    best = _Best(won / seconds, depth, order[:count])
+                seconds = self._drafting_seconds(count, longest) + read_seconds / _HORIZON
+                seconds += self._forward.seconds(all_texts + beside + self._width * all_levels)
+                if tokens > best.rate * seconds:
+                    best = _Best(rate=tokens / seconds, depth=depth, places=order[:count])
         return best
 
-    def _drafting(self, texts: int, levels: float) -> float:
+    def _drafting_seconds(self, texts: int, levels: float) -> float:
         """Seconds of drafts of so many levels for so many texts at once."""
-        cold = _COLD if self._drafts < _WARM else 1.0
-        return (self.first.seconds(texts) + (levels - 1) * self.further.seconds(texts)) / cold
+        seconds = self._first_level.seconds(texts)
+        seconds += (levels - 1) * self._further_level.seconds(texts)
+        is_cold = self._draft_rounds < _WARM
+        return seconds / _COLD if is_cold else seconds
 
     def shape(self, levels: int) -> TreeShape:
         """A tree of so many levels in which each node promises what its time in the forward is
         worth, and each level what the drafter's time is worth, at the expected tokens a second."""
-        texts, beside, rate = self._planned
-        plain = texts + beside
-        node = self.forward.added(8, beside=plain) / 8
-        level = self.further.seconds(texts)
+        texts, beside, rate = self._latest
+        node_seconds = self._forward.added(_NODES_TRIED, beside=texts + beside) / _NODES_TRIED
+        level_seconds = self._further_level.seconds(texts)
         return replace(
             self._shape,
             depth=levels,
-            min_score=max(self._shape.min_score, _log(rate * level / texts)),
-            least=max(self._shape.least, _log(rate * node)),
+            min_score=max(self._shape.min_score, _log_of_asked(rate * level_seconds / texts)),
+            least=max(self._shape.least, _log_of_asked(rate * node_seconds)),
         )
 
     def matching(self, text: TextAcceptance) -> float:
         """Accepted tokens that a draft which costs nothing to make must promise, to be worth as
         much as ours."""
-        texts, beside, _ = self._planned
-        plain = self.forward.seconds(texts + beside)
+        texts, beside, _ = self._latest
+        plain_seconds = self._forward.seconds(texts + beside)
+        if not plain_seconds:
+            return 0.0
         best = 1.0
-        for depth in self._depths if plain else ():
+        for depth in self._depths:
             levels = text.drafted.totals()[depth - 1]
-            seconds = self._drafting(texts, levels) + self.forward.seconds(
-                beside + texts * (1 + self._width * levels)
-            )
-            best = max(best, (1 + text.accepted.totals()[depth - 1]) * plain / max(plain, seconds))
+            tokens = 1 + text.accepted.totals()[depth - 1]
+            seconds = self._drafting_seconds(texts, levels)
+            seconds += self._forward.seconds(beside + texts * (1 + self._width * levels))
+            best = max(best, tokens * plain_seconds / max(plain_seconds, seconds))
         return best - 1.0
 
     def read(self, tokens: int, seconds: float) -> None:
-        """The drafter has read so many tokens of earlier rounds."""
+        """Learn that the drafter took so long to read so many tokens of earlier rounds."""
         self._readings += 1
         each = seconds / tokens
-        first = self._readings == 1 or (self._readings == 2 and each < self._reading)
-        self._reading += (1.0 if first else 0.3) * (each - self._reading)
+        # The first reading of a process may be slow (`_COLD`), so a faster second one replaces it.
+        replaces = self._readings == 1 or (self._readings == 2 and each < self._read_seconds)
+        weight = 1.0 if replaces else _LEARN
+        self._read_seconds += weight * (each - self._read_seconds)
 
     def record(self, drafts: Sequence[Drafted], ran: RoundTime) -> None:
         """Learn from a round."""
-        expected = self.forward.seconds(ran.tokens)
-        self.forward.observe(ran.tokens, ran.forward_seconds)
+        expected = self._forward.seconds(ran.tokens)
+        self._forward.observe(ran.tokens, ran.forward_seconds)
         if not drafts:
-            self._checks += 1
+            self._plain_rounds += 1
             if ran.forward_seconds > _FASTER * expected:
-                self._checked = self._now
+                self._plain_check = self._now
             return
-        self._drafted = self._now
-        self._drafts += 1
-        self._learn_levels(
-            len(drafts), max(1, *(draft.levels for draft in drafts)), ran.draft_seconds
-        )
+        self._latest_draft = self._now
+        self._draft_rounds += 1
+        levels = max(1, *(draft.levels for draft in drafts))
+        self._learn_levels(len(drafts), levels, ran.draft_seconds)
         for draft in drafts:
             if draft.levels:
-                self._width += 0.02 * (draft.nodes / draft.levels - self._width)
+                self._width += _LEARN_WIDTH * (draft.nodes / draft.levels - self._width)
             draft.text.add(self._now, draft.asked, draft.levels, draft.accepted)
 
     def _learn_levels(self, texts: int, levels: int, seconds: float) -> None:
-        """A draft that took longer or less than expected took so in the same proportion in all its
-        levels."""
-        first = self.first.seconds(texts)
+        """Learn from a draft of so many levels for so many texts. It is measured as a whole: one
+        that took longer or less than expected took so in the same proportion in all its levels."""
         mean = seconds / levels
-        further = self.further.seconds(texts) or first
-        known = first + (levels - 1) * further
-        self.first.observe(texts, seconds * first / known if first else mean)
+        first = self._first_level.seconds(texts)
+        further = self._further_level.seconds(texts) or first
+        expected = first + (levels - 1) * further
+        # An estimate of 0 was never measured: then each level is taken for the mean one.
+        self._first_level.observe(texts, seconds * first / expected if first else mean)
         if levels > 1:
-            self.further.observe(texts, seconds * further / known if further else mean)
+            self._further_level.observe(texts, seconds * further / expected if further else mean)
         elif mean < further:
-            self.further.observe(texts, mean)
+            # A whole draft of one level was cheaper than a further level seemed to be.
+            self._further_level.observe(texts, mean)
 
 
 def least_chance(forward: Cost, rows: int) -> float:
     """The chance of being accepted from which on one more token of a draft pays, in a forward of so
     many sessions: it saves its session a forward, and makes this one longer for all. Likelier ones
     than not may always go along."""
-    return min(0.5, forward.added(8, beside=rows) / 8 * rows / forward.seconds(rows))
+    token_seconds = forward.added(_NODES_TRIED, beside=rows) / _NODES_TRIED
+    return min(0.5, token_seconds * rows / forward.seconds(rows))
 
 
-def _log(share: float) -> float:
-    """Of a probability that a draft must have: nothing is asked for what costs nothing, and never
-    certainty."""
-    return math.log(min(share, _MOST_ASKED)) if share > 0 else -math.inf
+def _log_of_asked(chance: float) -> float:
+    """The log-probability that a draft must have to promise `chance`: nothing is asked for what
+    costs nothing, and never certainty."""
+    if chance <= 0:
+        return -math.inf
+    return math.log(min(chance, _MOST_ASKED))

@@ -10,6 +10,7 @@ _ANCHOR = 4
 _MISSES = 3
 """After so many drafts in a row without an accepted token the drafter drafts, until twice as many
 tokens are shared."""
+_TOKEN_BYTES = array("i").itemsize
 
 
 class Prediction:
@@ -18,46 +19,64 @@ class Prediction:
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = list(tokens)
-        self._bytes = _bytes(self._tokens)
-        self._at = 0
+        self._bytes = _as_bytes(self._tokens)
+        self._position = 0
         """Position in the prediction that the answer had reached when they last agreed."""
         self._misses = 0
+        """Drafts in a row of which no token was accepted."""
 
     def after(self, output: Sequence[int], limit: int) -> list[int]:
         """At most `limit` predicted tokens after `output`; none if the answer differs from the
         prediction here."""
-        at = len(output) if list(output) == self._tokens[: len(output)] else self._found(output)
-        if at is None or (self._misses >= _MISSES and not self._sure(output, at)):
+        position = self._position_after(output)
+        if position is None:
             return []
-        self._at = at
-        return self._tokens[at : at + limit]
+        if self._misses >= _MISSES and not self._share_many(output, position):
+            return []
+        self._position = position
+        return self._tokens[position : position + limit]
 
     def judged(self, accepted: int) -> None:
-        """Number of tokens of the last draft that were accepted."""
+        """Learn how many tokens of the last draft were accepted."""
         self._misses = 0 if accepted else self._misses + 1
 
-    def _sure(self, output: Sequence[int], at: int) -> bool:
+    def _share_many(self, output: Sequence[int], position: int) -> bool:
+        """Whether twice as many tokens as usual agree, at the answer's end and before `position`."""
         length = 2 * _ANCHOR
-        return at >= length and list(output[-length:]) == self._tokens[at - length : at]
+        if position < length:
+            return False
+        return list(output[-length:]) == self._tokens[position - length : position]
 
-    def _found(self, output: Sequence[int]) -> int | None:
-        """The end of the nearest match after the last position, so that skipped text stays skipped;
-        else of the last match."""
-        anchor = _bytes(output[-_ANCHOR:])
+    def _position_after(self, output: Sequence[int]) -> int | None:
+        """The position in the prediction at which the answer goes on; None if its last tokens are
+        not in the prediction."""
+        if list(output) == self._tokens[: len(output)]:
+            return len(output)
         if len(output) < _ANCHOR:
             return None
-        place = self._bytes.find(anchor, _WIDTH * max(0, self._at - _ANCHOR))
-        while place % _WIDTH and place >= 0:  # between two tokens
-            place = self._bytes.find(anchor, place + 1)
-        if place < 0:
-            place = self._bytes.rfind(anchor)
-            while place % _WIDTH and place >= 0:
-                place = self._bytes.rfind(anchor, 0, place + len(anchor) - 1)
-        return None if place < 0 else place // _WIDTH + _ANCHOR
+        anchor = _as_bytes(output[-_ANCHOR:])
+        # The nearest match after the last position, so that skipped text stays skipped; else the
+        # last match of all.
+        start = self._find(anchor, max(0, self._position - _ANCHOR))
+        if start is None:
+            start = self._find_last(anchor)
+        return None if start is None else start + _ANCHOR
+
+    def _find(self, anchor: bytes, first: int) -> int | None:
+        """The position of the first match that begins at position `first` or later."""
+        offset = self._bytes.find(anchor, _TOKEN_BYTES * first)
+        while offset >= 0 and offset % _TOKEN_BYTES:  # begins within a token: no match
+            offset = self._bytes.find(anchor, offset + 1)
+        return offset // _TOKEN_BYTES if offset >= 0 else None
+
+    def _find_last(self, anchor: bytes) -> int | None:
+        """The position of the last match."""
+        offset = self._bytes.rfind(anchor)
+        while offset >= 0 and offset % _TOKEN_BYTES:  # begins within a token: no match
+            # The second number is where a match must end, at the latest: one byte earlier.
+            offset = self._bytes.rfind(anchor, 0, offset + len(anchor) - 1)
+        return offset // _TOKEN_BYTES if offset >= 0 else None
 
 
-_WIDTH = array("i").itemsize
-
-
-def _bytes(tokens: Sequence[int]) -> bytes:
+def _as_bytes(tokens: Sequence[int]) -> bytes:
     return array("i", tokens).tobytes()
