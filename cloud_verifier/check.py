@@ -51,6 +51,7 @@ def measure(settings: Settings) -> dict[str, Any]:
         "target": target.facts.family,
         "decoder": target.capabilities.decoder,
         "batch_invariant": target.capabilities.batch_invariant,
+        "verified_means": target.capabilities.promise,
         "device": machine.device,
         "machine": machine.hardware,
         "dtype": machine.dtype,

@@ -24,7 +24,6 @@ from moa.graph.load import LoadedGraph
 from moa.process.memory import resident_bytes
 from moa.records import DTYPES
 from moa.target.contract import ExpectedLoad, LoadOptions, Target
-from moa.target.identity import computation_id
 from moa.target.loading import read_facts
 from moa.target.memory_plan import plan_memory
 from moa.target.registry import open_target, source_of
@@ -142,7 +141,7 @@ def _load(settings: Settings) -> Served:
         decode=decoder_of(target) if target.has_tokenizer else None,
         facts=dataclasses.replace(
             model_facts(target, drafter, name, stream_records=from_records),
-            computes=_computes(settings, target),
+            computes=target.computes,
         ),
         stream_drafter=stream_drafter,
         graph=graph,
@@ -287,16 +286,6 @@ def load_graph(settings: Settings, device: str, drafter: str) -> LoadedGraph | N
     return LoadedGraph.load(bundle)
 
 
-def _computes(settings: Settings, target: Target) -> str:
-    """What tells this verifier from a replica whose text may differ."""
-    return computation_id(
-        target.facts.weights_id,
-        getattr(target, "folder", None),
-        dtype=target.machine.dtype,
-        quantize=settings.quantize,
-    )
-
-
 def serve_model(
     target: Target,
     drafter: Drafter | None = None,
@@ -347,6 +336,7 @@ def model_facts(
         pages=0 if all_can_be_full else cache.pages,
         page_tokens=cache.page_tokens,
         trees=target.capabilities.trees,
+        promise=target.capabilities.promise,
         grammars=target.has_tokenizer and bool(target.facts.eos_ids),
     )
 

@@ -65,6 +65,8 @@ class ModelFacts:
     """Whether there is a tokenizer, which grammars need."""
     computes: str = ""
     """The identity of what the target computes; empty if it came from no file."""
+    promise: str = ""
+    """What "verified" says of a text, in one sentence."""
 
 
 class Latency(NamedTuple):

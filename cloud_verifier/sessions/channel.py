@@ -355,6 +355,7 @@ def answer_hello(
         records=records,
         notices=notices,
         computes=facts.computes,
+        promise=facts.promise,
     )
 
 

@@ -98,6 +98,7 @@ class UpstreamVerifier(Server):
             records=None,
             trees=False,
             streams_only=True,
+            promise="the text is what the upstream engine answered, as it answered it",
         )
         service = Service(facts, settings.limits, self.engine, metrics=Metrics())
         super().__init__(service, settings, auth)

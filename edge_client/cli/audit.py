@@ -18,6 +18,7 @@ from edge_client.text.codec import TextCodec
 from edge_client.tools.compare import TimedAnswer, ask
 from moa.errors import MoaError, UsageError
 from moa.logprobs import MAX_TOP
+from moa.safe_text import safe_line
 from moa.sampling import SamplingSettings, gumbel
 from moa.text_stream import common_prefix
 
@@ -68,6 +69,8 @@ class Audit:
     """Position of the first difference, if there is one."""
     margin: float | None = None
     """The lead of the target's token over the other one there; None if its text ends there."""
+    promise: str = ""
+    """What the verifier says that "verified" means there."""
 
     def report(self) -> dict[str, Any]:
         """For machines."""
@@ -75,6 +78,7 @@ class Audit:
             "identical": self.at is None,
             "first_difference": self.at,
             "margin": self.margin,
+            "verified_means": self.promise,
             "drafted": self.drafted.ids,
             "target": self.alone.ids,
         }
@@ -100,9 +104,11 @@ async def _audit(settings: ClientSettings, prompt: str, *, raw: bool) -> Audit:
         drafted = await ask(client, ids, logprobs=MAX_TOP)
         client.settings = dataclasses.replace(settings, sync="off")
         alone = await ask(client, ids, draft="single", logprobs=MAX_TOP)
+        told = client.link.welcome if client.link is not None else None
+        promise = told.promise if told is not None else ""
     at = None if drafted.ids == alone.ids else common_prefix(drafted.ids, alone.ids)
     lead = None if at is None else margin(alone, drafted, at, len(ids), settings.sampling)
-    return Audit(client.device.codec, drafted, alone, at, lead)
+    return Audit(client.device.codec, drafted, alone, at, lead, promise)
 
 
 def margin(
@@ -128,6 +134,8 @@ def show(console: Console, audit: Audit) -> None:
     """As text."""
     for name, answer in (("with drafts", audit.drafted), ("target alone", audit.alone)):
         console.print(f"{name:13} {len(answer.ids)} tokens in {answer.stats['calls']} calls")
+    if audit.promise:
+        console.print(f"verified      {safe_line(audit.promise)}", markup=False, highlight=False)
     if audit.at is None:
         console.print("identical     yes", style="green")
         return

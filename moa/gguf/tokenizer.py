@@ -149,7 +149,7 @@ def tokenizer_of(head: GgufHead) -> GgufTokenizer:
         core, begins = _sentence_pieces(head, pieces, kinds)
     else:
         raise UnsupportedModelError(
-            f"{head.path} has a tokenizer of type {model!r}, which cannot be rebuilt"
+            f"{head.path} has a tokenizer of type {model[:40]!r}, which is not known here"
         )
     _add_special(core, pieces, kinds)
     names = {
@@ -192,7 +192,7 @@ def _byte_level(head: GgufHead, pieces: Sequence[str]) -> tuple[Tokenizer, bool]
     rule = _RULES.get(name)
     if rule is None:
         raise UnsupportedModelError(
-            f"{head.path} cuts words by the rule {name or 'default'!r}, which is not known here"
+            f"{head.path} cuts words by the rule {name[:40] or 'default'!r}, which is not known here"
         )
     merges = []
     for merge in head.array("tokenizer.ggml.merges", str):

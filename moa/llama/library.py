@@ -10,6 +10,7 @@ and never called with a structure that it would misread.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import importlib.util
 import os
 import sys
@@ -27,11 +28,12 @@ from ctypes import (
     c_void_p,
 )
 from ctypes.util import find_library
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from moa.errors import UsageError
+from moa.target.identity import file_id
 
 _INSTALL = "install the extra `gguf`, or name a build of llama.cpp with --llama-library"
 _ROOM = 512
@@ -240,6 +242,7 @@ _PROTOTYPES: Mapping[str, tuple[Any, list[Any]]] = {
     "llama_get_logits_ith": (c_void_p, [c_void_p, c_int32]),
     "llama_attach_threadpool": (None, [c_void_p, c_void_p, c_void_p]),
     "llama_supports_gpu_offload": (c_bool, []),
+    "llama_print_system_info": (c_char_p, []),
     "llama_state_seq_get_size_ext": (c_size_t, [c_void_p, c_int32, c_uint32]),
     "llama_state_seq_get_data_ext": (
         c_size_t,
@@ -337,6 +340,19 @@ class Library:
         make = ctypes.CFUNCTYPE(c_void_p, POINTER(_ThreadPoolParameters))(new)
         pool = make(ctypes.byref(parameters))
         return pool or 0, ctypes.CFUNCTYPE(None, c_void_p)(free)
+
+    @cached_property
+    def build(self) -> str:
+        """Tells this build from others: a hash of its files. A build's backends may be files of their
+        own beside it."""
+        beside = {each.resolve() for each in self.path.parent.glob("*ggml*") if each.is_file()}
+        files = {path.name: file_id(path) for path in {self.path, *beside}}
+        return hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
+
+    @property
+    def instructions(self) -> str:
+        """Which of the processor's instructions its backends use."""
+        return (self.c.llama_print_system_info() or b"").decode(errors="replace").strip()
 
     @property
     def has_card(self) -> bool:

@@ -148,7 +148,7 @@ class Runtime:
         if not context:
             self._c.llama_model_free(self._model)
             raise UsageError(
-                f"llama.cpp has no memory for {shape.sequences} sessions of {shape.capacity} "
+                f"llama.cpp cannot hold {shape.sequences} sessions of {shape.capacity} "
                 f"tokens: {self._said()}",
                 hint="lower --slots or --max-context-tokens",
             )
@@ -266,6 +266,19 @@ class Runtime:
     def on_cpu(self) -> bool:
         """Whether nothing but the processor computes."""
         return self.shape.gpu_layers == 0 or not self._library.has_card
+
+    @property
+    def adds_by(self) -> dict[str, Any]:
+        """All that decides in which order sums are added, and so the last digits of a logit."""
+        return {
+            "build": self._library.build,
+            "instructions": self._library.instructions,
+            "devices": self.devices(),
+            "gpu_layers": 0 if self.on_cpu else self.shape.gpu_layers,
+            "kv_type": self.shape.kv_type,
+            "batch": self.shape.batch,
+            "repack": self.shape.repack,
+        }
 
     def ends(self) -> tuple[int, ...]:
         """All tokens after which llama.cpp itself would stop."""

@@ -45,7 +45,7 @@ from moa.target.contract import (
     Memory,
     Node,
 )
-from moa.target.identity import SCHEME, file_id, tokenizer_hash
+from moa.target.identity import SCHEME, file_id, identity_of, tokenizer_hash
 from moa.target.registry import registered
 from moa.target.rows import Row, RowBatch
 
@@ -204,6 +204,16 @@ class LlamaTarget:
     def capabilities(self) -> Capabilities:
         """What it can do."""
         return self._capabilities
+
+    @cached_property
+    def computes(self) -> str:
+        """By the file, and all that decides how llama.cpp adds: its build, the processor's
+        instructions, what is on a card, and how calls are cut."""
+        about = self.runtime.adds_by | {"unit": self._calls.unit}
+        if not self._capabilities.batch_invariant:
+            # Attention of one token is cut into as many pieces as there are threads.
+            about["threads"] = self.runtime.shape.threads
+        return identity_of(self.facts.weights_id, about)
 
     @property
     def has_tokenizer(self) -> bool:

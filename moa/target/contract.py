@@ -57,6 +57,19 @@ class Capabilities:
     """Whether a token's numbers are the same bits whatever else is in its forward, and however its
     prompt was cut into pieces."""
 
+    @property
+    def promise(self) -> str:
+        """What "verified" says of a text, in one sentence."""
+        if self.batch_invariant:
+            return (
+                "the text is, to the last bit, what this target says a token at a time, whatever was"
+                " drafted and whoever else is served"
+            )
+        return (
+            "each token is the target's own choice after the text before it; only where its two best"
+            " are as close as rounding may drafts and other sessions decide between them"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
@@ -277,6 +290,11 @@ class Target(Protocol):
     @property
     def capabilities(self) -> Capabilities:
         """What it can do."""
+
+    @property
+    def computes(self) -> str:
+        """Tells it from a replica whose text may differ: a hash of its weights, of how it is asked,
+        and of all that decides how it adds. Empty for a model that came from no file."""
 
     @property
     def cache(self) -> KVCache:

@@ -291,8 +291,12 @@ def computation_id(weights: str, folder: Path | None, *, dtype: str, quantize: s
         path = folder / name
         if path.is_file() and path.stat().st_size <= _LARGEST_BESIDE:
             beside[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    about = {"weights": weights, "dtype": dtype, "quantize": quantize, "beside": beside}
-    return SCHEME + _digest(about).hexdigest()
+    return identity_of(weights, {"dtype": dtype, "quantize": quantize, "beside": beside})
+
+
+def identity_of(weights: str, about: Mapping[str, Any]) -> str:
+    """The identity of weights, and of what decides what is computed with them."""
+    return SCHEME + _digest({"weights": weights, **about}).hexdigest()
 
 
 # ---- digests that are kept

@@ -38,6 +38,7 @@ from moa.target.cuda.weights import can_run
 from moa.target.decoder import Decoder, Forward
 from moa.target.families import cached_layers, chains_only, mask_plan, scaling_of
 from moa.target.head import Head
+from moa.target.identity import computation_id
 from moa.target.library import LibraryDecoder
 from moa.target.loading import load_model, load_tokenizer, prepare
 from moa.target.packed import PACKED_FAMILIES, PackedDecoder
@@ -238,6 +239,7 @@ class Target:
         capacity: int = 2048,
         kv_tokens: int = 0,
         folder: Path | None = None,
+        quantize: str = "",
         packed: bool = True,
         pack_weights: bool = False,
         exact: bool = True,
@@ -262,6 +264,7 @@ class Target:
         self.model = model
         self.facts = facts
         self.folder = folder
+        self._quantized = quantize
         self.head_weight: Tensor = head.weight
         self.embedding_weight: Tensor = embedding.weight
         self.device = self.embedding_weight.device
@@ -360,7 +363,7 @@ class Target:
     ) -> Self:
         """Load from a hub id or a folder; `how` is passed to the constructor."""
         loaded = load_model(source, device=device, dtype=dtype, quantize=quantize)
-        return cls(loaded.model, loaded.facts, folder=loaded.folder, **how)
+        return cls(loaded.model, loaded.facts, folder=loaded.folder, quantize=quantize, **how)
 
     @classmethod
     def from_model(cls, model: PreTrainedModel, **how: Any) -> Self:
@@ -373,6 +376,16 @@ class Target:
     def capabilities(self) -> Capabilities:
         """What it can do."""
         return self._capabilities
+
+    @property
+    def computes(self) -> str:
+        """By weights, their precision, and the files beside them."""
+        return computation_id(
+            self.facts.weights_id,
+            self.folder,
+            dtype=self.machine.dtype,
+            quantize=self._quantized,
+        )
 
     @property
     def has_tokenizer(self) -> bool:

@@ -282,6 +282,8 @@ class Welcome(Message, tag="welcome", frozen=True):
     computes: str = ""
     """The identity of what is computed here: weights, precision, and the files beside them. A turn
     that was begun with another is not gone on with. Empty: not known."""
+    promise: str = ""
+    """What "verified" says of a text of this verifier, in one sentence, for people."""
 
 
 class Opened(Message, tag="opened", frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from moa.errors import CapacityError, FullError, UsageError
+from moa.llama.library import find
 from moa.llama.target import LlamaTarget, layers_that_fit
 from moa.target.contract import LoadOptions, Node
 from moa.target.registry import open_target
@@ -230,6 +232,45 @@ def test_settings_that_it_does_not_know_are_refused(tmp_path: Path) -> None:
         open_target(str(file), LoadOptions(kv_type="q9"))
     with pytest.raises(UsageError, match="no library at"):
         open_target(str(file), LoadOptions(library=str(tmp_path / "libllama.so")))
+
+
+def test_replicas_that_may_add_in_another_order_have_another_identity(
+    opened: Any, tmp_path: Path
+) -> None:
+    plainly = opened().computes
+    assert plainly == opened().computes
+    assert opened(options=replace(OPTIONS, threads=2)).computes == plainly, (
+        "same bits: the tests above"
+    )
+    assert opened(options=replace(OPTIONS, slots=2)).computes == plainly
+    library = tmp_path / find().name
+    library.write_bytes(find().read_bytes() + b"\0")  # another build, as far as its bytes say
+    others = {
+        "kv type": replace(OPTIONS, kv_type="bf16"),
+        "own kernels": replace(OPTIONS, exact=False),
+        "own kernels, other threads": replace(OPTIONS, exact=False, threads=2),
+        "build": replace(OPTIONS, library=str(library)),
+    }
+    found = {name: opened(options=options).computes for name, options in others.items()}
+    found["weights"] = opened(kind="Q8_0").computes
+    assert len({plainly, *found.values()}) == 1 + len(found), found
+
+
+def test_numbers_do_not_depend_on_the_threads(opened: Any) -> None:
+    """A replica on a machine with more cores goes on with the same text."""
+    ids = text(5, 200)
+    one, two = (opened(kind="Q8_0", options=replace(OPTIONS, threads=n)) for n in (1, 2))
+    tokens, logits = plain(one, ids, 16)
+    other_tokens, other_logits = plain(two, ids, 16)
+    assert tokens == other_tokens
+    assert np.array_equal(logits, other_logits)
+
+
+def test_what_verified_means_is_said_of_each_way_to_compute(opened: Any) -> None:
+    assert "to the last bit" in opened().capabilities.promise
+    assert (
+        "as close as rounding" in opened(options=replace(OPTIONS, exact=False)).capabilities.promise
+    )
 
 
 def test_as_many_layers_go_to_a_card_as_it_has_memory_for(opened: Any) -> None:

@@ -176,6 +176,7 @@ class ToyTarget:
         states=False,  # drafters that read torch's states cannot be used with it
         batch_invariant=True,
     )
+    computes = ""  # no replica goes on with its sessions
     machine = Machine(device="cpu", dtype="float64", hardware="numpy")
 
     def __init__(
