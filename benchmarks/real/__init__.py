@@ -1,0 +1,1 @@
+"""A real pair, measured: `python -m benchmarks.real VERB`."""

@@ -1,0 +1,107 @@
+"""How many of the sibling's guesses are right along the target's own answers, and how many tokens a
+round would bring: counted from its guess at every place, so that no round has to be run.
+
+A chain is right as far as its guesses are the answer's tokens. Each guess follows right ones, so the
+guess at a place is what a device would draft there, greedy or with the position's noise.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.kit.figures import table
+from benchmarks.kit.progress import Progress
+from benchmarks.real.answers import sampling_of
+from benchmarks.real.lines import Lines
+from benchmarks.real.prompts import KINDS, Prompt
+from benchmarks.real.sibling import Sibling
+
+DEPTHS = (4, 10)
+"""Tokens of a draft."""
+
+
+def guess(sibling: Sibling, prompts: Sequence[Prompt], answers: Lines, out: Lines) -> None:
+    """The guesses along every answer that has none yet."""
+    by_key = {prompt.key: prompt for prompt in prompts}
+    missing = [key for key in answers.found if key not in out]
+    progress = Progress(len(missing), "answers")
+    for key in missing:
+        line = answers.found[key]
+        name, _, temperature = key.rpartition("@")
+        sampling = sampling_of(by_key[name], float(temperature))
+        text = line["prompt"] + line["ids"]
+        found = sibling.guesses(text, len(line["prompt"]), sampling)
+        out.add(
+            key,
+            variant=sibling.variant,
+            tokens=[token for token, _ in found],
+            logp=[round(logp, 3) for _, logp in found],
+        )
+        progress.step()
+
+
+def rounds(right: Sequence[bool], depth: int) -> list[int]:
+    """Tokens that each round brings: the right ones of a draft, and the target's own."""
+    won = []
+    at = 0
+    while at < len(right):
+        run = 0
+        while run < depth and at + run < len(right) and right[at + run]:
+            run += 1
+        won.append(min(run + 1, len(right) - at))
+        at += run + 1
+    return won
+
+
+def figures(answers: Lines, guessed: Lines) -> dict[str, Any]:
+    """By kind and temperature."""
+    cells: dict[tuple[str, str], list[list[bool]]] = {}
+    for key, line in guessed.found.items():
+        name, _, temperature = key.rpartition("@")
+        own = answers.found[key]["ids"]
+        right = [mine == theirs for mine, theirs in zip(line["tokens"], own, strict=True)]
+        cells.setdefault((name.partition("/")[0], temperature), []).append(right)
+    runs = []
+    for (kind, temperature), texts in cells.items():
+        share = [sum(right) / len(right) for right in texts]
+        run: dict[str, Any] = {
+            "kind": kind,
+            "temperature": float(temperature),
+            "texts": len(texts),
+            "tokens": sum(map(len, texts)),
+            "right": statistics.fmean(share),
+            "right_se": _error(share),
+        }
+        for depth in DEPTHS:
+            a_round = [len(right) / len(rounds(right, depth)) for right in texts]
+            run[f"won_{depth}"] = statistics.fmean(a_round)
+            run[f"won_{depth}_se"] = _error(a_round)
+        runs.append(run)
+    runs.sort(key=lambda run: (KINDS.index(run["kind"]), run["temperature"]))
+    return {"runs": runs}
+
+
+def tables(result: dict[str, Any]) -> str:
+    """A line for each kind and temperature."""
+    rows = [
+        [
+            run["kind"],
+            f"{run['temperature']:g}",
+            run["texts"],
+            f"{100 * run['right']:.1f} ± {100 * run['right_se']:.1f} %",
+            *(f"{run[f'won_{d}']:.2f} ± {run[f'won_{d}_se']:.2f}" for d in DEPTHS),
+        ]
+        for run in result["runs"]
+    ]
+    header = ["text", "T", "texts", "right guesses"]
+    header += [f"tokens a round, drafts of {depth}" for depth in DEPTHS]
+    return table(header, rows)
+
+
+def _error(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    return statistics.stdev(values) / math.sqrt(len(values))

@@ -1,0 +1,187 @@
+"""The link dies after m tokens of an answer, and the sibling goes on alone: are the tests passed?"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from benchmarks.kit.figures import table
+from benchmarks.kit.progress import Progress, steps
+from benchmarks.real.lines import Line, Lines
+from benchmarks.real.passing import passes
+from benchmarks.real.prompts import FENCE_CLOSED
+from benchmarks.real.sibling import Sibling
+from benchmarks.real.writing import Task, write
+from moa.target.contract import Target
+
+CUTS = (0, 8, 32, 64)
+TOKENS = 320
+"""Most of an answer, as the target's own."""
+_WINDOW = 12
+"""Tokens that the end of a block surely fits in."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A place of a known answer at which the link dies."""
+
+    key: str
+    text: list[int]
+    prompt: int
+    """Tokens of the prompt in it."""
+    after: int
+    """Tokens of the answer that have come."""
+
+
+def chosen(answers: Lines, limit: int = 0) -> list[Line]:
+    """The greedy answers to problems, in a random order that is always the same; so many, 0: all."""
+    found = [
+        line
+        for key, line in answers.found.items()
+        if key.startswith("code/") and key.endswith("@0")
+    ]
+    found.sort(key=lambda line: str(line["key"]))
+    random.Random(0).shuffle(found)
+    return found[: limit or None]
+
+
+def cuts_of(
+    answers: Lines, way: str, cuts: Sequence[int], known: Lines, limit: int
+) -> Iterator[list[Cut]]:
+    """By answer its cuts that are not known yet: an answer that ended before one needs none."""
+    for line in chosen(answers, limit):
+        text = line["prompt"] + line["ids"]
+        found = [
+            Cut(f"{way}/{m}/{line['key']}", text, len(line["prompt"]), m)
+            for m in cuts
+            if m < len(line["ids"])
+        ]
+        if missing := [cut for cut in found if cut.key not in known]:
+            yield missing
+
+
+def by_bundle(
+    sibling: Sibling,
+    tokenizer: Tokenizer,
+    answers: Lines,
+    out: Lines,
+    cuts: Sequence[int],
+    limit: int = 0,
+) -> None:
+    """What the device's graph writes behind each cut."""
+    way = sibling.variant
+    for some in steps(list(cuts_of(answers, way, cuts, out, limit)), "problems"):
+        text = some[0].text
+        prompt = some[0].prompt
+
+        def ended(log: Sequence[int], prompt: int = prompt) -> bool:
+            answer = log[prompt:]
+            closed = FENCE_CLOSED in tokenizer.decode(answer[-_WINDOW:], skip_special_tokens=False)
+            return closed or len(answer) >= TOKENS
+
+        made = sibling.continuations(text, [prompt + cut.after for cut in some], ended)
+        for cut, ids in zip(some, made, strict=True):
+            out.add(cut.key, way=way, after=cut.after, ids=ids)
+
+
+def by_target(
+    way: str, model: Target, answers: Lines, out: Lines, cuts: Sequence[int], limit: int = 0
+) -> None:
+    """The same by a model in a folder: what the bundle was made of."""
+    some = [cut for cuts_ in cuts_of(answers, way, cuts, out, limit) for cut in cuts_]
+    after = {cut.key: cut.after for cut in some}
+    progress = Progress(len(some), "cuts")
+
+    def keep(task: Task, ids: list[int], _: str) -> None:
+        out.add(task.key, way=way, after=after[task.key], ids=ids)
+        progress.step()
+
+    tasks = (
+        Task(
+            key=cut.key,
+            ids=cut.text[: cut.prompt + cut.after],
+            tokens=TOKENS - cut.after,
+            stop=(FENCE_CLOSED,),
+        )
+        for cut in some
+    )
+    write(model, tasks, keep)
+
+
+def judge(
+    problems: Sequence[Line], answers: Lines, continued: Lines, tokenizer: Tokenizer, out: Lines
+) -> None:
+    """Run the tests of every text that has not been judged."""
+    by_name = {problem["task_id"].rpartition("/")[2]: problem for problem in problems}
+    texts: dict[str, tuple[str, list[int]]] = {}
+    for line in chosen(answers):
+        texts[f"target/{line['key']}"] = line["key"], line["ids"]
+    for key, line in continued.found.items():
+        answer = "/".join(key.split("/")[2:])
+        known = answers.found[answer]["ids"][: line["after"]]
+        texts[key] = answer, known + line["ids"]
+    missing = [key for key in texts if key not in out]
+    for key in steps(missing, "judged"):
+        answer, ids = texts[key]
+        problem = by_name[answer.partition("/")[2].partition("@")[0]]
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        out.add(key, right=passes(problem, text), tokens=len(ids))
+
+
+def figures(answers: Lines, judged: Lines, cuts: Sequence[int] = CUTS) -> dict[str, Any]:
+    """Shares of right answers by way and cut, over the problems that all ways have."""
+    names = [line["key"] for line in chosen(answers)]
+    target = {name: judged.found[f"target/{name}"]["right"] for name in names}
+    ways = sorted({key.split("/")[0] for key in judged.found} - {"target"})
+    right: dict[str, dict[int, list[bool]]] = {way: {} for way in ways}
+    for way in ways:
+        measured = [name for name in names if f"{way}/{min(cuts)}/{name}" in judged]
+        for m in cuts:
+            found = []
+            for name in measured:
+                ended = len(answers.found[name]["ids"]) <= m
+                line = judged.found.get(f"{way}/{m}/{name}")
+                if ended or line is not None:
+                    found.append(target[name] if ended or line is None else line["right"])
+            right[way][m] = found
+    client = {
+        m: sum(target[name] for name in names if len(answers.found[name]["ids"]) <= m) for m in cuts
+    }
+    lengths = sorted(len(answers.found[name]["ids"]) for name in names)
+    return {
+        "problems": len(names),
+        "target": sum(target.values()),
+        "client": {str(m): count for m, count in client.items()},
+        "ways": {
+            way: {str(m): {"right": sum(found), "of": len(found)} for m, found in by_cut.items()}
+            for way, by_cut in right.items()
+        },
+        "median_tokens": lengths[len(lengths) // 2] if lengths else 0,
+    }
+
+
+def tables(result: dict[str, Any]) -> str:
+    """Pass@1 by the place of the cut."""
+    cuts = list(result["client"])
+    whole = share(result["target"], result["problems"])
+    rows = []
+    for way, by_cut in result["ways"].items():
+        cells = [share(by_cut[m]["right"], by_cut[m]["of"]) for m in cuts]
+        rows.append([f"sibling alone, {way}", *cells, whole])
+    client = [share(count, result["problems"]) for count in result["client"].values()]
+    rows.append(["a client of the API, whose answer is lost", *client, whole])
+    header = ["right answers (pass@1), cut after m tokens", *[f"m = {m}" for m in cuts], "never"]
+    return table(header, rows)
+
+
+def share(right: int, of: int) -> str:
+    """Percent, with the standard error."""
+    if not of:
+        return "-"
+    part = right / of
+    return f"{100 * part:.1f} ± {100 * math.sqrt(part * (1 - part) / of):.1f} %"

@@ -1,0 +1,196 @@
+"""The verbs of `benchmarks.real` on a tiny pair: what is measured is what device and target do."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.real import acceptance, cuts
+from benchmarks.real.__main__ import main
+from benchmarks.real.lines import Lines, read
+from benchmarks.real.passing import code_of, passes
+from benchmarks.real.prompts import Prompt, all_prompts
+from benchmarks.real.sibling import Sibling
+from benchmarks.real.writing import Task, write
+from export.cli import main as export
+from moa.bundle import Bundle
+from moa.graph.load import LoadedGraph
+from moa.sampling import SamplingSettings
+from moa.target.generate import generate
+from moa.target.torch_target import Target
+from testing.tiny import save_tiny
+
+SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48}
+TEXT = [20, 31, 42, 53, 64, 75, 86, 97]
+PROBLEM = {
+    "task_id": "HumanEval/7",
+    "prompt": "def add(a, b):\n    '''Sum.'''\n",
+    "entry_point": "add",
+    "test": "def check(f):\n    assert f(2, 3) == 5\n",
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny target, and the bundle of a tiny sibling."""
+    folder = tmp_path_factory.mktemp("real")
+    save_tiny("llama", folder / "target")
+    template = "{% for one in messages %}{{ one.content }}{% endfor %}"
+    (folder / "target" / "chat_template.jinja").write_text(template)
+    save_tiny("llama", folder / "small", seed=5, **SMALL)
+    words = ["setup", str(folder / "target"), "--sibling", str(folder / "small")]
+    assert export([*words, "--out", str(folder / "out"), "-v", "cpu-fp32"]) == 0
+    return folder
+
+
+def steps(generator: Generator[None, None, int]) -> int:
+    """What a generator returns."""
+    while True:
+        try:
+            next(generator)
+        except StopIteration as end:
+            return end.value
+
+
+def device_alone(bundle: Path, ids: list[int], count: int, sampling: SamplingSettings) -> list[int]:
+    drafter = LoadedGraph.load(Bundle.open(bundle)).drafter()
+    log = list(ids)
+    for _ in range(count):
+        log.append(steps(drafter.guess(log, sampling)))
+    return log[len(ids) :]
+
+
+def test_branches_write_what_a_device_writes_from_there(pair: Path) -> None:
+    sibling = Sibling(pair / "out" / "bundle")
+    starts = [3, 5, 8]
+    made = sibling.continuations(TEXT, starts, lambda log: len(log) >= 14)
+    for start, ids in zip(starts, made, strict=True):
+        alone = device_alone(pair / "out" / "bundle", TEXT[:start], len(ids), SamplingSettings())
+        assert ids == alone
+        assert len(ids) == 14 - start or ids[-1] in sibling.eos
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_guesses_along_a_text_are_those_of_a_device_that_has_it(
+    pair: Path, temperature: float
+) -> None:
+    sampling = SamplingSettings(temperature=temperature, seed=3)
+    bundle = pair / "out" / "bundle"
+    found = Sibling(bundle).guesses(TEXT * 4, 4, sampling)
+    assert len(found) == len(TEXT * 4) - 4
+    for place, (token, _) in list(enumerate(found, 4))[::9]:
+        assert [token] == device_alone(bundle, (TEXT * 4)[:place], 1, sampling)
+
+
+def test_a_full_batch_writes_what_each_prompt_gets_alone(pair: Path) -> None:
+    target = Target.load(pair / "target", slots=3, capacity=64)
+    prompts = [TEXT[: 2 + n] for n in range(5)]
+    made: dict[str, tuple[list[int], str]] = {}
+    tasks = [Task(str(n), ids, 6 + n) for n, ids in enumerate(prompts)]
+    write(target, tasks, lambda task, ids, finish: made.update({task.key: (ids, finish)}))
+    for n, ids in enumerate(prompts):
+        (alone,) = generate(target, [ids], 6 + n)
+        assert made[str(n)] == (alone.ids[alone.prompt :], alone.finish)
+    assert target.cache.free == 3
+
+
+def test_a_line_that_a_kill_has_cut_is_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "some.jsonl"
+    Lines(path).add("a", n=1)
+    path.write_bytes(path.read_bytes() + b'{"key": "b", "n"')
+    lines = Lines(path)
+    assert "a" in lines
+    assert "b" not in lines
+    lines.add("b", n=2)
+    assert [line["n"] for line in read(path)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("Here:\n```python\ndef add(a, b):\n    return a + b\n```\nDone.", True),
+        ("```python\ndef add(a, b):\n    return a + b", True),
+        ("def add(a, b):\n    return a + b", True),
+        ("```python\ndef add(a, b):\n    return a - b\n```", False),
+        ("```python\ndef add(a, b):\n    while True: x = ' ' * 10**10\n```", False),
+        ("no code \0", False),
+    ],
+)
+def test_only_what_passes_the_tests_is_right(answer: str, right: bool) -> None:
+    assert passes(PROBLEM, answer) == right
+
+
+def test_the_first_block_is_the_code() -> None:
+    assert code_of("a\n```\nx\n```\nb\n```\ny\n```") == "x"
+
+
+def test_rounds_end_behind_the_first_wrong_guess() -> None:
+    right = [True, True, False, True, True, True]
+    assert acceptance.rounds(right, 4) == [3, 3]
+    assert acceptance.rounds(right, 1) == [2, 1, 2, 1]
+    assert acceptance.rounds([False] * 3, 4) == [1, 1, 1]
+
+
+def test_a_cut_behind_the_answers_end_costs_nothing_and_a_client_alone_has_only_those(
+    tmp_path: Path,
+) -> None:
+    known = Lines(tmp_path / "answers.jsonl")
+    judged = Lines(tmp_path / "judged.jsonl")
+    for name, length in (("1", 5), ("2", 50)):
+        known.add(f"code/{name}@0", prompt=[1], ids=[2] * length, finish="eos")
+        judged.add(f"target/code/{name}@0", right=True, tokens=length)
+        judged.add(f"small/0/code/{name}@0", right=False, tokens=3)
+    judged.add("small/8/code/2@0", right=False, tokens=9)
+    found = cuts.figures(known, judged, cuts=(0, 8))
+    assert found["client"] == {"0": 0, "8": 1}
+    assert found["ways"]["small"]["8"] == {"right": 1, "of": 2}
+    assert "| 0.0 ± 0.0 % | 50.0 ± 35.4 % | 100.0 ± 0.0 % |" in cuts.tables(found)
+
+
+def test_published_data_becomes_prompts(tmp_path: Path) -> None:
+    human = tmp_path / "HumanEval.jsonl.gz"
+    human.write_bytes(gzip.compress(json.dumps(PROBLEM).encode() + b"\n"))
+    bench = tmp_path / "question.jsonl"
+    questions = [
+        {"question_id": 1, "category": "writing", "turns": ["Write."]},
+        {"question_id": 2, "category": "summarization", "turns": ["Summarize: x"]},
+        {"question_id": 3, "category": "rag", "turns": ["?"]},
+    ]
+    bench.write_text("".join(json.dumps(one) + "\n" for one in questions))
+    tools = tmp_path / "BFCL_v4_multiple.json"
+    function = {"name": "f", "parameters": {"type": "dict", "properties": {"x": {"type": "float"}}}}
+    line = {"id": "m0", "question": [[{"role": "user", "content": "?"}]], "function": [function]}
+    tools.write_text(json.dumps(line) + "\n")
+    found = {prompt.key: prompt for prompt in all_prompts([human, bench, tools], 2)}
+    assert list(found) == ["code/7", "chat/1", "english/2", "json/0", "json/1", "tools/m0"]
+    parameters = found["tools/m0"].tools[0]["function"]["parameters"]
+    assert parameters == {"type": "object", "properties": {"x": {"type": "number"}}}
+
+
+def test_from_answers_to_tables_and_again_nothing_is_left_to_do(
+    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    bundle = str(pair / "out" / "bundle")
+    human = tmp_path / "HumanEval.jsonl"
+    human.write_text(json.dumps(PROBLEM) + "\n")
+    prompt = Prompt("code", "7", [{"role": "user", "content": "ab"}])
+    (work / "prompts.jsonl").write_text(json.dumps(vars(prompt)) + "\n")
+    flags = ["--temperatures", "0", "1", "--tokens", "20", "--dtype", "float32"]
+    for _ in range(2):
+        assert main(["answers", str(work), str(pair / "target"), *flags]) == 0
+        words = ["--bundle", bundle, "--humaneval", str(human), "--after", "0", "8"]
+        assert main(["cuts", str(work), *words]) == 0
+        assert main(["guesses", str(work), "--bundle", bundle]) == 0
+    assert len(list(read(work / "guesses.jsonl"))) == 2
+    capsys.readouterr()
+    assert main(["tables", str(work), "--out", str(tmp_path / "tables")]) == 0
+    printed = capsys.readouterr().out
+    assert "sibling alone, cpu-fp32" in printed
+    assert "| code | 1 | 1 |" in printed
+    assert (tmp_path / "tables" / "real_cuts.md").exists()
