@@ -60,8 +60,9 @@ class Settings:
     upstream_model: str = ""
     """Which of its models; empty: its only one."""
     upstream_api: str = "auto"
-    """How it is asked: llama-server, vllm, sglang (token ids), completions, ollama (text); auto: what
-    its list of models says."""
+    """How it is asked: llama-server, vllm, sglang (token ids), completions, ollama (text), chat,
+    chat-vllm, chat-prefix, chat-whole, anthropic (messages); auto: by its name, or what its list of
+    models says."""
     upstream_key_file: Path | None = None
     """File with its API key; else the variable MOA_UPSTREAM_KEY."""
 

@@ -59,7 +59,8 @@ class ClientSettings:
     upstream_model: str = ""
     """Which of its models; empty: its only one."""
     upstream_api: str = "auto"
-    """How it is asked: llama-server, vllm, sglang, completions, ollama; auto: what it says."""
+    """How it is asked: llama-server, vllm, sglang, completions, ollama, chat, chat-vllm, chat-prefix,
+    chat-whole, anthropic; auto: by its name, or what it says."""
     bundle: str = ""
     """Name of a bundle that was pulled, or a folder; empty is the embedded one."""
     variant: str = ""

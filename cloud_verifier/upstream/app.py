@@ -99,6 +99,7 @@ class UpstreamVerifier(Server):
             trees=False,
             streams_only=True,
             promise="the text is what the upstream engine answered, as it answered it",
+            takes_messages=upstreams.takes_messages,
         )
         service = Service(facts, settings.limits, self.engine, metrics=Metrics())
         super().__init__(service, settings, auth)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import re
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,11 +19,13 @@ from cloud_verifier.upstream.contract import (
     Continuation,
     Dialect,
     Piece,
+    RefusedError,
     TooLongError,
     UpstreamError,
     UpstreamFacts,
 )
 from cloud_verifier.upstream.dialects import dialect
+from cloud_verifier.upstream.joining import ContradictedError, Way
 from cloud_verifier.upstream.lines import bounded_lines, error_text
 from moa.errors import UsageError
 from moa.safe_text import safe_line
@@ -46,8 +50,11 @@ class Upstream:
     url: str
     """Below which OpenAI's routes lie, such as http://gpu:8000/v1."""
     key: str = ""
-    dialect: Dialect | None = None
     facts: UpstreamFacts | None = None
+    refuses: set[Way] = field(default_factory=set)
+    """Ways to ask that it has refused."""
+    lacks: set[str] = field(default_factory=set)
+    """Fields that it has refused."""
     pause: float = 0.0
     not_before: float = 0.0
 
@@ -104,6 +111,11 @@ class Upstreams:
             transport=transport,
         )
 
+    @property
+    def takes_messages(self) -> bool:
+        """Whether an upstream may take conversations: where it is not known yet, too."""
+        return self._interface == "auto" or dialect(self._interface).takes == "chat"
+
     async def close(self) -> None:
         """Close all connections."""
         await self._http.aclose()
@@ -155,18 +167,25 @@ class Upstreams:
         if upstream.facts is None:
             listed = await self._models(upstream)
             upstream.facts = _chosen(listed, self._model)
-            upstream.dialect = dialect(self._interface, upstream.facts.owner)
         return upstream.facts
 
+    def _dialect(self, upstream: Upstream) -> Dialect:
+        """How it is asked, as far as that is known."""
+        owner = upstream.facts.owner if upstream.facts is not None else ""
+        return dialect(self._interface, owner, urlsplit(upstream.url).hostname or "")
+
     async def _models(self, upstream: Upstream) -> list[dict[str, Any]]:
+        """Those that it lists. One without a list is believed to have the model that is asked for."""
         try:
             async with self._http.stream(
                 "GET",
                 f"{upstream.url}/models",
-                headers=_headers(upstream),
+                headers=self._dialect(upstream).headers(upstream.key),
                 timeout=_PROBE_SECONDS,
             ) as response:
                 body = await _whole(response)
+                if response.status_code in (404, 405) and self._model:
+                    return [{"id": self._model}]
                 _check(response, body)
         except httpx.HTTPError as error:
             raise _unreachable(error) from None
@@ -177,33 +196,89 @@ class Upstreams:
         return [model for model in models if isinstance(model, dict)]
 
     async def _ask(self, upstream: Upstream, asked: Continuation) -> AsyncGenerator[Piece, None]:
-        facts = await self._facts(upstream)
-        how = upstream.dialect or dialect(self._interface, facts.owner)
+        """In one way after another, until an answer fits the text that is there."""
+        model = (await self._facts(upstream)).model
+        how = self._dialect(upstream)
+        ways = [way for way in how.ways(asked) if way not in upstream.refuses]
+        for way in ways:
+            attempt = self._once(upstream, how, dataclasses.replace(asked, way=way), model)
+            try:
+                async with contextlib.aclosing(attempt) as pieces:
+                    async for piece in pieces:
+                        yield piece
+                return
+            except ContradictedError:
+                log.info("another answer than before", extra={"event": "upstream", "way": way})
+            except RefusedError as error:
+                if way != "behind" or way == ways[-1]:
+                    raise
+                upstream.refuses.add(way)
+                log.warning(
+                    "the upstream does not go on with an answer: it is asked anew (%s)",
+                    safe_line(error.line()),
+                    extra={"event": "upstream", "url": upstream.url},
+                )
+        raise UpstreamError("the upstream does not go on with its own answer", later=False)
+
+    async def _once(
+        self, upstream: Upstream, how: Dialect, asked: Continuation, model: str
+    ) -> AsyncGenerator[Piece, None]:
+        """One request; fields that the service refuses are left out, and it is sent again."""
         url = httpx.URL(f"{upstream.url}/").join(how.path())
-        try:
-            async with self._http.stream(
-                "POST",
-                url,
-                headers=_headers(upstream),
-                json=how.body(asked, facts.model),
-            ) as response:
-                if response.status_code != httpx.codes.OK:
-                    _check(response, await _whole(response))
-                kind = response.headers.get("content-type", "")
-                if not kind.startswith(("text/event-stream", "application/x-ndjson")):
-                    raise UpstreamError(f"the upstream answers with {safe_line(kind)!r}, no stream")
-                room = asked.most
-                async for piece in how.pieces(bounded_lines(response.aiter_bytes())):
-                    room -= len(piece.ids)
-                    yield piece
-                    if piece.ending or room < 0:
-                        return
-        except httpx.HTTPError as error:
-            raise _unreachable(error) from None
+        for _ in range(len(how.optional) + 1):
+            body = how.body(asked, model)
+            for name, other in how.optional.items():
+                if name in upstream.lacks and name in body:
+                    value = body.pop(name)
+                    if other:
+                        body[other] = value
+            try:
+                async with self._http.stream(
+                    "POST", url, headers=how.headers(upstream.key), json=body
+                ) as response:
+                    if response.status_code != httpx.codes.OK:
+                        _check(response, await _whole(response))
+                    async for piece in _pieces(response, how, asked):
+                        yield piece
+                    return
+            except httpx.HTTPError as error:
+                raise _unreachable(error) from None
+            except RefusedError as error:
+                refused = _named(str(error), how.optional.keys() & body.keys())
+                if refused is None:
+                    raise
+                upstream.lacks.add(refused)
+                log.warning(
+                    "the upstream takes no %s: its text is by its own default or chance",
+                    refused,
+                    extra={"event": "upstream", "url": upstream.url},
+                )
 
 
-def _headers(upstream: Upstream) -> dict[str, str]:
-    return {"Authorization": f"Bearer {upstream.key}"} if upstream.key else {}
+async def _pieces(
+    response: httpx.Response, how: Dialect, asked: Continuation
+) -> AsyncGenerator[Piece, None]:
+    """What is new in a streamed answer."""
+    kind = response.headers.get("content-type", "")
+    if not kind.startswith(("text/event-stream", "application/x-ndjson")):
+        raise UpstreamError(f"the upstream answers with {safe_line(kind)!r}, no stream")
+    join = how.join(asked)
+    room = asked.most
+    async for piece in how.pieces(bounded_lines(response.aiter_bytes())):
+        room -= len(piece.ids)
+        text = join.add(piece.text) if piece.text else ""
+        if piece.ending:
+            text += join.rest()
+        yield dataclasses.replace(piece, text=text)
+        if piece.ending or room < 0:
+            return
+
+
+def _named(said: str, fields: Iterable[str]) -> str | None:
+    """The field that an error names, the first one."""
+    places = {name: re.search(rf"\b{name}\b", said) for name in fields}
+    found = {name: place.start() for name, place in places.items() if place is not None}
+    return min(found, key=lambda name: found[name], default=None)
 
 
 async def _whole(response: httpx.Response) -> bytes:
@@ -244,6 +319,8 @@ def _check(response: httpx.Response, body: bytes) -> None:
         raise UpstreamError(f"the upstream cannot answer now: {said}", retry_after=_pause(response))
     if status in (400, 413, 422) and _is_about_length(said):
         raise TooLongError(f"too long for the upstream: {said}")
+    if status in (400, 422):
+        raise RefusedError(f"the upstream refuses the request: {said}")
     raise UpstreamError(f"the upstream refuses the request: {said}", later=False)
 
 

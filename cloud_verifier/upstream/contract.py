@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
+from cloud_verifier.upstream.joining import AsItIs, Join, Way
 from moa.errors import MoaError
 from moa.sampling import SamplingSettings
+from moa.wire.messages import ChatMessage
 
 Ending = Literal["", "eos", "length", "cut"]
 """Why a continuation has no more: the model ended it, it is as long as was asked for, or it broke
@@ -25,6 +27,14 @@ class Continuation:
     sampling: SamplingSettings
     most: int
     """Tokens at most."""
+    messages: Sequence[ChatMessage] = ()
+    """The conversation that the answer belongs to, where the device has told it."""
+    begun: str = ""
+    """The answer's text so far."""
+    begun_tokens: int = 0
+    """The device's tokens of it."""
+    way: Way = "behind"
+    """How it is asked for: one of the dialect's `ways`."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,13 @@ class UpstreamError(MoaError):
         self.retry_after = retry_after
 
 
+class RefusedError(UpstreamError):
+    """The request as it is: another one may be answered."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, later=False)
+
+
 class TooLongError(UpstreamError):
     """The prompt does not fit into the upstream's context."""
 
@@ -71,8 +88,23 @@ class Dialect(Protocol):
     """How one kind of engine is asked."""
 
     name: str
-    takes: Literal["tokens", "text"]
-    """What identifies a position: its tokens, or only its text."""
+    takes: Literal["tokens", "text", "chat"]
+    """What identifies a position: its tokens, its text, or the conversation and the answer's text."""
+    optional: ClassVar[Mapping[str, str]] = {}
+    """Fields that a service may refuse: each is left out then, or sent by this other name."""
+
+    def headers(self, key: str) -> dict[str, str]:
+        """A bearer token, if there is a key."""
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+    def ways(self, asked: Continuation) -> Sequence[Way]:
+        """Ways to ask, best first: the next one is taken where an answer does not fit, or where the
+        service refuses."""
+        return ("behind",)
+
+    def join(self, asked: Continuation) -> Join:
+        """Where its text joins the one that is there."""
+        return AsItIs()
 
     def path(self) -> str:
         """Where requests go, below the address of the upstream."""

@@ -9,16 +9,23 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
+from cloud_verifier.upstream.chats import (
+    Anthropic,
+    Chat,
+    ChatPrefix,
+    ChatVllm,
+    ChatWhole,
+)
 from cloud_verifier.upstream.contract import Continuation, Dialect, Ending, Piece, UpstreamError
-from cloud_verifier.upstream.lines import events, objects, text_of, token_ids
+from cloud_verifier.upstream.lines import choices, ending, events, objects, text_of, token_ids
 from moa.errors import UsageError
 
 
-class LlamaServer:
+class LlamaServer(Dialect):
     """llama.cpp's server: `POST /completion` with token ids; it keeps the prompt's KV cache."""
 
     name = "llama-server"
-    takes: Literal["tokens", "text"] = "tokens"
+    takes: Literal["tokens", "text", "chat"] = "tokens"
 
     def path(self) -> str:
         """Beside `/v1`, not below it."""
@@ -55,11 +62,11 @@ class LlamaServer:
             return
 
 
-class Vllm:
+class Vllm(Dialect):
     """vLLM's `POST /v1/completions` with token ids, which it also returns (0.11 and later)."""
 
     name = "vllm"
-    takes: Literal["tokens", "text"] = "tokens"
+    takes: Literal["tokens", "text", "chat"] = "tokens"
 
     def path(self) -> str:
         """OpenAI's route."""
@@ -77,22 +84,22 @@ class Vllm:
 
     async def pieces(self, lines: AsyncIterator[str]) -> AsyncIterator[Piece]:
         """Chunks whose choice has `token_ids`."""
-        async for choice in _choices(lines):
+        async for choice in choices(lines):
             if "token_ids" not in choice and choice.get("text"):
                 raise UpstreamError(
                     "the upstream tells no token ids",
                     later=False,
                     hint="use vLLM 0.11 or later, or --upstream-api completions",
                 )
-            yield Piece(ids=token_ids(choice.get("token_ids")), ending=_ending(choice))
+            yield Piece(ids=token_ids(choice.get("token_ids")), ending=ending(choice))
 
 
-class Sglang:
+class Sglang(Dialect):
     """SGLang's `POST /generate` with `input_ids`. Held to its documented interface: no exchange
     with a running server has been recorded."""
 
     name = "sglang"
-    takes: Literal["tokens", "text"] = "tokens"
+    takes: Literal["tokens", "text", "chat"] = "tokens"
 
     def path(self) -> str:
         """Beside `/v1`, not below it."""
@@ -131,12 +138,12 @@ class Sglang:
             yield Piece(ids=new, ending=endings.get(kind, "cut"))
 
 
-class Completions:
+class Completions(Dialect):
     """Any `POST /v1/completions` that takes a text as it is, without a chat template: vLLM, SGLang,
     llama-server, our own endpoints and many others."""
 
     name = "completions"
-    takes: Literal["tokens", "text"] = "text"
+    takes: Literal["tokens", "text", "chat"] = "text"
 
     def path(self) -> str:
         """OpenAI's route."""
@@ -156,15 +163,15 @@ class Completions:
 
     async def pieces(self, lines: AsyncIterator[str]) -> AsyncIterator[Piece]:
         """Chunks with `text`."""
-        async for choice in _choices(lines):
-            yield Piece(text=text_of(choice.get("text")), ending=_ending(choice))
+        async for choice in choices(lines):
+            yield Piece(text=text_of(choice.get("text")), ending=ending(choice))
 
 
-class Ollama:
+class Ollama(Dialect):
     """Ollama's `POST /api/generate` in raw mode: no template is applied."""
 
     name = "ollama"
-    takes: Literal["tokens", "text"] = "text"
+    takes: Literal["tokens", "text", "chat"] = "text"
 
     def path(self) -> str:
         """Beside `/v1`, not below it."""
@@ -202,16 +209,38 @@ class Ollama:
 
 
 DIALECTS: dict[str, type[Dialect]] = {
-    kind.name: kind for kind in (LlamaServer, Vllm, Sglang, Completions, Ollama)
+    kind.name: kind
+    for kind in (
+        LlamaServer,
+        Vllm,
+        Sglang,
+        Completions,
+        Ollama,
+        Chat,
+        ChatVllm,
+        ChatPrefix,
+        ChatWhole,
+        Anthropic,
+    )
 }
 _OWNERS = {"llamacpp": "llama-server", "vllm": "vllm", "sglang": "sglang", "library": "ollama"}
 """Who owns the models in an engine's own list."""
+_HOSTS = {
+    "api.openai.com": "chat-whole",
+    "generativelanguage.googleapis.com": "chat-whole",
+    "api.anthropic.com": "anthropic",
+    "api.mistral.ai": "chat-prefix",
+    "api.deepseek.com": "chat-prefix",
+    "openrouter.ai": "chat",
+}
+"""Services that take chats alone."""
 
 
-def dialect(name: str, owner: str = "") -> Dialect:
-    """The dialect of this name; `auto`: by who owns the models, else any completions."""
+def dialect(name: str, owner: str = "", host: str = "") -> Dialect:
+    """The dialect of this name; `auto`: by the service's name, or by who owns its models, else any
+    completions."""
     if name == "auto":
-        name = _OWNERS.get(owner, "completions")
+        name = _HOSTS.get(host) or _OWNERS.get(owner, "completions")
     if name not in DIALECTS:
         raise UsageError(
             f"unknown interface {name!r} of an upstream", hint=f"auto, {', '.join(DIALECTS)}"
@@ -230,20 +259,3 @@ def _openai_body(asked: Continuation, model: str, *, prompt: object) -> dict[str
         "top_p": sampling.top_p,
         "seed": sampling.seed,
     }
-
-
-async def _choices(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
-    """The first choice of each chunk."""
-    async for event in events(lines):
-        choices = event.get("choices")
-        if not isinstance(choices, list) or not choices:
-            continue  # the chunk with the usage
-        if not isinstance(choices[0], dict):
-            raise UpstreamError("the upstream sent a choice that is none")
-        yield choices[0]
-
-
-def _ending(choice: dict[str, Any]) -> Ending:
-    reason = choice.get("finish_reason")
-    endings: dict[Any, Ending] = {None: "", "": "", "stop": "eos", "length": "length"}
-    return endings.get(reason, "cut")

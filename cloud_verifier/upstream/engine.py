@@ -131,6 +131,9 @@ class UpstreamEngine:
             text=self._prompt(job.ids),
             sampling=job.sampling,
             most=max(1, room),
+            messages=job.messages,
+            begun=self._begun(job),
+            begun_tokens=len(job.ids) - job.rules.start,
         )
         async with contextlib.aclosing(self._tokens(job, asked)) as parts:
             async for new in parts:
@@ -153,6 +156,12 @@ class UpstreamEngine:
                     return Answered(job, answer)
                 self._post([Answered(job, answer)])
         return Answered.ended(job)
+
+    def _begun(self, job: Job) -> str:
+        """The answer so far. A last message of the assistant's is its beginning."""
+        last = job.messages[-1] if job.messages else None
+        before = last.content if last is not None and last.role == "assistant" else ""
+        return before + self._decode(job.ids[job.rules.start :])
 
     async def _tokens(self, job: Job, asked: Continuation) -> AsyncGenerator[list[int], None]:
         """Tokens as they come, at least one at a time, until the upstream ends or the job is

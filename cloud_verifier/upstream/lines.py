@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from cloud_verifier.upstream.contract import UpstreamError
+from cloud_verifier.upstream.contract import Ending, UpstreamError
 from moa.safe_text import safe_line
 
 MOST_LINE_BYTES = 2**20
@@ -42,6 +42,24 @@ async def events(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
         if data == DONE:
             return
         yield event(data)
+
+
+async def choices(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
+    """The first choice of each of OpenAI's chunks."""
+    async for event in events(lines):
+        found = event.get("choices")
+        if not isinstance(found, list) or not found:
+            continue  # the chunk with the usage
+        if not isinstance(found[0], dict):
+            raise UpstreamError("the upstream sent a choice that is none")
+        yield found[0]
+
+
+def ending(choice: dict[str, Any]) -> Ending:
+    """Why a choice has ended, if it has."""
+    endings: dict[Any, Ending] = {None: "", "": "", "stop": "eos", "length": "length"}
+    reason = choice.get("finish_reason")
+    return endings.get(reason, "cut") if isinstance(reason, str | None) else "cut"
 
 
 async def objects(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:

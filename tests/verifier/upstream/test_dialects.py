@@ -14,8 +14,12 @@ from cloud_verifier.upstream.dialects import DIALECTS, dialect
 from cloud_verifier.upstream.lines import bounded_lines
 from moa.errors import UsageError
 from moa.sampling import SamplingSettings
+from moa.wire.messages import ChatMessage
 
-GREEDY = Continuation(ids=[1, 2], text="a b", sampling=SamplingSettings(), most=7)
+ASKED = [ChatMessage("system", "Be brief."), ChatMessage("user", "a b")]
+GREEDY = Continuation(
+    ids=[1, 2], text="a b", sampling=SamplingSettings(), most=7, messages=ASKED, way="anew"
+)
 
 
 def lines(*events: Any) -> AsyncIterator[str]:
@@ -83,9 +87,13 @@ def test_nothing_of_an_engines_own_sampling_is_left(name: str) -> None:
     """Greedy is greedy, and the prompt's tokens or text go as they are."""
     body = json.loads(json.dumps(dialect(name).body(GREEDY, "big")))
     said = json.dumps(body)
-    assert ([1, 2] in body.values()) or body["prompt"] == "a b"
+    if dialect(name).takes == "chat":
+        assert body["messages"][-1] == {"role": "user", "content": "a b"}
+        assert said.count("Be brief.") == 1
+    else:
+        assert ([1, 2] in body.values()) or body["prompt"] == "a b"
+        assert '"top_p": 1.0' in said  # an engine's own default may be another; a service's is not
     assert '"temperature": 0.0' in said
-    assert '"top_p": 1.0' in said
     assert any(
         f'"{key}": 7' in said
         for key in ("n_predict", "max_tokens", "max_new_tokens", "num_predict")
@@ -96,6 +104,9 @@ def test_auto_goes_by_who_owns_the_models() -> None:
     assert dialect("auto", "llamacpp").name == "llama-server"
     assert dialect("auto", "vllm").name == "vllm"
     assert dialect("auto", "moa-edge").name == "completions"
+    assert dialect("auto", "system", "api.openai.com").name == "chat-whole"
+    assert dialect("auto", "", "api.anthropic.com").name == "anthropic"
+    assert dialect("auto", "", "api.mistral.ai").name == "chat-prefix"
     with pytest.raises(UsageError, match="unknown interface"):
         dialect("telepathy")
 
