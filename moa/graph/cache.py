@@ -18,7 +18,8 @@ from moa.records import RecordLayout
 from moa.tree import MASKED
 from moa.wire import Ranges
 
-_FIRST = 256
+_FIRST_SIZE = 256
+"""Rows of an array at first."""
 
 
 class KVBuffer:
@@ -26,9 +27,9 @@ class KVBuffer:
     they have grown."""
 
     def __init__(self, layers: Sequence[Heads]) -> None:
-        self.size = _FIRST
+        self.size = _FIRST_SIZE
         self._layers = layers
-        self._rows = LayerRows(layers, _FIRST)
+        self._rows = LayerRows(layers, _FIRST_SIZE)
 
     @property
     def arrays(self) -> list[NDArray[np.float32]]:
@@ -39,36 +40,36 @@ class KVBuffer:
         """Grow to at least this many rows."""
         if rows <= self.size:
             return
-        before = self._rows
-        size = self.size
+        old_rows = self._rows
+        old_size = self.size
         while self.size < rows:
             self.size *= 2
         self._rows = LayerRows(self._layers, self.size)
-        for new, old in zip(self._rows.stacks, before.stacks, strict=True):
-            new[:, :, :size] = old
+        for stack, old_stack in zip(self._rows.stacks, old_rows.stacks, strict=True):
+            stack[:, :, :old_size] = old_stack
 
-    def write(self, at: int, rows: LayerRows) -> None:
-        """Put the rows of the same layers at row `at`."""
-        stop = at + rows.stacks[0].shape[2]
+    def write(self, start: int, rows: LayerRows) -> None:
+        """Put rows of the same layers at row `start` and after it."""
+        stop = start + rows.stacks[0].shape[2]
         self.reserve(stop)
-        for mine, new in zip(self._rows.stacks, rows.stacks, strict=True):
-            mine[:, :, at:stop] = new
+        for stack, new in zip(self._rows.stacks, rows.stacks, strict=True):
+            stack[:, :, start:stop] = new
 
-    def put(self, at: int, rows: Sequence[NDArray[np.float32]]) -> None:
-        """Put `[1, heads, n, width]` rows of every array at row `at`."""
-        stop = at + rows[0].shape[2]
+    def put(self, start: int, rows: Sequence[NDArray[np.float32]]) -> None:
+        """Put `[1, heads, n, width]` rows of every array at row `start` and after it."""
+        stop = start + rows[0].shape[2]
         self.reserve(stop)
-        for mine, new in zip(self.arrays, rows, strict=True):
-            mine[:, :, at:stop] = new
+        for array, new in zip(self.arrays, rows, strict=True):
+            array[:, :, start:stop] = new
 
-    def gather(self, sources: Sequence[int], to: int) -> None:
-        """Copy rows to `to`, `to + 1`, ... ."""
-        if list(sources) == list(range(to, to + len(sources))):
-            return
+    def gather(self, sources: Sequence[int], start: int) -> None:
+        """Copy the rows `sources` to row `start` and after it."""
+        stop = start + len(sources)
+        if list(sources) == list(range(start, stop)):
+            return  # they are there already
         for stack in self._rows.stacks:
-            stack[:, :, to : to + len(sources)] = stack[
-                :, :, sources
-            ]  # fancy indexing copies before writing
+            # Indexing with a list copies, so sources may lie where others are written.
+            stack[:, :, start:stop] = stack[:, :, sources]
 
 
 class RecordBuffer:
@@ -84,56 +85,68 @@ class RecordBuffer:
         layer."""
         self.heads = heads
         self.borrowed = tuple(borrowed)
-        self._layout = RecordLayout(tuple((of.count, of.width) for of in (heads, *borrowed)))
+        parts = tuple((part.count, part.width) for part in (heads, *borrowed))
+        self._layout = RecordLayout(parts)
         self.wire = Heads(self._layout.count, self._layout.width)
         """Heads of a record on the wire."""
         self.held = Ranges()
+        """Positions of which there are records."""
         self._rows = KVBuffer([heads])
-        self._theirs = KVBuffer(self.borrowed)
-        self._due: list[tuple[int, int]] = []
+        """Cross-attention's keys and values, by position."""
+        self._borrowed_rows = KVBuffer(self.borrowed)
+        """The target's keys and values in the borrowed layers, by position."""
+        self._not_replaced: list[tuple[int, int]] = []
         """Ranges in which the drafter's cache still has its own rows in the borrowed layers."""
-        self._mask = np.full((1, 1, 1, self._rows.size), MASKED, np.float32)
-        self._feeds = self._named()
+        self._mask = self._masked(self._rows.size)
+        """The additive mask of the records: 0 where one is held."""
+        self._feeds = self._graph_inputs()
 
     def put(self, start: int, keys: NDArray[Any], values: NDArray[Any]) -> None:
         """Store records `[rows, heads, width]`, as on the wire, of positions from `start` on."""
         stop = start + len(keys)
-        before = self._rows.size
+        old_size = self._rows.size
+        # Keys and values of each part of a record, as `[1, heads, rows, width]`: first those of
+        # cross-attention, then those of each borrowed layer.
+        own: list[NDArray[Any]] = []
+        borrowed: list[NDArray[Any]] = []
         parts = zip(self._layout.split(keys), self._layout.split(values), strict=True)
-        own, *theirs = ([rows.transpose(1, 0, 2)[None] for rows in pair] for pair in parts)
+        for number, part in enumerate(parts):
+            arrays = own if number == 0 else borrowed
+            arrays += [rows.transpose(1, 0, 2)[None] for rows in part]
         self._rows.put(start, own)
-        if theirs:
-            self._theirs.put(start, [rows for pair in theirs for rows in pair])
-        if self._rows.size > before:
-            mask = np.full((1, 1, 1, self._rows.size), MASKED, np.float32)
-            mask[..., :before] = self._mask
+        if borrowed:
+            self._borrowed_rows.put(start, borrowed)
+        if self._rows.size > old_size:
+            mask = self._masked(self._rows.size)
+            mask[..., :old_size] = self._mask
             self._mask = mask
-            self._feeds = self._named()
+            self._feeds = self._graph_inputs()
         self._mask[..., start:stop] = 0
         self.held.add(start, stop)
+        # Where the cache has these positions already, `lend` is to replace its rows.
         self.made(start, stop)
 
     def made(self, start: int, stop: int) -> None:
-        """Note that the drafter has computed its own rows at these positions."""
+        """Note that the drafter's cache has its own rows at these positions."""
         if self.borrowed:
-            self._due.append((start, stop))
+            self._not_replaced.append((start, stop))
 
     def lend(self, rows: Sequence[NDArray[np.float32]], length: int) -> None:
         """Replace the drafter's rows by the target's, in the last layers of a cache with `length`
         committed rows."""
-        waiting: list[tuple[int, int]] = []
-        for start, stop in self._due:
-            for first, last in self.held:
-                first = max(first, start)
-                last = min(last, stop, length)
-                if first < last:
-                    for mine, theirs in zip(
-                        rows[-2 * len(self.borrowed) :], self._theirs.arrays, strict=True
-                    ):
-                        mine[:, :, first:last] = theirs[:, :, first:last]
+        own_arrays = rows[-2 * len(self.borrowed) :]  # keys and values of each borrowed layer
+        later: list[tuple[int, int]] = []
+        for start, stop in self._not_replaced:
+            for held_start, held_stop in self.held:
+                first = max(held_start, start)
+                last = min(held_stop, stop, length)
+                if first >= last:
+                    continue
+                for own, targets in zip(own_arrays, self._borrowed_rows.arrays, strict=True):
+                    own[:, :, first:last] = targets[:, :, first:last]
             if stop > length:
-                waiting.append((max(start, length), stop))
-        self._due = waiting
+                later.append((max(start, length), stop))
+        self._not_replaced = later
 
     def truncate(self, length: int) -> None:
         """Forget the records of positions from `length` on."""
@@ -144,10 +157,13 @@ class RecordBuffer:
         """The graph's record inputs: the same arrays, changed in place until they must grow."""
         return self._feeds
 
-    def _named(self) -> dict[str, NDArray[np.float32]]:
+    def _graph_inputs(self) -> dict[str, NDArray[np.float32]]:
+        """The record inputs by name; a graph without cross-attention has none."""
+        if not self.heads.count:
+            return {}
         keys, values = self._rows.arrays
-        return (
-            {"record_k": keys, "record_v": values, "record_mask": self._mask}
-            if self.heads.count
-            else {}
-        )
+        return {"record_k": keys, "record_v": values, "record_mask": self._mask}
+
+    def _masked(self, size: int) -> NDArray[np.float32]:
+        """A mask that hides all of so many records."""
+        return np.full((1, 1, 1, size), MASKED, np.float32)

@@ -10,47 +10,68 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from moa.errors import BundleError
 from moa.safe_text import safe_line
 
+# Numbers of fields in the messages of onnx.proto, by message.
 _MODEL_GRAPH = 7
 _MODEL_FUNCTION = 25
 _GRAPH_NODE = 1
-_FUNCTION_NODE = 7
-_NODE_ATTRIBUTE = 5
-_INNER_GRAPHS = (6, 11)
 _GRAPH_TENSORS = 5
 _GRAPH_SPARSE_TENSORS = 15
+_FUNCTION_NODE = 7
+_NODE_ATTRIBUTE = 5
+_ATTRIBUTE_GRAPHS = (6, 11)
 _ATTRIBUTE_TENSORS = (5, 10)
 _ATTRIBUTE_SPARSE_TENSORS = (22, 23)
 _TENSOR_PLACE = 13
 """An entry (`location`, `offset`, `length`) of what says where a tensor's bytes are."""
 _ENTRY_KEY = 1
 _ENTRY_VALUE = 2
+
+# Wire types of protobuf, the low three bits of a field's key.
+_VARINT = 0
+_FIXED_64 = 1
+_BYTES = 2
+_FIXED_32 = 5
+
 _MOST_FIELDS = 1_000_000
+"""Fields that are walked in one file: bounds the time that a file from a stranger takes."""
 _ORT = b"ORTM"
+"""Identifier of ONNX Runtime's own format, a flatbuffer."""
 _ORT_LOOPS = tuple(
     len(name).to_bytes(4, "little") + name + b"\0"
     for name in (b"Loop", b"Scan", b"If", b"SequenceMap")
 )
+"""Names of operators as strings of a flatbuffer: the length, the bytes, and a zero."""
+
+
+class _Message(NamedTuple):
+    """Where a protobuf message, or another field that holds bytes, lies in the file."""
+
+    start: int
+    stop: int
+
+
+class _Field(NamedTuple):
+    """A field that holds bytes: its number, and where its content lies."""
+
+    number: int
+    content: _Message
 
 
 def refuse_control_flow(model: Path) -> None:
     """Raise if the graph of a `.onnx` or `.ort` file has one inside, or cannot be read."""
-    try:
-        with (
-            model.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-        ):
-            if content[4:8] == _ORT:  # a flatbuffer: a string is its length, its bytes, and a zero
-                found = any(content.find(name) >= 0 for name in _ORT_LOOPS)
-            else:
-                found = _Walk(content).finds_inner_graph()
-    except (OSError, ValueError) as error:
-        raise BundleError(f"{model} is not an ONNX graph: {error}") from None
-    if found:
+    with _opened(model) as content:
+        if content[4:8] == _ORT:
+            has_inner_graph = any(content.find(name) >= 0 for name in _ORT_LOOPS)
+        else:
+            has_inner_graph = _Walk(content).finds_inner_graph()
+    if has_inner_graph:
         raise BundleError(
             f"{model} has loops or branches: a drafter's graph has none",
             hint="do not use this bundle",
@@ -60,16 +81,10 @@ def refuse_control_flow(model: Path) -> None:
 def refuse_foreign_weights(model: Path, listed: Collection[str]) -> None:
     """Raise if the graph of an `.onnx` file reads weights from a file that is not among the `listed`
     names beside it: those were hashed, and lie in the bundle."""
-    try:
-        with (
-            model.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-        ):
-            if content[4:8] == _ORT:
-                return  # it has its weights inside
-            foreign = set(_Walk(content).locations()) - set(listed)
-    except (OSError, ValueError) as error:
-        raise BundleError(f"{model} is not an ONNX graph: {error}") from None
+    with _opened(model) as content:
+        if content[4:8] == _ORT:
+            return  # it has its weights inside
+        foreign = set(_Walk(content).locations()) - set(listed)
     if foreign:
         raise BundleError(
             f"{model} reads {safe_line(min(foreign), 80)!r}, which its bundle does not list",
@@ -77,91 +92,135 @@ def refuse_foreign_weights(model: Path, listed: Collection[str]) -> None:
         )
 
 
+@contextmanager
+def _opened(model: Path) -> Iterator[mmap.mmap]:
+    """The file's content; what cannot be read or walked becomes a `BundleError`."""
+    try:
+        with (
+            model.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            yield content
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{model} is not an ONNX graph: {error}") from None
+
+
 class _Walk:
-    """Fields of protobuf messages, as (number, start, stop) of those that hold bytes."""
+    """A walk through the protobuf messages of a model. Raises a `ValueError` where they are
+    damaged, or too many."""
 
     def __init__(self, content: mmap.mmap) -> None:
         self._content = content
-        self._left = _MOST_FIELDS
+        self._whole = _Message(0, len(content))
+        self._fields_left = _MOST_FIELDS
 
     def finds_inner_graph(self) -> bool:
-        for number, *model in self._fields(0, len(self._content)):
-            nodes = {_MODEL_GRAPH: _GRAPH_NODE, _MODEL_FUNCTION: _FUNCTION_NODE}.get(number)
-            for kind, *node in self._fields(*model) if nodes else ():
-                for part, *attribute in self._fields(*node) if kind == nodes else ():
-                    if part == _NODE_ATTRIBUTE and any(
-                        f[0] in _INNER_GRAPHS for f in self._fields(*attribute)
-                    ):
-                        return True
+        """Whether some operator of the graph, or of a function, has a graph as an attribute."""
+        for model_field in self._fields(self._whole):
+            if model_field.number == _MODEL_GRAPH:
+                node_number = _GRAPH_NODE
+            elif model_field.number == _MODEL_FUNCTION:
+                node_number = _FUNCTION_NODE
+            else:
+                continue
+            for field in self._fields(model_field.content):
+                if field.number == node_number and self._has_graph_attribute(field.content):
+                    return True
+        return False
+
+    def _has_graph_attribute(self, node: _Message) -> bool:
+        for field in self._fields(node):
+            if field.number != _NODE_ATTRIBUTE:
+                continue
+            for part in self._fields(field.content):
+                if part.number in _ATTRIBUTE_GRAPHS:
+                    return True
         return False
 
     def locations(self) -> Iterator[str]:
         """Names of the files that tensors are read from."""
         for tensor in self._tensors():
-            for number, *entry in self._fields(*tensor):
-                if number == _TENSOR_PLACE:
-                    texts = {key: self._content[at:stop] for key, at, stop in self._fields(*entry)}
-                    if texts.get(_ENTRY_KEY) == b"location":
-                        yield texts.get(_ENTRY_VALUE, b"").decode("utf-8", "backslashreplace")
+            for field in self._fields(tensor):
+                if field.number != _TENSOR_PLACE:
+                    continue
+                entry: dict[int, bytes] = {}
+                for part in self._fields(field.content):
+                    entry[part.number] = self._content[part.content.start : part.content.stop]
+                if entry.get(_ENTRY_KEY) == b"location":
+                    yield entry.get(_ENTRY_VALUE, b"").decode("utf-8", "backslashreplace")
 
-    def _tensors(self) -> Iterator[tuple[int, int]]:
-        for number, *model in self._fields(0, len(self._content)):
-            if number == _MODEL_GRAPH:
-                for kind, *part in self._fields(*model):
-                    if kind == _GRAPH_TENSORS:
-                        yield (part[0], part[1])
-                    elif kind == _GRAPH_SPARSE_TENSORS:
-                        yield from self._inside(*part)
-                    elif kind == _GRAPH_NODE:
-                        yield from self._of_node(*part)
-            elif number == _MODEL_FUNCTION:
-                for kind, *part in self._fields(*model):
-                    if kind == _FUNCTION_NODE:
-                        yield from self._of_node(*part)
+    def _tensors(self) -> Iterator[_Message]:
+        """All tensors of the model: weights of the graph, and constants of its operators and of
+        functions'."""
+        for model_field in self._fields(self._whole):
+            if model_field.number == _MODEL_GRAPH:
+                yield from self._tensors_of_graph(model_field.content)
+            elif model_field.number == _MODEL_FUNCTION:
+                for field in self._fields(model_field.content):
+                    if field.number == _FUNCTION_NODE:
+                        yield from self._tensors_of_node(field.content)
 
-    def _of_node(self, at: int, stop: int) -> Iterator[tuple[int, int]]:
-        for number, *attribute in self._fields(at, stop):
-            for kind, *value in self._fields(*attribute) if number == _NODE_ATTRIBUTE else ():
-                if kind in _ATTRIBUTE_TENSORS:
-                    yield (value[0], value[1])
-                elif kind in _ATTRIBUTE_SPARSE_TENSORS:
-                    yield from self._inside(*value)
+    def _tensors_of_graph(self, graph: _Message) -> Iterator[_Message]:
+        for field in self._fields(graph):
+            if field.number == _GRAPH_TENSORS:
+                yield field.content
+            elif field.number == _GRAPH_SPARSE_TENSORS:
+                yield from self._tensors_of_sparse(field.content)
+            elif field.number == _GRAPH_NODE:
+                yield from self._tensors_of_node(field.content)
 
-    def _inside(self, at: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Values and indices of a sparse tensor."""
-        for _, start, end in self._fields(at, stop):
-            yield start, end
+    def _tensors_of_node(self, node: _Message) -> Iterator[_Message]:
+        for field in self._fields(node):
+            if field.number != _NODE_ATTRIBUTE:
+                continue
+            for part in self._fields(field.content):
+                if part.number in _ATTRIBUTE_TENSORS:
+                    yield part.content
+                elif part.number in _ATTRIBUTE_SPARSE_TENSORS:
+                    yield from self._tensors_of_sparse(part.content)
 
-    def _fields(self, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        while at < stop:
-            self._left -= 1
-            if self._left < 0:
+    def _tensors_of_sparse(self, sparse: _Message) -> Iterator[_Message]:
+        """Values and indices of a sparse tensor, its only fields that are messages."""
+        for field in self._fields(sparse):
+            yield field.content
+
+    def _fields(self, message: _Message) -> Iterator[_Field]:
+        """The fields of a message that hold bytes; others are skipped."""
+        offset, stop = message
+        while offset < stop:
+            self._fields_left -= 1
+            if self._fields_left < 0:
                 raise ValueError(f"more than {_MOST_FIELDS} fields")
-            key, at = self._number(at, stop)
-            start = at
-            kind = key & 7
-            if kind == 0:
-                _, at = self._number(at, stop)
-            elif kind in (1, 5):
-                at += 8 if kind == 1 else 4
-            elif kind == 2:
-                size, start = self._number(at, stop)
-                at = start + size
+            key, offset = self._varint(offset, stop)
+            number = key >> 3
+            wire_type = key & 7
+            start = offset
+            if wire_type == _VARINT:
+                _, offset = self._varint(offset, stop)
+            elif wire_type == _FIXED_64:
+                offset += 8
+            elif wire_type == _FIXED_32:
+                offset += 4
+            elif wire_type == _BYTES:
+                size, start = self._varint(offset, stop)
+                offset = start + size
             else:
                 raise ValueError("a field of an unknown kind")
-            if at > stop:
+            if offset > stop:
                 raise ValueError("a field ends behind its message")
-            if kind == 2:
-                yield key >> 3, start, at
+            if wire_type == _BYTES:
+                yield _Field(number, _Message(start, offset))
 
-    def _number(self, at: int, stop: int) -> tuple[int, int]:
+    def _varint(self, offset: int, stop: int) -> tuple[int, int]:
+        """A number of 7 bits a byte, the lowest first, and the offset after it. The top bit says
+        that another byte follows; ten bytes are enough for 64 bits."""
         value = 0
         for shift in range(0, 70, 7):
-            if at >= stop:
+            if offset >= stop:
                 break
-            byte = self._content[at]
-            at = at + 1
-            value = value | (byte & 127) << shift
-            if byte < 128:
-                return value & (2**64 - 1), at
+            byte = self._content[offset]
+            offset += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value & (2**64 - 1), offset
         raise ValueError("a number without an end")

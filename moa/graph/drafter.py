@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from moa.graph.cache import KVBuffer, RecordBuffer
 from moa.graph.step import Call, Float, Heads, StepGraph
 from moa.sampling import SamplingSettings, adjust, gumbel
 from moa.speculation.guess_tree import GuessTreeGrower
+from moa.text_stream import common_prefix
 from moa.tree import FORBIDDEN, MASKED, DraftTree, TreeGrower, TreeShape, additive
 
 Steps = Generator[None, None, DraftTree]
@@ -27,8 +28,12 @@ tree."""
 _NO_RECORDS: dict[str, Float] = {}
 _CHUNK = 128
 """Prompt tokens fed in one run: bounds the time between two yields."""
-_KEPT = 16
-"""Bound calls are kept for up to so many tokens; longer prompt pieces have any length."""
+_MOST_KEPT_TOKENS = 16
+"""Bound calls of up to so many tokens are kept; longer pieces of prompts have any length."""
+_MOST_KEPT_NOISE = 64
+"""Positions whose sampling noise is kept."""
+_LAST_COMMITTED = -1
+"""As the row of a parent: the last committed row, whichever it is now."""
 R = TypeVar("R")
 
 
@@ -56,34 +61,43 @@ class OnnxDrafter:
         """`draft_tokens` are the target ids of a reduced draft vocabulary; records carry rows of
         the last `borrowed` layers with a cache."""
         self.graph = graph
-        theirs = graph.cache[graph.layers - borrowed :]
-        heads = graph.records or (Heads(0, theirs[0].width) if borrowed else None)
-        self.records = RecordBuffer(heads, theirs) if heads else None
+        borrowed_heads = graph.cache[graph.layers - borrowed :]
+        own_heads = graph.records
+        if own_heads is None and borrowed:
+            own_heads = Heads(0, borrowed_heads[0].width)  # records of borrowed layers only
+        self.records = None if own_heads is None else RecordBuffer(own_heads, borrowed_heads)
+        self._borrows = borrowed > 0
+
         self.ids: list[int] = []
         """Tokens whose rows are committed: row r is position r."""
         self.answer_at = 0
         """Where the answer begins, whose tokens penalties count."""
-        self._borrows = borrowed > 0
         self._rows = KVBuffer(graph.cache)
-        self._nodes: dict[tuple[int, int], int] = {}
-        """(parent's row, token) -> row, for rows after the committed ones; -1 is the last committed
-        row."""
-        self._vocab_size = vocab_size
-        self._noise_ids = vocab_size if draft_tokens is None else draft_tokens
-        self.run_tokens = 1
-        """Tokens that the latest run was over."""
-        self.run_seconds, self.runs = 0.0, 0
-        """Time spent so far in ONNX Runtime, and how often it was called."""
+        """The cache: the committed rows, then those of the latest tree."""
+        self._tree_rows: dict[tuple[int, int], int] = {}
+        """(parent's row, token) -> row, for the rows after the committed ones. A parent may be
+        `_LAST_COMMITTED`."""
+        self._version = 0
+        """Of the committed rows. A call's mask shows those of one version."""
         self._growth: GuessTreeGrower | None = None
-        """The tree that `grow` extends, whose root follows the committed rows; and the rows of its
-        nodes."""
-        self._grown_rows: dict[int, int] = {}
-        self._drafts = 0
-        """Version of the committed rows, for which a call's mask is made."""
-        self._silence = np.zeros((1, 1, 1), np.float32)
+        """The tree that `grow` extends, whose root follows the committed rows."""
+        self._growth_rows: dict[int, int] = {}
+        """The cache row of each of its nodes that the graph has run."""
+
+        self._vocab_size = vocab_size
+        self._draft_tokens = draft_tokens
+        self._no_noise = np.zeros((1, 1, 1), np.float32)
         self._noise: dict[tuple[int, int], Float] = {}
+        """By seed and position."""
         self._calls: dict[tuple[int, bool], Call] = {}
         """By tokens at a time, and whether they are a text or a tree's level."""
+
+        self.run_tokens = 1
+        """Tokens that the latest run was over."""
+        self.run_seconds = 0.0
+        """Time spent so far in ONNX Runtime."""
+        self.runs = 0
+        """How often ONNX Runtime was called."""
 
     def draft(
         self,
@@ -96,36 +110,41 @@ class OnnxDrafter:
         may follow."""
         call = yield from self._follow(ids, sampling, grammar)
         grower = TreeGrower(ids[-1], shape)
-        first = len(self.ids)
-        base = len(ids) - 1
-        sees = additive(np.eye(1 + shape.breadth * (shape.depth - 1), dtype=np.bool_))
-        """Mask between fed nodes, in the order of their rows: each sees its ancestors and itself."""
-        place = {0: 0}
-        """Fed node -> its index in that order."""
+        first_row = len(self.ids)  # of the root; the rows of the other nodes follow
+        root_position = len(ids) - 1
+        # Nodes get rows in the order in which they are fed; `fed_index` says which. `sees` is the
+        # additive mask between them: each sees its ancestors and itself.
+        fed_index = {0: 0}
+        most_fed = 1 + shape.breadth * (shape.depth - 1)
+        sees = additive(np.eye(most_fed, dtype=np.bool_))
         while True:
             grower.expand(call.top_tokens[0], call.top_logp[0])
-            if not (nodes := grower.frontier):
+            nodes = grower.frontier
+            if not nodes:
                 return grower.tree()
             yield
             tokens = grower.frontier_tokens
-            fed = len(grower.fed)
-            stop = fed + len(nodes)
-            above = [place[grower.parents[node]] for node in nodes]
-            for at, (node, token, parent) in enumerate(zip(nodes, tokens, above, strict=True), fed):
-                place[node] = at
-                self._nodes[first + parent, token] = first + at
-            call = self._call(tokens, first + fed)
-            call.positions.fill(base + grower.level)
-            call.feature_rows[:] = [first + parent for parent in above]
-            sees[fed:stop, :fed] = sees[above, :fed]
-            call.mask[0, 0, :, first : first + fed] = sees[fed:stop, :fed]
-            masks = (
-                [grammar.guesses(grower.path(node)) for node in nodes]
-                if grammar is not None
-                else []
+            start = len(grower.fed)
+            stop = start + len(nodes)
+            parents = [fed_index[grower.parents[node]] for node in nodes]
+            for index, (node, token, parent) in enumerate(
+                zip(nodes, tokens, parents, strict=True), start
+            ):
+                fed_index[node] = index
+                self._tree_rows[first_row + parent, token] = first_row + index
+            call = self._call(tokens, first_row + start)
+            call.positions.fill(root_position + grower.level)
+            call.feature_rows[:] = [first_row + parent for parent in parents]
+            sees[start:stop, :start] = sees[parents, :start]
+            call.mask[0, 0, :, first_row : first_row + start] = sees[start:stop, :start]
+            paths = [grower.path(node) for node in nodes]
+            self._run(
+                call,
+                first_row + start,
+                sampling,
+                masks=_masks_after(paths, grammar),
+                changes=self._adjustments(ids, paths, sampling),
             )
-            paths = [grower.path(node) for node in nodes] if sampling.adjusts else []
-            self._run(call, first + fed, sampling, masks, self._adjustments(ids, paths, sampling))
 
     def grow(
         self,
@@ -138,39 +157,47 @@ class OnnxDrafter:
         """Add to the tree of guesses after `ids`: run its `breadth` likeliest open nodes, and keep
         of what may follow each the best, and others that are likelier than `least` in all. The tree
         is kept, and what is below the new end of `ids` stays."""
-        growth = self._grown_after(ids)
+        growth = self._growth_after(ids)
         if growth is None:
             call = yield from self._follow(ids, sampling, grammar)
-            growth = self._growth = GuessTreeGrower(ids[-1])
-            self._grown_rows = {0: len(self.ids)}
+            growth = GuessTreeGrower(ids[-1])
+            self._growth = growth
+            self._growth_rows = {0: len(self.ids)}
             self._expand(growth, [0], call, breadth, least)
             return growth
-        rows = self._grown_rows
-        if not (nodes := growth.best(breadth)):
+        nodes = growth.best(breadth)
+        if not nodes:
             return growth
-        parents = growth.tree.parents
-        first = max(rows.values(), default=len(self.ids) - 1) + 1
+        tree = growth.tree
+        rows = self._growth_rows
         committed = len(self.ids)
-        call = self._call([growth.tree.tokens[node] for node in nodes], first)
+        first_row = max(rows.values(), default=committed - 1) + 1
+        call = self._call([tree.tokens[node] for node in nodes], first_row)
         call.mask[..., committed:] = MASKED  # the call may have been used for other nodes
-        for at, node in enumerate(nodes):
-            call.positions[0, at] = committed + growth.depths[node]
-            call.feature_rows[at] = rows[parents[node]] if node else committed - 1
-            call.mask[0, 0, at, at - len(nodes)] = 0
-            while (node := parents[node]) >= 0:
-                call.mask[0, 0, at, rows[node]] = 0
-        masks = (
-            [grammar.guesses(growth.path(node)) for node in nodes] if grammar is not None else []
+        for query, node in enumerate(nodes):
+            call.positions[0, query] = committed + growth.depths[node]
+            is_root = node == 0
+            call.feature_rows[query] = committed - 1 if is_root else rows[tree.parents[node]]
+            call.mask[0, 0, query, query - len(nodes)] = 0  # itself: the last columns are these
+            ancestor = tree.parents[node]
+            while ancestor >= 0:
+                call.mask[0, 0, query, rows[ancestor]] = 0
+                ancestor = tree.parents[ancestor]
+        paths = [growth.path(node) for node in nodes]
+        self._run(
+            call,
+            first_row,
+            sampling,
+            masks=_masks_after(paths, grammar),
+            changes=self._adjustments(ids, paths, sampling),
         )
-        paths = [growth.path(node) for node in nodes] if sampling.adjusts else []
-        self._run(call, first, sampling, masks, self._adjustments(ids, paths, sampling))
-        for at, node in enumerate(nodes):
-            rows[node] = first + at
-            above = rows[parents[node]] if node else -1
-            self._nodes[above, growth.tree.tokens[node]] = first + at
-        growth = self._growth = (
-            growth.copy()
-        )  # the event loop may read the earlier one: this can be a thread's step
+        for row, node in enumerate(nodes, first_row):
+            rows[node] = row
+            parent_row = rows[tree.parents[node]] if node else _LAST_COMMITTED
+            self._tree_rows[parent_row, tree.tokens[node]] = row
+        # A copy, for this may run in a thread while the event loop reads the earlier tree.
+        growth = growth.copy()
+        self._growth = growth
         self._expand(growth, nodes, call, breadth, least)
         return growth
 
@@ -182,51 +209,64 @@ class OnnxDrafter:
     def _expand(
         self, growth: GuessTreeGrower, nodes: Sequence[int], call: Call, breadth: int, least: float
     ) -> None:
-        """Add the guesses of a call after these nodes to the tree, as many as are likely enough."""
-        tokens = call.top_tokens[0, :, :breadth].tolist()
-        logp = call.top_logp[0, :, :breadth].tolist()
-        scores = [[score if math.isfinite(score) else MASKED for score in row] for row in logp]
-        for at, node in enumerate(nodes):
-            kept = sum(growth.tree.scores[node] + score >= least for score in scores[at])
-            kept = min(max(1, kept), sum(score > FORBIDDEN for score in scores[at]))
-            tokens[at], scores[at] = tokens[at][:kept], scores[at][:kept]
-        growth.expand(nodes, tokens, scores)
+        """Add a call's guesses after these nodes to the tree: of each node's, best first, those
+        whose path is likelier than `least`, and at least one; none that a grammar forbids."""
+        all_tokens = call.top_tokens[0, :, :breadth].tolist()
+        all_scores = call.top_logp[0, :, :breadth].tolist()
+        kept_tokens = []
+        kept_scores = []
+        for node, tokens, scores in zip(nodes, all_tokens, all_scores, strict=True):
+            scores = [score if math.isfinite(score) else MASKED for score in scores]
+            likely = sum(growth.tree.scores[node] + score >= least for score in scores)
+            allowed = sum(score > FORBIDDEN for score in scores)
+            count = min(max(1, likely), allowed)
+            kept_tokens.append(tokens[:count])
+            kept_scores.append(scores[:count])
+        growth.expand(nodes, kept_tokens, kept_scores)
 
-    def _grown_after(self, ids: Sequence[int]) -> GuessTreeGrower | None:
+    def _growth_after(self, ids: Sequence[int]) -> GuessTreeGrower | None:
         """The earlier tree, if `ids` end in it: nodes on the path are committed, others are
-        dropped."""
+        dropped. None if they do not."""
         growth = self._growth
-        rows = self._grown_rows
-        before = len(self.ids)
-        if (
-            growth is None
-            or len(ids) <= before
-            or self.ids != ids[:before]
-            or growth.root != ids[before]
-        ):
+        committed = len(self.ids)
+        if growth is None or len(ids) <= committed or self.ids != ids[:committed]:
             return None
-        path = growth.find(ids[before + 1 :])
-        if path is None or any(node not in rows for node in [0, *path][:-1]):
+        if ids[committed] != growth.root:
+            return None
+        path = growth.find(ids[committed + 1 :])
+        if path is None:
             return None
         if not path:
             return growth
-        passed = [0, *path][:-1]
-        growth, were = growth.below(path[-1])
-        self._growth = growth
-        kept = [node for node in were if node in rows]
-        self._rows.gather([rows[node] for node in (*passed, *kept)], before)
-        self._made(before, before + len(passed))
+        *passed, new_root = [0, *path]
+        if any(node not in self._growth_rows for node in passed):
+            return None  # the graph has not run it: there is no row to commit
+        self._move_growth(growth, passed, new_root)
         self.ids = list(ids[:-1])
         if self.records is not None:
             self.records.lend(self._rows.arrays, len(self.ids))
-        self._drafts += 1
-        at = {node: row for row, node in enumerate(kept, len(self.ids))}
-        self._grown_rows = rows = {new: at[old] for new, old in enumerate(were) if old in at}
-        tree = growth.tree
-        self._nodes = {
-            (rows.get(tree.parents[n], -1), tree.tokens[n]): row for n, row in rows.items()
-        }
-        return growth
+        self._version += 1
+        return self._growth
+
+    def _move_growth(self, growth: GuessTreeGrower, passed: Sequence[int], new_root: int) -> None:
+        """Commit the rows of the nodes that the text has passed, and keep of the tree what is below
+        its new root."""
+        committed = len(self.ids)
+        subtree, old_nodes = growth.below(new_root)
+        old_rows = self._growth_rows
+        kept = [node for node in old_nodes if node in old_rows]
+        self._rows.gather([old_rows[node] for node in (*passed, *kept)], committed)
+        self._note_own_rows(committed, committed + len(passed))
+        new_rows = {node: row for row, node in enumerate(kept, committed + len(passed))}
+        self._growth = subtree
+        self._growth_rows = {}
+        for node, old_node in enumerate(old_nodes):
+            if old_node in new_rows:
+                self._growth_rows[node] = new_rows[old_node]
+        self._tree_rows = {}
+        for node, row in self._growth_rows.items():
+            parent_row = self._growth_rows.get(subtree.tree.parents[node], _LAST_COMMITTED)
+            self._tree_rows[parent_row, subtree.tree.tokens[node]] = row
 
     def guess(
         self, ids: Sequence[int], sampling: SamplingSettings, grammar: TextMask | None = None
@@ -234,9 +274,13 @@ class OnnxDrafter:
         """The most likely token after `ids`."""
         call = yield from self._follow(ids, sampling, grammar)
         token = int(call.top_tokens[0, 0, 0])
-        if grammar is not None and not has(bits := grammar.allowed(), token):  # it has no draft id
-            token = int(np.flatnonzero(unpacked(bits, self._vocab_size))[0])
-        return token
+        if grammar is None:
+            return token
+        allowed = grammar.allowed()
+        if has(allowed, token):
+            return token
+        # No allowed token is in the drafter's own vocabulary: any other of them will do.
+        return int(np.flatnonzero(unpacked(allowed, self._vocab_size))[0])
 
     def end_steps(self) -> None:
         """End the step that runs in another thread: it fails, and the caches are worth nothing."""
@@ -250,86 +294,86 @@ class OnnxDrafter:
 
         All but the last are committed: the last is the root of the draft.
         """
-        known = self._keep(ids[:-1])
+        start = self._keep(ids[:-1])
         while True:
             if self.records is not None:
                 self.records.lend(self._rows.arrays, len(self.ids))
-            self._drafts += 1
-            stop = min(known + _CHUNK, len(ids))
-            if self._borrows and known < stop - 1:
-                stop = min(
-                    stop, len(ids) - 1
-                )  # the root attends to the target's rows of the others
-            piece = list(ids[known:stop])
-            call = self._call(piece, known, text=True)
-            call.positions[0] = np.arange(known, stop)
-            masks = [grammar.guesses()] if grammar is not None and stop == len(ids) else []
+            self._version += 1
+            stop = min(start + _CHUNK, len(ids))
+            if self._borrows and start < stop - 1:
+                # The root runs alone, after the next `lend`: it attends to the target's rows of the
+                # tokens before it.
+                stop = min(stop, len(ids) - 1)
+            is_last = stop == len(ids)
+            piece = list(ids[start:stop])
+            call = self._call(piece, start, text=True)
+            call.positions[0] = np.arange(start, stop)
             call.feature_rows[:] = -1
-            call.feature_rows[0] = known - 1
-            ends = stop == len(ids) and sampling.adjusts
-            changes = self._adjustments(ids, [()] if ends else [], sampling)
-            self._run(call, known, sampling, masks, changes)
-            if (
-                self.graph.features and len(piece) > 1
-            ):  # again, with what each token has made for the next one
-                call.feature_rows[1:] = np.arange(known, stop - 1)
-                self._run(call, known, sampling, masks, changes)
-            self._made(known, known + len(piece))
-            known += len(piece)
+            call.feature_rows[0] = start - 1
+            # Only after the last token guesses matter: no tokens behind `ids`, the empty path.
+            paths: list[list[int]] = [[]] if is_last else []
+            masks = _masks_after(paths, grammar)
+            changes = self._adjustments(ids, paths, sampling)
+            self._run(call, start, sampling, masks=masks, changes=changes)
+            if self.graph.features and len(piece) > 1:
+                # Each token reads a feature of the token before it, which the run has only now
+                # made: once more, with these.
+                call.feature_rows[1:] = np.arange(start, stop - 1)
+                self._run(call, start, sampling, masks=masks, changes=changes)
+            self._note_own_rows(start, stop)
             self.ids += piece
-            if known == len(ids):
+            start = stop
+            if is_last:
                 break
             yield
         root = self.ids.pop()
-        self._drafts += 1
-        self._nodes[-1, root] = len(self.ids)
+        self._version += 1
+        self._tree_rows[_LAST_COMMITTED, root] = len(self.ids)
         return call
 
     def _keep(self, ids: Sequence[int]) -> int:
         """Cut the committed rows to the common prefix with `ids`, and append the tree's rows that
-        continue it."""
+        continue it. Returns how many rows are committed then."""
         ids = list(ids)
-        same = len(self.ids)
-        if self.ids != ids[:same]:
-            pairs = enumerate(zip(self.ids, ids, strict=False))
-            same = next(
-                (i for i, (mine, theirs) in pairs if mine != theirs), min(len(self.ids), len(ids))
-            )
-            self._nodes.clear()
+        common = common_prefix(self.ids, ids)
+        if common < len(self.ids):
+            self._tree_rows.clear()  # the tree follows rows that are cut
         path: list[int] = []
-        row = -1
-        while (
-            same + len(path) < len(ids)
-            and (row := self._nodes.get((row, ids[same + len(path)]), -2)) >= 0
-        ):
-            path.append(row)
+        row = _LAST_COMMITTED
+        for token in ids[common:]:
+            next_row = self._tree_rows.get((row, token))
+            if next_row is None:
+                break
+            path.append(next_row)
+            row = next_row
         self._growth = None  # its rows are overwritten
-        self._rows.gather(path, same)
-        self._made(same, same + len(path))
-        self._nodes.clear()
-        self.ids = ids[: same + len(path)]
+        self._rows.gather(path, common)
+        self._note_own_rows(common, common + len(path))
+        self._tree_rows.clear()
+        self.ids = ids[: common + len(path)]
         return len(self.ids)
 
-    def _made(self, start: int, stop: int) -> None:
+    def _note_own_rows(self, start: int, stop: int) -> None:
+        """Tell the records that the cache has rows of our own at these positions now."""
         if self.records is not None:
             self.records.made(start, stop)
 
-    def _call(self, tokens: Sequence[int], at: int, *, text: bool = False) -> Call:
-        """A call whose rows start at `at`; its mask shows only the committed rows. Of a `text`,
-        guesses are wanted after its last token, else after each."""
-        self._rows.reserve(at + len(tokens))
+    def _call(self, tokens: Sequence[int], first_row: int, *, text: bool = False) -> Call:
+        """A call over these tokens, whose rows start at `first_row`; its mask shows only the
+        committed rows. Of a `text`, guesses are wanted after its last token, else after each."""
+        self._rows.reserve(first_row + len(tokens))
+        cache = self._rows.arrays
         records = self.records.feeds() if self.records is not None else _NO_RECORDS
         key = len(tokens), text and len(tokens) > 1
         call = self._calls.get(key)
-        if call is None or call.cache is not self._rows.arrays or call.records is not records:
-            call = Call(
-                self.graph, len(tokens), cache=self._rows.arrays, records=records, text=text
-            )
-            if len(tokens) <= _KEPT:
+        # A call is bound to arrays; where these have grown they are other ones.
+        if call is None or call.cache is not cache or call.records is not records:
+            call = Call(self.graph, len(tokens), cache=cache, records=records, text=text)
+            if len(tokens) <= _MOST_KEPT_TOKENS:
                 self._calls[key] = call
         call.ids[0] = tokens
-        if call.masked_for != self._drafts:  # within a draft the mask only grows
-            call.masked_for = self._drafts
+        if call.masked_for != self._version:  # within a draft the mask only grows
+            call.masked_for = self._version
             call.mask[..., len(self.ids) : -len(tokens)] = MASKED
             call.mask[..., : len(self.ids)] = 0
         return call
@@ -337,8 +381,9 @@ class OnnxDrafter:
     def _run(
         self,
         call: Call,
-        at: int,
+        first_row: int,
         sampling: SamplingSettings,
+        *,
         masks: Sequence[Bits | None] = (),
         changes: Float | None = None,
     ) -> None:
@@ -348,56 +393,70 @@ class OnnxDrafter:
         self.runs += 1
         if sampling.greedy:
             call.scale[0] = 1.0
-            noise = self._silence
+            added = self._no_noise
         else:
             call.scale[0] = 1.0 / sampling.temperature
-            noise = self._noise_after(sampling.seed, call)
+            added = self._noise_after(sampling.seed, call)
+        # The graph scales its logits before it adds to them, so changes are scaled here.
         if changes is not None:
-            noise = noise + changes * call.scale[0]
+            added = added + changes * call.scale[0]
         if masks:
-            noise = noise + self._masked(masks)
-        self.run_seconds += call.run(noise)
-        # A NaN row breaks all later ones, though masked.
-        if not all(map(math.isfinite, call.top_logp[0, :, 0].tolist())):
+            added = added + self._mask_of_tokens(masks)
+        self.run_seconds += call.run(added)
+        best_logp = call.top_logp[0, :, 0].tolist()
+        if not all(math.isfinite(logp) for logp in best_logp):
+            # A row with NaN would break all later ones, even where it is masked.
             for rows in call.rows.arrays:
                 np.nan_to_num(rows, copy=False, posinf=0, neginf=0)
-        self._rows.write(at, call.rows)
+        self._rows.write(first_row, call.rows)
 
     def _noise_after(self, seed: int, call: Call) -> Float:
-        """The noise of what follows the tokens asked about: of one position, or of each its own."""
-        positions = call.positions[0, -call.top_logp.shape[1] :].tolist()
+        """The noise of what follows the call's queries: of one position, or of each its own."""
+        queries = call.top_logp.shape[1]
+        positions = call.positions[0, -queries:].tolist()
         if min(positions) == max(positions):
-            return self._noise_at(seed, positions[-1] + 1)
-        return np.concatenate(
-            [self._noise_at(seed, position + 1) for position in positions], axis=1
-        )
+            return self._noise_at(seed, positions[0] + 1)
+        noise = [self._noise_at(seed, position + 1) for position in positions]
+        return np.concatenate(noise, axis=1)
+
+    def _noise_at(self, seed: int, position: int) -> Float:
+        """The sampling noise of `position`; kept, because a position is drafted several times."""
+        key = seed, position
+        if key not in self._noise:
+            if len(self._noise) > _MOST_KEPT_NOISE:
+                self._noise.clear()
+            ids = self._vocab_size if self._draft_tokens is None else self._draft_tokens
+            self._noise[key] = gumbel(seed, position, ids).astype(np.float32)[None, None]
+        return self._noise[key]
 
     def _adjustments(
         self, ids: Sequence[int], paths: Sequence[Sequence[int]], sampling: SamplingSettings
     ) -> Float | None:
-        """What penalties and biases add to the logits after each of these paths behind `ids`."""
-        if not paths:
+        """What penalties and biases add to the logits after each of these paths behind `ids`,
+        `[1, paths, draft vocabulary]`; None if they add nothing."""
+        if not paths or not sampling.adjusts:
             return None
-        none = np.zeros(self._vocab_size)
-        changes = np.stack(
-            [adjust(none, sampling, [*ids[self.answer_at :], *path]) for path in paths]
-        )
-        wanted = self._noise_ids
-        mine = changes if isinstance(wanted, int) else changes[:, wanted]
-        return mine.astype(np.float32)[None]
+        zeros = np.zeros(self._vocab_size)
+        answer = ids[self.answer_at :]
+        changes = np.stack([adjust(zeros, sampling, [*answer, *path]) for path in paths])
+        return self._of_draft_tokens(changes).astype(np.float32)[None]
 
-    def _masked(self, masks: Sequence[Bits | None]) -> Float:
-        """What is added to logits to forbid tokens."""
-        flags = [np.True_ if bits is None else unpacked(bits, self._vocab_size) for bits in masks]
-        allowed = np.stack(np.broadcast_arrays(*flags, np.ones(self._vocab_size, np.bool_))[:-1])
-        ids = self._noise_ids
-        return additive(allowed if isinstance(ids, int) else allowed[:, ids])[None]
+    def _mask_of_tokens(self, masks: Sequence[Bits | None]) -> Float:
+        """What is added to logits to forbid tokens, `[1, masks, draft vocabulary]`. A mask of None
+        allows all."""
+        allowed = np.ones((len(masks), self._vocab_size), np.bool_)
+        for row, bits in enumerate(masks):
+            if bits is not None:
+                allowed[row] = unpacked(bits, self._vocab_size)
+        return additive(self._of_draft_tokens(allowed))[None]
 
-    def _noise_at(self, seed: int, position: int) -> Float:
-        """The sampling noise of `position`; cached, because a position is drafted several times."""
-        if (seed, position) not in self._noise:
-            if len(self._noise) > 64:
-                self._noise.clear()
-            noise = gumbel(seed, position, self._noise_ids).astype(np.float32)
-            self._noise[seed, position] = noise[None, None]
-        return self._noise[seed, position]
+    def _of_draft_tokens(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """The columns of the tokens that the drafter knows, of rows over the target's vocabulary."""
+        return rows if self._draft_tokens is None else rows[:, self._draft_tokens]
+
+
+def _masks_after(paths: Sequence[Sequence[int]], grammar: TextMask | None) -> list[Bits | None]:
+    """What a grammar allows after each of these paths; empty without a grammar."""
+    if grammar is None:
+        return []
+    return [grammar.guesses(path) for path in paths]

@@ -15,6 +15,7 @@ from moa.graph.control_flow import refuse_foreign_weights
 from moa.graph.drafter import OnnxDrafter
 from moa.graph.step import StepGraph
 from moa.graph.threads import fastest
+from moa.manifest import Variant
 
 
 @dataclass(frozen=True)
@@ -40,18 +41,12 @@ class LoadedGraph:
                 hint=f"dynamic ones: {', '.join(dynamic_variants(bundle)) or 'none'}",
             )
         bundle.check_runtime(name, onnxruntime.__version__)
-        model = PurePosixPath(chosen.model)
-        beside = [
-            str(PurePosixPath(file).relative_to(model.parent))
-            for file in chosen.files
-            if PurePosixPath(file).is_relative_to(model.parent)
-        ]
-        refuse_foreign_weights(bundle.path(chosen.model), beside)
-        place = bundle.path(chosen.model)
+        model = bundle.path(chosen.model)
+        refuse_foreign_weights(model, _listed_beside(chosen))
         if measured and not threads:
-            graph = fastest(place, bundle.manifest.files[chosen.model].sha256)
+            graph = fastest(model, bundle.manifest.files[chosen.model].sha256)
         else:
-            graph = StepGraph(place, threads=threads)
+            graph = StepGraph(model, threads=threads)
         return cls(bundle, name, graph, bundle.draft_to_target())
 
     def drafter(self) -> OnnxDrafter:
@@ -66,6 +61,13 @@ class LoadedGraph:
             draft_tokens=self.draft_tokens,
             borrowed=borrowed,
         )
+
+
+def _listed_beside(variant: Variant) -> list[str]:
+    """The variant's files, named from its model's folder, as the model names its weights."""
+    folder = PurePosixPath(variant.model).parent
+    files = [PurePosixPath(file) for file in variant.files]
+    return [str(file.relative_to(folder)) for file in files if file.is_relative_to(folder)]
 
 
 def dynamic_variants(bundle: Bundle) -> list[str]:

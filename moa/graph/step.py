@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -21,15 +21,15 @@ from moa.tree import MASKED, additive
 
 Array = NDArray[Any]
 Float = NDArray[np.float32]
-_ROOM = 2**30
+_STEP_BYTES = 2**30
 """Bytes of memory for a step beside the weights. A graph from a stranger could want any amount: an
 operator such as `Expand` or `Tile` needs a few bytes to ask for terabytes."""
-_WEIGHTS = 8
+_UNPACKED = 8
 """Bytes of memory for each byte of the bundle: 4-bit weights may be unpacked to float32."""
-_arenas: list[int] = []
-"""The limit of the arena that all graphs of this process share: ONNX Runtime has one for a process,
-and its first graph decides."""
-_WANTED = ("ids", "positions", "queries", "mask", "scale", "noise")
+_arena_limits: list[int] = []
+"""The limit in bytes of the arena that all graphs of this process share, once there is one: ONNX
+Runtime has one for a process, and its first graph decides."""
+_REQUIRED_INPUTS = ("ids", "positions", "queries", "mask", "scale", "noise")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,12 @@ class StepGraph:
     def __init__(self, model: Path, *, threads: int = 0) -> None:
         self.threads = threads or default_threads()
         self.session = open_session(model, threads=self.threads, bounded=True)
-        self._options: Any = None
-        """Of the latest step."""
+        self._latest_options: Any = None
+        """Run options of the latest step, by which it can be ended."""
         shapes = {node.name: node.shape for node in self.session.get_inputs()}
-        if missing := [name for name in _WANTED if name not in shapes]:
-            raise BundleError(f"{model} is not a drafter step graph: input {missing[0]} is missing")
+        for name in _REQUIRED_INPUTS:
+            if name not in shapes:
+                raise BundleError(f"{model} is not a drafter step graph: input {name} is missing")
         self.layers = sum(name.startswith("past_k_") for name in shapes)
         self.cache = [_heads(shapes[f"past_k_{layer}"]) for layer in range(self.layers)]
         """Heads of each layer with a cache."""
@@ -102,18 +103,16 @@ class StepGraph:
             )
         self.top = top
         """Guesses after each token."""
-        self.cache_inputs = [
-            f"past_{part}_{layer}" for layer in range(self.layers) for part in "kv"
-        ]
-        self.outputs = [
-            "top_logp",
-            "top_tokens",
-            *(f"new_{p}_{layer}" for layer in range(self.layers) for p in "kv"),
-        ]
+        self.cache_inputs: list[str] = []
+        self.outputs = ["top_logp", "top_tokens"]
+        for layer in range(self.layers):
+            self.cache_inputs += [f"past_k_{layer}", f"past_v_{layer}"]
+            self.outputs += [f"new_k_{layer}", f"new_v_{layer}"]
 
     def run(self, binding: Any) -> None:
         """One step."""
-        options = self._options = onnxruntime.RunOptions()
+        options = onnxruntime.RunOptions()
+        self._latest_options = options
         try:
             with watched(options):
                 self.session.run_with_iobinding(binding, options)
@@ -123,16 +122,17 @@ class StepGraph:
                     "a step of the drafter's graph was ended: nobody waited for it any more,"
                     f" or it took more than {STEP_SECONDS:.0f} s"
                 ) from None
-            said = " ".join(str(error).split())[-160:]  # the places in its own code come first
+            # The runtime's message begins with places in its own code: its end says what failed.
+            said = " ".join(str(error).split())[-160:]
             raise BundleError(
-                f"the drafter's graph failed, with at most {_arenas[0] >> 20} MiB: {said}",
+                f"the drafter's graph failed, with at most {_arena_limits[0] >> 20} MiB: {said}",
                 hint="run `edge-client doctor`, or use another bundle",
             ) from None
 
     def end_steps(self) -> None:
         """Let the step that runs in another thread fail at its next operator."""
-        if self._options is not None:
-            self._options.terminate = True
+        if self._latest_options is not None:
+            self._latest_options.terminate = True
 
 
 class LayerRows:
@@ -143,13 +143,19 @@ class LayerRows:
     """
 
     def __init__(self, layers: Sequence[Heads], rows: int) -> None:
-        count = Counter(layers)
-        stacks = {
-            of: np.zeros((2 * n, of.count, rows, of.width), np.float32) for of, n in count.items()
-        }
-        parts = {of: iter(np.split(stack, len(stack))) for of, stack in stacks.items()}
+        stacks: dict[Heads, Float] = {}
+        unused: dict[Heads, Iterator[Float]] = {}
+        """Views of the stack's arrays that no layer has taken yet."""
+        for heads, count in Counter(layers).items():
+            stack = np.zeros((2 * count, heads.count, rows, heads.width), np.float32)
+            stacks[heads] = stack
+            unused[heads] = iter(np.split(stack, len(stack)))
         self.stacks = list(stacks.values())
-        self.arrays: list[Float] = [next(parts[of]) for of in layers for _ in "kv"]
+        self.arrays: list[Float] = []
+        for heads in layers:
+            keys = next(unused[heads])
+            values = next(unused[heads])
+            self.arrays += [keys, values]
 
 
 class Call:
@@ -175,47 +181,44 @@ class Call:
         self.cache = cache
         self.records = records
         self.masked_for = -1
-        """Set by the caller: the state for which `mask` was made."""
+        """Set by the caller: the version of its cache for which `mask` was made."""
         self.ids = np.zeros((1, tokens), np.int64)
         self.positions = np.zeros((1, tokens), np.int64)
         self.mask = np.full((1, 1, tokens, cache[0].shape[2] + tokens), MASKED, np.float32)
         """What each token sees: of the cache, as the caller says; of these tokens, those of a text
         see the ones before them and themselves, those of a tree's level only themselves."""
-        self.mask[0, 0, :, -tokens:] = additive(
-            (np.tri if text else np.eye)(tokens, dtype=np.bool_)
-        )
+        among_tokens = np.tri(tokens, dtype=np.bool_) if text else np.eye(tokens, dtype=np.bool_)
+        self.mask[0, 0, :, -tokens:] = additive(among_tokens)
         self.scale = np.ones(1, np.float32)
         self.feature_rows = np.full(tokens, -1, np.int64)
         """Of a drafter of states: where each token's feature lies in the cache, -1 for none."""
-        queries = np.arange(tokens - 1 if text else 0, tokens)
-        self._binding: Any = graph.session.io_binding()
-        inputs = {
+        first_query = tokens - 1 if text else 0
+        queries = np.arange(first_query, tokens)
+        self.top_logp = np.empty((1, queries.size, graph.top), np.float32)
+        """Best first, for every query."""
+        self.top_tokens = np.empty((1, queries.size, graph.top), np.int64)
+        self.rows = LayerRows(graph.cache, tokens)
+        """The new cache rows."""
+
+        inputs: dict[str, Array] = {
             "ids": self.ids,
             "positions": self.positions,
             "mask": self.mask,
             "scale": self.scale,
-        }
-        inputs |= {
             "queries": queries,
-            **dict(zip(graph.cache_inputs, cache, strict=True)),
-            **records,
         }
+        inputs.update(zip(graph.cache_inputs, cache, strict=True))
+        inputs.update(records)
         if graph.features:
             inputs["feature_rows"] = self.feature_rows
+        self._binding: Any = graph.session.io_binding()
         for name, array in inputs.items():
             self._binding.bind_cpu_input(name, array)
-        count = queries.size
-        self.top_logp = np.empty((1, count, graph.top), np.float32)
-        """Best first, for every query."""
-        self.top_tokens = np.empty((1, count, graph.top), np.int64)
-        self.rows = LayerRows(graph.cache, tokens)
-        """The new cache rows."""
-        results: list[tuple[str, Array]] = list(
-            zip(graph.outputs, [self.top_logp, self.top_tokens, *self.rows.arrays], strict=True)
-        )
-        for name, out in results:
+        outputs: list[Array] = [self.top_logp, self.top_tokens, *self.rows.arrays]
+        for name, out in zip(graph.outputs, outputs, strict=True):
             self._binding.bind_output(name, "cpu", 0, out.dtype.type, out.shape, out.ctypes.data)
         self._noise: Float | None = None
+        """The noise that is bound."""
 
     def run(self, noise: Float) -> float:
         """Run the tokens; `noise` is added to the logits, `[1, 1, 1]` of zeros for none. Returns
@@ -232,26 +235,27 @@ class Call:
 def memory_limit(model: Path) -> int:
     """Bytes of memory for the graphs of a process whose first one is this."""
     size = sum(file.stat().st_size for file in model.parent.iterdir() if file.is_file())
-    return _ROOM + _WEIGHTS * size
+    return _STEP_BYTES + _UNPACKED * size
 
 
 def _bound_memory(model: Path) -> None:
-    """Bound what all operators may allocate, before they do."""
-    if not _arenas:
-        limit = memory_limit(model)
-        memory = onnxruntime.OrtMemoryInfo(
-            "Cpu",
-            onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR,
-            0,
-            onnxruntime.OrtMemType.DEFAULT,
-        )
-        onnxruntime.create_and_register_allocator(
-            memory, onnxruntime.OrtArenaCfg({"max_mem": limit})
-        )
-        _arenas.append(limit)
+    """Bound what all operators of this process may allocate, before they do."""
+    if _arena_limits:
+        return
+    limit = memory_limit(model)
+    memory = onnxruntime.OrtMemoryInfo(
+        "Cpu",
+        onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR,
+        0,
+        onnxruntime.OrtMemType.DEFAULT,
+    )
+    arena = onnxruntime.OrtArenaCfg({"max_mem": limit})
+    onnxruntime.create_and_register_allocator(memory, arena)
+    _arena_limits.append(limit)
 
 
 def _heads(shape: Sequence[int | str]) -> Heads:
+    """The heads of an input `[1, heads, rows, width]`; a name stands for a size that varies."""
     count = shape[1]
     width = shape[3]
     if not isinstance(count, int) or not isinstance(width, int):

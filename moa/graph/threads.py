@@ -26,14 +26,20 @@ from moa.process.user_folders import cache_folder
 WORTH_MEASURING = 64 << 20
 """Bytes of a variant from which it is measured: a smaller one takes a millisecond or two in any case."""
 _SECONDS = 0.4
-"""For the steps of all candidates together; loading the second one comes on top."""
+"""Seconds for the steps of all candidates together; loading the second one comes on top."""
 _LEAST_RUNS = 3
+"""Steps of each candidate at least, however long they take."""
 _FASTER = 0.9
-"""Of the usual number's time: what another one must reach to be taken. So noise changes nothing."""
+"""Another number of threads is taken if its steps take less than this share of the usual number's
+time. So noise changes nothing."""
 _BUSY = 0.5
 """Load of a core from which nothing is measured: others' work would decide."""
-_PAST = 256
+_CACHED_ROWS = 256
 """Rows of the cache in a measured step: a chat of some length."""
+_LARGEST_ANSWER = 10_000
+"""Bytes that are read of a kept answer: it is a line."""
+_MOST_THREADS = 1024
+"""A kept answer with more is damaged."""
 
 
 def fastest(model: Path, identity: str) -> StepGraph:
@@ -44,17 +50,18 @@ def fastest(model: Path, identity: str) -> StepGraph:
     size = sum(file.stat().st_size for file in model.parent.iterdir() if file.is_file())
     if more <= usual or size < WORTH_MEASURING:
         return StepGraph(model, threads=usual)
-    place = _place(identity)
-    if (kept := _kept(place)) is not None:
-        return StepGraph(model, threads=min(kept, usable_cores()))
+    answer_file = _answer_file(identity)
+    known = _read_answer(answer_file)
+    if known is not None:
+        return StepGraph(model, threads=min(known, usable_cores()))
     graph = StepGraph(model, threads=usual)
     if _is_busy():
         return graph
     graphs = {usual: graph, more: StepGraph(model, threads=more)}
     times = _measured(graphs)
     chosen = pick(times, usual)
-    if not _is_busy():
-        _keep(place, chosen, times)
+    if not _is_busy():  # else the times may be those of others' work: measured again next time
+        _write_answer(answer_file, chosen, times)
     graph = graphs.pop(chosen)
     graphs.clear()
     give_back_free_memory()  # the other session's copy of the weights
@@ -70,59 +77,65 @@ def pick(times: Mapping[int, float], usual: int) -> int:
 def _measured(graphs: Mapping[int, StepGraph]) -> dict[int, float]:
     """The median seconds of a step with each, taken in turns: what disturbs one disturbs the others."""
     calls = {threads: _call(graph) for threads, graph in graphs.items()}
-    silence = np.zeros((1, 1, 1), np.float32)
+    no_noise = np.zeros((1, 1, 1), np.float32)
     for call in calls.values():
-        call.run(silence)
-    taken: dict[int, list[float]] = {threads: [] for threads in calls}
-    until = perf_counter() + _SECONDS
-    while perf_counter() < until or len(next(iter(taken.values()))) < _LEAST_RUNS:
+        call.run(no_noise)  # the first run also allocates: it does not count
+    samples: dict[int, list[float]] = {threads: [] for threads in calls}
+    runs = 0
+    deadline = perf_counter() + _SECONDS
+    while runs < _LEAST_RUNS or perf_counter() < deadline:
         for threads, call in calls.items():
-            taken[threads].append(call.run(silence))
-    return {threads: median(seconds) for threads, seconds in taken.items()}
+            samples[threads].append(call.run(no_noise))
+        runs += 1
+    return {threads: median(seconds) for threads, seconds in samples.items()}
 
 
 def _call(graph: StepGraph) -> Call:
-    cache = LayerRows(graph.cache, _PAST).arrays
+    """A step of one token after a chat of some length."""
+    cache = LayerRows(graph.cache, _CACHED_ROWS).arrays
     records: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]] = {}
     if graph.records is not None:
         shape = (1, graph.records.count, 1, graph.records.width)
         records = {name: np.zeros(shape, np.float32) for name in ("record_k", "record_v")}
         records["record_mask"] = np.zeros((1, 1, 1, 1), np.float32)
     call = Call(graph, 1, cache=cache, records=records, text=True)
-    call.mask[..., :_PAST] = 0
-    call.positions.fill(_PAST)
+    call.mask[..., :_CACHED_ROWS] = 0
+    call.positions.fill(_CACHED_ROWS)
     return call
 
 
 def _is_busy() -> bool:
+    """Whether other work on this machine would disturb a measurement."""
     try:
         return os.getloadavg()[0] > _BUSY * usable_cores()
     except (OSError, AttributeError):  # Windows
         return False
 
 
-def _place(identity: str) -> Path:
-    """Where the answer for this graph, processor and runtime is kept."""
+def _answer_file(identity: str) -> Path:
+    """The file that keeps the answer for this graph, processor and runtime."""
     words = [identity, str(usable_cores()), onnxruntime.__version__]
-    return (
-        cache_folder("threads")
-        / f"{hashlib.sha256(' '.join(words).encode()).hexdigest()[:32]}.json"
-    )
+    digest = hashlib.sha256(" ".join(words).encode()).hexdigest()
+    return cache_folder("threads") / f"{digest[:32]}.json"
 
 
-def _kept(place: Path) -> int | None:
+def _read_answer(file: Path) -> int | None:
+    """The kept number of threads; None where there is none, or a damaged one."""
     try:
-        found = json.loads(place.read_bytes()[:10_000])["threads"]
+        found = json.loads(file.read_bytes()[:_LARGEST_ANSWER])["threads"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if type(found) is int and 1 <= found <= 1024 else None
+    if type(found) is not int or not 1 <= found <= _MOST_THREADS:
+        return None
+    return found
 
 
-def _keep(place: Path, threads: int, times: Mapping[int, float]) -> None:
-    """Without a place to write to, it is measured again."""
-    found = {"threads": threads, "ms": {str(n): round(1000 * t, 3) for n, t in times.items()}}
+def _write_answer(file: Path, threads: int, times: Mapping[int, float]) -> None:
+    """Keep the answer. Where it cannot be written it is measured again next time."""
+    milliseconds = {str(count): round(1000 * seconds, 3) for count, seconds in times.items()}
+    answer = {"threads": threads, "ms": milliseconds}
     with contextlib.suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        beside = place.with_name(f"{place.name}.{os.getpid()}")
-        beside.write_text(json.dumps(found), encoding="ascii")
-        beside.replace(place)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_name(f"{file.name}.{os.getpid()}")
+        partial.write_text(json.dumps(answer), encoding="ascii")
+        partial.replace(file)  # so that nobody reads half of it
