@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import os
 import re
 import zipfile
@@ -34,9 +35,11 @@ GOLDEN = "golden.npz"
 OPSETS = {20: "1.17", 23: "1.23"}
 """ONNX opsets that bundles use, and the first ONNX Runtime that has their operators."""
 _LARGEST_MANIFEST = 4 * 2**20
+"""Bytes of a manifest."""
 _LARGEST_ARRAYS = 2**26
 """Bytes of all arrays of a `.npz` file together."""
-_BROKEN_ARRAY = (
+_BUILD_AGAIN = "copy or build the bundle again"
+_ARRAY_ERRORS = (
     OSError,
     ValueError,
     EOFError,
@@ -46,6 +49,7 @@ _BROKEN_ARRAY = (
     zipfile.BadZipFile,
     zlib.error,
 )
+"""What `zipfile` and numpy raise for files that are damaged, or made to do harm."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +70,13 @@ class Bundle:
             if not path.is_file():
                 raise BundleError(
                     f"{folder} is incomplete: {name} is missing",
-                    hint="copy or build the bundle again",
+                    hint=_BUILD_AGAIN,
                 )
-            if path.stat().st_size != entry.size:
+            size = path.stat().st_size
+            if size != entry.size:
                 raise BundleError(
-                    f"{folder} is damaged: {name} has {path.stat().st_size} bytes, not {entry.size}",
-                    hint="copy or build the bundle again",
+                    f"{folder} is damaged: {name} has {size} bytes, not {entry.size}",
+                    hint=_BUILD_AGAIN,
                 )
         return bundle
 
@@ -107,26 +112,22 @@ class Bundle:
     def verify(self, variants: Iterable[str] | None = None) -> int:
         """Hash the contents of the shared files and of `variants` (None: all). Returns the bytes
         that were read."""
-        chosen = (
-            self.manifest.variants
-            if variants is None
-            else {name: self.variant(name) for name in variants}
-        )
-        of_variants = {
-            file for variant in self.manifest.variants.values() for file in variant.files
-        }
-        wanted = {file for variant in chosen.values() for file in variant.files}
-        done = 0
+        every_variant = self.manifest.variants.values()
+        chosen = list(every_variant)
+        if variants is not None:
+            chosen = [self.variant(name) for name in variants]
+        unwanted = _files_of(every_variant) - _files_of(chosen)
+        hashed_bytes = 0
         for name, entry in self.manifest.files.items():
-            if name in of_variants - wanted:
+            if name in unwanted:
                 continue
             if sha256(self.path(name)) != entry.sha256:
                 raise BundleError(
                     f"{self.folder} is damaged: the contents of {name} are not what its manifest says",
-                    hint="copy or build the bundle again",
+                    hint=_BUILD_AGAIN,
                 )
-            done += entry.size
-        return done
+            hashed_bytes += entry.size
+        return hashed_bytes
 
     def draft_to_target(self) -> NDArray[np.int64] | None:
         """Target ids of the reduced draft vocabulary; None if the drafter has the target's whole
@@ -160,8 +161,10 @@ def read_manifest(folder: Path) -> Manifest:
                 f"no bundle at {folder}: it is a file",
                 hint="unpack an archive, and name the folder",
             )
-        what = "there is no such folder" if not folder.is_dir() else f"{MANIFEST} is missing"
-        raise BundleError(f"no bundle at {folder}: {what}", hint="make one with `moa-export build`")
+        reason = f"{MANIFEST} is missing" if folder.is_dir() else "there is no such folder"
+        raise BundleError(
+            f"no bundle at {folder}: {reason}", hint="make one with `moa-export build`"
+        )
     if path.stat().st_size > _LARGEST_MANIFEST:
         raise BundleError(f"{path} is too large to be a manifest")
     content = path.read_bytes()
@@ -211,45 +214,47 @@ class GoldenCase:
         The rest of the list is not compared: quantized kernels differ between processors, so its
         last tokens may change order.
         """
-        wanted_logp, wanted_tokens = self.expected[variant]
-        if top_logp.shape != wanted_logp.shape or not np.isfinite(top_logp).all():
-            return float("inf")
-        worst = 0.0
-        for query in range(wanted_tokens.shape[1]):
-            (found,) = np.nonzero(top_tokens[0, query] == wanted_tokens[0, query, 0])
-            if not len(found):
-                return float("inf")
-            worst = max(worst, abs(float(top_logp[0, query, found[0]] - wanted_logp[0, query, 0])))
-        return worst
+        expected_logp, expected_tokens = self.expected[variant]
+        if top_logp.shape != expected_logp.shape or not np.isfinite(top_logp).all():
+            return math.inf
+        largest = 0.0
+        for query in range(expected_tokens.shape[1]):
+            best_token = expected_tokens[0, query, 0]
+            (places,) = np.nonzero(top_tokens[0, query] == best_token)
+            if not len(places):
+                return math.inf
+            difference = top_logp[0, query, places[0]] - expected_logp[0, query, 0]
+            largest = max(largest, abs(float(difference)))
+        return largest
 
 
 def write_golden(path: Path, cases: Iterable[GoldenCase]) -> None:
     """Write golden cases to one .npz file."""
     arrays: dict[str, NDArray[Any]] = {}
     for case in cases:
-        arrays |= {f"{case.name}/inputs/{name}": value for name, value in case.inputs.items()}
+        for name, value in case.inputs.items():
+            arrays[f"{case.name}/inputs/{name}"] = value
         for variant, (logp, tokens) in case.expected.items():
-            arrays |= {
-                f"{case.name}/{variant}/top_logp": logp,
-                f"{case.name}/{variant}/top_tokens": tokens,
-            }
+            arrays[f"{case.name}/{variant}/top_logp"] = logp
+            arrays[f"{case.name}/{variant}/top_tokens"] = tokens
     np.savez_compressed(path, allow_pickle=False, **arrays)
 
 
 def read_golden(path: Path) -> list[GoldenCase]:
     """Read what `write_golden` wrote."""
     cases: dict[str, GoldenCase] = {}
-    found: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
+    # By case and part, which is "inputs" or a variant; then by name.
+    parts: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
     try:
         for key, array in _read_npz(path).items():
-            case, kind, name = key.split("/")
-            found.setdefault((case, kind), {})[name] = array
-        for (case, kind), values in found.items():
+            case, part, name = key.split("/")
+            parts.setdefault((case, part), {})[name] = array
+        for (case, part), arrays in parts.items():
             golden = cases.setdefault(case, GoldenCase(case, {}, {}))
-            if kind == "inputs":
-                golden.inputs.update(values)
+            if part == "inputs":
+                golden.inputs.update(arrays)
             else:
-                golden.expected[kind] = (values["top_logp"], values["top_tokens"])
+                golden.expected[part] = (arrays["top_logp"], arrays["top_tokens"])
     except (ValueError, KeyError) as error:
         raise BundleError(f"{path} does not hold golden vectors: {safe_line(str(error))}") from None
     return list(cases.values())
@@ -267,14 +272,23 @@ _schema_of = msgspec.json.Decoder(_Schema)
 _manifest_of = msgspec.json.Decoder(Manifest)
 
 
+def _files_of(variants: Iterable[Variant]) -> set[str]:
+    """Names of all files that some of the variants have."""
+    files: set[str] = set()
+    for variant in variants:
+        files.update(variant.files)
+    return files
+
+
 def _check_names(path: Path, manifest: Manifest) -> None:
+    """Raise if a file lies outside of the bundle, or if one that is named is not listed."""
     for name in manifest.files:
         parts = PurePosixPath(name)
         if parts.is_absolute() or ".." in parts.parts or "\\" in name or name != str(parts):
             raise BundleError(f"{path} names a file outside the bundle: {name!r}")
-    for name, what in _named_files(manifest).items():
+    for name, purpose in _named_files(manifest).items():
         if name not in manifest.files:
-            raise BundleError(f"{path} names {name} as its {what}, but does not list it")
+            raise BundleError(f"{path} names {name} as its {purpose}, but does not list it")
     if manifest.default_variant not in manifest.variants:
         raise BundleError(
             f"{path} names {manifest.default_variant!r} its default, but has no such variant"
@@ -282,9 +296,11 @@ def _check_names(path: Path, manifest: Manifest) -> None:
 
 
 def _named_files(manifest: Manifest) -> Mapping[str, str]:
+    """Files that the manifest names anywhere, and what each is for."""
     named = {GOLDEN: "golden vectors"}
     for name, variant in manifest.variants.items():
-        named |= dict.fromkeys((variant.model, *variant.files), f"variant {name}")
+        for file in (variant.model, *variant.files):
+            named[file] = f"variant {name}"
     if manifest.vocabulary.map:
         named[manifest.vocabulary.map] = "draft vocabulary"
     if manifest.tokenizer.file:
@@ -295,6 +311,7 @@ def _named_files(manifest: Manifest) -> Mapping[str, str]:
 
 
 def _version(text: str) -> tuple[int, ...]:
+    """The first two numbers of a version: `1.23.0rc1` is (1, 23)."""
     return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
 
 
@@ -302,21 +319,24 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
     """All arrays of a `.npz` file by name; ValueError if it is none, or too large."""
     try:
         with zipfile.ZipFile(path) as file:
-            size = sum(member.file_size for member in file.infolist())
+            members = file.infolist()
+            # A member is never read beyond the size that the directory states.
+            size = sum(member.file_size for member in members)
             if size > _LARGEST_ARRAYS:
                 raise ValueError(f"{size} bytes, at most {_LARGEST_ARRAYS}")
-            # A member is never read beyond the size that the directory states.
-            members = file.infolist()
-            return {
-                m.filename.removesuffix(".npy"): _array(file.read(m), m.filename) for m in members
-            }
-    except _BROKEN_ARRAY as error:
+            arrays = {}
+            for member in members:
+                name = member.filename.removesuffix(".npy")
+                arrays[name] = _array(file.read(member), member.filename)
+            return arrays
+    except _ARRAY_ERRORS as error:
         raise ValueError(str(error) or type(error).__name__) from None
 
 
 def _array(content: bytes, name: str) -> NDArray[Any]:
+    """The array of a `.npy` file; ValueError if it is none. Never a pickle, which can run code."""
     try:
-        found: NDArray[Any] = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
-    except _BROKEN_ARRAY as error:
+        array: NDArray[Any] = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+    except _ARRAY_ERRORS as error:
         raise ValueError(f"{name} is no array: {error}") from None
-    return found
+    return array

@@ -3,6 +3,7 @@ both endpoints."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -10,7 +11,9 @@ from typing import Any, TypeVar
 ANSWER_ROOM = 1024
 """Tokens of the context that a prompt leaves to an answer which may be as long as the model likes."""
 M = TypeVar("M", bound=Mapping[str, Any])
+"""A message."""
 P = TypeVar("P", bound=tuple[Sequence[Any], *tuple[Any, ...]])
+"""An encoded prompt: its ids, and what else the caller wants of it."""
 
 
 def prompt_room(context: int, answer: int | None) -> int:
@@ -20,7 +23,7 @@ def prompt_room(context: int, answer: int | None) -> int:
 
 
 def left_out_notice(messages: int) -> str:
-    """The line for the user."""
+    """The line that tells the user what a full context leaves out."""
     return f"the context is full: the {messages} oldest messages are no longer sent"
 
 
@@ -32,21 +35,32 @@ def fitting(messages: Sequence[M], room: int, encode: Callable[[Sequence[M]], P]
     What is left out comes in quarters of the room, so that most turns of a long chat begin like the
     one before, and both ends keep their KV caches.
     """
-    first = next(
-        (at for at, message in enumerate(messages) if message["role"] != "system"), len(messages)
-    )
-    turns = [at for at in range(first + 1, len(messages)) if messages[at]["role"] == "user"]
+    first = _first_turn(messages)
+    questions = [at for at in range(first + 1, len(messages)) if messages[at]["role"] == "user"]
 
-    def without(left_out: int) -> P:
-        return encode([*messages[:first], *messages[left_out:]])
+    def prompt_from(start: int) -> P:
+        """The prompt of the system's messages, and those from `start` on."""
+        return encode([*messages[:first], *messages[start:]])
 
-    whole = without(first)
-    over = len(whole[0]) - room
-    if over <= 0 or not turns:
+    whole = prompt_from(first)
+    excess = len(whole[0]) - room
+    if excess <= 0 or not questions:
         return whole, 0
     quarter = max(1, room // 4)
-    fewer = -(-over // quarter) * quarter
-    place = bisect_left(
-        turns[:-1], True, key=lambda at: len(whole[0]) - len(without(at)[0]) >= fewer
+    wanted = math.ceil(excess / quarter) * quarter
+    # The first question from which on enough is left out; the latest one in any case.
+    chosen = bisect_left(
+        questions[:-1],
+        True,
+        key=lambda start: len(whole[0]) - len(prompt_from(start)[0]) >= wanted,
     )
-    return without(turns[place]), turns[place] - first
+    start = questions[chosen]
+    return prompt_from(start), start - first
+
+
+def _first_turn(messages: Sequence[Mapping[str, Any]]) -> int:
+    """The place of the first message that is not the system's."""
+    for place, message in enumerate(messages):
+        if message["role"] != "system":
+            return place
+    return len(messages)

@@ -22,9 +22,14 @@ from collections.abc import Callable
 
 from moa.safe_text import safe_line
 
-_OURS = ("moa", "edge_client", "cloud_verifier", "export")
-
+_OUR_PACKAGES = ("moa", "edge_client", "cloud_verifier", "export")
 _LONGEST_LINE = 2000
+"""Characters of a message; the rest is cut off."""
+_EXIT_USAGE = 2
+_EXIT_INTERRUPTED = 130
+"""128 and the number of SIGINT, as shells have it."""
+_EXIT_BROKEN_PIPE = 141
+"""128 and the number of SIGPIPE."""
 
 
 class MoaError(Exception):
@@ -57,11 +62,9 @@ class DeviceError(MoaError):
     @classmethod
     def of(cls, part: str, error: Exception) -> MoaError:
         """An error of ours as it is, and any other as one line that names the part."""
-        return (
-            error
-            if isinstance(error, MoaError)
-            else cls(f"{part} failed: {type(error).__name__}: {error}")
-        )
+        if isinstance(error, MoaError):
+            return error
+        return cls(f"{part} failed: {type(error).__name__}: {error}")
 
 
 class ConfigError(UsageError):
@@ -130,31 +133,31 @@ def run_cli(
         _flush()
         return code
     except ModuleNotFoundError as error:
-        if not extra or (error.name or "").partition(".")[0] in _OURS:
+        package = (error.name or "").partition(".")[0]
+        if not extra or package in _OUR_PACKAGES:
             raise  # a bug of ours: the traceback helps to find it
         print(
             f"{program}: error: {error.name} is not installed ({how_to_install(extra)})",
             file=sys.stderr,
         )
-        return 2
+        return _EXIT_USAGE
     except MoaError as error:
         print(f"{program}: error: {error.line()}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
-        return 130
+        return _EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has ended (`| head`): this is no error, and nobody would read a
         # message.
         _drop_stdout()
-        return 141
+        return _EXIT_BROKEN_PIPE
     except OSError as error:
-        where = f": {error.filename}" if error.filename else ""
-        print(
-            f"{program}: error: {safe_line(f'{error.strerror or error}{where}', _LONGEST_LINE)}",
-            file=sys.stderr,
-        )
-        return 2
+        message = str(error.strerror or error)
+        if error.filename:
+            message += f": {error.filename}"
+        print(f"{program}: error: {safe_line(message, _LONGEST_LINE)}", file=sys.stderr)
+        return _EXIT_USAGE
 
 
 def how_to_install(extra: str) -> str:
@@ -184,4 +187,5 @@ def _flush() -> None:
 
 
 def _drop_stdout() -> None:
+    """Send what is still to be written to nowhere, so that the interpreter's end does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -29,13 +29,18 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
 
 def row_bytes(top: int) -> int:
     """The length of a row with so many likeliest tokens; 0 if none are requested (-1)."""
-    return 4 + 8 * top if top >= 0 else 0
+    if top < 0:
+        return 0
+    return 4 + 8 * top  # the chosen token's, then an id and a log-probability for each
 
 
 def pack(chosen: NDArray[Any], ids: NDArray[Any], logprobs: NDArray[Any]) -> bytes:
-    """Rows of `[tokens]`, `[tokens,top]` and `[tokens,top]`."""
+    """The payload of log-probabilities `[tokens]` of the chosen tokens, and of ids and
+    log-probabilities `[tokens, top]` of the likeliest."""
     rows = np.empty(len(chosen), dtype=_row(ids.shape[1]))
-    rows["chosen"], rows["ids"], rows["logprobs"] = chosen, ids, logprobs
+    rows["chosen"] = chosen
+    rows["ids"] = ids
+    rows["logprobs"] = logprobs
     return rows.tobytes()
 
 
@@ -45,15 +50,16 @@ def unpack(payload: bytes, top: int, vocab_size: int) -> list[TokenLogprobs]:
         raise ProtocolError(f"{len(payload)} bytes are no rows of log-probabilities")
     rows = np.frombuffer(payload, dtype=_row(top))
     numbers = np.concatenate([rows["chosen"], rows["logprobs"].reshape(-1)])
-    if not (numbers <= 0.0).all() or (rows["ids"] >= vocab_size).any():  # NaN compares false
+    are_logprobs = (numbers <= 0.0).all()  # NaN compares false
+    if not are_logprobs or (rows["ids"] >= vocab_size).any():
         raise ProtocolError("log-probabilities above 0, or of tokens that there are not")
-    return [
-        TokenLogprobs(chosen, tuple(zip(ids, best, strict=True)))
-        for chosen, ids, best in zip(
-            rows["chosen"].tolist(), rows["ids"].tolist(), rows["logprobs"].tolist(), strict=True
-        )
-    ]
+    found: list[TokenLogprobs] = []
+    for row in rows:
+        best = zip(row["ids"].tolist(), row["logprobs"].tolist(), strict=True)
+        found.append(TokenLogprobs(float(row["chosen"]), tuple(best)))
+    return found
 
 
 def _row(top: int) -> np.dtype[Any]:
+    """The layout of a row."""
     return np.dtype([("chosen", "<f4"), ("ids", "<u4", (top,)), ("logprobs", "<f4", (top,))])

@@ -29,23 +29,24 @@ class KVHeads(Part, frozen=True, kw_only=True):
 
 
 class RecordFormat(KVHeads, frozen=True, kw_only=True):
-    """Activation records: CA's keys and values of one position, by `kv_heads` 0 none: such a
-    drafter has no CA. A query at position q may use records of p < q."""
+    """Activation records: keys and values of one position for CA, the drafter's cross-attention;
+    none where `kv_heads` is 0, for a drafter without CA. A query at position q may use records of
+    positions below q."""
 
     rope_theta: float
     keys: Literal["rotated"] = "rotated"
     """Keys arrive rotated at their absolute position."""
     positions: Literal["absolute"] = "absolute"
     borrowed: tuple[KVHeads, ...] = ()
-    """The last layers with a cache whose rows records carry, too: the target's own, or what its
-    states make of the drafter's."""
+    """The last layers with a cache whose rows records carry, too: the target's own, or for a
+    drafter of states what the target's states make of the drafter's rows."""
     known_to_rows: bool = False
     """Only of earlier bundles: whether cached keys and values of the drafter's own layers depend on
     records."""
 
     @property
     def numbers(self) -> int:
-        """Numbers of a record."""
+        """How many numbers a record holds: keys and values of all its heads."""
         return 2 * sum(part.kv_heads * part.head_dim for part in (self, *self.borrowed))
 
 
@@ -100,7 +101,7 @@ class Agreement(Part, frozen=True, kw_only=True):
     acceptance: float
     """Acceptance length: tokens per round, the target's own included, with the calibration's tree."""
     acceptance_ratio: float
-    """... divided by the float32 drafter's."""
+    """The acceptance length, divided by the float32 drafter's."""
 
 
 class StepTime(Part, frozen=True, kw_only=True):

@@ -27,7 +27,10 @@ DTYPES: tuple[PayloadDtype, ...] = ("int8", "int4", "fp16")
 """Precisions of a record, the default first."""
 
 _INT4_GROUP = 32
-_LEVELS = {"int8": 127, "int4": 7}
+"""Numbers of a head that share a scale in int4, where the head's width allows it."""
+_LARGEST_LEVEL = {"int8": 127, "int4": 7}
+_FP16_MAX = 65504
+"""The largest number that fp16 has."""
 
 FloatRows = NDArray[np.float32]
 
@@ -54,26 +57,26 @@ class RecordLayout:
 
     def split(self, rows: NDArray[Any]) -> list[NDArray[Any]]:
         """The parts of `[rows, count, width]`, each `[rows, heads, its own width]`."""
-        found = []
-        at = 0
+        parts = []
+        start = 0
         for heads, width in self.parts:
-            pieces = heads * width // self.width
-            found.append(rows[:, at : at + pieces].reshape(len(rows), heads, width))
-            at += pieces
-        return found
+            stop = start + heads * width // self.width
+            parts.append(rows[:, start:stop].reshape(len(rows), heads, width))
+            start = stop
+        return parts
 
 
 def row_bytes(dtype: PayloadDtype, heads: int, head_dim: int) -> int:
     """Payload bytes of one position's record."""
-    width = heads * head_dim
+    numbers = heads * head_dim  # of the keys, and as many of the values
     if dtype == "fp16":
-        return 4 * width
-    scales = 2 * heads * (head_dim // _group(dtype, head_dim))
+        return 2 * (2 * numbers)
+    scale_bytes = 2 * heads * (head_dim // _group(dtype, head_dim))
     if dtype == "int8":
-        return 2 * (width + scales)
+        return 2 * (numbers + scale_bytes)
     if head_dim % 2:
         raise ConfigError(f"int4 records need an even head_dim, not {head_dim}")
-    return 2 * (width // 2 + scales)
+    return 2 * (numbers // 2 + scale_bytes)
 
 
 def encode(keys: NDArray[Any], values: NDArray[Any], dtype: PayloadDtype) -> bytes:
@@ -82,7 +85,7 @@ def encode(keys: NDArray[Any], values: NDArray[Any], dtype: PayloadDtype) -> byt
     scales: list[bytes] = []
     for rows in (keys, values):
         if dtype == "fp16":
-            planes.append(np.clip(rows, -65504, 65504).astype("<f2").tobytes())
+            planes.append(np.clip(rows, -_FP16_MAX, _FP16_MAX).astype("<f2").tobytes())
             continue
         levels, scale = _quantize(np.asarray(rows, dtype=np.float32), dtype)
         planes.append(_pack(levels) if dtype == "int4" else levels.tobytes())
@@ -106,17 +109,18 @@ def decode(
     if dtype == "fp16":
         both = _finite(np.frombuffer(payload, dtype="<f2")).reshape(shape)
         return both[0], both[1]
-    group = _group(dtype, head_dim)
-    numbers = 2 * rows * heads * head_dim
-    plane = numbers // 2 if dtype == "int4" else numbers
-    packed = np.frombuffer(payload, dtype=np.uint8, count=plane)
+    numbers = math.prod(shape)
+    level_bytes = numbers // 2 if dtype == "int4" else numbers
+    packed = np.frombuffer(payload, dtype=np.uint8, count=level_bytes)
     levels = _unpack(packed) if dtype == "int4" else packed.view(np.int8)
-    scales = _finite(np.frombuffer(payload, dtype="<f2", offset=plane))
-    both = (levels.astype(np.float32).reshape(-1, group) * scales[:, None]).reshape(shape)
+    scales = _finite(np.frombuffer(payload, dtype="<f2", offset=level_bytes))
+    groups = levels.astype(np.float32).reshape(-1, _group(dtype, head_dim))
+    both = (groups * scales[:, None]).reshape(shape)
     return both[0], both[1]
 
 
 def _finite(numbers: NDArray[np.float16]) -> NDArray[np.float32]:
+    """The numbers in float32; a `ProtocolError` where one is NaN or infinite."""
     wide = numbers.astype(np.float32)
     if not np.isfinite(wide).all():
         raise ProtocolError("activation records contain NaN or Inf")
@@ -124,18 +128,22 @@ def _finite(numbers: NDArray[np.float16]) -> NDArray[np.float32]:
 
 
 def _group(dtype: PayloadDtype, head_dim: int) -> int:
-    """Numbers that share a scale."""
-    return _INT4_GROUP if dtype == "int4" and head_dim % _INT4_GROUP == 0 else head_dim
+    """How many numbers of a head share a scale."""
+    if dtype == "int4" and head_dim % _INT4_GROUP == 0:
+        return _INT4_GROUP
+    return head_dim
 
 
 def _quantize(rows: FloatRows, dtype: PayloadDtype) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    top = _LEVELS[dtype]
+    """Levels `[groups, numbers]` and the scale of each group; level times scale is the number."""
+    largest = _LARGEST_LEVEL[dtype]
     groups = rows.reshape(-1, _group(dtype, rows.shape[-1]))
+    exact_scale = np.abs(groups).max(axis=1, initial=0.0) / largest
+    scale = np.clip(exact_scale, 0, _FP16_MAX).astype("<f2")
     # Levels are taken from the scale as it will arrive, rounded to fp16; the clip holds the largest
-    # number inside.
-    scale = np.clip(np.abs(groups).max(axis=1, initial=0.0) / top, 0, 65504).astype("<f2")
-    safe = np.where(scale > 0, scale.astype(np.float32), np.float32(1))
-    levels = np.clip(np.rint(groups / safe[:, None]), -top, top).astype(np.int8)
+    # number inside. A group of zeros has the scale 0, by which nothing can be divided.
+    divisor = np.where(scale > 0, scale.astype(np.float32), np.float32(1))
+    levels = np.clip(np.rint(groups / divisor[:, None]), -largest, largest).astype(np.int8)
     return levels, scale
 
 
@@ -146,5 +154,6 @@ def _pack(levels: NDArray[np.int8]) -> bytes:
 
 
 def _unpack(packed: NDArray[np.uint8]) -> NDArray[np.int8]:
+    """The levels that `_pack` packed."""
     pairs = np.stack([packed & 15, packed >> 4], axis=1)
     return (pairs.astype(np.int8) - np.int8(8)).reshape(-1)

@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from moa.errors import ConfigError, NumericalError
 
 GOLDEN = 0x9E3779B97F4A7C15
+"""The step of splitmix64: 2^64 divided by the golden ratio, so that multiples of it spread evenly."""
 _GOLDEN = np.uint64(GOLDEN)
 MAX_SEED = 2**63 - 1
 NO_LOGITS = "target logits contain NaN or Inf"
+"""The message of the error where no token can be chosen."""
 MIN_TEMPERATURE = 1e-3
 """The smallest temperature but 0. Below it, logits divided by the temperature overflow; the text is
 greedy long before that."""
@@ -63,17 +65,24 @@ class SamplingSettings:
             "frequency_penalty": (-2.0 <= self.frequency_penalty <= 2.0, "-2..2 (0 is off)"),
             "presence_penalty": (-2.0 <= self.presence_penalty <= 2.0, "-2..2 (0 is off)"),
             "logit_bias": (
-                len({token for token, _ in self.logit_bias}) == len(self.logit_bias) <= MAX_BIASED
-                and all(
-                    token >= 0 and -_MOST_BIAS <= bias <= _MOST_BIAS
-                    for token, bias in self.logit_bias
-                ),
+                self._biases_are_good(),
                 f"of {MAX_BIASED} tokens at most, each once, from -100 to 100",
             ),
         }
-        for name, (good, span) in rules.items():
-            if not good:
-                raise ConfigError(f"{name} must be {span}, not {getattr(self, name)}")
+        for name, (is_good, allowed) in rules.items():
+            if not is_good:
+                raise ConfigError(f"{name} must be {allowed}, not {getattr(self, name)}")
+
+    def _biases_are_good(self) -> bool:
+        """Whether there are not too many biases, each token has one, and none is out of range."""
+        if len(self.logit_bias) > MAX_BIASED:
+            return False
+        tokens = {token for token, _ in self.logit_bias}
+        if len(tokens) < len(self.logit_bias):
+            return False
+        return all(
+            token >= 0 and -_MOST_BIAS <= bias <= _MOST_BIAS for token, bias in self.logit_bias
+        )
 
     @property
     def greedy(self) -> bool:
@@ -105,11 +114,10 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def noise_keys(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.uint64]:
-    """What the noise of each position begins with."""
+    """A key for each pair of a seed and a position, from which the noise of its tokens is made."""
     with np.errstate(over="ignore"):  # overflow is intended
-        return _mix(
-            _mix(np.array(seeds, np.uint64) + _GOLDEN) + np.array(positions, np.uint64) * _GOLDEN
-        )
+        seed_keys = _mix(np.array(seeds, np.uint64) + _GOLDEN)
+        return _mix(seed_keys + np.array(positions, np.uint64) * _GOLDEN)
 
 
 def gumbel(seed: int, position: int, tokens: int | NDArray[np.int64]) -> NDArray[np.float64]:
@@ -122,9 +130,10 @@ def gumbel(seed: int, position: int, tokens: int | NDArray[np.int64]) -> NDArray
     """
     ids = np.arange(tokens) if isinstance(tokens, int) else tokens
     with np.errstate(over="ignore"):  # overflow is intended
-        bits = _mix(
-            noise_keys([seed], [position]) + (ids.astype(np.uint64) + np.uint64(1)) * _GOLDEN
-        )
+        counters = (ids.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+        bits = _mix(noise_keys([seed], [position]) + counters)
+    # The top 53 bits, as many as a double holds, as a number between 0 and 1; the half keeps it
+    # from being 0, whose logarithm is infinite.
     uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return np.asarray(-np.log(-np.log(uniform)), dtype=np.float64)
 
@@ -138,9 +147,11 @@ def penalize(logits: NDArray[np.float64], penalty: float, context: Context) -> N
     if penalty == 1.0 or not len(context):
         return logits
     seen = np.asarray(context, dtype=np.int64)
-    logits = logits.copy()
-    logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
-    return logits
+    before = logits[seen]
+    penalized = logits.copy()
+    # Both lower the logit, for a penalty above 1: a positive one is divided, a negative multiplied.
+    penalized[seen] = np.where(before > 0, before / penalty, before * penalty)
+    return penalized
 
 
 def adjust(
@@ -164,12 +175,17 @@ def candidates(logits: NDArray[np.float64], settings: SamplingSettings) -> NDArr
     """Ids that survive top-k, then top-p, then min-p, on temperature-scaled logits. Never empty."""
     ids = np.arange(len(logits))
     if 0 < settings.top_k < len(ids):
-        # Ties at the edge stay in, so that the set does not depend on the order of a partial sort.
-        edge = np.partition(logits, -settings.top_k)[-settings.top_k]
-        ids = ids[logits >= edge]
+        ids = _best(logits, settings.top_k)
     if settings.top_p < 1.0 or settings.min_p > 0.0:
         ids = _nucleus(logits[ids], settings, ids)
     return ids
+
+
+def _best(logits: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """The places of the `count` best logits. Ties at the edge stay in, so that the set does not
+    depend on the order of a partial sort."""
+    edge = np.partition(logits, -count)[-count]
+    return np.flatnonzero(logits >= edge)
 
 
 def _nucleus(
@@ -181,21 +197,16 @@ def _nucleus(
     mass = np.exp(logits - best).sum()
     count = _SORTED_FIRST
     while True:
-        # Ties at the edge stay in, so that the set does not depend on the order of a partial sort.
-        some = (
-            np.flatnonzero(logits >= np.partition(logits, -count)[-count])
-            if count < len(ids)
-            else np.arange(len(ids))
-        )
-        some = some[np.lexsort((ids[some], -logits[some]))]
+        some = _best(logits, count) if count < len(ids) else np.arange(len(ids))
+        some = some[np.lexsort((ids[some], -logits[some]))]  # by logit, then by id
         probability = np.exp(logits[some] - best) / mass
         # A token stays while the mass before it has not reached top_p: the first always stays.
-        before = np.cumsum(probability) - probability
-        keep = (before < settings.top_p) & (probability >= settings.min_p * probability[0])
-        if len(some) == len(ids) or not keep.all():
-            found: NDArray[np.int64] = ids[some[keep]]
-            return found
-        count *= 16
+        mass_before = np.cumsum(probability) - probability
+        keep = (mass_before < settings.top_p) & (probability >= settings.min_p * probability[0])
+        if not keep.all() or len(some) == len(ids):
+            kept: NDArray[np.int64] = ids[some[keep]]
+            return kept
+        count *= 16  # all of these stay, so tokens after them may stay, too
 
 
 def choose(

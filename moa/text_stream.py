@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-_Run = TypeVar("_Run", list[int], str)
+_Text = TypeVar("_Text", list[int], str)
 
 
-def common_prefix(a: _Run, b: _Run) -> int:
+def common_prefix(a: _Text, b: _Text) -> int:
     """Length of the common prefix, by bisection over slice comparisons, which run at C speed."""
     low = 0
     high = min(len(a), len(b))
     if a[:high] == b[:high]:
         return high
+    # The first `low` are known to be the same; the answer is between `low` and `high`.
     while low < high:
         middle = (low + high + 1) // 2
         if a[low:middle] == b[low:middle]:
@@ -36,10 +37,12 @@ class Decoder(Protocol):
 def text_after(codec: Decoder, before: Sequence[int], token: int) -> str:
     """What a token adds to the text after others; many tokenizers say only there whether a space
     belongs to it."""
-    context = list(before[-1:])
-    first = codec.decode(context)
-    both = codec.decode([*context, token])
-    return both[len(first) :] if both.startswith(first) else codec.decode([token])
+    last = list(before[-1:])
+    last_text = codec.decode(last)
+    both = codec.decode([*last, token])
+    if not both.startswith(last_text):
+        return codec.decode([token])
+    return both[len(last_text) :]
 
 
 @dataclass
@@ -54,9 +57,10 @@ class TextStream:
     codec: Decoder
     stop: tuple[str, ...] = ()
     _raw: str = ""
+    """The text that was decoded, held back parts included."""
     _ids: list[int] = field(default_factory=list)
     _marks: list[_Mark] = field(default_factory=lambda: [_Mark()])
-    """After each token."""
+    """The state before the first token, then after each token."""
 
     @property
     def text(self) -> str:
@@ -67,14 +71,29 @@ class TextStream:
         """Add a token; returns the text that it adds."""
         self._ids.append(token)
         mark = self._marks[-1]
-        before = self.codec.decode(self._ids[mark.context : mark.done])
-        after = self.codec.decode(self._ids[mark.context :])
-        if len(after) <= len(before) or after.endswith("\ufffd"):
+        new = self._undecoded(mark)
+        if not new or new.endswith("\ufffd"):
+            # Nothing yet, or the first bytes of a character: decoded again with the next token.
             self._marks.append(mark)
             return ""
-        self._raw += after[len(before) :]
-        self._marks.append(_Mark(mark.done, len(self._ids), len(self._raw), *self._visible(mark)))
-        return self._raw[mark.shown : self._marks[-1].shown]
+        self._raw += new
+        shown, stopped = self._visible(mark)
+        self._marks.append(
+            _Mark(
+                context=mark.decoded,
+                decoded=len(self._ids),
+                length=len(self._raw),
+                shown=shown,
+                stopped=stopped,
+            )
+        )
+        return self._raw[mark.shown : shown]
+
+    def _undecoded(self, mark: _Mark) -> str:
+        """The text of the tokens that are not in `_raw`, as it is after the tokens before them."""
+        before = self.codec.decode(self._ids[mark.context : mark.decoded])
+        both = self.codec.decode(self._ids[mark.context :])
+        return both[len(before) :]
 
     def cut(self, tokens: int) -> int:
         """Remove all but the first `tokens`; returns the number of characters that remain."""
@@ -88,9 +107,7 @@ class TextStream:
         mark = self._marks[-1]
         if mark.stopped:
             return ""
-        decoded = self.codec.decode(self._ids[mark.context :])
-        new = decoded[len(self.codec.decode(self._ids[mark.context : mark.done])) :]
-        self._raw += new.rstrip("\ufffd")
+        self._raw += self._undecoded(mark).rstrip("\ufffd")
         end, _ = self._find_stop(mark.shown)
         self._marks[-1] = dataclasses.replace(mark, shown=end)
         return self._raw[mark.shown : end]
@@ -101,19 +118,26 @@ class TextStream:
             return before.shown, True
         end, stopped = self._find_stop(before.shown)
         if not stopped:
-            # The longest end of the text with which some stop string begins.
-            longest = max(map(len, self.stop), default=1) - 1
-            tails = (self._raw[at:] for at in range(max(before.shown, end - longest), end))
-            end -= next(
-                (len(tail) for tail in tails if any(stop.startswith(tail) for stop in self.stop)), 0
-            )
+            end -= self._length_of_begun_stop(before.shown)
         return end, stopped
 
+    def _length_of_begun_stop(self, start: int) -> int:
+        """Length of the longest end of the text, from `start` on, that begins a stop string."""
+        longest = max((len(stop) for stop in self.stop), default=1) - 1
+        for tail_start in range(max(start, len(self._raw) - longest), len(self._raw)):
+            tail = self._raw[tail_start:]
+            if any(stop.startswith(tail) for stop in self.stop):
+                return len(tail)
+        return 0
+
     def _find_stop(self, start: int) -> tuple[int, bool]:
-        """End of the text, and whether a stop string is there. Text already shown contains no
-        beginning of a stop string."""
-        found = [at for stop in self.stop if (at := self._raw.find(stop, start)) >= 0]
-        return (min(found), True) if found else (len(self._raw), False)
+        """Where the first stop string begins, else the end of the text; and whether there is one.
+        Only from `start` on: text already shown contains no beginning of a stop string."""
+        places = [self._raw.find(stop, start) for stop in self.stop]
+        found = [place for place in places if place >= 0]
+        if not found:
+            return len(self._raw), False
+        return min(found), True
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +145,12 @@ class _Mark:
     """State of the stream after a token."""
 
     context: int = 0
-    """Where the decoding context starts."""
-    done: int = 0
-    """How many tokens are in the text."""
+    """The token with which decoding the next one begins."""
+    decoded: int = 0
+    """How many tokens are in the text; others, after them, end within a character."""
     length: int = 0
     """The text's length, held back parts included."""
     shown: int = 0
+    """How much of the text may be shown."""
     stopped: bool = False
+    """Whether a stop string was found, which ends the text."""

@@ -12,7 +12,9 @@ class TokenBucket:
     rate: float
     burst: float
     now: float
+    """The latest time that a caller passed, in seconds."""
     _level: float = field(init=False)
+    """The amount that could be spent at that time; below zero after an advance."""
 
     def __post_init__(self) -> None:
         self._level = self.burst
@@ -22,11 +24,12 @@ class TokenBucket:
         above the burst."""
         if self.rate <= 0:
             return 0.0
-        return max(0.0, (min(amount, self.burst) - self.level(now)) / self.rate)
+        wanted = min(amount, self.burst)
+        return max(0.0, (wanted - self.level(now)) / self.rate)
 
     def spend(self, amount: float) -> None:
-        """Take `amount` out (or put it back, below zero); the level may fall below zero, and later
-        amounts wait."""
+        """Take `amount` out, or put it back where it is negative. The level may fall below zero:
+        then later amounts wait."""
         self._level = min(self.burst, self._level - amount)
 
     def take(self, amount: float, now: float) -> bool:
@@ -38,6 +41,7 @@ class TokenBucket:
 
     def level(self, now: float) -> float:
         """The amount that may be spent now."""
-        self._level = min(self.burst, self._level + max(0.0, now - self.now) * self.rate)
+        passed = max(0.0, now - self.now)  # 0 where another caller's time is later
+        self._level = min(self.burst, self._level + passed * self.rate)
         self.now = max(self.now, now)
         return self._level

@@ -17,10 +17,10 @@ from moa.errors import ConfigError
 
 Mask = NDArray[np.bool_]
 MASKED = -1e9
-"""In an additive attention mask: where a token may not look. Finite, so that a row in which
+"""What an additive attention mask holds where a token may not look. Finite, so that a row in which
 everything is masked does not become NaN."""
 FORBIDDEN = MASKED / 2
-"""A score below this is that of a token that was masked."""
+"""A score below this is that of a token which was masked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +74,16 @@ def ancestors(parents: NDArray[np.int64]) -> Mask:
     """Ancestor-or-self `[B, T, T]` of trees given as `parents` `[B, T]` (-1: none), by pointer
     doubling."""
     batch, size = parents.shape
-    nowhere = batch * size  # an extra row without ancestors represents "no parent"
-    seen = np.zeros((nowhere + 1, size), dtype=np.bool_)
-    seen[np.arange(nowhere), np.tile(np.arange(size), batch)] = True
-    offsets = np.arange(0, nowhere, size, dtype=np.int64)[:, None]
-    jump = np.full(nowhere + 1, nowhere, dtype=np.int64)
-    jump[:-1] = np.where(parents < 0, nowhere, parents + offsets).ravel()
-    while (
-        jump != nowhere
-    ).any():  # `seen` holds all ancestors nearer than 2**k, `jump` is the one 2**k away
+    # All trees as one list of nodes, with a last one, which has no ancestors, as "no parent".
+    no_parent = batch * size
+    nodes = np.arange(no_parent)
+    first_nodes = np.arange(0, no_parent, size, dtype=np.int64)[:, None]
+    # After k rounds `seen` has all ancestors nearer than 2**k, and `jump` the one 2**k away.
+    seen = np.zeros((no_parent + 1, size), dtype=np.bool_)
+    seen[nodes, nodes % size] = True
+    jump = np.full(no_parent + 1, no_parent, dtype=np.int64)
+    jump[:-1] = np.where(parents < 0, no_parent, parents + first_nodes).ravel()
+    while (jump != no_parent).any():
         seen |= seen[jump]
         jump = jump[jump]
     return seen[:-1].reshape(batch, size, size)
@@ -123,7 +124,9 @@ def walk(tokens: Sequence[int], parents: Sequence[int]) -> Generator[int, int, A
     the text.
     """
     children: dict[tuple[int, int], int] = {}
-    for node in range(len(tokens) - 1, 0, -1):  # of equal siblings, the first
+    for node in range(
+        len(tokens) - 1, 0, -1
+    ):  # backwards, so that of equal siblings the first wins
         children[parents[node], tokens[node]] = node
     path = [0]
     while True:
@@ -190,9 +193,10 @@ class TreeGrower:
         columns = {node: column for column, node in enumerate([*self.fed, *self.frontier])}
         mask = np.zeros((len(self.frontier), len(columns)), dtype=np.bool_)
         for row, node in enumerate(self.frontier):
-            while node >= 0:
-                mask[row, columns[node]] = True
-                node = self.parents[node]
+            ancestor = node
+            while ancestor >= 0:
+                mask[row, columns[ancestor]] = True
+                ancestor = self.parents[ancestor]
         return mask
 
     def expand(self, top_tokens: NDArray[np.int64], top_scores: NDArray[np.float32]) -> None:
@@ -201,42 +205,54 @@ class TreeGrower:
         A score that is no number is the worst there is: it would leave the order of the others
         undefined. Guesses that a grammar forbids are left out.
         """
-        k = min(self.shape.breadth, top_tokens.shape[1])
-        first = len(self.tokens)
-        guesses = zip(
-            self.frontier, top_tokens[:, :k].tolist(), top_scores[:, :k].tolist(), strict=True
-        )
-        for node, tokens, scores in guesses:
-            base = self.scores[node]
+        breadth = min(self.shape.breadth, top_tokens.shape[1])
+        first_new = len(self.tokens)
+        for node, tokens, scores in zip(
+            self.frontier,
+            top_tokens[:, :breadth].tolist(),
+            top_scores[:, :breadth].tolist(),
+            strict=True,
+        ):
             for token, score in zip(tokens, scores, strict=True):
-                if FORBIDDEN > score > -math.inf:
-                    continue
-                self.tokens.append(token)
-                self.parents.append(node)
-                self.scores.append(base + score if score < math.inf else -math.inf)
+                self._add_guess(node, token, score)
         self.fed += self.frontier
         self.level += 1
-        best = sorted(range(first, len(self.tokens)), key=self.scores.__getitem__, reverse=True)[
-            : self.shape.breadth
-        ]
-        best = [node for node in best if self.scores[node] >= self.shape.least]
-        likely = sum(math.exp(self.scores[node]) for node in best)
-        if self.level >= self.shape.depth or likely < math.exp(self.shape.min_score):
-            best = []
-        self.frontier = sorted(best)
+        self.frontier = self._next_frontier(first_new)
+
+    def _add_guess(self, parent: int, token: int, score: float) -> None:
+        """Add a node, unless a grammar forbids its token: such a score is finite, but very low."""
+        if FORBIDDEN > score > -math.inf:
+            return
+        is_number = score < math.inf  # also False for NaN
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.scores.append(self.scores[parent] + score if is_number else -math.inf)
+
+    def _next_frontier(self, first_new: int) -> list[int]:
+        """The likeliest of the new nodes, in the order of the tree; none where it is deep enough, or
+        where the text hardly goes on along them."""
+        if self.level >= self.shape.depth:
+            return []
+        new = range(first_new, len(self.tokens))
+        best = sorted(new, key=self.scores.__getitem__, reverse=True)[: self.shape.breadth]
+        likely = [node for node in best if self.scores[node] >= self.shape.least]
+        chance = sum(math.exp(self.scores[node]) for node in likely)
+        if chance < math.exp(self.shape.min_score):
+            return []
+        return sorted(likely)
 
     def tree(self) -> DraftTree:
         """The best `shape.nodes` nodes and the root. A child never outscores its parent, so the
         best are a tree."""
         # Sorting is stable, also in reverse: equal scores keep their order.
-        order = sorted(range(1, len(self.tokens)), key=self.scores.__getitem__, reverse=True)[
-            : self.shape.nodes
-        ]
-        likely = [node for node in order if self.scores[node] >= self.shape.least]
-        kept = [0, *sorted(likely or order[:1])]
-        index = {node: i for i, node in enumerate(kept)}
+        ranked = sorted(range(1, len(self.tokens)), key=self.scores.__getitem__, reverse=True)
+        best = ranked[: self.shape.nodes]
+        likely = [node for node in best if self.scores[node] >= self.shape.least]
+        kept = [0, *sorted(likely or best[:1])]
+        new_index = {node: index for index, node in enumerate(kept)}
+        new_index[-1] = -1  # the root has no parent
         return DraftTree(
-            tokens=[self.tokens[n] for n in kept],
-            parents=[-1 if n == 0 else index[self.parents[n]] for n in kept],
-            scores=[self.scores[n] for n in kept],
+            tokens=[self.tokens[node] for node in kept],
+            parents=[new_index[self.parents[node]] for node in kept],
+            scores=[self.scores[node] for node in kept],
         )

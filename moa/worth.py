@@ -8,15 +8,17 @@ PAYS = 1.5
 """Tokens a round below which a draft costs about as much as it wins: a round also pays for drafting
 and the link."""
 _DEPTH = 6
-_ENOUGH = 10_000
+"""Levels of the chain that is judged."""
+_ENOUGH_TEXT = 10_000
 """Tokens learnt below which a drafter may know them by heart."""
 
 
 def reached_at(right: float, later: float | None = None) -> list[float]:
     """Chances that a chain gets so far, if its first draft is right with the chance `right`, and
     each of the `later` ones with another, given those before it; without one, with the same."""
-    each = right if later is None else later
-    return [right * each**level for level in range(_DEPTH)]
+    if later is None:
+        later = right
+    return [right * later**level for level in range(_DEPTH)]
 
 
 def worth(reached: Sequence[float], learnt: int | None = None) -> str:
@@ -25,15 +27,14 @@ def worth(reached: Sequence[float], learnt: int | None = None) -> str:
     many tokens, and may say little."""
     tokens = 1 + sum(reached)
     right = reached[0] if reached else 0.0
-    line = (
-        f"about {tokens:.1f} tokens a round, {right:.0%} of drafts right"
-        + " in the text of the last steps" * (learnt is not None)
-    )
+    line = f"about {tokens:.1f} tokens a round, {right:.0%} of drafts right"
+    if learnt is not None:
+        line += " in the text of the last steps"
     if tokens < PAYS:
         line += (
             f"; WARNING: below {PAYS} drafts cost more than they win: train longer (--steps), on more text,"
             " or on the target's own answers (--generate)"
         )
-    elif learnt is not None and learnt < _ENOUGH:
+    elif learnt is not None and learnt < _ENOUGH_TEXT:
         line += f"; WARNING: it may know these {learnt:,} tokens by heart: moa-export build --calibration tells more"
     return line
