@@ -14,30 +14,34 @@ from moa.tree import MASKED
 
 
 def masked(dtype: torch.dtype) -> float:
-    """What an additive mask holds where a query may not look."""
+    """What an additive mask of this type holds where a query may not look: float16 does not reach as
+    low as `MASKED`."""
     return max(MASKED, torch.finfo(dtype).min)
 
 
 def additive(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """`moa.tree.additive` for a tensor, on its device. `dtype` must be that of the queries: some
     kernels of accelerators misread another without a word."""
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
-        ~visible, masked(dtype)
-    )
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return mask.masked_fill_(~visible, masked(dtype))
 
 
 def rotary(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine, `[*positions, head_dim]`, in float32."""
-    steps = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
-    angles = positions.to(torch.float32).unsqueeze(-1) * theta ** (-steps / head_dim)
-    angles = torch.cat([angles, angles], dim=-1)
+    """Cosine and sine of rotary positions, `[*positions, head_dim]`, in float32."""
+    even = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
+    frequencies = theta ** (-even / head_dim)
+    angles = positions.to(torch.float32).unsqueeze(-1) * frequencies
+    angles = torch.cat([angles, angles], dim=-1)  # for both halves of a head: `rotate`
     return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn `[..., heads, T, D]` by its positions, `[..., T, D]`."""
+    """Rotate `[..., heads, T, D]` by its positions, whose cosine and sine are `[..., T, D]`. Number
+    i of a head and number i + D/2 are the two coordinates of a point."""
     low, high = x.chunk(2, dim=-1)
-    return (x * cos.unsqueeze(-3) + torch.cat([-high, low], dim=-1) * sin.unsqueeze(-3)).to(x.dtype)
+    turned = torch.cat([-high, low], dim=-1)  # by a right angle
+    rotated = x * cos.unsqueeze(-3) + turned * sin.unsqueeze(-3)
+    return rotated.to(x.dtype)
 
 
 class RMSNorm(nn.Module):

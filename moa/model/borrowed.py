@@ -37,21 +37,23 @@ class SharedWeights:
 
     def embed(self, ids: Tensor) -> Tensor:
         """The target's token embeddings, scaled as the target scales them."""
-        x = F.embedding(ids, self.embedding)
-        return x if self.embedding_scale == 1.0 else x * self.embedding_scale
+        embedded = F.embedding(ids, self.embedding)
+        if self.embedding_scale == 1.0:
+            return embedded
+        return embedded * self.embedding_scale
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The target's head."""
+        """The logits of the target's head after these states."""
         logits = F.linear(hidden.to(self.head.dtype), self.head)
         if self.logit_scale != 1.0:
             logits = logits * self.logit_scale
-        if (cap := self.logit_softcap) is not None:
-            logits = torch.tanh(logits / cap) * cap
+        if self.logit_softcap is not None:
+            logits = torch.tanh(logits / self.logit_softcap) * self.logit_softcap
         return logits
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> SharedWeights:
-        """Those of a loaded model, without a copy."""
+        """The embedding and head of a loaded model, without a copy."""
         scaling = scaling_of(model.config)
         return cls(
             embedding=_weight(model.get_input_embeddings()),
@@ -75,12 +77,15 @@ class _Past:
     def __init__(self, past: Rows) -> None:
         self.past = past
         self.new: Rows = past
+        """The rows of the latest forward; the past before the first one."""
 
     def update(self, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Rows:
+        """Take the new rows, and return them after the past ones: a layer calls this."""
         self.new = (key, value)
-        return torch.cat([self.past[0].to(key), key], dim=-2), torch.cat(
-            [self.past[1].to(value), value], dim=-2
-        )
+        past_key, past_value = self.past
+        all_keys = torch.cat([past_key.to(key), key], dim=-2)
+        all_values = torch.cat([past_value.to(value), value], dim=-2)
+        return all_keys, all_values
 
 
 class BorrowedLayers(nn.Module):
@@ -97,8 +102,11 @@ class BorrowedLayers(nn.Module):
         self.norm = cast(nn.Module, backbone.norm)
         self._rotary = _rotary_of(backbone)
         self._cache_argument = cache_argument(self.layers[0])
-        kinds = getattr(backbone.config, "layer_types", None) or [None] * len(backbone.layers)  # type: ignore[arg-type]
+        kinds = getattr(backbone.config, "layer_types", None)
+        if not kinds:
+            kinds = [None] * len(backbone.layers)  # type: ignore[arg-type]
         self._kinds: list[str | None] = list(kinds[-count:])
+        """The kind of each layer, such as "sliding_attention", by which some families rotate."""
         self.requires_grad_(False)
 
     def __len__(self) -> int:
@@ -108,11 +116,11 @@ class BorrowedLayers(nn.Module):
         self, x: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows]
     ) -> tuple[Tensor, list[Rows]]:
         """States after the final norm, and each layer's new rows."""
-        rows = []
-        for index, before in enumerate(past):
-            x, new = self.layer(index, x, positions, mask, before)
-            rows.append(new)
-        return self.norm(x), rows
+        new_rows = []
+        for index, layer_past in enumerate(past):
+            x, layer_rows = self.layer(index, x, positions, mask, layer_past)
+            new_rows.append(layer_rows)
+        return self.norm(x), new_rows
 
     def layer(
         self, index: int, x: Tensor, positions: Tensor, mask: Tensor, past: Rows
@@ -121,7 +129,8 @@ class BorrowedLayers(nn.Module):
         cache = _Past(past)
         arguments = self._rotary(x, positions, self._kinds[index]) | {self._cache_argument: cache}
         out = self.layers[index](x, attention_mask=mask, position_ids=positions, **arguments)
-        return out[0] if isinstance(out, tuple) else out, cache.new
+        states = out[0] if isinstance(out, tuple) else out  # some versions return a tuple
+        return states, cache.new
 
 
 class Sibling(nn.Module):
@@ -137,12 +146,12 @@ class Sibling(nn.Module):
         self.decoder = BorrowedLayers(backbone, len(backbone.layers))  # type: ignore[arg-type]
         self.embedding = cast(nn.Embedding, model.get_input_embeddings())
         head = cast(nn.Linear, model.get_output_embeddings())
-        self.head = None if head.weight is self.embedding.weight else head
+        is_tied = head.weight is self.embedding.weight
+        self.head = None if is_tied else head
         self._scaling = scaling_of(model.config)
-        width = (
-            getattr(model.config, "head_dim", None)
-            or model.config.hidden_size // model.config.num_attention_heads
-        )
+        width = getattr(model.config, "head_dim", None)
+        if not width:
+            width = model.config.hidden_size // model.config.num_attention_heads
         self.heads = int(model.config.num_key_value_heads), int(width)
         """KV heads of a layer, and their width."""
         self.requires_grad_(False)
@@ -173,18 +182,19 @@ class Sibling(nn.Module):
 
 
 def _rotary_of(backbone: nn.Module) -> Callable[[Tensor, Tensor, str | None], dict[str, Any]]:
-    """How this family's layers get their rotary positions: Gemma 3 has two kinds, named differently
-    in transformers 4 and 5."""
+    """A function of states, positions and a layer's kind that returns the layer's arguments for its
+    rotary positions. Families with two kinds of layers rotate each kind in its own way, and name
+    that differently in transformers 4 and 5."""
     by_kind: Any = getattr(backbone, "rotary_embs", None)
     if by_kind is not None:  # OLMo 3 in transformers 4
-        return lambda x, at, kind: {"position_embeddings": by_kind[kind](x, at)}
+        return lambda x, positions, kind: {"position_embeddings": by_kind[kind](x, positions)}
     rotary: Any = backbone.rotary_emb
     local: Any = getattr(backbone, "rotary_emb_local", None)
-    if local is not None:  # transformers 4
-        return lambda x, at, _: {
-            "position_embeddings_global": rotary(x, at),
-            "position_embeddings_local": local(x, at),
+    if local is not None:  # Gemma 3 in transformers 4: a layer takes of both what it needs
+        return lambda x, positions, _: {
+            "position_embeddings_global": rotary(x, positions),
+            "position_embeddings_local": local(x, positions),
         }
     if "layer_type" in inspect.signature(rotary.forward).parameters:  # transformers 5
-        return lambda x, at, kind: {"position_embeddings": rotary(x, at, kind)}
-    return lambda x, at, _: {"position_embeddings": rotary(x, at)}
+        return lambda x, positions, kind: {"position_embeddings": rotary(x, positions, kind)}
+    return lambda x, positions, _: {"position_embeddings": rotary(x, positions)}

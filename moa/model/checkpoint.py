@@ -22,10 +22,10 @@ Filled = TypeVar("Filled", bound=nn.Module)
 def filled(make: Callable[[], Filled], state: dict[str, torch.Tensor], folder: Path) -> Filled:
     """What `make` builds, with the weights `state` of `folder`; what does not fit is refused before
     memory is taken."""
-    with torch.device("meta"):
-        found = _fitting(make(), state, folder)
+    with torch.device("meta"):  # shapes without memory
+        weights = _fitting(make(), state, folder)
     module = make()
-    module.load_state_dict(found)
+    module.load_state_dict(weights)
     return module
 
 
@@ -48,12 +48,15 @@ def _fitting(
 ) -> dict[str, torch.Tensor]:
     """`state`, read from `folder`, which must have exactly the module's keys and shapes."""
     wanted = module.state_dict()
+    # A published checkpoint may hold rotary frequencies, which follow from the config.
     state = {
         name: value for name, value in state.items() if not name.endswith("rotary_emb.inv_freq")
     }
-    if missing := sorted(set(wanted) - set(state)):
+    missing = sorted(set(wanted) - set(state))
+    if missing:
         raise ConfigError(f"{folder}: the weights lack {missing[0]} and {len(missing) - 1} more")
-    if unknown := sorted(set(state) - set(wanted)):
+    unknown = sorted(set(state) - set(wanted))
+    if unknown:
         raise ConfigError(f"{folder}: the weights hold {unknown[0]}, which its config lacks")
     for name, value in state.items():
         if value.shape != wanted[name].shape:
@@ -80,7 +83,7 @@ def save_weights(module: nn.Module, folder: Path, dtype: torch.dtype | None = No
 
 
 def backbone_of(model: PreTrainedModel) -> nn.Module:
-    """The decoder without the head."""
+    """The decoder of a model, without its head."""
     backbone = model.get_decoder()
     if not isinstance(backbone, nn.Module):
         raise UsageError(f"{type(model).__name__} has no decoder that a drafter could borrow from")

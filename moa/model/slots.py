@@ -34,7 +34,8 @@ class SlotPool(Slots):
         shape = (layers, slots, kv_heads, capacity, head_dim)
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
-        self._written = [0] * slots  # columns that may hold anything but zeros
+        self._written = [0] * slots
+        """Columns of each slot that may hold anything but zeros."""
 
     def release(self, slot: int) -> None:
         """Release a slot, zeroed, so that its next user finds no data."""
