@@ -111,7 +111,7 @@ class TreeDrafter(StreamDrafter):
             text = self._round[job.lease]
             mask = job.mask
             text.asked_levels = 0
-            if mask is not None and mask.matcher.dear:
+            if mask is not None and mask.matcher.is_slow:
                 continue
             room = self._target.cache.capacity - job.base - 1
             forced = forced_draft(

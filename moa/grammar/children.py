@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections import deque
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
@@ -27,16 +27,20 @@ CHILDREN = 2
 """Processes: a principal has one grammar at a time compiled, so one that needs all of its time
 leaves another for the others."""
 _START_SECONDS = 60.0
+"""Seconds by the clock that a process may take to start."""
 _WALL_SECONDS = 2.5
-"""A bound where processor time is none: a process that is stopped, or starved."""
+"""Seconds by the clock for one grammar: a bound where processor time is none, for a process that is
+stopped, or starved."""
 _LARGEST_ANSWER = 2**20
+"""Bytes of an answer."""
 _PROGRAM = Path(__file__).with_name("compiling.py")
 _READY = b'"ready"\n'
 _KILLED = 9
-"""The signal of our own patience, and of a system without memory."""
+"""SIGKILL, by which we end a process that takes too long, and a system one when it has no memory.
+Numbers, for Windows has no such names."""
 _OUT_OF_TIME = 27
-"""The signal of a timer that counts processor time. An allocation that fails ends a process by
-others."""
+"""SIGPROF, of a timer that counts processor time. An allocation that fails ends a process by other
+signals."""
 
 
 class Starved(GrammarError):
@@ -44,8 +48,12 @@ class Starved(GrammarError):
 
 
 class _Judged(msgspec.Struct):
+    """What a process says of a grammar."""
+
     refused: str
+    """Why it is refused; empty if it is not."""
     bytes: int
+    """The memory that it takes."""
 
 
 _judged_of = msgspec.json.Decoder(_Judged)
@@ -55,9 +63,12 @@ class Children:
     """Some processes, started when they are needed and kept; usable from any thread."""
 
     def __init__(self, count: int = CHILDREN) -> None:
-        self._room = threading.Semaphore(count)
+        self._free = threading.Semaphore(count)
+        """How many more may be in use at once."""
         self._idle: deque[_Child] = deque()
+        """Those that are not in use, the latest used last."""
         self._lock = threading.Lock()
+        """Held while one is taken."""
 
     def check(self, grammar: Grammar) -> int:
         """The memory of a compiled grammar, in bytes; a `GrammarError` if it cannot be compiled
@@ -66,11 +77,13 @@ class Children:
             task = msgspec.json.encode([grammar.kind, grammar.text, JSON_STYLE]) + b"\n"
         except (UnicodeEncodeError, ValueError) as error:
             raise GrammarError(f"{grammar.kind}: it is not text: {safe_line(str(error))}") from None
-        with self._room:
+        with self._free:
             child = self._take()
             line = child.ask(task)
-            if not line.endswith(b"\n"):
-                self._replace(child, grammar.kind)
+            if not line.endswith(b"\n"):  # it ended over this grammar
+                reason = child.end()
+                self._start_another()
+                raise _refusal(grammar.kind, reason)
             self._idle.append(child)
         try:
             judged = _judged_of.decode(line)
@@ -80,22 +93,27 @@ class Children:
             raise GrammarError(judged.refused)
         return judged.bytes
 
-    def _replace(self, child: _Child, kind: str) -> NoReturn:
-        why = child.end()
-        with contextlib.suppress(MoaError):  # it starts meanwhile, and is taken last
-            self._idle.appendleft(_Child())
-        if why == "patience":
-            raise Starved(f"{kind}: it needs more than {_WALL_SECONDS:g} s to compile")
-        raise GrammarError(f"{kind}: it needs too much {why} to compile")
-
     def _take(self) -> _Child:
-        """One that was used lately, if there is one."""
+        """The process that was used last, or a new one if none is idle."""
         with self._lock:
             while self._idle:
                 child = self._idle.pop()
                 if child.alive:
                     return child
             return _Child()
+
+    def _start_another(self) -> None:
+        """Start a process for a later grammar. It is not waited for, and the last to be taken, so
+        it has time to get ready."""
+        with contextlib.suppress(MoaError):
+            self._idle.appendleft(_Child())
+
+
+def _refusal(kind: str, reason: str) -> GrammarError:
+    """The error for a grammar whose process ended for this reason."""
+    if reason == "patience":
+        return Starved(f"{kind}: it needs more than {_WALL_SECONDS:g} s to compile")
+    return GrammarError(f"{kind}: it needs too much {reason} to compile")
 
 
 class _Child:
@@ -123,6 +141,7 @@ class _Child:
 
     @property
     def alive(self) -> bool:
+        """Whether the process has not ended."""
         return self._process.poll() is None
 
     def ask(self, task: bytes) -> bytes:
@@ -135,12 +154,15 @@ class _Child:
         return _exchange(self._process, task, _WALL_SECONDS)
 
     def end(self) -> str:
-        """End the process, if it has not ended; what it needed too much of."""
-        returned = self._process.poll()
+        """End the process, if it has not ended; returns what it needed too much of: "patience"
+        (our own), "time" (of the processor), or "memory"."""
+        exit_code = self._process.poll()  # the number of a signal is negative
         self._finalizer()
-        if returned == -_KILLED:
+        if exit_code == -_KILLED:
             return "patience"
-        return "time" if returned == -_OUT_OF_TIME else "memory"
+        if exit_code == -_OUT_OF_TIME:
+            return "time"
+        return "memory"
 
 
 def _exchange(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes:
@@ -164,5 +186,6 @@ def _exchange(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> 
 
 
 def _end(process: subprocess.Popen[Any]) -> None:
+    """Kill a process, and wait until it has ended."""
     process.kill()
     process.communicate()

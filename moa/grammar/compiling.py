@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 CPU_SECONDS = 0.3
-"""Processor time of one grammar; none of 861 schemas that others wrote needs 2 ms, one of 1,500
+"""Seconds of the processor for one grammar; none of 861 schemas that others wrote needs 2 ms, one of 1,500
 properties 150. llguidance spends it outside of Python's lock."""
 MEMORY_BYTES = 64 * 2**20
 """Address space of this process beyond what it has at its start."""
@@ -44,12 +45,14 @@ _LIMITS = LLParserLimits(
     max_grammar_size=100_000,
     verbose_errors=False,
 )
-_TRIES = 100
+_MOST_PARTS = 100
 """Parts of a schema that are compiled to find the place of an error."""
 _PLACE_SECONDS = 0.1
-"""Processor time after which the search for the place ends."""
+"""Seconds of the processor after which the search for the place ends."""
 _TRIMMED_BYTES = 2**20
 """What a grammar takes at least for its memory to be given back at once."""
+_UNKNOWN_MAPPED_BYTES = 512 * 2**20
+"""Address space that this process is taken to have where the system does not say."""
 
 
 class Refused(ValueError):
@@ -66,13 +69,16 @@ class Source(NamedTuple):
 
 def compiled(tokens: LLTokenizer, source: Source) -> LLMatcher:
     """A matcher at the start of a text; `Refused` says what is wrong with the grammar."""
-    found = _tried(tokens, source)
-    if isinstance(found, str):
-        place = _place(tokens, source, found) if source.kind == "json_schema" else ""
-        raise Refused(f"{source.kind}{place}: {found}")
-    if not any(found.compute_bitmask()) or found.is_error():
-        raise Refused(f"{source.kind}: it allows no text at all {line(found.get_error())}".strip())
-    return found
+    matcher = _tried(tokens, source)
+    if isinstance(matcher, str):
+        error = matcher
+        place = _place(tokens, source, error) if source.kind == "json_schema" else ""
+        raise Refused(f"{source.kind}{place}: {error}")
+    allows_a_token = any(matcher.compute_bitmask())
+    if not allows_a_token or matcher.is_error():
+        error = line(matcher.get_error())
+        raise Refused(f"{source.kind}: it allows no text at all {error}".strip())
+    return matcher
 
 
 def line(error: str) -> str:
@@ -94,42 +100,54 @@ def _tried(tokens: LLTokenizer, source: Source) -> LLMatcher | str:
         matcher = LLMatcher(tokens, grammar, log_level=0, limits=_LIMITS)
     except ValueError as error:
         return line(str(error))
-    return line(matcher.get_error()) if matcher.is_error() else matcher
+    if matcher.is_error():
+        return line(matcher.get_error())
+    return matcher
 
 
 def _place(tokens: LLTokenizer, source: Source, error: str) -> str:
     """Where in a schema the error is: the smallest part of it that alone has the same error."""
     try:
-        part = json.loads(source.text)
+        schema = json.loads(source.text)
     except (ValueError, RecursionError):
         return ""
     place = "#"
-    tries = _TRIES
-    until = time.thread_time() + _PLACE_SECONDS
-    within = _parts(part)
-    while (found := next(within, None)) is not None and tries > 0 and time.thread_time() < until:
-        tries -= 1
-        name, schema = found
-        alone = source._replace(text=json.dumps(schema, ensure_ascii=False))
+    compiled_parts = 0
+    deadline = time.thread_time() + _PLACE_SECONDS
+    parts = deque(_parts(schema))
+    while parts and compiled_parts < _MOST_PARTS and time.thread_time() < deadline:
+        name, part = parts.popleft()
+        compiled_parts += 1
+        alone = source._replace(text=json.dumps(part, ensure_ascii=False))
         if _tried(tokens, alone) == error:
             place = f"{place}/{name}"
-            within = _parts(schema)
+            parts = deque(_parts(part))  # go on within this part; its neighbours are not to blame
     return f" at {place}"
 
 
+_ONE_SCHEMA = ("items", "additionalProperties", "not", "if", "then", "else")
+"""Keywords whose value is a schema."""
+_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
+"""Keywords whose value has a schema by each name."""
+_LISTED_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
+"""Keywords whose value is a list of schemas."""
+
+
 def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas directly within a schema."""
-    for key, inner in schema.items() if isinstance(schema, dict) else ():
-        if key in ("items", "additionalProperties", "not", "if", "then", "else"):
-            if isinstance(inner, dict):
-                yield key, inner
-        elif key in ("properties", "patternProperties", "$defs", "definitions"):
-            if isinstance(inner, dict):
-                yield from (
-                    (f"{key}/{k}", one) for k, one in inner.items() if isinstance(one, dict)
-                )
-        elif key in ("anyOf", "oneOf", "allOf", "prefixItems") and isinstance(inner, list):
-            yield from ((f"{key}/{n}", one) for n, one in enumerate(inner) if isinstance(one, dict))
+    """The schemas directly within a schema, each with its place there."""
+    if not isinstance(schema, dict):
+        return
+    for keyword, value in schema.items():
+        places: list[tuple[str, Any]] = []
+        if keyword in _ONE_SCHEMA:
+            places = [(keyword, value)]
+        elif keyword in _NAMED_SCHEMAS and isinstance(value, dict):
+            places = [(f"{keyword}/{name}", part) for name, part in value.items()]
+        elif keyword in _LISTED_SCHEMAS and isinstance(value, list):
+            places = [(f"{keyword}/{number}", part) for number, part in enumerate(value)]
+        for place, part in places:
+            if isinstance(part, dict):
+                yield place, part
 
 
 # ---- the process
@@ -157,25 +175,26 @@ def _judged(tokens: LLTokenizer, source: Source) -> dict[str, Any]:
     """Why the grammar is refused, or nothing; and the memory that it takes."""
     before = _resident_bytes()
     matcher = None
-    why = ""
+    reason = ""
     try:
         matcher = compiled(tokens, source)
     except Refused as refused:
-        why = str(refused)
-    taken = max(0, _resident_bytes() - before)
-    del matcher
-    if taken > LARGEST_KEPT_BYTES:
-        why = why or f"{source.kind}: it needs too much memory: {taken >> 20} MB"
-    if taken > _TRIMMED_BYTES:
+        reason = str(refused)
+    memory = max(0, _resident_bytes() - before)
+    del matcher  # it was kept until here for its memory to be counted
+    if memory > LARGEST_KEPT_BYTES and not reason:
+        reason = f"{source.kind}: it needs too much memory: {memory >> 20} MB"
+    if memory > _TRIMMED_BYTES:
         _give_back_free_memory()
-    return {"refused": why, "bytes": taken}
+    return {"refused": reason, "bytes": memory}
 
 
 def _limit_memory() -> None:
+    """Bound what this process may take beyond what it has."""
     if resource is not None:
         with contextlib.suppress(ValueError, OSError):  # the system has no such limit
-            most = _mapped_bytes() + MEMORY_BYTES
-            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+            limit = _mapped_bytes() + MEMORY_BYTES
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
@@ -186,22 +205,28 @@ def _limit_time(seconds: float) -> None:
 
 
 def _mapped_bytes() -> int:
-    return _pages(0)
+    """Address space of this process."""
+    pages = _pages(column=0)
+    return _UNKNOWN_MAPPED_BYTES if pages is None else pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _resident_bytes() -> int:
-    return _pages(1)
+    """Memory of this process; 0 where the system does not say."""
+    pages = _pages(column=1)
+    return 0 if pages is None else pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def _pages(column: int) -> int:
+def _pages(column: int) -> int | None:
+    """A number of /proc/self/statm, in pages: 0 is the address space, 1 what is in memory."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[column]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, AttributeError):  # not Linux
-        return 0 if column else 512 * 2**20
+            return int(file.read().split()[column])
+    except (OSError, ValueError):  # not Linux
+        return None
 
 
 def _give_back_free_memory() -> None:
+    """Let the C library give free memory back, so that it does not count for the next grammar."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

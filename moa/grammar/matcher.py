@@ -36,12 +36,15 @@ from moa.tree import DraftTree
 Bits = NDArray[np.uint8]
 """A bit for each token of the vocabulary, the first one lowest."""
 MATCHER_BYTES = 2**18
-"""What following a text is counted with: schemas of others take 70 kB, hostile ones up to 3 MB
+"""Bytes that following a text counts as: schemas of others take 70 kB, hostile ones up to 3 MB
 within 30 tokens."""
-_STEP_SECONDS, _TOKEN_SECONDS = 0.05, 0.0005
-"""Processor time of one look at a text, and for each new token of it: what the limits do not bound,
-this ends."""
-_DEAR_SECONDS = 0.002
+_STEP_SECONDS = 0.05
+"""Processor time of one look at a text: what the compiler's limits do not bound, this ends."""
+_TOKEN_SECONDS = 0.0005
+"""Processor time that each new token of the text adds to it."""
+_SLOW_SECONDS = 0.002
+"""Processor time of a mask from which drafts, which need one for each node, cost more than they
+win."""
 _PIECE = 64
 """Tokens of a text between two looks at the time."""
 _CACHED = 64
@@ -49,9 +52,9 @@ _CACHED = 64
 _CACHED_BYTES = 32 * 2**20
 """Memory of the compiled grammars that are kept."""
 _CHILDREN = Children()
-"""Those of all tokenizers: over bytes a grammar costs the same."""
+"""The processes that compile first, for all tokenizers: over bytes a grammar costs the same."""
 _THREADS = CHILDREN
-"""Beside the event loop: each waits for a process that compiles."""
+"""Threads beside the event loop: each waits for a process that compiles."""
 
 
 class _Kept(NamedTuple):
@@ -72,60 +75,65 @@ class GrammarCompiler:
         self._eos_ids = list(eos_ids)
         self._tokens: LLTokenizer | None = None
         self._loading = threading.Lock()
+        """Held while `_tokens` is made."""
         self._kept: OrderedDict[Grammar, _Kept] = OrderedDict()
+        """What compiling came to, the latest used last."""
         self._lock = threading.Lock()
+        """Held while `_kept` is read or changed."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
 
     async def matcher(self, grammar: Grammar, start: int, log: Sequence[int] = ()) -> Matcher:
-        """What follows a text whose answer begins at `start`, behind what the log has of it; made
+        """A matcher for a text whose answer begins at `start`, behind what the log has of it; made
         beside the event loop."""
 
-        def made() -> Matcher:
+        def make() -> Matcher:
             matcher = self.compile(grammar).matcher(start)
             if not matcher._follow(list(log[start:])):
                 raise GrammarError("the answer so far does not match its grammar")
             return matcher
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads, made)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, make)
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Compile a grammar, or take one that was compiled before; a `GrammarError` says what is
         wrong with it."""
         with self._lock:
-            found = self._kept.get(grammar)
-        if found is None:
+            kept = self._kept.get(grammar)
+        if kept is None:
             grammar.check()
-            found = self._compile(grammar)
+            kept = self._compile(grammar)
         with self._lock:
-            self._kept[grammar] = found
+            self._kept[grammar] = kept
             self._kept.move_to_end(grammar)
             while self._too_much:
                 self._kept.popitem(last=False)
-        if isinstance(found.outcome, str):
-            raise GrammarError(found.outcome)
-        return found.outcome
+        if isinstance(kept.outcome, str):
+            raise GrammarError(kept.outcome)
+        return kept.outcome
 
     def _compile(self, grammar: Grammar) -> _Kept:
         """Compile it in a process with limits, and here only if that was cheap."""
         tokens = self._loaded()
         try:
-            taken = _CHILDREN.check(grammar)
+            memory = _CHILDREN.check(grammar)
             source = compiling.Source(grammar.kind, grammar.text, JSON_STYLE)
             root = compiling.compiled(tokens, source)
         except Starved:
-            raise
+            raise  # says nothing of the grammar: not kept as its outcome
         except (GrammarError, compiling.Refused) as error:
             return _Kept(str(error))
-        return _Kept(CompiledGrammar(root, self._eos_ids), taken)
+        return _Kept(CompiledGrammar(root, self._eos_ids), memory)
 
     @property
     def _too_much(self) -> bool:
-        kept = self._kept.values()
-        return len(kept) > _CACHED or (
-            len(kept) > 1 and sum(one.bytes for one in kept) > _CACHED_BYTES
-        )
+        """Whether the oldest outcome is to go; the latest stays, however large."""
+        if len(self._kept) > _CACHED:
+            return True
+        memory = sum(kept.bytes for kept in self._kept.values())
+        return len(self._kept) > 1 and memory > _CACHED_BYTES
 
     def _loaded(self) -> LLTokenizer:
+        """The tokenizer, which the first caller makes while others wait."""
         with self._loading:
             if self._tokens is None:
                 self._tokens = self._load()
@@ -158,9 +166,9 @@ class Matcher:
         self._matcher = compiled.root.deep_copy()
         self._eos_ids = compiled.eos_ids
         self.start = start
-        self._at: list[int] = []
-        """The tokens that it has consumed."""
-        self.dear = False
+        self._consumed: list[int] = []
+        """The tokens that llguidance's matcher has consumed."""
+        self.is_slow = False
         """Whether the latest mask took so long that drafts cost more than they win."""
 
     def after(self, log: Sequence[int]) -> TextMask:
@@ -168,48 +176,54 @@ class Matcher:
         return TextMask(self, list(log[self.start :]))
 
     def _follow(self, output: list[int]) -> bool:
-        """Be behind these tokens; False if the grammar forbids them, or ended before them."""
-        began = time.thread_time()
-        same = common_prefix(self._at, output)
-        if same < len(self._at) and not self._matcher.rollback(len(self._at) - same):
+        """Move to behind these tokens; False if the grammar forbids them, or ended before them."""
+        started = time.thread_time()
+        common = common_prefix(self._consumed, output)
+        beyond = len(self._consumed) - common
+        if beyond and not self._matcher.rollback(beyond):
             self._matcher.reset()
-            same = 0
-        new = output[same:]
-        self._raise_error(began)
+            common = 0
+        del self._consumed[common:]
+        self._raise_error(started)
+        new = output[common:]
         if any(token in self._eos_ids for token in new):
-            del self._at[same:]
-            return False
-        del self._at[same:]
-        for at in range(0, len(new), _PIECE):
-            piece = new[at : at + _PIECE]
+            return False  # a text goes on behind its end
+        for first in range(0, len(new), _PIECE):
+            piece = new[first : first + _PIECE]
             taken = self._matcher.try_consume_tokens(piece)
-            self._at += piece[:taken]
-            self._raise_error(began, at + taken)
+            self._consumed += piece[:taken]
+            self._raise_error(started, tokens=first + taken)
             if taken < len(piece):
                 return False
         return True
 
     def _bits(self) -> Bits:
-        began = time.thread_time()
+        """What may follow here."""
+        started = time.thread_time()
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self.dear = time.thread_time() - began > _DEAR_SECONDS
-        self._raise_error(began)
+        self.is_slow = time.thread_time() - started > _SLOW_SECONDS
+        self._raise_error(started)
         return bits
 
     def _forced(self) -> list[int]:
+        """The tokens that must follow here."""
         tokens = list(self._matcher.compute_ff_tokens())
         self._raise_error(time.thread_time())
         return tokens
 
-    def _raise_error(self, began: float, tokens: int = 0) -> None:
-        if (took := time.thread_time() - began) > _STEP_SECONDS + _TOKEN_SECONDS * tokens:
+    def _raise_error(self, started: float, tokens: int = 0) -> None:
+        """Raise if a look at a text, begun at `started`, took too long for so many new tokens, or
+        if llguidance gave up."""
+        seconds = time.thread_time() - started
+        if seconds > _STEP_SECONDS + _TOKEN_SECONDS * tokens:
             raise GrammarError(
-                f"the grammar needs too much work here: {1000 * took:.0f} ms for a token"
+                f"the grammar needs too much work here: {1000 * seconds:.0f} ms for a token"
             )
         if self._matcher.is_error():
             error = compiling.line(self._matcher.get_error())
-            self._at = []
-            self.dear = True
+            # A matcher in error is of no use: begin again, should somebody ask for a shorter text.
+            self._consumed = []
+            self.is_slow = True
             self._matcher.reset()
             raise GrammarError(f"the grammar needs too much work here: {error}")
 
@@ -238,13 +252,11 @@ class TextMask(NamedTuple):
         """What a draft may go on with: what is forced, else what is allowed; None behind the
         grammar's end, and where it is given up."""
         with suppress(GrammarError):
-            if self.matcher._follow([*self.output, *path]):
-                bits = self.matcher._bits()
-                if forced := self.matcher._forced():
-                    only = np.zeros_like(bits)
-                    only[forced[0] >> 3] = 1 << (forced[0] & 7)
-                    return only
-                return bits
+            if not self.matcher._follow([*self.output, *path]):
+                return None
+            allowed = self.matcher._bits()
+            forced = self.matcher._forced()
+            return _only(forced[0], len(allowed)) if forced else allowed
         return None
 
     def judge(
@@ -259,17 +271,22 @@ class TextMask(NamedTuple):
         nothing may be accepted of: forbidden ones, and those whose turn did not come by `until` (of
         `time.perf_counter`). A shorter draft changes no text. `root`: the first mask, where it is
         known."""
-        kept = [tokens[0]]
-        paths = [list[int]()]
-        found: list[Bits | None] = [self.allowed() if root is None else root]
+        kept_tokens = [tokens[0]]
+        masks: list[Bits | None] = [self.allowed() if root is None else root]
+        paths: list[list[int]] = [[]]
         for token, parent in zip(tokens[1:], list(parents)[1:], strict=True):
-            above = found[parent]
-            paths.append([*paths[parent], token])
-            good = above is not None and has(above, token) and time.perf_counter() < until
-            good = good and self.matcher._follow([*self.output, *paths[-1]])
-            kept.append(token if good else -1)
-            found.append(self.matcher._bits() if good else None)
-        return kept, found
+            path = [*paths[parent], token]
+            paths.append(path)
+            allowed = masks[parent]
+            may_follow = allowed is not None and has(allowed, token)
+            in_time = time.perf_counter() < until
+            if may_follow and in_time and self.matcher._follow([*self.output, *path]):
+                kept_tokens.append(token)
+                masks.append(self.matcher._bits())
+            else:
+                kept_tokens.append(-1)
+                masks.append(None)
+        return kept_tokens, masks
 
 
 def forced_draft(
@@ -277,15 +294,29 @@ def forced_draft(
 ) -> DraftTree | None:
     """A chain of what must follow, which costs no drafter, of `most` tokens; None where that is
     less than a drafter may win."""
-    forced = grammar.forced()[:most] if grammar is not None else []
+    if grammar is None:
+        return None
+    forced = grammar.forced()[:most]
     if len(forced) < max(1, min(least, most)):
         return None
-    return DraftTree([pending, *forced], list(range(-1, len(forced))), [0.0] * (1 + len(forced)))
+    tokens = [pending, *forced]
+    parents = list(range(-1, len(forced)))  # each follows the one before it
+    scores = [0.0] * len(tokens)  # they are certain
+    return DraftTree(tokens, parents, scores)
 
 
 def has(bits: Bits, token: int) -> bool:
     """Whether these bits allow a token."""
-    return bool(0 <= token < 8 * len(bits) and bits[token >> 3] >> (token & 7) & 1)
+    if not 0 <= token < 8 * len(bits):
+        return False
+    return bool(bits[token // 8] >> (token % 8) & 1)
+
+
+def _only(token: int, size: int) -> Bits:
+    """Bits of `size` bytes that allow one token."""
+    bits = np.zeros(size, np.uint8)
+    bits[token // 8] = 1 << (token % 8)
+    return bits
 
 
 def unpacked(bits: Bits, size: int) -> NDArray[np.bool_]:

@@ -15,11 +15,12 @@ from msgspec import Meta
 from moa.errors import UsageError
 
 MAX_BYTES = 2**16
-"""Longest grammar."""
+"""Bytes of the longest grammar."""
 MAX_DEPTH = 64
 """Brackets in brackets: compilers recurse."""
 MAX_REMAINDERS = 10_000
-"""Of a `multipleOf`, or of several that hold together: each is a state, and 10,000 take 30 ms."""
+"""Remainders of a `multipleOf`, or of several that hold together: each is a state, and 10,000 take
+30 ms."""
 MAX_INTERSECTED = 12
 """Patterns that must all match one text: the states multiply. 12 take 30 ms, each more 2.3 times
 as long."""
@@ -75,10 +76,12 @@ def _bare(grammar: Grammar) -> list[str]:
         case "regex":
             return [_REGEX_TEXT.sub("", grammar.text)]
         case _:
-            texts = _LARK_TEXT.findall(grammar.text)
-            within = [one for one in texts if one.startswith("/") and not one.startswith("//")]
-            inner = [_REGEX_TEXT.sub("", one) for one in within]
-            return [_LARK_TEXT.sub('""', grammar.text), *inner]
+            parts = [_LARK_TEXT.sub('""', grammar.text)]
+            for text in _LARK_TEXT.findall(grammar.text):
+                is_regex = text.startswith("/") and not text.startswith("//")
+                if is_regex:
+                    parts.append(_REGEX_TEXT.sub("", text))
+            return parts
 
 
 def _deepest(parts: list[str]) -> int:
@@ -86,17 +89,17 @@ def _deepest(parts: list[str]) -> int:
     such as `[)]` of a regular expression closes no group."""
     deepest = 0
     for part in parts:
-        open_ones: list[str] = []
+        awaited: list[str] = []  # the closing brackets of those that are open
         for character in part:
-            if character in "([{":
-                open_ones.append(_CLOSES[character])
-                deepest = max(deepest, len(open_ones))
-            elif open_ones and character == open_ones[-1]:
-                open_ones.pop()
+            if character in _CLOSING:
+                awaited.append(_CLOSING[character])
+                deepest = max(deepest, len(awaited))
+            elif awaited and character == awaited[-1]:
+                awaited.pop()
     return deepest
 
 
-_CLOSES = {"(": ")", "[": "]", "{": "}"}
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 def _check_intersections(grammar: Grammar) -> None:
@@ -107,13 +110,13 @@ def _check_intersections(grammar: Grammar) -> None:
                 schema = json.loads(grammar.text)
             except (ValueError, RecursionError):
                 return  # the compiler says where it is wrong
-            for one in _schemas(schema):
-                _check_together(one)
+            for part in _schemas(schema):
+                _check_together(part)
         case "lark":
             for line in _LARK_TEXT.sub('""', grammar.text).splitlines():
-                _check_count(1 + line.count("&"))
+                _check_patterns(1 + line.count("&"))
         case _:
-            pass
+            pass  # a regular expression has no intersections
 
 
 def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
@@ -121,78 +124,86 @@ def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
     schema that they belong to: that some are no schemas does no harm."""
     waiting = [schema]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            yield one
-            waiting += _beside_all_of(one)
-        elif isinstance(one, list):
-            waiting += one
+        value = waiting.pop()
+        if isinstance(value, dict):
+            yield value
+            waiting += _within(value)
+        elif isinstance(value, list):
+            waiting += value
 
 
-def _beside_all_of(schema: dict[str, Any]) -> Iterator[Any]:
-    """What is within a schema and the members of its `allOf`."""
+def _within(schema: dict[str, Any]) -> Iterator[Any]:
+    """What is within a schema or a member of its `allOf`; the members themselves are left out."""
     waiting = [schema]
     while waiting:
-        one = waiting.pop()
-        for key, inner in one.items():
-            if key == "allOf" and isinstance(inner, list):
-                waiting += [member for member in inner if isinstance(member, dict)]
+        part = waiting.pop()
+        for key, value in part.items():
+            if key == "allOf" and isinstance(value, list):
+                waiting += [member for member in value if isinstance(member, dict)]
             else:
-                yield inner
+                yield value
 
 
 def _check_together(schema: dict[str, Any]) -> None:
-    """What holds for the same value: the keywords of a schema and of all in its `allOf`."""
+    """Check what holds for the same value: the keywords of a schema and of all in its `allOf`."""
     factors: list[Decimal] = []
     patterns = 0
     waiting: list[Any] = [schema]
     while waiting:
-        one = waiting.pop()
-        if not isinstance(one, dict):
+        part = waiting.pop()
+        if not isinstance(part, dict):
             continue
-        if (number := _decimal(one.get("multipleOf"))) is not None:
-            factors.append(number)
-        patterns += isinstance(one.get("pattern"), str)
-        within = one.get("allOf")
-        waiting += within if isinstance(within, list) else ()
-    if factors and (remainders := _remainders(factors)) > MAX_REMAINDERS:
+        factor = _factor(part.get("multipleOf"))
+        if factor is not None:
+            factors.append(factor)
+        if isinstance(part.get("pattern"), str):
+            patterns += 1
+        members = part.get("allOf")
+        if isinstance(members, list):
+            waiting += members
+    remainders = _remainders(factors)
+    if remainders > MAX_REMAINDERS:
         raise GrammarError(
             f"multipleOf: numbers with {remainders} different remainders cannot be followed, "
             f"at most {MAX_REMAINDERS}"
         )
-    _check_count(patterns)
+    _check_patterns(patterns)
 
 
-def _check_count(patterns: int) -> None:
-    if patterns > MAX_INTERSECTED:
+def _check_patterns(count: int) -> None:
+    """Raise if so many patterns are too many to match one text together."""
+    if count > MAX_INTERSECTED:
         raise GrammarError(
-            f"{patterns} patterns that must all match one text, at most {MAX_INTERSECTED}"
+            f"{count} patterns that must all match one text, at most {MAX_INTERSECTED}"
         )
 
 
-def _decimal(value: Any) -> Decimal | None:
-    """A number as it is written; None for what is none, or is no factor."""
+def _factor(value: Any) -> Decimal | None:
+    """A `multipleOf` as it is written; None for what is no number, or cannot be a factor."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         number = Decimal(str(value))
     except InvalidOperation:
         return None
-    sensible = number.is_finite() and number > 0 and abs(number.adjusted()) <= _MOST_DIGITS
-    return number.normalize() if sensible else None
+    if not number.is_finite() or number <= 0 or abs(number.adjusted()) > _MOST_DIGITS:
+        return None
+    return number.normalize()
 
 
 _MOST_DIGITS = 40
-"""Of numbers that are looked at; the compiler refuses longer ones."""
+"""Digits before or after the point of a factor that is looked at; the compiler refuses longer
+ones."""
 
 
 def _remainders(factors: list[Decimal]) -> int:
-    """The least number that all of them divide, in units of their last digit; or one that is too
-    large already."""
-    places = max(0, *(-int(one.as_tuple().exponent) for one in factors))
-    found = 1
-    for one in factors:
-        found = math.lcm(found, int(one.scaleb(places)))
-        if found > MAX_REMAINDERS:
+    """The least number that all factors divide, in units of their last digit; or one that is too
+    large already. 1 without factors."""
+    places = max((-int(factor.as_tuple().exponent) for factor in factors), default=0)
+    places = max(0, places)
+    multiple = 1
+    for factor in factors:
+        multiple = math.lcm(multiple, int(factor.scaleb(places)))
+        if multiple > MAX_REMAINDERS:
             break
-    return found
+    return multiple

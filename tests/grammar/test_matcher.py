@@ -3,9 +3,11 @@ under it is the same."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import time
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 from moa.errors import UsageError
+from moa.grammar import matcher as matching
 from moa.grammar.children import Children
 from moa.grammar.matcher import Bits, GrammarCompiler, forced_draft, has, unpacked
 from moa.grammar.spec import MAX_BYTES, Grammar, GrammarError
@@ -53,6 +56,20 @@ def test_a_mask_depends_on_nothing_but_the_text() -> None:
         assert (bits == compiled.matcher(2).after(text).allowed()).all()
         token = rng.choice(tokens_of(bits))
         text = [7, 8] if token == EOS else [*text, token]
+
+
+def test_a_look_that_took_too_long_changes_no_later_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails after llguidance has rolled back: what was consumed is then the shorter text."""
+    compiled = compiler().compile(SCHEMA)
+    matcher = compiled.matcher(0)
+    text: list[int] = []
+    while len(text) < 6:
+        text.append(tokens_of(matcher.after(text).allowed())[0])
+    seconds = itertools.count()
+    with monkeypatch.context() as slow:
+        slow.setattr(matching, "time", SimpleNamespace(thread_time=lambda: next(seconds)))
+        assert matcher.after(text[:3]).guesses() is None
+    assert (matcher.after(text).allowed() == compiled.matcher(0).after(text).allowed()).all()
 
 
 def test_a_draft_is_judged_node_by_node() -> None:
