@@ -174,6 +174,21 @@ def test_a_process_that_died_is_replaced() -> None:
     assert pool._idle[0]._process is not first
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+def test_a_process_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped process uses no processor time that its own limit could count."""
+    pool = Children(1)
+    pool.check(HONEST)
+    monkeypatch.setattr(children_module, "_WALL_SECONDS", 0.3)
+    first = pool._idle[0]._process
+    first.send_signal(signal.SIGSTOP)
+    with pytest.raises(children_module.Starved, match=r"more than 0\.3 s"):
+        pool.check(HONEST)
+    assert first.returncode == -signal.SIGKILL
+    monkeypatch.undo()
+    assert pool.check(HONEST) >= 0
+
+
 def test_no_process_is_an_error_that_may_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(*_: object, **__: object) -> None:
         raise OSError(24, "Too many open files")
