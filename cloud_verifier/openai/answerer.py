@@ -28,6 +28,7 @@ from moa.api.encoding import answer_limit, encoded
 from moa.api.fairness import charged
 from moa.api.logprobs import scored
 from moa.api.tools import ToolFormat
+from moa.chat.template import ChatTemplate
 from moa.errors import CapacityError, MoaError, RemoteError, UsageError
 from moa.sampling import SamplingSettings
 from moa.speculation.prediction import Prediction
@@ -82,6 +83,7 @@ class Tokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
+        self._templates: dict[str, ChatTemplate] = {}
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, with the tokenizer's start token."""
@@ -99,19 +101,23 @@ class Tokenizer:
         return str(self._tokenizer.chat_template or "")
 
     def chat(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any]) -> str:
-        """The text of a conversation."""
+        """The text of a conversation. A template is a program that came with the model: it runs in
+        a process of its own, so that one without an end ends no server."""
+        if self._tokenizer.chat_template is None:
+            raise UsageError("this target has no chat template", hint="use /v1/completions")
+        special = self._tokenizer.special_tokens_map
+        return self._template_for(template.get("tools")).render(messages, special, template)
+
+    def _template_for(self, tools: Any) -> ChatTemplate:
+        """The template for conversations with or without tools: a few models have two."""
+        try:
+            source = self._tokenizer.get_chat_template(tools=tools)
+        except ValueError as error:
+            raise UsageError(f"this target has no such chat template: {error}") from None
         with self._lock:
-            if self._tokenizer.chat_template is None:
-                raise UsageError("this target has no chat template", hint="use /v1/completions")
-            try:
-                given = [dict(message) for message in messages]
-                return str(
-                    self._tokenizer.apply_chat_template(
-                        given, add_generation_prompt=True, tokenize=False, **template
-                    )
-                )
-            except Exception as error:  # a template is a program and may raise any exception
-                raise UsageError(f"the chat template refuses this conversation: {error}") from None
+            if source not in self._templates:
+                self._templates[source] = ChatTemplate(source, "of this target")
+            return self._templates[source]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, without special tokens."""

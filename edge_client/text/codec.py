@@ -12,7 +12,7 @@ from moa.bundle import Bundle
 from moa.errors import BundleError, UsageError
 
 if TYPE_CHECKING:
-    from edge_client.text.template import ChatTemplate
+    from moa.chat.template import ChatTemplate
 
 _LONGEST_TOKEN = 4096
 """Most characters that one token can add to a text; real vocabularies have tokens of a few hundred
@@ -73,9 +73,9 @@ class TextCodec:
     def _template(self) -> ChatTemplate | None:
         if self._template_file is None:
             return None
-        from edge_client.text.template import ChatTemplate
+        from moa.chat.template import ChatTemplate
 
-        return ChatTemplate(self._template_file)
+        return ChatTemplate.read(self._template_file)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, with the tokenizer's start token."""

@@ -267,14 +267,22 @@ class Tokenizer(Protocol):
     chat_template: Any
     """The source of the template, or None."""
 
+    @property
+    def special_tokens_map(self) -> Any:
+        """Text of special tokens by the names that a template may use."""
+
     def __call__(self, text: str, *, add_special_tokens: bool = True) -> Any:
         """`["input_ids"]` of a text."""
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> Any:
         """The text of ids."""
 
+    def get_chat_template(self, chat_template: str | None = None, tools: Any = None) -> str:
+        """The template's source: of those for conversations with tools and without, if there are
+        two."""
+
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
-        """The text of a conversation."""
+        """The text of a conversation, made in this process: for our own models."""
 
 
 class Target(Protocol):

@@ -8,6 +8,7 @@ import contextlib
 import copy
 import gc
 import re
+import time
 from collections.abc import AsyncIterator
 from functools import cache
 from typing import Any
@@ -26,6 +27,8 @@ from cloud_verifier.settings import Settings
 from edge_client.device import Device
 from edge_client.serve.endpoint import model_name as edge_model_name
 from moa import __version__
+from moa.chat import template
+from moa.errors import UsageError
 from moa.process.listening import Port
 from tests.api.large import LARGE, large_request
 from tests.api.scripted import check_that_the_loop_turns
@@ -96,6 +99,29 @@ async def test_variables_reach_the_chat_template() -> None:
     )
     assert Tokenizer(tokenizer).chat(QUESTION, {}) == "user thinks"
     assert Tokenizer(tokenizer).chat(QUESTION, {"enable_thinking": False}) == "user"
+
+
+async def test_a_targets_template_cannot_hold_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever publishes a model writes its template; it runs in a process that is ended."""
+    monkeypatch.setattr(template, "_RENDER_SECONDS", 1.0)
+    tokenizer = copy.copy(embedded().target.tokenizer)
+    loop = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
+    tokenizer.chat_template = "{% if messages[0].content == 'loop' %}" + loop + "{% endif %}fine"
+    ours = Tokenizer(tokenizer)
+    assert ours.chat([{"role": "user", "content": "hi"}], {}) == "fine"
+    mine = time.process_time()
+    with pytest.raises(UsageError, match="takes over"):
+        ours.chat([{"role": "user", "content": "loop"}], {})
+    assert time.process_time() - mine < 0.5, "another process has worked"
+    assert ours.chat([{"role": "user", "content": "hi"}], {}) == "fine"
+
+
+async def test_a_target_with_two_templates_has_the_one_for_tools_asked() -> None:
+    tokenizer = copy.copy(embedded().target.tokenizer)
+    tokenizer.chat_template = {"default": "plain", "tool_use": "with {{ tools[0].name }}"}
+    ours = Tokenizer(tokenizer)
+    assert ours.chat(QUESTION, {}) == "plain"
+    assert ours.chat(QUESTION, {"tools": [{"name": "look"}]}) == "with look"
 
 
 async def test_many_at_once_and_streamed_are_told_the_targets_own_text(both: Both) -> None:

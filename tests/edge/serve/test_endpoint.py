@@ -18,7 +18,7 @@ import pytest_asyncio
 from edge_client import Done, EdgeClient, Notice
 from edge_client.serve.endpoint import endpoint
 from edge_client.serve.settings import ServeSettings
-from edge_client.text.template import ChatTemplate
+from moa.chat.template import ChatTemplate
 from moa.process.listening import Port
 from moa.process.memory import resident_bytes
 from tests.api.large import LARGE, large_request

@@ -10,10 +10,10 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from edge_client.text import template as module
-from edge_client.text.template import ChatTemplate
 from moa.api.errors import ApiError
 from moa.api.requests import template_variables
+from moa.chat import template as module
+from moa.chat.template import ChatTemplate
 from moa.errors import BundleError, UsageError
 
 TEMPLATES = sorted((Path(__file__).parent / "templates").glob("*.jinja"))
@@ -48,7 +48,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.mark.parametrize("file", TEMPLATES, ids=lambda file: file.stem)
 def test_what_transformers_writes(file: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    ours = ChatTemplate(file)
+    ours = ChatTemplate.read(file)
     source = file.read_text(encoding="utf-8")
     for tools in ([], TOOLS):
         for name, chat in CHATS.items():
@@ -77,7 +77,7 @@ def test_variables_reach_the_template_as_in_transformers(
         add_generation_prompt=True,
         **given,
     )
-    ours = ChatTemplate(file)
+    ours = ChatTemplate.read(file)
     assert ours.render(chat, SPECIAL, given) == theirs != ours.render(chat, SPECIAL)
     assert ours.render(
         chat, SPECIAL, {"messages": [], "add_generation_prompt": False}
@@ -94,7 +94,7 @@ def test_no_variable_is_a_parameter_of_transformers() -> None:
 
 def made(folder: Path, source: str) -> ChatTemplate:
     (folder / "chat.jinja").write_text(source, encoding="utf-8")
-    return ChatTemplate(folder / "chat.jinja")
+    return ChatTemplate.read(folder / "chat.jinja")
 
 
 @pytest.mark.parametrize(

@@ -40,16 +40,25 @@ _answer_of = msgspec.json.Decoder(_Answer)
 class ChatTemplate:
     """Renders conversations with a chat template."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, source: str, where: str) -> None:
+        """`where` is the template's name in errors."""
+        if len(source) > _LARGEST_TEMPLATE:
+            raise BundleError(f"{where} is too large for a chat template")
+        self.source = source
+        self._where = where
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    @classmethod
+    def read(cls, file: Path) -> ChatTemplate:
+        """That of a bundle."""
         try:
             if file.stat().st_size > _LARGEST_TEMPLATE:
                 raise BundleError(f"{file} is too large for a chat template")
-            self.source = file.read_text(encoding="utf-8")
+            source = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise BundleError(f"{file} is not a chat template: {error}") from None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
+        return cls(source, str(file))
 
     def render(
         self,
@@ -75,7 +84,7 @@ class ChatTemplate:
         except msgspec.DecodeError:
             raise self._spoilt("said no text") from None
         if answer.kind == "broken":
-            raise BundleError(f"{self._file} is not a chat template: {safe_line(answer.text)}")
+            raise BundleError(f"{self._where} is not a chat template: {safe_line(answer.text)}")
         if answer.kind == "refused":
             raise UsageError(
                 f"the chat template refuses this conversation: {safe_line(answer.text)}"
@@ -123,7 +132,8 @@ class ChatTemplate:
 
     def _spoilt(self, how: str) -> BundleError:
         return BundleError(
-            f"the chat template {self._file} {how}", hint="use another bundle, or `generate --raw`"
+            f"the chat template {self._where} {how}",
+            hint="use another one, or none: `generate --raw`",
         )
 
 
