@@ -31,11 +31,14 @@ class ApiKeys:
         """The caller's name: a hash of its key. Several Authorization headers are refused."""
         if not self._digests:
             return ANONYMOUS
-        scheme, _, key = (authorization[0] if len(authorization) == 1 else "").partition(" ")
+        header = authorization[0] if len(authorization) == 1 else ""
+        scheme, _, key = header.partition(" ")
         presented = _digest(key.strip())
         # Compare with every key in constant time, so that timing does not reveal which key matches.
         matches = [hmac.compare_digest(presented, digest) for digest in self._digests]
-        return presented.hex()[:16] if any(matches) and scheme.lower() == "bearer" else None
+        if not any(matches) or scheme.lower() != "bearer":
+            return None
+        return presented.hex()[:16]
 
 
 class Hosts:
@@ -43,12 +46,14 @@ class Hosts:
     re-bound to this address, so that the pages of the website may read the answer."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        """These besides addresses and `localhost`."""
+        """`names` besides addresses and `localhost`."""
         self._names = {"localhost", *(name.lower() for name in names)}
 
     def serve(self, host: str) -> bool:
         """Whether a request's `Host` may be answered."""
-        name = _split(f"//{host}").hostname if _plain(host) else None
+        if not _is_plain(host):
+            return False
+        name = _split(f"//{host}").hostname
         return name is not None and (name in self._names or is_address(name))
 
 
@@ -76,19 +81,20 @@ class Access:
                 f"the name {host[:100]!r} is not served here: allow it with --allowed-host",
                 code="host_refused",
             )
+        if self._comes_from_another_website(headers, host):
+            raise ApiError(403, "another website may not use this endpoint", code="origin_refused")
+
+    def _comes_from_another_website(self, headers: Mapping[str, str], host: str) -> bool:
         origin = headers.get("origin", "").lower()
         if origin in self._origins:
-            return
-        if origin and (
-            _split(origin).scheme not in ("http", "https") or _split(origin).netloc != host.lower()
-        ):
-            raise ApiError(403, "another website may not use this endpoint", code="origin_refused")
-        if (
-            not origin
-            and headers.get("sec-fetch-site") == "cross-site"
-            and headers.get("sec-fetch-mode") != "navigate"
-        ):
-            raise ApiError(403, "another website may not use this endpoint", code="origin_refused")
+            return False
+        if origin:
+            parts = _split(origin)
+            return parts.scheme not in ("http", "https") or parts.netloc != host.lower()
+        # Requests that only read have no Origin; a link that somebody follows is none of a script.
+        is_cross_site = headers.get("sec-fetch-site") == "cross-site"
+        is_followed_link = headers.get("sec-fetch-mode") == "navigate"
+        return is_cross_site and not is_followed_link
 
     def principal(self, authorization: Sequence[str]) -> str:
         """The caller's name, from the Authorization headers."""
@@ -115,13 +121,15 @@ def is_loopback(host: str) -> bool:
 
 
 def _split(url: str) -> SplitResult:
+    """The parts of a URL; all empty if it is none."""
     try:
         return urlsplit(url)
     except ValueError:  # a bracket that is not closed, or an address within brackets that is none
         return SplitResult("", "", "", "", "")
 
 
-def _plain(host: str) -> bool:
+def _is_plain(host: str) -> bool:
+    """Whether a `Host` is short, and has nothing but a name and a port in it."""
     return 0 < len(host) <= 255 and not set(host) & set("/?#@\\ \t")
 
 

@@ -93,9 +93,11 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     accepted: int = 0
     calls: int = 0
     predicted: int = 0
-    """Tokens of the prediction that were drafted, and how many of them were accepted."""
+    """Tokens of the prediction that were drafted."""
     predicted_accepted: int = 0
+    """How many of them were accepted."""
     more: dict[str, Any] = {}
+    """Figures of the answerer's own."""
 
 
 class Began(msgspec.Struct, frozen=True):

@@ -37,8 +37,9 @@ from moa.process.memory import give_back_free_memory
 
 AnyCall = TypeVar("AnyCall", bound=ParsedRequest)
 _LARGE_BODY = 2**16
+"""Bytes of a request after which memory is given back to the system."""
 _TRIM_SECONDS = 10.0
-"""After a large request memory is given back to the system, so often at most."""
+"""Seconds between two times at which memory is given back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +90,9 @@ class Api:
         self.metrics.kept_bytes.set_function(lambda: self._kept.size)
         self._rechecks = Rechecks(self._counted, self._kept)
         self._reading: Counter[str] = Counter()
-        self._large = False
-        """Whether there was a large request since memory was given back."""
+        """Bodies that are being received, by principal."""
+        self._had_large_request = False
+        """Whether there was one since memory was given back."""
         self._created = int(time.time())
 
     def app(self, more: Sequence[BaseRoute] = (), origins: Sequence[str] = ()) -> Guard:
@@ -131,8 +133,9 @@ class Api:
     async def running(self) -> AsyncIterator[Api]:
         """Sweep, check and trim while the body runs; then end every stream."""
         helpers = [
-            asyncio.create_task(each)
-            for each in (self._kept.keep_swept(), self._rechecks.keep_checking(), self._trim())
+            asyncio.create_task(self._kept.keep_swept()),
+            asyncio.create_task(self._rechecks.keep_checking()),
+            asyncio.create_task(self._keep_trimmed()),
         ]
         try:
             yield self
@@ -144,8 +147,10 @@ class Api:
     # ---- about the endpoint
 
     async def _health(self, request: Request) -> Response:
-        wrong = self.answerer.not_ready()
-        return Json({"status": wrong or "ok"}, 503 if wrong else 200)
+        problem = self.answerer.not_ready()
+        if problem:
+            return Json({"status": problem}, 503)
+        return Json({"status": "ok"})
 
     async def _metrics(self, request: Request, principal: str) -> Response:
         if not self.may_measure(principal):
@@ -154,13 +159,14 @@ class Api:
         return Response(self.metrics.page(), media_type=CONTENT_TYPE)
 
     async def _status(self, request: Request, principal: str) -> Response:
-        return Json(self._counted.status(None if self.may_measure(principal) else principal))
+        whose = None if self.may_measure(principal) else principal
+        return Json(self._counted.status(whose))
 
     async def _models(self, request: Request, principal: str) -> Response:
         return Json(model_list(self.answerer.model, self._created))
 
     async def _model(self, request: Request, principal: str) -> Response:
-        self._known(request.path_params["model"])
+        self._check_model(request.path_params["model"])
         return Json(model_entry(self.answerer.model, self._created))
 
     async def _no_embeddings(self, request: Request, principal: str) -> Response:
@@ -174,15 +180,15 @@ class Api:
         body = await self._body(request, principal)
         tokenizer = self.answerer.tokenizer
         async with self._counted.tokenizing(principal):
-            return Json(await asyncio.to_thread(tokenized, body, tokenizer, self.answerer.context))
+            found = await asyncio.to_thread(tokenized, body, tokenizer, self.answerer.context)
+        return Json(found)
 
     async def _detokenize(self, request: Request, principal: str) -> Response:
         body = await self._body(request, principal)
         tokenizer = self.answerer.tokenizer
         async with self._counted.tokenizing(principal):
-            return Json(
-                await asyncio.to_thread(detokenized, body, tokenizer, self.answerer.vocabulary)
-            )
+            found = await asyncio.to_thread(detokenized, body, tokenizer, self.answerer.vocabulary)
+        return Json(found)
 
     async def _props(self, request: Request, principal: str) -> Response:
         answerer = self.answerer
@@ -201,10 +207,12 @@ class Api:
         request: Request,
         principal: str,
     ) -> Response:
-        call = parse(await self._body(request, principal), self.defaults, principal)
-        self._known(call.model)
+        body = await self._body(request, principal)
+        call = parse(body, self.defaults, principal)
+        self._check_model(call.model)
         may_call = call.asks[0].question.may_call
-        shape = shape_of(self.answerer.model, call, self.answerer.tool_format if may_call else None)
+        tool_format = self.answerer.tool_format if may_call else None
+        shape = shape_of(self.answerer.model, call, tool_format)
         events = streamed(call.asks, shape, self._counted)
         if call.stream:
             return self._stream(await _opened(request, events), call, shape)
@@ -212,11 +220,13 @@ class Api:
         if shape.error is not None:
             raise shape.error
         # Log-probabilities of thousands of tokens take a second to write.
-        body = await asyncio.to_thread(lambda: msgspec.json.encode(shape.snapshot()))
-        verified = all(ended.verified for ended in shape.ends.values())
-        return Json(
-            body, headers={"X-Moa-Link": self._link, "X-Moa-Verified": str(verified).lower()}
-        )
+        answer = await asyncio.to_thread(lambda: msgspec.json.encode(shape.snapshot()))
+        all_verified = all(ended.verified for ended in shape.ends.values())
+        headers = {
+            "X-Moa-Link": self._link,
+            "X-Moa-Verified": "true" if all_verified else "false",
+        }
+        return Json(answer, headers=headers)
 
     # ---- streams
 
@@ -235,10 +245,12 @@ class Api:
     async def _follow(self, request: Request, principal: str) -> Response:
         id = request.path_params["id"]
         recording = self._kept.get(id, principal)
-        after = position(
-            request.headers.get("last-event-id") or request.query_params.get("after", "0"), id
-        )
-        return EventStream(recording.listen(after), {"X-Request-Id": id})
+        # Browsers send the header when they connect again; other programs may use the parameter.
+        last_event_id = request.headers.get("last-event-id")
+        if not last_event_id:
+            last_event_id = request.query_params.get("after", "0")
+        frames_received = position(last_event_id, id)
+        return EventStream(recording.listen(frames_received), {"X-Request-Id": id})
 
     async def _stop(self, request: Request, principal: str) -> Response:
         self._kept.drop(self._kept.get(request.path_params["id"], principal))
@@ -246,15 +258,18 @@ class Api:
 
     # ---- parts
 
-    async def _trim(self) -> None:
+    async def _keep_trimmed(self) -> None:
+        """Give memory back to the system after large requests."""
         while True:
             await asyncio.sleep(_TRIM_SECONDS)
-            if self._large:
-                self._large = self._counted.running > 0  # they will leave more behind
+            if self._had_large_request:
+                # Answers that run will leave more behind: then once more.
+                self._had_large_request = self._counted.running > 0
                 await asyncio.to_thread(give_back_free_memory)
 
     @property
     def _link(self) -> str:
+        """The state of the link to the verifier."""
         return str(self.answerer.status()["link"])
 
     async def _body(self, request: Request, principal: str) -> bytes:
@@ -265,18 +280,22 @@ class Api:
             )
         with one_more(self._reading, principal):
             body = await read_body(request, self.limits.max_body_bytes)
-        self._large = self._large or len(body) > _LARGE_BODY
+        if len(body) > _LARGE_BODY:
+            self._had_large_request = True
         return body
 
-    def _known(self, model: str | None) -> None:
-        known = (None, self.answerer.model, *self.also_called)
-        if model not in known and "*" not in self.also_called:
-            raise ApiError(
-                404,
-                f"the model {str(model)[:100]!r} does not exist here; there is {self.answerer.model!r}",
-                param="model",
-                code="model_not_found",
-            )
+    def _check_model(self, model: str | None) -> None:
+        """Refuse a request for another model; without a name it is ours."""
+        if model is None or model == self.answerer.model or model in self.also_called:
+            return
+        if "*" in self.also_called:
+            return
+        raise ApiError(
+            404,
+            f"the model {model[:100]!r} does not exist here; there is {self.answerer.model!r}",
+            param="model",
+            code="model_not_found",
+        )
 
     def keyed(self, endpoint: Callable[[Request, str], Any]) -> Callable[[Request], Any]:
         """Wrap a route's function: pass the caller's name, and refuse callers without access."""
@@ -299,20 +318,22 @@ async def _opened(request: Request, events: AsyncGenerator[Any, None]) -> AsyncG
     a broken stream. A client that leaves meanwhile ends them."""
     first = await while_connected(request.receive, _first(events))
 
-    async def all_of_them() -> AsyncGenerator[Any, None]:
+    async def first_and_others() -> AsyncGenerator[Any, None]:
         async with contextlib.aclosing(events):
             yield first
             async for event in events:
                 yield event
 
-    return all_of_them()
+    return first_and_others()
 
 
 async def _first(events: AsyncGenerator[Any, None]) -> Any:
+    """The next event: `anext` as a coroutine, of which a task can be made."""
     return await anext(events)
 
 
 async def _drain(events: AsyncGenerator[Any, None]) -> None:
+    """Take all events, for a client that gets the whole answer at once."""
     async with contextlib.aclosing(events):
         async for _ in events:
             pass

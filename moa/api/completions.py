@@ -144,13 +144,16 @@ def parse_chat(body: bytes, defaults: Defaults, principal: str) -> CompletionCal
         _message(message, f"messages[{number}]") for number, message in enumerate(request.messages)
     ]
     tools = chosen(request.tool_choice, request.tools, request.parallel_tool_calls)
+    logprobs = None
+    if request.logprobs:
+        logprobs = request.top_logprobs or 0
     return _call(
         request,
         [question_of(request, messages=messages, tools=tools)],
         defaults,
         chat=True,
         max_tokens=token_limit("max_tokens", request.max_completion_tokens, request.max_tokens),
-        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        logprobs=logprobs,
         principal=principal,
         grammar=grammar,
     )
@@ -164,29 +167,47 @@ def parse_completion(body: bytes, defaults: Defaults, principal: str) -> Complet
         raise unsupported("chat_template_kwargs")
     prompts = _prompts(request.prompt)
     _check_choices(len(prompts), request, defaults)  # before anything is made of them
-    asked = [{"text": one} if isinstance(one, str) else {"ids": tuple(one)} for one in prompts]
-    most = token_limit("max_tokens", request.max_tokens, 16)  # OpenAI's default for this route
-    how = {"max_tokens": most, "logprobs": request.logprobs, "principal": principal}
+    questions = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            questions.append(question_of(request, text=prompt))
+        else:
+            questions.append(question_of(request, ids=tuple(prompt)))
     return _call(
-        request, [question_of(request, **one) for one in asked], defaults, chat=False, **how
+        request,
+        questions,
+        defaults,
+        chat=False,
+        max_tokens=token_limit("max_tokens", request.max_tokens, _COMPLETION_TOKENS),
+        logprobs=request.logprobs,
+        principal=principal,
     )
 
 
+_COMPLETION_TOKENS = 16
+"""OpenAI's default for the length of a completion."""
+
+
 def _message(message: ChatMessage, where: str) -> dict[str, Any]:
-    told: dict[str, Any] = {
-        "role": message.role if message.role == "tool" else chat_role(message.role, where),
+    """A message for the chat template; `where` it is in the request."""
+    is_result = message.role == "tool"
+    found: dict[str, Any] = {
+        "role": "tool" if is_result else chat_role(message.role, where),
         "content": content_text(message.content, f"{where}.content"),
     }
     if message.tool_calls:
-        told["tool_calls"] = msgspec.to_builtins(message.tool_calls)
-    return told | {
-        name: given for name in ("tool_call_id", "name") if (given := getattr(message, name))
-    }
+        found["tool_calls"] = msgspec.to_builtins(message.tool_calls)
+    if message.tool_call_id:
+        found["tool_call_id"] = message.tool_call_id
+    if message.name:
+        found["name"] = message.name
+    return found
 
 
 def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     """The stop texts of a request, each within the wire's limit."""
-    texts = tuple(text for text in ((stop,) if isinstance(stop, str) else stop or ()) if text)
+    given = [stop] if isinstance(stop, str) else stop or []
+    texts = tuple(text for text in given if text)  # an empty one would stop at once
     longest = max((len(text.encode()) for text in texts), default=0)
     if longest > Limits.max_stop_bytes:
         raise bad(f"stop: a text of {longest} bytes, at most {Limits.max_stop_bytes}", "stop")
@@ -196,17 +217,18 @@ def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 def _call(
     request: Common, questions: Sequence[Question], defaults: Defaults, *, chat: bool, **more: Any
 ) -> CompletionCall:
+    """The parsed request for an answer, or several, to each question; `more` are fields of each
+    `AnswerRequest`."""
     more["stop"] = stop_texts(request.stop)
     more["logit_bias"] = biases(request.logit_bias)
-    asks = tuple(
-        answer_request(request, question, defaults, choice=choice, **more)
-        for question in questions
-        for choice in range(request.n or 1)
-    )
+    asks = []
+    for question in questions:
+        for choice in range(request.n or 1):
+            asks.append(answer_request(request, question, defaults, choice=choice, **more))
     options = request.stream_options or StreamOptions()
     return CompletionCall(
         **common_fields(request),
-        asks=asks,
+        asks=tuple(asks),
         chat=chat,
         include_usage=bool(options.include_usage),
         separate=chat and request.reasoning_format != "none",
@@ -214,19 +236,27 @@ def _call(
 
 
 def _check_choices(questions: int, request: Common, defaults: Defaults) -> None:
+    """Refuse a request for more answers than one may have."""
     choices = questions * (request.n or 1)
     if choices > defaults.max_choices:
         raise bad(f"{choices} answers in one request, at most {defaults.max_choices}", "n")
 
 
 def _prompts(prompt: str | list[Any]) -> list[str | list[int]]:
-    given: list[Any] = [prompt] if isinstance(prompt, str) else prompt
-    if len({type(one) for one in given}) > 1:
+    """The prompts of a request: texts, or lists of ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = {type(part) for part in prompt}
+    if len(kinds) > 1:
         raise bad("the prompt mixes texts and ids", "prompt")
-    return [given] if isinstance(given[0], int) else given
+    if kinds == {int}:
+        return [prompt]  # the ids of one prompt
+    return prompt
 
 
 def _refuse_unsupported(request: Common) -> None:
+    """Refuse what would change the answers, of chats and of completions."""
     refuse(request, "audio", "echo", "suffix")
-    if (getattr(request, "best_of", None) or 1) > (request.n or 1):
+    best_of = getattr(request, "best_of", None) or 1
+    if best_of > (request.n or 1):
         raise unsupported("best_of")

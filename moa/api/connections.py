@@ -29,12 +29,22 @@ from moa.token_bucket import TokenBucket
 log = logging.getLogger("moa.api")
 
 _HEAD_SECONDS = 10.0
+"""Seconds for a whole head, from the beginning of the connection."""
 _BODY_SECONDS = 30.0
+"""Seconds for a whole body."""
 _IDLE_SECONDS = 30.0
+"""Seconds until the next request."""
 _MOST = 1024
+"""Connections at once."""
 _MOST_WAITING = 256
+"""Connections that wait for a request at once."""
 _LINES_PER_SECOND = 0.1
-_BACKLOG = 64  # also the connections accepted at once: more would delay all others
+"""Log lines about connections that were dropped."""
+_BACKLOG = 64
+"""Connections that the system holds for us; and that are accepted at once: more would delay all
+others."""
+_STARTING_SECONDS = 0.005
+"""Seconds between two looks at whether the server has started."""
 
 
 class Connections:
@@ -48,23 +58,24 @@ class Connections:
         self._lines = TokenBucket(_LINES_PER_SECOND, 3.0, time.monotonic())
 
     def enter(self, connection: HttpConnection) -> None:
-        """Another connection; one that waits makes room for it, or there is none."""
+        """Count another connection; if there are too many, one that waits for a request is ended."""
         self.open.add(connection)
         self.waiting.enter(connection)
         if len(self.open) > self.most:
             self.waiting.make_room()
 
     def leave(self, connection: HttpConnection) -> None:
-        """It is gone."""
+        """Forget a connection that is gone."""
         self.open.discard(connection)
         self.waiting.leave(connection)
 
     def exhausted(self, peer: str) -> None:
-        """A connection was refused for lack of file descriptors."""
+        """Make room after a connection was refused for lack of file descriptors."""
         self._dropped(peer, 0)
         self.waiting.make_room()
 
     def _dropped(self, peer: str, count: int) -> None:
+        """Log that a connection of this address was dropped, which has so many; not every time."""
         if self._lines.take(1, time.monotonic()):
             log.warning(
                 "too many idle connections: the oldest of an address is dropped, it has %d",
@@ -79,7 +90,9 @@ class HttpConnection(H11Protocol):
     _connections: Connections
     """Set by a subclass: the library creates the connections."""
     _phase = ""
+    """What it waits for: "head", "body", "idle" (the next request), or "answer"."""
     _deadline: asyncio.TimerHandle | None = None
+    """Ends the connection when its time for this phase is over."""
 
     @property
     def peer(self) -> str:
@@ -94,51 +107,52 @@ class HttpConnection(H11Protocol):
     # ---- asyncio's and the library's callbacks
 
     def connection_made(self, transport: Any) -> None:
-        """The connection is established."""
+        """Begin to wait for a head: the connection is established."""
         super().connection_made(transport)
         self.app_state = {**self.app_state, "abort": self.abort}
         self._wait("head", _HEAD_SECONDS)
         self._connections.enter(self)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """It is gone."""
+        """Forget the connection: it is gone."""
         self._cancel_deadline()
         self._connections.leave(self)
         super().connection_lost(error)
 
     def handle_events(self) -> None:
-        """Bytes arrived."""
+        """Read what has arrived; then something else may be missing."""
         super().handle_events()
-        self._follow()
+        self._update_phase()
 
     def on_response_complete(self) -> None:
-        """A response was written."""
+        """Wait for the next request: a response was written."""
         super().on_response_complete()
-        self._follow()
+        self._update_phase()
 
     def send_400_response(self, msg: str) -> None:
-        """No request: refused, later the more of these there were."""
+        """Refuse what is no request; the later, the more of these there were."""
         self.transport.pause_reading()
-        held = self.loop.create_task(self._refuse(msg))
-        self.tasks.add(held)
-        held.add_done_callback(self.tasks.discard)
+        refusal = self.loop.create_task(self._refuse(msg))
+        self.tasks.add(refusal)  # a task that nobody refers to may be collected
+        refusal.add_done_callback(self.tasks.discard)
 
-    async def _refuse(self, words: str) -> None:
+    async def _refuse(self, message: str) -> None:
+        """Refuse what is no request, when the address has had its turn."""
         if not await self._connections.fairness.hold(self.peer.rpartition(":")[0]):
             self.abort()
         elif not self.transport.is_closing():
-            super().send_400_response(words)
+            super().send_400_response(message)
 
     def _unsupported_upgrade_warning(self) -> None:
         pass  # anybody can ask for one, as often as they like
 
     # ---- what it waits for
 
-    def _follow(self) -> None:
+    def _update_phase(self) -> None:
         """Set the limit of time for what is missing now."""
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None or self.transport.is_closing():
-            return  # still the head, or over
+            return  # the head is still missing, or the connection is over
         if cycle.response_complete:
             self._wait("idle", _IDLE_SECONDS)
         elif cycle.more_body:
@@ -149,6 +163,7 @@ class HttpConnection(H11Protocol):
             self._connections.waiting.leave(self)
 
     def _wait(self, phase: str, seconds: float) -> None:
+        """Wait for something, at most so long; the time of a phase is not prolonged."""
         if phase == self._phase:
             return
         self._phase = phase
@@ -164,7 +179,7 @@ class HttpConnection(H11Protocol):
 
 
 class SecuredHttpConnection(Secured, HttpConnection):
-    """The same behind TLS."""
+    """An `HttpConnection` behind TLS."""
 
     _handshake_seconds = _HEAD_SECONDS
 
@@ -204,12 +219,13 @@ async def serving(
         backlog=_BACKLOG,
     )
     server = _Server(config)
-    task = asyncio.create_task(server.serve(sockets=[port.listen(_BACKLOG, connections.exhausted)]))
+    listening = port.listen(_BACKLOG, connections.exhausted)
+    task = asyncio.create_task(server.serve(sockets=[listening]))
     try:
-        while not server.started and not task.done():
-            await asyncio.sleep(0.005)
+        while not server.started and not task.done():  # the library offers no event for it
+            await asyncio.sleep(_STARTING_SECONDS)
         if task.done():
-            task.result()
+            task.result()  # raises what has ended it
         yield port.url("https" if tls is not None else "http")
     finally:
         connections.waiting.close()

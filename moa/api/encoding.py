@@ -23,6 +23,11 @@ _CHARACTERS_A_TOKEN = 64
 """A prompt with more characters for each token of the context is refused unread. Texts have 2 to 6
 a token."""
 _PREDICTED_CHARACTERS_A_TOKEN = 16
+"""Characters of a prediction that are tokenized for each token of it that is used."""
+_PREDICTED_MARGIN = 256
+"""Tokens of a prediction beyond twice the answer."""
+_TOOLS_LEAVE = 8
+"""Tools that are only offered must leave an eighth of the context."""
 
 
 class Tokenizing(Protocol):
@@ -49,49 +54,47 @@ async def encoded(
     """The question in tokens. `context` tokens fit, answer included; an answer has at most
     `longest`."""
     question = ask.question
-    prompt = _Prompt(())
-    left_out = 0
     _check_grammar(ask, ask.grammar)
-    if question.ids is None:
-        room = (
-            prompt_room(context, min(longest, ask.max_tokens or ANSWER_ROOM))
-            if question.may_trim
-            else sys.maxsize
-        )
+    left_out = 0
+    if question.ids is not None:
+        prompt = _Prompt(question.ids)
+    else:
+        room = sys.maxsize
+        if question.may_trim:
+            room = prompt_room(context, min(longest, ask.max_tokens or ANSWER_ROOM))
         question, unread = await asyncio.to_thread(_readable, question, context)
         prompt, left_out = await asyncio.to_thread(_prompt, tokenizer, question, room)
-        if (
-            question.tools is not None
-            and question.tools.choice == "auto"
-            and len(prompt.ids) > context - context // 8
-        ):
+        tools_are_offered = question.tools is not None and question.tools.choice == "auto"
+        if tools_are_offered and len(prompt.ids) > context - context // _TOOLS_LEAVE:
             # Apps such as Open WebUI offer dozens of tools with every message: a short context is
             # for the messages.
             question = replace(question, tools=None)
             prompt, left_out = await asyncio.to_thread(_prompt, tokenizer, question, room)
         left_out += unread
-    else:
-        prompt = _Prompt(question.ids)
-    ids = prompt.ids
-    _check_ids(ids, context, vocabulary)
-    if (most := max((token for token, _ in ask.logit_bias or ()), default=-1)) >= vocabulary:
-        raise bad(
-            f"logit_bias: there is no token {most}: the model has {vocabulary} tokens", "logit_bias"
-        )
-    grammar, free = ask.grammar, ask.grammar is None
+    _check_ids(prompt.ids, context, vocabulary)
+    _check_biases(ask, vocabulary)
+
+    grammar = ask.grammar
+    text_is_free = grammar is None
     if question.tools is not None:
-        _check_grammar(
-            ask, grammar := ToolFormat.of(tokenizer.template).grammar(question.tools, grammar)
-        )
-        free = free and question.tools.choice in ("auto", "none")
-    thinking = prompt.thinking and free  # else there is no room for it
-    if not question.prediction:
-        return Encoded(ids, (), thinking, grammar, left_out, prompt.messages)
-    # An edit may skip parts of the prediction, so it may be longer than the answer.
-    most = 2 * min(longest, context - len(ids)) + 256
-    text = question.prediction[: most * _PREDICTED_CHARACTERS_A_TOKEN]
-    predicted = await asyncio.to_thread(tokenizer.plain, text)
-    return Encoded(ids, predicted[:most], thinking, grammar, left_out, prompt.messages)
+        grammar = ToolFormat.of(tokenizer.template).grammar(question.tools, grammar)
+        _check_grammar(ask, grammar)
+        text_is_free = text_is_free and question.tools.choice in ("auto", "none")
+    predicted: Sequence[int] = ()
+    if question.prediction:
+        # An edit may skip parts of the prediction, so it may be longer than the answer.
+        most = 2 * min(longest, context - len(prompt.ids)) + _PREDICTED_MARGIN
+        text = question.prediction[: most * _PREDICTED_CHARACTERS_A_TOKEN]
+        predicted = (await asyncio.to_thread(tokenizer.plain, text))[:most]
+    return Encoded(
+        ids=prompt.ids,
+        prediction=predicted,
+        # Where the text must match a grammar there is no room for thinking.
+        thinking=prompt.thinking and text_is_free,
+        grammar=grammar,
+        left_out=left_out,
+        messages=prompt.messages,
+    )
 
 
 def answer_limit(ask: AnswerRequest, default: int, most: int = Limits.max_new_tokens) -> int:
@@ -114,17 +117,24 @@ def _prompt(tokenizer: Tokenizing, question: Question, room: int) -> tuple[_Prom
         return _Prompt(tokenizer.encode(question.text or "")), 0
     form = ToolFormat.of(tokenizer.template)
     tools = question.tools or Tools(())
-    offered = [listed(tool) for tool in tools.tools if tools.choice != "none" and form.knows_tools]
+    offered = []
+    if form.knows_tools and tools.choice != "none":
+        offered = [listed(tool) for tool in tools.tools]
 
     def encode(sent: Sequence[Mapping[str, Any]]) -> _Prompt:
         messages = form.messages(sent, tools)
         begun = ""
-        if messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):
+        last = messages[-1]
+        if last["role"] == "assistant" and not last.get("tool_calls"):
             # As llama.cpp's server and vLLM can: the model goes on with the last message.
-            messages, begun = messages[:-1], messages[-1]["content"]
+            messages = messages[:-1]
+            begun = last["content"]
         text = tokenizer.chat(messages, {**question.template, "tools": offered or None})
-        told = form.as_text(sent, tools)
-        return _Prompt(tokenizer.plain(text + begun), within_thinking(text, begun), told)
+        return _Prompt(
+            ids=tokenizer.plain(text + begun),
+            thinking=within_thinking(text, begun),
+            messages=form.as_text(sent, tools),
+        )
 
     return fitting(question.messages, room, encode)
 
@@ -134,23 +144,42 @@ def _readable(question: Question, context: int) -> tuple[Question, int]:
     messages those are; refused if no shorter."""
     most = context * _CHARACTERS_A_TOKEN
     left_out = 0
-    if (tools := question.tools) is not None and tools.choice != "none":
-        if (size := len(msgspec.json.encode(tools.tools))) > most and tools.choice != "auto":
-            raise _too_long(f"the tools have {size} characters", context)
-        question = replace(question, tools=tools if size <= most else None)
+    tools = question.tools
+    if tools is not None and tools.choice != "none":
+        size = len(msgspec.json.encode(tools.tools))
+        if size > most:
+            if tools.choice != "auto":
+                raise _too_long(f"the tools have {size} characters", context)
+            question = replace(question, tools=None)  # they are only offered
     text = question.text or ""
     if question.messages is not None:
         room = most if question.may_trim else sys.maxsize
-        (text, sent), left_out = fitting(
-            question.messages, room, lambda sent: ("".join(map(str, sent)), sent)
-        )
+        (text, sent), left_out = fitting(question.messages, room, _as_characters)
         question = replace(question, messages=sent)
     if len(text) > most:
         raise _too_long(f"the prompt has {len(text)} characters", context)
     return question, left_out
 
 
+def _as_characters(
+    messages: Sequence[Mapping[str, Any]],
+) -> tuple[str, Sequence[Mapping[str, Any]]]:
+    """About the characters of a chat, for `fitting`; and its messages."""
+    return "".join(str(message) for message in messages), messages
+
+
+def _check_biases(ask: AnswerRequest, vocabulary: int) -> None:
+    """Refuse biases of tokens that there are not."""
+    for token, _ in ask.logit_bias or ():
+        if token >= vocabulary:
+            raise bad(
+                f"logit_bias: there is no token {token}: the model has {vocabulary} tokens",
+                "logit_bias",
+            )
+
+
 def _check_ids(ids: Sequence[int], context: int, vocabulary: int) -> None:
+    """Refuse a prompt that is empty, too long, or has ids that are no tokens."""
     if not ids:
         raise bad("the prompt is empty", "prompt")
     if len(ids) >= context:
@@ -160,15 +189,16 @@ def _check_ids(ids: Sequence[int], context: int, vocabulary: int) -> None:
 
 
 def _check_grammar(ask: AnswerRequest, grammar: Grammar | None) -> None:
-    """What the wire refuses."""
-    if grammar is not None:
-        grammar.check()
-        if ask.ignore_eos:
-            raise bad(
-                "a grammar says where the text ends: it cannot be used with ignore_eos",
-                "ignore_eos",
-            )
+    """Refuse a grammar that the wire would refuse."""
+    if grammar is None:
+        return
+    grammar.check()
+    if ask.ignore_eos:
+        raise bad(
+            "a grammar says where the text ends: it cannot be used with ignore_eos", "ignore_eos"
+        )
 
 
 def _too_long(what: str, context: int) -> ApiError:
+    """The error for a prompt that does not fit; `what` is a clause that says how long it is."""
     return bad(f"{what}, and the context holds {context} tokens", code="context_length_exceeded")

@@ -15,7 +15,7 @@ _TYPES = {
     409: "conflict_error",
     429: "rate_limit_error",
 }
-"""Others below 500 are `invalid_request_error`."""
+"""The `type` of an error by its status. Others below 500 are `invalid_request_error`."""
 
 
 class ApiError(MoaError):
@@ -39,23 +39,24 @@ class ApiError(MoaError):
 
     def body(self) -> dict[str, Any]:
         """The JSON of the response."""
-        kind = _TYPES.get(
-            self.status, "invalid_request_error" if self.status < 500 else "server_error"
-        )
+        usual = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = _TYPES.get(self.status, usual)
         return {
             "error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         }
 
     def headers(self) -> dict[str, str]:
         """Headers that the status requires."""
-        headers = {"Retry-After": str(math.ceil(self.retry_after))} if self.retry_after else {}
+        headers = {}
+        if self.retry_after:
+            headers["Retry-After"] = str(math.ceil(self.retry_after))
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return headers
 
 
 def bad(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """The request is wrong."""
+    """The error of a request that is wrong."""
     return ApiError(400, message, param=param, code=code)
 
 
@@ -65,10 +66,10 @@ def from_error(error: MoaError) -> ApiError:
         case ApiError():
             return error
         case RemoteError(code="limit"):
-            prompt = (
-                "stop" not in error.hint and "new_tokens" not in error.hint
-            )  # the hint names the limit
-            return bad(error.line(), code="context_length_exceeded" if prompt else None)
+            # The hint names the limit. One of stop texts or of the answer's length is not the
+            # prompt's, which clients may shorten after this code.
+            is_of_prompt = "stop" not in error.hint and "new_tokens" not in error.hint
+            return bad(error.line(), code="context_length_exceeded" if is_of_prompt else None)
         case RemoteError(code="grammar") | GrammarError():
             return bad(error.line(), "response_format", "invalid_grammar")
         case RemoteError() if error.retryable:

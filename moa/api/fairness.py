@@ -19,21 +19,27 @@ from moa.api.errors import ApiError
 from moa.token_bucket import TokenBucket
 
 Result = TypeVar("Result")
-_SHARE, _BURST_SECONDS = 0.4, 1.0
-"""Of the event loop's time, for one key: on average, and at once. Answers that run are never slowed
+_SHARE = 0.4
+"""Share of the event loop's time that one key may use on average. Answers that run are never slowed
 down."""
+_BURST_SECONDS = 1.0
+"""Seconds of the event loop that one key may use at once."""
 _BESIDE_OTHERS = 4.0
-"""Times what a request took, where somebody else is served meanwhile: then a key has a tenth of the
-event loop."""
+"""A request is charged so many times what it took, where somebody else is served meanwhile: then a
+key has a tenth of the event loop."""
 _REFUSAL_SECONDS = 0.02
 """What a refusal costs a key: 50 at once and 20 a second."""
 _LONGEST_WAIT = 5.0
+"""Seconds that a request waits for its turn, at most."""
 _REFUSALS_PER_SECOND = 50.0
-"""For one address without a key; each takes about a millisecond, its connection included."""
+"""Refusals that are sent at once to an address without a key; each takes about a millisecond, its
+connection included."""
 _MOST_HELD = 32
 """Refusals of one address that wait to be sent; more are not sent at all."""
 _MOST_ACCOUNTS = 4096
+"""Accounts that are kept."""
 _CHARGED: ContextVar[Callable[[float], None]] = ContextVar("_CHARGED")
+"""Charges seconds to the key of the task that runs."""
 
 
 class Accounts:
@@ -51,14 +57,14 @@ class Accounts:
         """The bucket of this name."""
         if name not in self._buckets:
             if len(self._buckets) >= _MOST_ACCOUNTS:
-                used = {
-                    one: bucket
-                    for one, bucket in self._buckets.items()
-                    if bucket.level(now) < self._burst
-                }
-                self._buckets = dict(list(used.items())[-_MOST_ACCOUNTS // 2 :])
+                self._forget_some(now)
             self._buckets[name] = TokenBucket(self._rate, self._burst, now)
         return self._buckets[name]
+
+    def _forget_some(self, now: float) -> None:
+        """Forget full buckets, which are as good as new ones; then the oldest, down to half."""
+        used = [entry for entry in self._buckets.items() if entry[1].level(now) < self._burst]
+        self._buckets = dict(used[-_MOST_ACCOUNTS // 2 :])
 
 
 class Fairness:
@@ -70,6 +76,7 @@ class Fairness:
         self._keys = Accounts(_SHARE, _BURST_SECONDS)
         self._addresses = Accounts(_REFUSALS_PER_SECOND, _REFUSALS_PER_SECOND)
         self._held = Counter[str]()
+        """Refusals that wait to be sent, by address."""
 
     @contextlib.asynccontextmanager
     async def turn(self, principal: str) -> AsyncIterator[None]:
@@ -79,7 +86,8 @@ class Fairness:
             yield
             return
         bucket = self._keys.of(principal, time.monotonic())
-        if (wait := bucket.wait(0, time.monotonic())) > 0:
+        wait = bucket.wait(0, time.monotonic())
+        if wait > 0:
             await asyncio.sleep(min(wait, _LONGEST_WAIT))
         if wait > _LONGEST_WAIT:
             raise ApiError(
@@ -101,7 +109,8 @@ class Fairness:
         that wait."""
         bucket = self._addresses.of(address, time.monotonic())
         bucket.spend(1)
-        if (wait := bucket.wait(0, time.monotonic())) <= 0:
+        wait = bucket.wait(0, time.monotonic())
+        if wait <= 0:
             return True
         if self._held[address] >= _MOST_HELD:
             return False
@@ -126,26 +135,30 @@ async def charged(work: Coroutine[Any, Any, Result]) -> Result:
     """The result of the work; the processor time that it takes on the event loop is charged to the
     key of this task."""
     charge = _CHARGED.get(None)
-    return await work if charge is None else await _charged(work, charge)
+    if charge is None:
+        return await work
+    return await _charged(work, charge)
 
 
 @types.coroutine
 def _charged(
     work: Coroutine[Any, Any, Result], charge: Callable[[float], None]
 ) -> Generator[Any, Any, Result]:
-    step: Callable[[Any], Any] = work.send
-    given: Any = None
+    """Run the coroutine step by step, as the event loop would, and charge each step's time. What
+    the work awaits goes out to the event loop, and what that answers goes back in."""
+    resume: Callable[[Any], Any] = work.send
+    value: Any = None
     while True:
-        began = time.thread_time()
+        started = time.thread_time()
         try:
-            awaited = step(given)
+            awaited = resume(value)
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
         finally:
-            charge(time.thread_time() - began)
+            charge(time.thread_time() - started)
         try:
-            given = yield awaited
-            step = work.send
+            value = yield awaited
+            resume = work.send
         except BaseException as error:  # a cancellation, for the work to see
-            step = work.throw
-            given = error
+            value = error
+            resume = work.throw

@@ -23,6 +23,8 @@ from moa.token_bucket import TokenBucket
 log = logging.getLogger("moa.api")
 _DEFECTS_PER_SECOND = 0.2
 """Log lines with a traceback."""
+_STRANGERS = (401, 403, 404, 405)
+"""Statuses of refusals that anybody can get without a key, as often as they like."""
 _HEADERS = {
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
@@ -30,6 +32,7 @@ _HEADERS = {
     b"cross-origin-opener-policy": b"same-origin",
     b"x-frame-options": b"DENY",
 }
+"""Headers of every response that does not set them itself."""
 
 
 class Guard:
@@ -62,35 +65,29 @@ class Guard:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})
             return
-        began = time.monotonic()
-        status = 0
+        started = time.monotonic()
+        status = 0  # until a response begins
 
-        async def told(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                have = {name for name, _ in message["headers"]}
-                more = [(name, value) for name, value in _HEADERS.items() if name not in have]
-                message = {**message, "headers": [*message["headers"], *more]}
+                message = {**message, "headers": _with_security(message["headers"])}
             await send(message)
 
         request = Request(scope)
         scope["app"] = self  # the routes raise their refusals to this middleware
         try:
             self._access.check_source(request.headers)
-            await self._app(scope, receive, told)
+            await self._app(scope, receive, send_with_headers)
         except Exception as error:
             if status:  # too late for an error response: close the connection
                 raise
-            shaped = self._shaped(error, scope["path"])
-            stranger = shaped.status in (401, 403, 404, 405)
-            if stranger and not await self.fairness.hold(
-                scope["client"][0] if scope.get("client") else ""
-            ):
-                scope.get("state", {}).get(
-                    "abort", lambda: None
-                )()  # another server closes it after the response
-            await Json(shaped.body(), shaped.status, headers=shaped.headers())(scope, receive, told)
+            refusal = self._as_api_error(error, scope["path"])
+            if refusal.status in _STRANGERS:
+                await self._wait_or_abort(scope)
+            response = Json(refusal.body(), refusal.status, headers=refusal.headers())
+            await response(scope, receive, send_with_headers)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(route, str(status)).inc()
@@ -99,10 +96,20 @@ class Guard:
                 scope["method"],
                 route,
                 status,
-                extra={"event": "request", "ms": round(1000 * (time.monotonic() - began), 1)},
+                extra={"event": "request", "ms": round(1000 * (time.monotonic() - started), 1)},
             )
 
-    def _shaped(self, error: Exception, path: str) -> ApiError:
+    async def _wait_or_abort(self, scope: Scope) -> None:
+        """Wait before a refusal is sent; where its address has too many that wait, end the
+        connection, so that nothing is sent."""
+        address = scope["client"][0] if scope.get("client") else ""
+        if await self.fairness.hold(address):
+            return
+        abort = scope.get("state", {}).get("abort")
+        if abort is not None:  # our server has it; another one closes after the response
+            abort()
+
+    def _as_api_error(self, error: Exception, path: str) -> ApiError:
         """Convert any error to an `ApiError`. One that is a defect of ours is logged, but not for
         every request."""
         match error:
@@ -116,3 +123,10 @@ class Guard:
                 if self._defects.take(1, time.monotonic()):
                     log.error("a request failed", exc_info=error, extra={"event": "request_failed"})
                 return ApiError(500, "an error inside; the server's log says more")
+
+
+def _with_security(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """A response's headers, and those of `_HEADERS` that it does not have."""
+    names = {name for name, _ in headers}
+    missing = [(name, value) for name, value in _HEADERS.items() if name not in names]
+    return [*headers, *missing]

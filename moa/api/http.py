@@ -19,11 +19,13 @@ from moa.api.fairness import charged
 
 Result = TypeVar("Result")
 _KEEPALIVE_SECONDS = 15.0
+"""Seconds without a frame after which a comment is sent."""
 _KEEPALIVE = b": still here\n\n"
 """A comment: clients skip it, and it keeps the connection alive through proxies."""
 _PIECE = 2**18
+"""Bytes of a JSON response that are sent at once."""
 _SEND_SECONDS = 30.0
-"""Close the connection of a client that reads nothing for this long."""
+"""Seconds after which the connection of a client that reads nothing is closed."""
 
 
 async def read_body(request: Request, most: int) -> bytes:
@@ -44,20 +46,21 @@ async def read_body(request: Request, most: int) -> bytes:
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
     """The result of the work; `ClientDisconnect`, and the work cancelled, if the client disconnects
     first."""
-    task = asyncio.ensure_future(charged(work))
-    watch = asyncio.ensure_future(_hang_up(receive))
+    working = asyncio.ensure_future(charged(work))
+    disconnected = asyncio.ensure_future(_disconnected(receive))
     try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+        await asyncio.wait({working, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
             raise ClientDisconnect
-        return task.result()
+        return working.result()
     finally:
-        for each in (task, watch):
-            each.cancel()
-        await asyncio.gather(task, watch, return_exceptions=True)
+        working.cancel()
+        disconnected.cancel()
+        await asyncio.gather(working, disconnected, return_exceptions=True)
 
 
-async def _hang_up(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
+    """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -68,21 +71,23 @@ class Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """As bytes; bytes are JSON already."""
-        return content if isinstance(content, bytes) else msgspec.json.encode(content)
+        """The content as bytes; bytes are JSON already."""
+        if isinstance(content, bytes):
+            return content
+        return msgspec.json.encode(content)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the pieces; other tasks run in between."""
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
-        for start in range(0, max(1, len(self.body)), _PIECE):
-            more = start + _PIECE < len(self.body)
+        for start in range(0, max(1, len(self.body)), _PIECE):  # one piece of an empty body
+            stop = start + _PIECE
             await send(
                 {
                     "type": "http.response.body",
-                    "body": self.body[start : start + _PIECE],
-                    "more_body": more,
+                    "body": self.body[start:stop],
+                    "more_body": stop < len(self.body),
                 }
             )
             await asyncio.sleep(0)
@@ -96,15 +101,17 @@ class Comment(str):
 
 def event_frame(event: Any, id: str = "") -> bytes:
     """One server-sent event: JSON, named by its `type` if it has one, or a text that is sent as it
-    is; or a comment."""
+    is; or a comment. None of these contains a line break, which would end it."""
     if isinstance(event, Comment):
         return f": {event}\n\n".encode()
-    text = (
-        event.encode() if isinstance(event, str) else msgspec.json.encode(event)
-    )  # neither contains line breaks
-    name = "" if isinstance(event, str) else event.get("type", "")
-    head = (f"id: {id}\n" if id else "") + (f"event: {name}\n" if name else "")
-    return head.encode() + b"data: " + text + b"\n\n"
+    head = f"id: {id}\n" if id else ""
+    if isinstance(event, str):
+        data = event.encode()
+    else:
+        data = msgspec.json.encode(event)
+        if name := event.get("type"):
+            head += f"event: {name}\n"
+    return head.encode() + b"data: " + data + b"\n\n"
 
 
 async def frames(events: AsyncGenerator[Any, None]) -> AsyncGenerator[bytes, None]:
@@ -124,7 +131,7 @@ class EventStream(Response):
         super().__init__(
             None, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers}
         )
-        del self.headers["content-length"]
+        del self.headers["content-length"]  # of the body that a `Response` has
         self.headers["content-type"] = "text/event-stream"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -133,27 +140,27 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        sent = time.monotonic()
+        sent_at = time.monotonic()  # when the latest frame was sent
 
         async def put(frame: bytes, *, more: bool = True) -> None:
-            nonlocal sent
+            nonlocal sent_at
             async with asyncio.timeout(_SEND_SECONDS):
                 await send({"type": "http.response.body", "body": frame, "more_body": more})
-            sent = time.monotonic()
+            sent_at = time.monotonic()
 
         async def keep_alive() -> None:
             while True:
-                pause = sent + _KEEPALIVE_SECONDS - time.monotonic()
+                pause = sent_at + _KEEPALIVE_SECONDS - time.monotonic()
                 if pause > 0:
                     await asyncio.sleep(pause)
                 else:
                     await put(_KEEPALIVE)
 
-        alive = asyncio.create_task(keep_alive())
+        keeping_alive = asyncio.create_task(keep_alive())
         try:
             async with contextlib.aclosing(self._frames) as frames:
                 async for frame in frames:
                     await put(frame)
             await put(b"", more=False)
         finally:
-            alive.cancel()
+            keeping_alive.cancel()

@@ -25,12 +25,15 @@ class Counted:
         self._inner = inner
         self._metrics = metrics
         self._most = most
+        # All of these are by principal.
         self._running: Counter[str] = Counter()
+        """Answers that are being written."""
         self._encoding: Counter[str] = Counter()
+        """Questions that are being encoded, or wait for it."""
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """Questions that are being encoded, or wait for it, and whose turn it is."""
+        """Held by the question that is being encoded."""
         self._totals: dict[str, Counter[str]] = defaultdict(Counter)
-        """By principal."""
+        """What all answers have come to."""
         metrics.running.set_function(lambda: self.running)
 
     @property
@@ -41,20 +44,26 @@ class Counted:
     def status(self, principal: str | None = None) -> dict[str, Any]:
         """The inner answerer's figures, the load, and totals over all answers, or one principal's:
         tokens as they come, the rest when an answer ends."""
-        running = self.running
-        found = sum(self._totals.values(), Counter[str]())
-        if principal is not None:
+        if principal is None:
+            running = self.running
+            totals = sum(self._totals.values(), Counter[str]())
+        else:
             running = self._running[principal]
-            found = self._totals.get(principal, found - found)
-        load = {"running": running, "most_running": self._most}
-        totals = {name: found[name] for name in ("tokens", "drafted", "accepted", "calls")}
-        return {**self._inner.status(), **load, **totals}
+            totals = self._totals.get(principal, Counter[str]())
+        return {
+            **self._inner.status(),
+            "running": running,
+            "most_running": self._most,
+            "tokens": totals["tokens"],
+            "drafted": totals["drafted"],
+            "accepted": totals["accepted"],
+            "calls": totals["calls"],
+        }
 
     async def encode(self, ask: AnswerRequest) -> Encoded:
         """The inner answerer's encoding, one at a time for each principal. A grammar is compiled
         beside the questions that come after it: it may take a second."""
-        if self._encoding[ask.principal] >= self._most:
-            raise self._busy()
+        self._check_encoding(ask.principal)
         turn = self._turns.setdefault(ask.principal, asyncio.Lock())
         with one_more(self._encoding, ask.principal):
             async with turn:
@@ -64,9 +73,8 @@ class Counted:
 
     @contextlib.asynccontextmanager
     async def tokenizing(self, principal: str) -> AsyncIterator[None]:
-        """A principal's turn to have something tokenized, in the row of its questions."""
-        if self._encoding[principal] >= self._most:
-            raise self._busy()
+        """A principal's turn to have something tokenized, in line with its questions."""
+        self._check_encoding(principal)
         turn = self._turns.setdefault(principal, asyncio.Lock())
         with one_more(self._encoding, principal):
             async with turn:
@@ -76,14 +84,10 @@ class Counted:
         self, ask: AnswerRequest, encoded: Encoded
     ) -> AsyncGenerator[AnswerEvent, None]:
         """The inner answerer's events."""
-        others = len(self._running.keys() - {ask.principal})
-        if self.running >= self._most or (
-            others and self._running[ask.principal] >= max(1, self._most // (others + 1))
-        ):
-            raise self._busy()
-        began = time.monotonic()
-        first = True
-        length = 0
+        self._check_running(ask.principal)
+        started = time.monotonic()
+        has_text = False
+        length = 0  # characters that the answer has now
         totals = self._totals[ask.principal]
         events = self._inner.answer(ask, encoded)
         with one_more(self._running, ask.principal):
@@ -93,9 +97,9 @@ class Counted:
                         case Piece():
                             length += len(event.text)
                             totals["tokens"] += 1
-                            if first and event.text:
-                                first = False
-                                self._metrics.first_text.observe(time.monotonic() - began)
+                            if event.text and not has_text:
+                                has_text = True
+                                self._metrics.first_text.observe(time.monotonic() - started)
                         case Cut():
                             self._metrics.withdrawn.inc(max(0, length - event.characters))
                             length = event.characters
@@ -106,6 +110,20 @@ class Counted:
                                 drafted=counts.drafted, accepted=counts.accepted, calls=counts.calls
                             )
                     yield event
+
+    def _check_encoding(self, principal: str) -> None:
+        """Refuse a question if too many of its principal's wait."""
+        if self._encoding[principal] >= self._most:
+            raise self._busy()
+
+    def _check_running(self, principal: str) -> None:
+        """Refuse an answer if too many run, or if its principal has its share of them."""
+        if self.running >= self._most:
+            raise self._busy()
+        others = len(self._running.keys() - {principal})
+        share = max(1, self._most // (others + 1))
+        if others and self._running[principal] >= share:
+            raise self._busy()
 
     def _busy(self) -> ApiError:
         return ApiError(

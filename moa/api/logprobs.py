@@ -15,10 +15,10 @@ _LEAST = -9999.0
 """What OpenAI writes for a token that is hardly possible; JSON knows no infinity."""
 
 
-def scored(told: TokenLogprobs, token: int, text: Callable[[int], str]) -> Scored:
+def scored(logprobs: TokenLogprobs, token: int, text: Callable[[int], str]) -> Scored:
     """A token's log-probabilities with the texts of ids."""
-    top = tuple((text(id), max(_LEAST, logprob)) for id, logprob in told.top)
-    return Scored(text(token), max(_LEAST, told.logprob), top)
+    top = tuple((text(id), max(_LEAST, logprob)) for id, logprob in logprobs.top)
+    return Scored(text(token), max(_LEAST, logprobs.logprob), top)
 
 
 def chat(entries: Sequence[Scored]) -> dict[str, Any]:
@@ -43,21 +43,22 @@ def completion(entries: Sequence[Scored], offset: int = 0) -> dict[str, Any]:
 def parts(entries: Sequence[Scored]) -> list[msgspec.Raw]:
     """A list of tokens, as chats and responses have it; as JSON, because responses repeat it
     several times."""
-    return [
-        msgspec.Raw(
-            msgspec.json.encode(
-                _part(entry.token, entry.logprob)
-                | {"top_logprobs": [_part(*other) for other in entry.top]}
-            )
-        )
-        for entry in entries
-    ]
+    return [_encoded(entry) for entry in entries]
+
+
+def _encoded(entry: Scored) -> msgspec.Raw:
+    """A token's entry as JSON."""
+    part = _part(entry.token, entry.logprob)
+    part["top_logprobs"] = [_part(token, logprob) for token, logprob in entry.top]
+    return msgspec.Raw(msgspec.json.encode(part))
 
 
 def _part(token: str, logprob: float) -> dict[str, Any]:
+    """What an entry says of a token."""
     # Half of a character has no text of its own, and so no bytes that we could tell.
+    is_incomplete = "\ufffd" in token
     return {
         "token": token,
         "logprob": logprob,
-        "bytes": None if "\ufffd" in token else list(token.encode()),
+        "bytes": None if is_incomplete else list(token.encode()),
     }

@@ -12,7 +12,8 @@ from prometheus_client import (
 )
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-disable_created_metrics()  # type: ignore[no-untyped-call]  # else there is a gauge beside every counter, which nobody reads
+# Else there is a gauge beside every counter, which nobody reads.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 

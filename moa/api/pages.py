@@ -19,14 +19,14 @@ from moa.api.static import TYPES, content_security
 from moa.errors import UsageError
 
 POLICY = content_security()
+"""The policy of the package's own pages."""
 _APP_POLICY = re.compile(r'^const POLICY = (".*");$', re.MULTILINE)
 
 
 def page(package: str, folder: str, at: str) -> Iterator[Route]:
     """Routes for the files of a folder in a package; `index.html` is served at `at` itself."""
-    for entry in sorted(
-        resources.files(package).joinpath(folder).iterdir(), key=lambda entry: entry.name
-    ):
+    entries = resources.files(package).joinpath(folder).iterdir()
+    for entry in sorted(entries, key=lambda entry: entry.name):
         name, _, ending = entry.name.rpartition(".")
         if ending in TYPES:
             yield from _routes(at, entry.name, _File(entry.read_bytes(), TYPES[ending]), name)
@@ -46,11 +46,13 @@ def web_app(folder: Path | None) -> list[Route]:
 
 
 def _routes(at: str, path: str, file: _File, name: str) -> Iterator[Route]:
-    """A file's address below `at`, which is the index's own."""
-    below = at.rstrip("/") + "/" + path
+    """Routes for a file below `at`. The index is served at `at` itself, and its own address leads
+    there."""
+    address = at.rstrip("/") + "/" + path
     if path == "index.html":
-        yield Route(below, _to_folder)
-    yield Route(at if path == "index.html" else below, file.get, name=name)
+        yield Route(address, _to_folder)
+        address = at
+    yield Route(address, file.get, name=name)
 
 
 async def _to_folder(_: Request) -> Response:
@@ -61,7 +63,9 @@ async def _to_folder(_: Request) -> Response:
 def app_policy(folder: Path) -> str:
     """The content security policy of a folder of `edge-client page`."""
     script = folder / "sw.js"
-    found = _APP_POLICY.search(script.read_text(encoding="utf-8")) if script.is_file() else None
+    found = None
+    if script.is_file():
+        found = _APP_POLICY.search(script.read_text(encoding="utf-8"))
     if found is None:
         raise UsageError(
             f"{folder} is no web app", hint="write one: edge-client page NEW_FOLDER --verifier URL"
@@ -70,9 +74,12 @@ def app_policy(folder: Path) -> str:
 
 
 class _File:
+    """A file in memory, with the headers that it is served with."""
+
     def __init__(self, content: bytes, kind: str, policy: str = POLICY) -> None:
+        """`kind` is its content type, empty for one that is not known: that may not compress."""
         self._content = content
-        self._packed = gzip.compress(content, mtime=0) if kind else b""
+        self._compressed = gzip.compress(content, mtime=0) if kind else b""
         tag = hashlib.sha256(content).hexdigest()[:16]
         self._headers = {
             "Content-Type": kind or "application/octet-stream",
@@ -86,6 +93,7 @@ class _File:
         """The file, or 304 if it has not changed."""
         if request.headers.get("if-none-match") == self._headers["ETag"]:
             return Response(status_code=304, headers=self._headers)
-        if self._packed and "gzip" in request.headers.get("accept-encoding", ""):
-            return Response(self._packed, headers={**self._headers, "Content-Encoding": "gzip"})
+        if self._compressed and "gzip" in request.headers.get("accept-encoding", ""):
+            headers = {**self._headers, "Content-Encoding": "gzip"}
+            return Response(self._compressed, headers=headers)
         return Response(self._content, headers=self._headers)

@@ -4,7 +4,7 @@ or up to `</think>` where the prompt has opened it, as some templates do."""
 from __future__ import annotations
 
 from moa.api.present import Show
-from moa.api.tools import ToolFormat, WrittenCall
+from moa.api.tools import ToolFormat, WrittenCall, begun_length
 from moa.text_stream import common_prefix
 
 _OPEN = "<think>"
@@ -17,13 +17,16 @@ def split(text: str, *, thinking: bool = False, last: bool = True) -> tuple[str,
     if not thinking:
         begun = text.lstrip()
         if not begun.startswith(_OPEN):
-            undecided = not last and _OPEN.startswith(begun)
-            return "", "" if undecided else text
+            may_still_open = not last and _OPEN.startswith(begun)
+            if may_still_open:
+                return "", ""
+            return "", text
         text = begun[len(_OPEN) :].lstrip("\n")
     reasoning, closed, answer = text.partition(_CLOSE)
     if closed or last:
         return reasoning, answer.lstrip("\n")
-    return reasoning[: len(reasoning) - _tail(reasoning)], ""
+    may_close = begun_length(_CLOSE, reasoning)
+    return reasoning[: len(reasoning) - may_close], ""
 
 
 def within_thinking(prompt: str, begun: str) -> bool:
@@ -33,36 +36,39 @@ def within_thinking(prompt: str, begun: str) -> bool:
     return begun.startswith(_OPEN) and _CLOSE not in begun
 
 
-def _tail(text: str) -> int:
-    """Characters at the end with which the closing tag may begin."""
-    return next((size for size in range(len(_CLOSE) - 1, 0, -1) if text.endswith(_CLOSE[:size])), 0)
-
-
 class Separator:
     """One choice's text at its client, as reasoning, answer and calls."""
 
     def __init__(
         self, *, separate: bool = True, thinking: bool = False, form: ToolFormat | None = None
     ) -> None:
-        """Without `separate` all of the text is the answer; `thinking`: the prompt has opened it;
-        `form`: how the model writes calls, which are taken out of the answer."""
+        """Without `separate` all of the text is the answer; with `thinking` it begins within the
+        thinking, which the prompt has opened; `form` is how the model writes calls, which are taken
+        out of the answer."""
         self._separate = separate
         self._thinking = thinking
         self._form = form
         self.calls: list[WrittenCall] = []
         """The complete calls of the latest text."""
         self._text = ""
+        """All of the text."""
         self._verified = 0
-        self.reasoning = self.answer = ""
-        """What the client has of each."""
+        """How many characters of it will not be withdrawn."""
+        self.reasoning = ""
+        """What the client has of the reasoning."""
+        self.answer = ""
+        """What the client has of the answer."""
 
     def _split(self, text: str, *, last: bool) -> tuple[str, str]:
-        reasoning, answer = (
-            split(text, thinking=self._thinking, last=last) if self._separate else ("", text)
-        )
+        """The reasoning and the answer of a text, whose calls become `calls`."""
+        reasoning = ""
+        answer = text
+        if self._separate:
+            reasoning, answer = split(text, thinking=self._thinking, last=last)
         if self._form is not None:
             answer, self.calls, rest = self._form.split(answer, last=last)
-            answer += rest if last else ""
+            if last:
+                answer += rest  # a call that was never completed is text
         return reasoning, answer
 
     def take(self, show: Show | None, *, last: bool = False) -> tuple[Show, Show]:
@@ -70,16 +76,20 @@ class Separator:
         if show is not None:
             self._text = self._text[: show.cut] + show.text
             self._verified = show.verified
-        sure = self._split(
-            self._text[: self._verified], last=last and self._verified == len(self._text)
+        all_verified = self._verified == len(self._text)
+        verified_reasoning, verified_answer = self._split(
+            self._text[: self._verified], last=last and all_verified
         )
-        reasoning, answer = self._split(self._text, last=last)
-        changes = _change(self.reasoning, reasoning, sure[0]), _change(self.answer, answer, sure[1])
+        reasoning, answer = self._split(self._text, last=last)  # last, for it leaves its `calls`
+        reasoning_change = _change(self.reasoning, reasoning, len(verified_reasoning))
+        answer_change = _change(self.answer, answer, len(verified_answer))
         self.reasoning = reasoning
         self.answer = answer
-        return changes
+        return reasoning_change, answer_change
 
 
-def _change(old: str, new: str, sure: str) -> Show:
-    same = common_prefix(old, new)
-    return Show(new[same:], len(sure), same if same < len(old) else None)
+def _change(old: str, new: str, verified: int) -> Show:
+    """The change that makes `new` of `old`."""
+    common = common_prefix(old, new)
+    cut = common if common < len(old) else None
+    return Show(new[common:], verified, cut)

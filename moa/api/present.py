@@ -32,10 +32,15 @@ class Presenter:
     def __init__(self, mode: Mode) -> None:
         self._mode = mode
         self._text = ""
+        """All of the text."""
         self._verified = 0
+        """How many characters of it will not be withdrawn."""
         self._shown = 0
-        self._told = 0
+        """How many characters the client has."""
+        self._verified_shown = 0
+        """How many of them it knows to be verified."""
         self._scored: tuple[Scored, ...] = ()
+        """Log-probabilities that the client does not have yet."""
 
     def take(self, event: AnswerEvent) -> Show | None:
         """The change of the client's text for this event, if any."""
@@ -53,10 +58,11 @@ class Presenter:
                 self._text = self._text[: event.characters]
                 self._verified = min(self._verified, event.characters)
                 if event.characters < self._shown:
-                    cut = self._shown = event.characters
+                    self._shown = event.characters
+                    cut = event.characters
             case Ended():
-                if self._mode == "hold" and (not event.verified or event.reason in _LOST):
-                    raise not_verified(f" ({event.reason})" if event.reason in _LOST else "")
+                if self._mode == "hold":
+                    _raise_if_not_verified(event)
                 self._text = event.text
                 if event.verified or self._mode == "keep":
                     self._verified = len(self._text)
@@ -65,14 +71,16 @@ class Presenter:
         end = self._verified if self._mode == "hold" else len(self._text)
         text = self._text[self._shown : end]
         self._shown = max(self._shown, end)
-        verified = min(self._verified, self._shown)
-        untold = self._scored if isinstance(event, Ended) else ()
-        if not text and cut is None and verified == self._told and not untold:
+        verified_shown = min(self._verified, self._shown)
+        # Log-probabilities alone wait for a change, but not beyond the answer's end.
+        must_send_logprobs = isinstance(event, Ended) and bool(self._scored)
+        is_change = bool(text) or cut is not None or verified_shown != self._verified_shown
+        if not is_change and not must_send_logprobs:
             return None
-        self._told = verified
+        self._verified_shown = verified_shown
         logprobs = self._scored
         self._scored = ()
-        return Show(text, verified, cut, logprobs)
+        return Show(text, verified_shown, cut, logprobs)
 
 
 async def within_patience(
@@ -86,42 +94,52 @@ async def within_patience(
     complete.
     """
     clock = asyncio.get_running_loop().time
-    until: float | None = clock() + first
-    begun = False
-    length = 0
+    deadline: float | None = clock() + first
+    has_text = False
+    length = 0  # characters of the text so far
     while True:
         try:
-            async with asyncio.timeout_at(until) as limit:
+            async with asyncio.timeout_at(deadline) as limit:
                 event = await anext(events)
         except StopAsyncIteration:
             return
         except TimeoutError:
-            if limit.expired():
-                raise (not_verified() if begun else _no_token()) from None
-            raise
+            if not limit.expired():
+                raise  # one of the answerer's own
+            raise (not_verified() if has_text else _no_token()) from None
         match event:
             case Piece():
                 length += len(event.text)
                 if event.verified or mode != "hold":
-                    until = None
-                elif until is None or not begun:
-                    until = clock() + seconds
-                begun = True
+                    deadline = None
+                elif deadline is None or not has_text:
+                    deadline = clock() + seconds
+                has_text = True
             case Verified():
-                until = clock() + seconds if mode == "hold" and event.characters < length else None
+                waits = mode == "hold" and event.characters < length
+                deadline = clock() + seconds if waits else None
             case Cut():
                 length = event.characters
-                until = None
-            case Reading() if until is not None:
-                until = max(until, clock() + seconds if begun else clock() + first)
-        shown = clock()
+                deadline = None
+            case Reading() if deadline is not None:
+                more = seconds if has_text else first
+                deadline = max(deadline, clock() + more)
+        sent = clock()
         yield event
-        if until is not None:
-            until += clock() - shown  # a client that reads slowly waits for nobody
+        if deadline is not None:
+            deadline += clock() - sent  # a client that reads slowly waits for nobody
+
+
+def _raise_if_not_verified(ended: Ended) -> None:
+    """Raise if mode hold cannot show the whole answer."""
+    if ended.reason in _LOST:
+        raise not_verified(f" ({ended.reason})")
+    if not ended.verified:
+        raise not_verified()
 
 
 def not_verified(why: str = "") -> ApiError:
-    """The error of an answer in mode hold."""
+    """The error of an answer in mode hold that the verifier has not verified."""
     return ApiError(
         503,
         f"the verifier did not come back in time, and unverified text is not sent in mode hold{why}",
@@ -131,5 +149,10 @@ def not_verified(why: str = "") -> ApiError:
 
 
 def _no_token() -> ApiError:
-    words = "the verifier did not answer in time, and this device did not write in time either"
-    return ApiError(503, words, code="no_answer", retry_after=5.0)
+    """The error of an answer that nobody began."""
+    return ApiError(
+        503,
+        "the verifier did not answer in time, and this device did not write in time either",
+        code="no_answer",
+        retry_after=5.0,
+    )

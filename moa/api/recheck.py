@@ -30,7 +30,9 @@ from moa.text_stream import common_prefix
 
 log = logging.getLogger("moa.api")
 _RECHECK_SECONDS = 0.5
+"""Seconds between two looks at whether the verifier is there."""
 _MOST_FAILURES = 3
+"""Checks of one answer that may fail before it is given up."""
 
 
 @dataclass
@@ -40,12 +42,13 @@ class Correction:
     shown: str
     """The text that the client has."""
     differs: bool = False
+    """Whether the target's text is another one."""
     _text: str = ""
     """The answer of this check so far."""
     _verified: int = 0
-    """How much of it is verified."""
-    _told: int = 0
-    """How much of that the client was told."""
+    """How many characters of it are verified."""
+    _verified_shown: int = 0
+    """How many of those the client knows to be verified."""
 
     def take(self, event: AnswerEvent) -> Show | None:
         """The change of the client's text for this event of the check, if any: only what is
@@ -64,29 +67,32 @@ class Correction:
                 return self._ended(event)
             case _:
                 return None
-        return self._show(self._text[: self._verified])
+        return self._show_verified(self._text[: self._verified])
 
-    def _show(self, sure: str) -> Show | None:
-        if len(sure) <= self._told:
+    def _show_verified(self, verified: str) -> Show | None:
+        """The change for a client that is to know that this text is verified."""
+        if len(verified) <= self._verified_shown:
             return None
-        same = common_prefix(self.shown, sure)
-        self._told = len(sure)
-        if same == len(sure):  # as it was written
-            return Show("", len(sure))
-        cut = same if same < len(self.shown) else None
+        self._verified_shown = len(verified)
+        if self.shown.startswith(verified):  # as it was written
+            return Show("", len(verified))
         self.differs = True
-        self.shown = sure
-        return Show(sure[same:], len(sure), cut)
+        return self._show(verified, len(verified))
 
     def _ended(self, ended: Ended) -> Show | None:
         """All of a verified answer; what else is there of one that was begun anew."""
-        if not ended.verified and not self.differs:
+        if ended.verified:
+            return self._show(ended.text, len(ended.text))
+        if not self.differs:
             return None
-        same = common_prefix(self.shown, ended.text)
-        cut = same if same < len(self.shown) else None
-        self.shown = ended.text
-        verified = len(ended.text) if ended.verified else min(self._verified, len(ended.text))
-        return Show(ended.text[same:], verified, cut)
+        return self._show(ended.text, min(self._verified, len(ended.text)))
+
+    def _show(self, text: str, verified: int) -> Show:
+        """The change that makes the client's text this one, of which so much is verified."""
+        common = common_prefix(self.shown, text)
+        cut = common if common < len(self.shown) else None
+        self.shown = text
+        return Show(text[common:], verified, cut)
 
 
 @dataclass(eq=False)
@@ -103,10 +109,12 @@ class Recheck:
     @property
     def over(self) -> bool:
         """Whether the answer is complete, and there is nothing more to check."""
+        if not self.recording.closed:
+            return False
         ended = self.shape.ends.get(0)
-        return self.recording.closed and (
-            ended is None or ended.verified or self.failures >= _MOST_FAILURES
-        )
+        if ended is None:  # by an error
+            return True
+        return ended.verified or self.failures >= _MOST_FAILURES
 
     async def correct(self, answerer: Counted) -> None:
         """Tell the stream what the verifier says of the answer, as it says it; nothing if it is
@@ -121,12 +129,17 @@ class Recheck:
                     self._tell(event, correction)
         except Exception as error:
             self.failures += 1
-            why = error.line() if isinstance(error, MoaError) else type(error).__name__
+            if isinstance(error, MoaError):
+                reason = error.line()
+                traceback = None
+            else:  # a defect of ours
+                reason = type(error).__name__
+                traceback = error
             log.warning(
                 "answer %s could not be checked: %s",
                 self.recording.id,
-                safe_line(why),
-                exc_info=None if isinstance(error, MoaError) else error,
+                safe_line(reason),
+                exc_info=traceback,
             )
         finally:
             if self._open:
@@ -139,6 +152,7 @@ class Recheck:
                 self._open = False
 
     def _tell(self, event: AnswerEvent, correction: Correction) -> None:
+        """Add to the stream what this event of the check changes."""
         if isinstance(event, Reading):
             self._add(self.shape.news(event))
             return
@@ -149,6 +163,7 @@ class Recheck:
             self._add(*self.shape.end(0, event))
 
     def _add(self, *events: Any) -> None:
+        """Add events to the stream, which goes on with the first one."""
         if events and not self._open:
             self.recording.reopen()
             self._open = True
@@ -157,7 +172,7 @@ class Recheck:
 
 
 class Rechecks:
-    """Those of one endpoint."""
+    """The checks of one endpoint."""
 
     def __init__(self, answerer: Counted, kept: Recordings) -> None:
         self._answerer = answerer
@@ -166,6 +181,7 @@ class Rechecks:
 
     def add(self, recording: Recording, ask: AnswerRequest, shape: Shape | ResponseShape) -> None:
         """Check this answer when it is complete; whoever reads its stream can take text back."""
+        # The check's prediction is what was written: the request's own need not be kept.
         ask = replace(ask, question=replace(ask.question, prediction=""))
         recording.size += len(msgspec.json.encode(ask))
         self._kept.sweep()
@@ -176,7 +192,11 @@ class Rechecks:
         while True:
             await asyncio.sleep(_RECHECK_SECONDS)
             kept = set(self._kept)
-            self._waiting = [one for one in self._waiting if one.recording in kept and not one.over]
+            self._waiting = [
+                recheck
+                for recheck in self._waiting
+                if recheck.recording in kept and not recheck.over
+            ]
             for recheck in self._waiting:
                 if recheck.recording.closed and self._answerer.status()["link"] == "online":
                     await recheck.correct(self._answerer)

@@ -17,8 +17,11 @@ from moa.api.http import Comment, event_frame
 _FRAME_COST = 100
 """Memory overhead of a kept frame, in bytes."""
 _STREAM_COST = 4096
-"""Of a stream; it also bounds their number."""
+"""Bytes that a stream counts as without its frames; it also bounds their number."""
 _SWEEP_SECONDS = 1.0
+"""Seconds between two sweeps."""
+_DONE = "[DONE]"
+"""The mark of a stream's end, as OpenAI has it."""
 
 
 @dataclass(eq=False)
@@ -37,44 +40,49 @@ class Recording:
     touched: float = 0.0
     """When a client last read it, or when it ended."""
     listeners: int = 0
+    """Clients that read it now."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when there is another frame, or no more; then there is a new one."""
 
     def add(self, event: Any) -> None:
-        """Another event, as the next frame."""
+        """Add an event as the next frame."""
         self.frames.append(event_frame(event, id=f"{self.id}/{len(self.frames) + 1}"))
         self.size += len(self.frames[-1]) + _FRAME_COST
-        self._tell()
+        self._wake_readers()
 
     async def take(self, events: AsyncGenerator[Any, None]) -> None:
-        """All events of an answer, and the mark of its end."""
+        """Add all events of an answer, and the mark of its end. Comments are not kept: they are
+        about the moment."""
         async with contextlib.aclosing(events):
             async for event in events:
                 if not isinstance(event, Comment):
                     self.add(event)
-        self.add("[DONE]")
+        self.add(_DONE)
 
     def reopen(self) -> None:
-        """More follows: whoever reads from the beginning must not take the end so far for the end."""
+        """Let the stream go on. The mark of its end becomes a comment, so that whoever reads from
+        the beginning does not take it for the end; the numbers of frames stay."""
         self.closed = False
-        if self.frames[-1].endswith(b"[DONE]\n\n"):
-            self.frames[-1] = b": continued\n\n"  # a comment in its place
+        if self.frames[-1].endswith(f"{_DONE}\n\n".encode()):
+            self.frames[-1] = b": continued\n\n"
 
     def close(self) -> None:
-        """The stream is over."""
+        """End the stream."""
         if not self.closed:
-            self.closed, self.touched = True, self.clock()
-            self._tell()
+            self.closed = True
+            self.touched = self.clock()
+            self._wake_readers()
 
-    def _tell(self) -> None:
+    def _wake_readers(self) -> None:
         self.news.set()
         self.news = asyncio.Event()  # readers wait for the next frame on a new event
 
     async def listen(self, after: int) -> AsyncGenerator[bytes, None]:
-        """The frames after so many, those to come too."""
+        """The frames after the first `after`, those to come too."""
         self.listeners += 1
         try:
             while True:
-                news = self.news
+                news = self.news  # taken before looking, so that nothing is missed
                 while after < len(self.frames):
                     after += 1
                     yield self.frames[after - 1]
@@ -146,19 +154,19 @@ class Recordings:
         with the most: nobody pushes out another's."""
         now = self.clock()
         for stream in self:
-            if not stream.listeners:
-                limit = self.keep_seconds if stream.closed else self.alone_seconds
-                if now - stream.touched > limit:
-                    self.drop(stream)
+            if stream.listeners:
+                continue
+            limit = self.keep_seconds if stream.closed else self.alone_seconds
+            if now - stream.touched > limit:
+                self.drop(stream)
         sizes = Counter[str]()
         for stream in self:
             sizes[stream.principal] += stream.size
         while sizes.total() > self.most_bytes:
             largest, _ = sizes.most_common(1)[0]
-            oldest = min(
-                (stream for stream in self if stream.principal == largest),
-                key=lambda s: (not s.closed, s.touched),
-            )
+            theirs = [stream for stream in self if stream.principal == largest]
+            # Complete ones go first.
+            oldest = min(theirs, key=lambda stream: (not stream.closed, stream.touched))
             sizes[largest] -= oldest.size
             self.drop(oldest)
 
@@ -172,6 +180,7 @@ class Recordings:
 def position(last_event_id: str, id: str) -> int:
     """Number of frames that a client already has, from its `Last-Event-ID`."""
     stream, _, number = last_event_id.strip().rpartition("/")
-    if stream not in ("", id) or not number.isascii() or not number.isdigit() or len(number) > 9:
+    is_number = number.isascii() and number.isdigit() and len(number) <= 9
+    if stream not in ("", id) or not is_number:
         raise ApiError(400, f"Last-Event-ID is not of stream {id[:80]!r}", param="Last-Event-ID")
     return int(number)

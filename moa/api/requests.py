@@ -100,7 +100,8 @@ _NO_VARIABLES = frozenset(
         "sanitize_control_tokens",
     )
 )
-"""What is a parameter of transformers' `apply_chat_template`, or in every template anyway."""
+"""Names that are no template's variables: parameters of transformers' `apply_chat_template`, or what
+is in every template anyway."""
 _AS_ASKED = (
     "temperature",
     "top_p",
@@ -111,7 +112,7 @@ _AS_ASKED = (
     "presence_penalty",
     "ignore_eos",
 )
-"""What is asked of an answerer as the request says it."""
+"""Fields that an `AnswerRequest` has as the request says them."""
 _PATIENCE: dict[Mode, float] = {"hold": 20.0, "provisional": 5.0, "keep": 1.0}
 """Seconds to wait for a lost link when the text is complete, in hold since text waits to be
 verified; clients and proxies give up after 30 to 60."""
@@ -149,8 +150,11 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[Parsed]) -> Parsed:
 
 def content_text(content: Content, where: str) -> str:
     """The text of a message; other parts are refused."""
-    if content is None or isinstance(content, str):
-        return content or ""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    texts = []
     for part in content:
         if part.type not in ("text", "input_text", "output_text") or part.text is None:
             raise bad(
@@ -158,7 +162,8 @@ def content_text(content: Content, where: str) -> str:
                 where,
                 "unsupported_content",
             )
-    return "".join(part.text or "" for part in content)
+        texts.append(part.text)
+    return "".join(texts)
 
 
 def chat_role(role: str, where: str) -> str:
@@ -205,10 +210,13 @@ def refuse(request: msgspec.Struct, *names: str) -> None:
 
 def token_limit(name: str, *asked: int | None) -> int | None:
     """The first limit that a request has; None: until the model ends the answer."""
-    given = next((one for one in asked if one is not None), None)
-    if given == 0:
-        raise bad(f"{name} must be 1 or more, or -1 for no limit, not 0", name)
-    return None if given == -1 else given
+    for limit in asked:
+        if limit is None:
+            continue
+        if limit == 0:
+            raise bad(f"{name} must be 1 or more, or -1 for no limit, not 0", name)
+        return None if limit == -1 else limit
+    return None
 
 
 def biases(given: dict[str, float] | None) -> tuple[tuple[int, float], ...] | None:
@@ -217,12 +225,14 @@ def biases(given: dict[str, float] | None) -> tuple[tuple[int, float], ...] | No
         return None
     found = []
     for id, bias in given.items():
-        if not (id.isascii() and id.isdecimal() and len(id) < 10):
+        is_id = id.isascii() and id.isdecimal() and len(id) < 10
+        if not is_id:
             raise bad(f"logit_bias: {id[:40]!r} is no token id", "logit_bias")
         if not -100.0 <= bias <= 100.0:
             raise bad(f"logit_bias: a bias must be -100 to 100, not {bias}", "logit_bias")
         found.append((int(id), bias))
-    if len(found) > MAX_BIASED or len({token for token, _ in found}) < len(found):
+    tokens = {token for token, _ in found}
+    if len(found) > MAX_BIASED or len(tokens) < len(found):
         raise bad(f"logit_bias: at most {MAX_BIASED} tokens, each once", "logit_bias")
     return tuple(found)
 
@@ -240,12 +250,11 @@ def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
 
 def question_of(request: TextRequest, **more: Any) -> Question:
     """The question, with what all routes say of it alike."""
-    predicted = (
-        content_text(request.prediction.content, "prediction.content") if request.prediction else ""
-    )
-    return Question(
-        prediction=predicted, template=template_variables(request.chat_template_kwargs), **more
-    )
+    prediction = ""
+    if request.prediction:
+        prediction = content_text(request.prediction.content, "prediction.content")
+    template = template_variables(request.chat_template_kwargs)
+    return Question(prediction=prediction, template=template, **more)
 
 
 def answer_request(
@@ -254,25 +263,41 @@ def answer_request(
     """The request for one answer; `more` are the fields whose names or meaning differ between the
     routes. The seed is the request's, plus the choice's number, or a random one; the sampler's
     seeds are not negative. A temperature that is too small to divide by is greedy."""
-    asked = {
-        name: given for name in _AS_ASKED if (given := getattr(request, name, None)) is not None
-    }
-    ours = request.moa or Extension()
-    mode = ours.mode or defaults.mode
-    patience = defaults.patience if ours.patience is None else ours.patience
-    seed = getattr(request, "seed", None)
+    asked = {}
+    for name in _AS_ASKED:
+        value = getattr(request, name, None)  # a field that not all routes have
+        if value is not None:
+            asked[name] = value
     if asked.get("temperature", MIN_TEMPERATURE) < MIN_TEMPERATURE:
         asked["temperature"] = 0.0
     if "top_k" in asked:
-        asked["top_k"] = max(0, asked["top_k"])
+        asked["top_k"] = max(0, asked["top_k"])  # -1 is off, too
+    ours = request.moa or Extension()
+    mode = ours.mode or defaults.mode
+    patience = ours.patience
+    if patience is None:
+        patience = defaults.patience
+    if patience is None:
+        patience = _PATIENCE[mode]
     return AnswerRequest(
         question=question,
-        seed=(random.SystemRandom().getrandbits(62) if seed is None else seed + choice) & MAX_SEED,
+        seed=_seed_of(request, choice),
         mode=mode,
-        patience=_PATIENCE[mode] if patience is None else patience,
+        patience=patience,
         **asked,
         **more,
     )
+
+
+def _seed_of(request: TextRequest, choice: int) -> int:
+    """The seed of a choice: the request's and the choice's number, or a random one."""
+    seed = getattr(request, "seed", None)
+    if seed is None:
+        return random.SystemRandom().getrandbits(_RANDOM_SEED_BITS)
+    return (seed + choice) & MAX_SEED
+
+
+_RANDOM_SEED_BITS = 62
 
 
 def common_fields(request: TextRequest) -> dict[str, Any]:

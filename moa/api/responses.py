@@ -80,7 +80,7 @@ _response_of = msgspec.json.Decoder(ResponseRequest)
 
 
 _REPEATED = ("instructions", "max_output_tokens", "user", "safety_identifier", "prompt_cache_key")
-_PENALTIES = ("presence_penalty", "frequency_penalty")
+"""Fields of the request that the response repeats as they are."""
 _NOT_KEPT = {
     "previous_response_id": "send the whole conversation as input",
     "background": 'send stream: true and moa: {"resumable": true}, and resume the stream by its id',
@@ -104,76 +104,86 @@ def parse_response(body: bytes, defaults: Defaults, principal: str) -> ResponseC
     for name, instead in _NOT_KEPT.items():
         if getattr(request, name):
             raise bad(f"{name}: no response is kept here: {instead}", name, "unsupported_parameter")
-    instructions = (
-        ({"role": "system", "content": request.instructions},) if request.instructions else ()
-    )
-    offered = request.tools or ()
-    grammar = answer_format((request.text or {}).get("format"), "text.format")
+    messages: list[dict[str, Any]] = []
+    if request.instructions:
+        messages.append({"role": "system", "content": request.instructions})
+    messages += _messages(request.input)
+    tools = [Tool(function) for function in request.tools or ()]
+    text_format = (request.text or {}).get("format")
+    grammar = answer_format(text_format, "text.format")
+    logprobs = None
+    if _LOGPROBS in (request.include or ()):
+        logprobs = request.top_logprobs or 0
     question = question_of(
         request,
-        messages=(*instructions, *_messages(request.input)),
+        messages=messages,
         may_trim=request.truncation != "disabled",
-        tools=chosen(
-            request.tool_choice, [Tool(one) for one in offered], request.parallel_tool_calls
-        ),
+        tools=chosen(request.tool_choice, tools, request.parallel_tool_calls),
     )
     ask = answer_request(
         request,
         question,
         defaults,
         max_tokens=token_limit("max_output_tokens", request.max_output_tokens),
-        logprobs=(request.top_logprobs or 0) if _LOGPROBS in (request.include or ()) else None,
+        logprobs=logprobs,
         principal=principal,
         grammar=grammar,
     )
     return ResponseCall(
         **common_fields(request),
         asks=(ask,),
-        fields={name: getattr(request, name) for name in _REPEATED}
-        | {name: getattr(request, name) or 0.0 for name in _PENALTIES}
-        | {
-            "top_p": 1.0 if request.top_p is None else request.top_p,
-            "temperature": 0.0 if request.temperature is None else request.temperature,
-            "top_logprobs": request.top_logprobs or 0,
-            "metadata": request.metadata or {},
-            "tools": [{"type": "function", **msgspec.to_builtins(tool)} for tool in offered],
-            "tool_choice": request.tool_choice or "auto",
-            "parallel_tool_calls": request.parallel_tool_calls is not False,
-            "truncation": request.truncation or "auto",
-            "text": {"format": (request.text or {}).get("format") if grammar else {"type": "text"}},
-        },
+        fields=_repeated_fields(request, text_format if grammar else {"type": "text"}),
     )
 
 
+def _repeated_fields(request: ResponseRequest, text_format: Any) -> dict[str, Any]:
+    """The fields of a response that repeat the request's, with the defaults of what it left out."""
+    functions = [
+        {"type": "function", **msgspec.to_builtins(function)} for function in request.tools or ()
+    ]
+    return {name: getattr(request, name) for name in _REPEATED} | {
+        "presence_penalty": request.presence_penalty or 0.0,
+        "frequency_penalty": request.frequency_penalty or 0.0,
+        "top_p": 1.0 if request.top_p is None else request.top_p,
+        "temperature": request.temperature or 0.0,
+        "top_logprobs": request.top_logprobs or 0,
+        "metadata": request.metadata or {},
+        "tools": functions,
+        "tool_choice": request.tool_choice or "auto",
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "truncation": request.truncation or "auto",
+        "text": {"format": text_format},
+    }
+
+
 def _messages(given: str | Sequence[Item]) -> Iterator[dict[str, Any]]:
+    """The messages of an input, for the chat template."""
     if isinstance(given, str):
         yield {"role": "user", "content": given}
         return
     for number, item in enumerate(given):
-        where = f"input[{number}]"
-        if (
-            item.type == "reasoning"
-        ):  # of an earlier answer that the client returns: templates leave it out
-            continue
-        if item.type == "function_call" and item.call_id and item.name:
-            called = {"name": item.name, "arguments": item.arguments}
-            calls = [{"id": item.call_id, "type": "function", "function": called}]
-            yield {"role": "assistant", "content": "", "tool_calls": calls}
-            continue
-        if item.type == "function_call_output" and item.call_id:
-            content = content_text(item.output, f"{where}.output")
-            yield {"role": "tool", "content": content, "tool_call_id": item.call_id}
-            continue
-        if item.type != "message" or item.role is None:
-            raise bad(
-                f"{where}: only messages and calls are supported, not {item.type!r}",
-                where,
-                "unsupported_content",
-            )
-        yield {
-            "role": chat_role(item.role, where),
-            "content": content_text(item.content, f"{where}.content"),
-        }
+        if item.type == "reasoning":
+            continue  # of an earlier answer that the client returns: templates leave it out
+        yield _message(item, f"input[{number}]")
+
+
+def _message(item: Item, where: str) -> dict[str, Any]:
+    """The message of an item of the input; `where` it is in the request."""
+    if item.type == "function_call" and item.call_id and item.name:
+        function = {"name": item.name, "arguments": item.arguments}
+        call = {"id": item.call_id, "type": "function", "function": function}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+    if item.type == "function_call_output" and item.call_id:
+        content = content_text(item.output, f"{where}.output")
+        return {"role": "tool", "content": content, "tool_call_id": item.call_id}
+    if item.type == "message" and item.role is not None:
+        content = content_text(item.content, f"{where}.content")
+        return {"role": chat_role(item.role, where), "content": content}
+    raise bad(
+        f"{where}: only messages and calls are supported, not {item.type!r}",
+        where,
+        "unsupported_content",
+    )
 
 
 OutputKind = Literal["reasoning", "message"]
@@ -184,37 +194,44 @@ class OutputItem:
 
     def __init__(self, kind: OutputKind) -> None:
         self.kind = kind
-        self.id = f"{'rs' if kind == 'reasoning' else 'msg'}_{secrets.token_hex(16)}"
-        self.content = "reasoning_text" if kind == "reasoning" else "output_text"
+        self.is_message = kind == "message"
+        prefix = "msg" if self.is_message else "rs"
+        self.id = f"{prefix}_{secrets.token_hex(16)}"
+        self.content = "output_text" if self.is_message else "reasoning_text"
+        """The type of its one part."""
         self.text = ""
         self.logprobs: list[msgspec.Raw] = []
         self.closed = False
         """Whether its end was sent since the last change."""
 
     def take(self, part: Show, scored: Sequence[Scored]) -> list[msgspec.Raw]:
-        """A change of its text; returns the log-probabilities as they are sent."""
-        told = logprobs.parts(scored)
+        """Change its text; returns the log-probabilities as they are sent."""
+        new_logprobs = logprobs.parts(scored)
         self.text = self.text[: part.cut] + part.text
         self.closed = False
-        self.logprobs += told
-        return told
+        self.logprobs += new_logprobs
+        return new_logprobs
 
     def part(self) -> dict[str, Any]:
         """Its one part."""
-        more = {"annotations": [], "logprobs": self.logprobs} if self.kind == "message" else {}
-        return {"type": self.content, "text": self.text, **more}
+        part: dict[str, Any] = {"type": self.content, "text": self.text}
+        if self.is_message:
+            part["annotations"] = []
+            part["logprobs"] = self.logprobs
+        return part
 
     def snapshot(self, status: str) -> dict[str, Any]:
         """The item in a response of this status."""
-        if self.closed and self.kind == "reasoning":
-            status = "completed"
-        status = "incomplete" if status == "failed" else status
-        more: dict[str, Any] = {"role": "assistant"} if self.kind == "message" else {"summary": []}
+        if self.closed and not self.is_message:
+            status = "completed"  # the reasoning is, also of an answer that is not
+        elif status == "failed":
+            status = "incomplete"  # an item has no such status
+        own: dict[str, Any] = {"role": "assistant"} if self.is_message else {"summary": []}
         return {
             "type": self.kind,
             "id": self.id,
             "status": status,
-            **more,
+            **own,
             "content": [self.part()],
         }
 
@@ -230,20 +247,30 @@ class ResponseShape:
         """For clients that know our events, and so can take text back."""
         self._parts = Separator()
         self._items: list[OutputItem | dict[str, Any]] = []
-        """A call is complete when it comes, and so an object already."""
+        """The output. A call is complete when it comes, and so an object already."""
+        self._calls = 0
+        """How many of the items are calls."""
         self._model = model
         self._created = int(time.time())
         self._fields = call.fields
         self._status = "in_progress"
         self._completed: int | None = None
-        self._why: dict[str, Any] | None = None
+        """When the response was completed, in seconds since 1970."""
+        self._incomplete_details: dict[str, Any] | None = None
         self.error: ApiError | None = None
         self.ends: dict[int, Ended] = {}
         """How the answer has ended, when it has."""
-        self._number = -1
+        self._events = 0
+        """How many were sent."""
 
     def snapshot(self) -> dict[str, Any]:
         """The response object as it is now."""
+        output = [
+            item if isinstance(item, dict) else item.snapshot(self._status) for item in self._items
+        ]
+        error = None
+        if self.error is not None:
+            error = {"code": self.error.code or "server_error", "message": str(self.error)}
         return {
             **self._fields,
             "id": self.id,
@@ -251,14 +278,10 @@ class ResponseShape:
             "created_at": self._created,
             "completed_at": self._completed,
             "status": self._status,
-            "incomplete_details": self._why,
+            "incomplete_details": self._incomplete_details,
             "model": self._model,
-            "output": [
-                item if isinstance(item, dict) else item.snapshot(self._status)
-                for item in self._items
-            ],
-            "error": self.error
-            and {"code": self.error.code or "server_error", "message": str(self.error)},
+            "output": output,
+            "error": error,
             "reasoning": None,
             "previous_response_id": None,
             "store": False,
@@ -284,46 +307,55 @@ class ResponseShape:
         if reasoning.text or reasoning.cut is not None:
             yield from self._change("reasoning", reasoning)
         scored = show.logprobs if show is not None else ()
-        nothing = last and not self._parts.calls
-        if (
-            answer.text
-            or answer.cut is not None
-            or scored
-            or nothing
-            or (self.marked and show is not None)
-        ):
+        is_change = bool(answer.text) or answer.cut is not None or bool(scored)
+        is_news_of_verification = self.marked and show is not None
+        is_empty_answer = last and not self._parts.calls  # it has a message all the same
+        if is_change or is_news_of_verification or is_empty_answer:
             yield from self._change("message", answer, scored)
         if last or not self.marked:  # else the text of a call may still be withdrawn
-            for call in self._parts.calls[sum(isinstance(item, dict) for item in self._items) :]:
+            for call in self._parts.calls[self._calls :]:
                 yield from self._call(call)
 
     def _call(self, call: WrittenCall) -> Iterator[dict[str, Any]]:
+        """Events for a complete call, as if it had been written piece by piece."""
         yield from self._close_items()
         id = f"fc_{secrets.token_hex(16)}"
-        place = {"output_index": len(self._items)}
-        told = {
+        item = {
+            "type": "function_call",
+            "id": id,
+            "status": "completed",
             "call_id": f"call_{secrets.token_hex(12)}",
             "name": call.name,
             "arguments": call.arguments,
         }
-        item = {"type": "function_call", "id": id, "status": "completed", **told}
+        index = len(self._items)
         self._items.append(item)
-        begun = item | {"arguments": "", "status": "in_progress"}
-        yield self._event("response.output_item.added", item=begun, **place)
+        self._calls += 1
         yield self._event(
-            "response.function_call_arguments.delta", item_id=id, delta=call.arguments, **place
+            "response.output_item.added",
+            item=item | {"arguments": "", "status": "in_progress"},
+            output_index=index,
         )
-        done = {"item_id": id, "name": call.name, "arguments": call.arguments}
-        yield self._event("response.function_call_arguments.done", **done, **place)
-        yield self._event("response.output_item.done", item=item, **place)
+        yield self._event(
+            "response.function_call_arguments.delta",
+            item_id=id,
+            delta=call.arguments,
+            output_index=index,
+        )
+        yield self._event(
+            "response.function_call_arguments.done",
+            item_id=id,
+            name=call.name,
+            arguments=call.arguments,
+            output_index=index,
+        )
+        yield self._event("response.output_item.done", item=item, output_index=index)
 
     def _change(
         self, kind: OutputKind, part: Show, scored: Sequence[Scored] = ()
     ) -> Iterator[dict[str, Any]]:
-        item = next(
-            (item for item in self._items if isinstance(item, OutputItem) and item.kind == kind),
-            None,
-        )
+        """Events for a change of the reasoning or the message, which may be its beginning."""
+        item = self._item(kind)
         if item is None:
             yield from self._close_items()
             item = OutputItem(kind)
@@ -333,22 +365,33 @@ class ResponseShape:
                 "response.output_item.added", output_index=len(self._items) - 1, item=empty
             )
             yield self._part_event(item, "response.content_part.added", part=item.part())
-        told = item.take(part, scored)
+        new_logprobs = item.take(part, scored)
         if self.marked and (part.cut is not None or not part.text):
             yield self._part_event(
                 item, f"moa:{item.content}.revised", cut=part.cut, verified=part.verified
             )
         if part.text or scored:
-            more: dict[str, Any] = {"logprobs": told} if kind == "message" else {}
-            more |= {"moa": {"verified": part.verified}} if self.marked else {}
+            more: dict[str, Any] = {}
+            if item.is_message:
+                more["logprobs"] = new_logprobs
+            if self.marked:
+                more["moa"] = {"verified": part.verified}
             yield self._part_event(item, f"response.{item.content}.delta", delta=part.text, **more)
 
+    def _item(self, kind: OutputKind) -> OutputItem | None:
+        """The reasoning or the message, if it has begun."""
+        for item in self._items:
+            if isinstance(item, OutputItem) and item.kind == kind:
+                return item
+        return None
+
     def _close_items(self) -> Iterator[dict[str, Any]]:
+        """Events that end the reasoning and the message, where they have not been sent."""
         for index, item in enumerate(self._items):
             if not isinstance(item, OutputItem) or item.closed:
                 continue
             item.closed = True
-            more: dict[str, Any] = {"logprobs": item.logprobs} if item.kind == "message" else {}
+            more = {"logprobs": item.logprobs} if item.is_message else {}
             yield self._part_event(item, f"response.{item.content}.done", text=item.text, **more)
             yield self._part_event(item, "response.content_part.done", part=item.part())
             yield self._event(
@@ -366,18 +409,20 @@ class ResponseShape:
     def end(self, index: int, ended: Ended) -> Iterator[dict[str, Any]]:
         """Events at the end of the answer."""
         self.ends[index] = ended
-        cut_short = ended.reason not in ("eos", "stop")
-        self._status = "incomplete" if cut_short else "completed"
-        self._completed = None if cut_short else int(time.time())
-        limit = ended.reason in ("length", "context")
-        self._why = (
-            {"reason": "max_output_tokens" if limit else ended.reason} if cut_short else None
-        )
+        if ended.reason in ("eos", "stop"):
+            self._status = "completed"
+            self._completed = int(time.time())
+            self._incomplete_details = None
+        else:
+            is_limit = ended.reason in ("length", "context")
+            self._status = "incomplete"
+            self._completed = None
+            self._incomplete_details = {"reason": "max_output_tokens" if is_limit else ended.reason}
         yield from self._close_items()
         yield self._event(f"response.{self._status}", response=self.snapshot())
 
     def fail(self, error: ApiError) -> dict[str, Any]:
-        """Events after an error."""
+        """The event for an error, the last."""
         self._status = "failed"
         self.error = error
         return self._event("response.failed", response=self.snapshot())
@@ -385,15 +430,19 @@ class ResponseShape:
     # ---- parts
 
     def _part_event(self, item: OutputItem, type: str, **fields: Any) -> dict[str, Any]:
+        """An event about the one part of an item."""
         index = self._items.index(item)
         return self._event(type, item_id=item.id, output_index=index, content_index=0, **fields)
 
     def _event(self, type: str, **fields: Any) -> dict[str, Any]:
-        self._number += 1
-        return {"type": type, "sequence_number": self._number, **fields}
+        """The next event, with its number."""
+        number = self._events
+        self._events += 1
+        return {"type": type, "sequence_number": number, **fields}
 
 
 def _usage(counts: Counts) -> dict[str, Any]:
+    """Tokens of the answer; figures of speculation are in `moa`."""
     return {
         "input_tokens": counts.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},

@@ -29,46 +29,53 @@ class Shape:
         self._form = form
         self.marked = call.asks[0].mode == "provisional"
         """For clients that know our field, and so can take text back."""
-        self._called: Counter[int] = Counter()
-        """Calls of each choice that have been sent."""
-        self._parts: dict[int, Separator] = {}
-        self.id = f"{'chatcmpl' if call.chat else 'cmpl'}-{secrets.token_hex(16)}"
+        prefix = "chatcmpl" if call.chat else "cmpl"
+        self.id = f"{prefix}-{secrets.token_hex(16)}"
         self._created = int(time.time())
         self._model = model
+        # All of these are by choice.
+        self._parts: dict[int, Separator] = {}
+        self._calls_sent: Counter[int] = Counter()
         self._scored: dict[int, list[Scored]] = {index: [] for index in range(len(call.asks))}
-        """What is to be told with a whole answer."""
-        self._told: Counter[int] = Counter()
-        """Characters of each streamed choice whose log-probabilities have been sent."""
+        """Log-probabilities that are sent with a whole answer."""
+        self._scored_characters: Counter[int] = Counter()
+        """Characters of a streamed choice whose log-probabilities have been sent."""
         self.ends: dict[int, Ended] = {}
         """How each choice has ended, when it has."""
         self.error: ApiError | None = None
 
     def snapshot(self) -> dict[str, Any]:
         """The response of a request that does not stream, when all choices have ended."""
-        choices = [
-            self._choice(
-                index,
-                {"message": self._message(index)}
-                if self._call.chat
-                else {"text": self._parts[index].answer},
-                ended.reason,
-                {"reason": ended.reason, "verified": ended.verified},
-                None if self._call.asks[index].logprobs is None else self._scored[index],
+        choices = []
+        for index, ended in sorted(self.ends.items()):
+            if self._call.chat:
+                body: dict[str, Any] = {"message": self._message(index)}
+            else:
+                body = {"text": self._parts[index].answer}
+            wants_logprobs = self._call.asks[index].logprobs is not None
+            choices.append(
+                self._choice(
+                    index,
+                    body,
+                    reason=ended.reason,
+                    moa={"reason": ended.reason, "verified": ended.verified},
+                    scored=self._scored[index] if wants_logprobs else None,
+                )
             )
-            for index, ended in sorted(self.ends.items())
-        ]
         kind = "chat.completion" if self._call.chat else "text_completion"
         return self._envelope(kind, choices) | {"usage": _usage(self.ends.values())}
 
     # ---- chunks
 
     def begin(self, index: int, event: Began) -> list[Any]:
-        """A choice begins: the chunk that opens it in a chat."""
+        """Begin a choice; returns the chunk that opens it in a chat."""
         self._parts[index] = Separator(
             separate=self._call.separate, thinking=event.thinking, form=self._form
         )
+        if not self._call.chat:
+            return []
         opening = {"delta": {"role": "assistant", "content": ""}}
-        return [self._chunk([self._choice(index, opening)])] if self._call.chat else []
+        return [self._chunk([self._choice(index, opening)])]
 
     def piece(
         self, index: int, show: Show | None, *, alone: bool = False, last: bool = False
@@ -80,25 +87,38 @@ class Shape:
         if not self._call.stream:
             self._scored[index] += scored
             return
-        delta: dict[str, Any] = {"reasoning_content": reasoning.text, "content": answer.text}
-        if last or not self.marked:
-            delta["tool_calls"] = self._calls(index)
-        if not (any(delta.values()) or scored or (self.marked and show is not None)):
+        delta: dict[str, Any] = {}
+        if reasoning.text:
+            delta["reasoning_content"] = reasoning.text
+        if answer.text:
+            delta["content"] = answer.text
+        if last or not self.marked:  # else the text of a call may still be withdrawn
+            calls = self._new_calls(index)
+            if calls:
+                delta["tool_calls"] = calls
+        is_news_of_verification = self.marked and show is not None
+        if not delta and not scored and not is_news_of_verification:
             return
-        delta = {name: value for name, value in delta.items() if value}
-        marks: dict[str, Any] = {"unverified": True} if alone and not self.marked else {}
-        if self.marked:
-            marks["verified"] = answer.verified
-            cuts = {"cut": answer.cut, "reasoning_cut": reasoning.cut}
-            marks |= {name: cut for name, cut in cuts.items() if cut is not None}
         body = {"delta": delta} if self._call.chat else {"text": answer.text}
-        yield self._chunk([self._choice(index, body, None, marks, scored or None)])
+        marks = self._marks(reasoning, answer, alone=alone)
+        yield self._chunk([self._choice(index, body, moa=marks, scored=scored or None)])
+
+    def _marks(self, reasoning: Show, answer: Show, *, alone: bool) -> dict[str, Any]:
+        """What a chunk says of its change in `moa`."""
+        if not self.marked:
+            return {"unverified": True} if alone else {}
+        marks: dict[str, Any] = {"verified": answer.verified}
+        if answer.cut is not None:
+            marks["cut"] = answer.cut
+        if reasoning.cut is not None:
+            marks["reasoning_cut"] = reasoning.cut
+        return marks
 
     def end(self, index: int, ended: Ended) -> Iterator[Any]:
         """The chunk that closes a choice, and that of `stream_options.include_usage`."""
         body: dict[str, Any] = {"delta": {}} if self._call.chat else {"text": ""}
         marks = {"reason": ended.reason, "all_verified": ended.verified}
-        yield self._chunk([self._choice(index, body, ended.reason, marks)])
+        yield self._chunk([self._choice(index, body, reason=ended.reason, moa=marks)])
         self.ends[index] = ended
         if self._call.include_usage and len(self.ends) == len(self._call.asks):
             yield self._chunk([]) | {"usage": _usage(self.ends.values())}
@@ -119,11 +139,12 @@ class Shape:
     # ---- parts
 
     def _chunk(self, choices: list[Any]) -> dict[str, Any]:
-        return self._envelope(
-            "chat.completion.chunk" if self._call.chat else "text_completion", choices
-        )
+        """An event of a stream."""
+        kind = "chat.completion.chunk" if self._call.chat else "text_completion"
+        return self._envelope(kind, choices)
 
     def _envelope(self, kind: str, choices: list[Any]) -> dict[str, Any]:
+        """A response or chunk of this kind."""
         return {
             "id": self.id,
             "object": kind,
@@ -136,31 +157,44 @@ class Shape:
         self,
         index: int,
         body: dict[str, Any],
+        *,
         reason: Reason | None = None,
         moa: dict[str, Any] | None = None,
         scored: Sequence[Scored] | None = None,
     ) -> dict[str, Any]:
-        finish = _FINISH.get(reason, "length") if reason else None
-        if finish == "stop" and self._called[index]:
+        """A choice with its text or change; `reason` says why the answer has ended."""
+        finish = None
+        if reason is not None:
+            finish = _FINISH.get(reason, "length")
+        if finish == "stop" and self._calls_sent[index]:
             finish = "tool_calls"
-        told = None if scored is None else self._logprobs(index, scored)
-        choice = {"index": index, **body, "logprobs": told, "finish_reason": finish}
-        return choice | {"moa": moa} if moa else choice
+        choice = {
+            "index": index,
+            **body,
+            "logprobs": None if scored is None else self._logprobs(index, scored),
+            "finish_reason": finish,
+        }
+        if moa:
+            choice["moa"] = moa
+        return choice
 
     def _message(self, index: int) -> dict[str, Any]:
+        """The message of a whole answer."""
         parts = self._parts[index]
         message: dict[str, Any] = {"role": "assistant", "content": parts.answer, "refusal": None}
         if parts.reasoning:
             message["reasoning_content"] = parts.reasoning
-        if calls := self._calls(index):
-            message |= {"content": parts.answer or None, "tool_calls": calls}
+        calls = self._new_calls(index)
+        if calls:
+            message["content"] = parts.answer or None
+            message["tool_calls"] = calls
         return message
 
-    def _calls(self, index: int) -> list[dict[str, Any]]:
-        """The complete calls of a choice that have not been sent."""
+    def _new_calls(self, index: int) -> list[dict[str, Any]]:
+        """The complete calls of a choice that have not been sent; then they count as sent."""
         calls = self._parts[index].calls
-        first = self._called[index]
-        self._called[index] = max(first, len(calls))
+        first = self._calls_sent[index]
+        self._calls_sent[index] = max(first, len(calls))
         return [
             {
                 "index": number,
@@ -172,37 +206,40 @@ class Shape:
         ]
 
     def _logprobs(self, index: int, scored: Sequence[Scored]) -> dict[str, Any]:
+        """The log-probabilities of a choice's next tokens."""
         if self._call.chat:
             return logprobs.chat(scored)
-        offset = self._told[index]
-        self._told[index] += sum(len(entry.token) for entry in scored)
+        offset = self._scored_characters[index]
+        self._scored_characters[index] += sum(len(entry.token) for entry in scored)
         return logprobs.completion(scored, offset)
 
 
 def _usage(ends: Iterable[Ended]) -> dict[str, Any]:
     """Tokens of all choices together. Figures of speculation are in `moa`; those of the prediction
     are where OpenAI has them."""
-    every = [ended.counts for ended in ends]
-    prompt = sum(c.prompt_tokens for c in every)
-    tokens = sum(c.tokens for c in every)
-    predicted = sum(c.predicted for c in every)
-    taken = sum(c.predicted_accepted for c in every)
+    counts = [ended.counts for ended in ends]
+    prompt_tokens = sum(count.prompt_tokens for count in counts)
+    answer_tokens = sum(count.tokens for count in counts)
+    predicted = sum(count.predicted for count in counts)
+    predicted_accepted = sum(count.predicted_accepted for count in counts)
+    # The answerer's own figures are of one answer: there is no sum of them.
+    more = counts[0].more if len(counts) == 1 else {}
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": tokens,
-        "total_tokens": prompt + tokens,
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": answer_tokens,
+        "total_tokens": prompt_tokens + answer_tokens,
         "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
         "completion_tokens_details": {
             "reasoning_tokens": 0,
             "audio_tokens": 0,
-            "accepted_prediction_tokens": taken,
-            "rejected_prediction_tokens": predicted - taken,
+            "accepted_prediction_tokens": predicted_accepted,
+            "rejected_prediction_tokens": predicted - predicted_accepted,
         },
         "moa": {
-            "drafted": sum(c.drafted for c in every),
-            "accepted": sum(c.accepted for c in every),
-            "calls": sum(c.calls for c in every),
-            **(every[0].more if len(every) == 1 else {}),
+            "drafted": sum(count.drafted for count in counts),
+            "accepted": sum(count.accepted for count in counts),
+            "calls": sum(count.calls for count in counts),
+            **more,
         },
     }
 

@@ -19,21 +19,22 @@ TYPES = {
 def content_security(
     connect: Iterable[str] = (), *, wasm: bool = False, header: bool = True
 ) -> str:
-    """Nothing from other hosts, no inline scripts or styles, and no strings as HTML.
+    """A content security policy: nothing from other hosts, no inline scripts or styles, and no
+    strings as HTML.
 
     `connect` are other addresses to connect to; `wasm` allows WebAssembly. Without `header` it is
     for a page's `<meta>`, where browsers ignore who may frame the page, and say so.
     """
-    more = {"script": ["'wasm-unsafe-eval'"] if wasm else [], "connect": connect}
-    kinds = ("script", "style", "img", "connect", "manifest", "worker")
-    return "; ".join(
-        (
-            "default-src 'none'",
-            *(" ".join((f"{kind}-src 'self'", *more.get(kind, ()))) for kind in kinds),
-            "base-uri 'none'",
-            "form-action 'none'",
-            *(("frame-ancestors 'none'",) if header else ()),
-            "require-trusted-types-for 'script'",
-            "trusted-types service-worker",
-        )
-    )
+    directives = ["default-src 'none'"]
+    for kind in ("script", "style", "img", "connect", "manifest", "worker"):
+        sources = ["'self'"]
+        if kind == "script" and wasm:
+            sources.append("'wasm-unsafe-eval'")
+        if kind == "connect":
+            sources += connect
+        directives.append(f"{kind}-src {' '.join(sources)}")
+    directives += ["base-uri 'none'", "form-action 'none'"]
+    if header:
+        directives.append("frame-ancestors 'none'")
+    directives += ["require-trusted-types-for 'script'", "trusted-types service-worker"]
+    return "; ".join(directives)

@@ -38,22 +38,23 @@ async def side_by_side(
 ) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
     """Events of all answers as they come, each with the number of its answer. Closing the generator
     ends them all."""
-    questions = {id(ask.question): ask for ask in asks}  # choices share theirs
-    encoded = {key: await answerer.encode(ask) for key, ask in questions.items()}
+    encoded: dict[int, Encoded] = {}  # by the question's identity: choices share theirs
+    for ask in asks:
+        if id(ask.question) not in encoded:
+            encoded[id(ask.question)] = await answerer.encode(ask)
     if len(asks) == 1:
-        async with contextlib.aclosing(
-            _answer(answerer, asks[0], encoded[id(asks[0].question)])
-        ) as events:
+        events = _answer(answerer, asks[0], encoded[id(asks[0].question)])
+        async with contextlib.aclosing(events):
             async for event in events:
                 yield 0, event
         return
+    # An exception or None is the last of an answer.
     queue: asyncio.Queue[tuple[int, AnswerEvent | Exception | None]] = asyncio.Queue(_WAITING)
 
     async def feed(index: int, ask: AnswerRequest) -> None:
+        events = _answer(answerer, ask, encoded[id(ask.question)])
         try:
-            async with contextlib.aclosing(
-                _answer(answerer, ask, encoded[id(ask.question)])
-            ) as events:
+            async with contextlib.aclosing(events):
                 async for event in events:
                     await queue.put((index, event))
             await queue.put((index, None))
@@ -82,12 +83,12 @@ async def _answer(
 ) -> AsyncGenerator[AnswerEvent, None]:
     """The answerer's events, and the news that messages were left out of the prompt."""
     left_out = encoded.left_out
-    async with contextlib.aclosing(answerer.answer(ask, encoded)) as events:
+    events = answerer.answer(ask, encoded)
+    async with contextlib.aclosing(events):
         async for event in events:
             if isinstance(event, Ended) and left_out:
                 more = {**event.counts.more, "left_out_messages": left_out}
-                yield replace(event, counts=replace(event.counts, more=more))
-                continue
+                event = replace(event, counts=replace(event.counts, more=more))
             yield event
             if isinstance(event, Began) and left_out:
                 yield Note(left_out_notice(left_out))
@@ -98,19 +99,20 @@ async def streamed(
 ) -> AsyncGenerator[Any, None]:
     """The events of a stream. An error after the first becomes one, and the last."""
     presenters = [Presenter(ask.mode) for ask in asks]
-    begun = False
+    has_begun = False
+    answers = side_by_side(answerer, asks)
     try:
-        async with contextlib.aclosing(side_by_side(answerer, asks)) as events:
-            async for index, event in events:
-                begun = begun or isinstance(event, Began)
+        async with contextlib.aclosing(answers):
+            async for index, event in answers:
+                has_begun = has_begun or isinstance(event, Began)
                 show = presenters[index].take(event)
-                for told in _shaped(index, event, show, shape):
-                    yield told
+                for sent in _shaped(index, event, show, shape):
+                    yield sent
                 if show is not None and show.logprobs:
                     await asyncio.sleep(0)  # those of thousands of tokens take a second to write
     except MoaError as error:
-        if not begun:
-            raise
+        if not has_begun:
+            raise  # becomes the status of the response
         yield shape.fail(from_error(error))
 
 
@@ -118,15 +120,15 @@ def _shaped(
     index: int, event: AnswerEvent, show: Show | None, shape: Shape | ResponseShape
 ) -> Iterator[Any]:
     """What the client is sent for an event of a choice; `show` is the change of its text."""
-    ended = isinstance(event, Ended)
+    is_end = isinstance(event, Ended)
     if isinstance(event, Began):
         yield from shape.begin(index, event)
     if isinstance(event, LinkNews | Note | Reading) and shape.marked:
         yield shape.news(event)
     elif isinstance(event, Reading):
         yield Comment(f"reading the prompt: {event.done} of {event.total} tokens")
-    if show is not None or ended:
-        alone = isinstance(event, Piece) and not event.verified
-        yield from shape.piece(index, show, alone=alone, last=ended)
+    if show is not None or is_end:
+        is_devices_own = isinstance(event, Piece) and not event.verified
+        yield from shape.piece(index, show, alone=is_devices_own, last=is_end)
     if isinstance(event, Ended):
         yield from shape.end(index, event)

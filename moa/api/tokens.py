@@ -26,15 +26,21 @@ class TokenTexts(Tokenizing, Protocol):
 
 
 class _TokenizeRequest(msgspec.Struct):
+    """Body of `/tokenize`: either server's fields."""
+
     content: str | None = None
     """As llama.cpp's server has it, which adds no start token unless told to."""
-    prompt: str | None = None
-    """As vLLM has it, which adds one unless told not to."""
     add_special: bool | None = None
+    """Whether to add a start token to `content`."""
+    prompt: str | None = None
+    """As vLLM has it, which adds a start token unless told not to."""
     add_special_tokens: bool | None = None
+    """Whether to add a start token to `prompt`."""
 
 
 class _DetokenizeRequest(msgspec.Struct):
+    """Body of `/detokenize`."""
+
     tokens: Annotated[list[TokenId], Meta(max_length=2**20)]
 
 
@@ -45,14 +51,17 @@ _detokenize_of = msgspec.json.Decoder(_DetokenizeRequest)
 def tokenized(body: bytes, tokenizer: TokenTexts, context: int) -> dict[str, Any]:
     """The ids of a text; to be called in a thread."""
     request = decode(body, _tokenize_of)
-    text = request.content if request.content is not None else request.prompt
-    if text is None:
+    if request.content is not None:
+        text = request.content
+        with_start = bool(request.add_special)
+    elif request.prompt is not None:
+        text = request.prompt
+        with_start = request.add_special_tokens is not False
+    else:
         raise bad("content (or prompt, as vLLM has it) is missing", "content")
     if len(text) > context * _CHARACTERS_A_TOKEN:
         raise bad(f"a text of {len(text)} characters is too long for a context of {context}")
-    asked = request.add_special if request.content is not None else request.add_special_tokens
-    special = request.content is None if asked is None else asked
-    ids = list(tokenizer.encode(text) if special else tokenizer.plain(text))
+    ids = list(tokenizer.encode(text) if with_start else tokenizer.plain(text))
     return {"tokens": ids, "count": len(ids), "max_model_len": context}
 
 

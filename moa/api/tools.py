@@ -14,6 +14,7 @@ from moa.api.errors import bad
 from moa.grammar.spec import JSON_STYLE, Grammar
 
 _ANYTHING = "(?s:.*)"
+"""A regular expression for any text, line breaks included."""
 _TOGETHER = ("allOf", "anyOf", "oneOf", "if", "$ref", "unevaluatedProperties")
 """Beside these in a schema, `properties` need not be all properties of the object."""
 
@@ -54,11 +55,17 @@ class ToolFormat(NamedTuple):
     between all."""
 
     key: str = "parameters"
+    """The name of the arguments."""
     before: str = ""
+    """Text before each call."""
     after: str = ""
+    """Text after each call."""
     between: str = "; "
+    """Text between two calls."""
     opens: str = ""
+    """Text before all calls."""
     closes: str = ""
+    """Text after all calls."""
     knows_tools: bool = False
     """Whether the chat template writes the tools, the calls and their results."""
 
@@ -66,17 +73,26 @@ class ToolFormat(NamedTuple):
     def of(cls, template: str) -> ToolFormat:
         """The format of a chat template: that of Qwen and Hermes, of Mistral, or of Llama and
         Gemma."""
-        known = "tools" in template
+        knows_tools = "tools" in template
         if "<tool_call>" in template:
-            return cls("arguments", "<tool_call>\n", "\n</tool_call>", "\n", knows_tools=known)
+            return cls(
+                key="arguments",
+                before="<tool_call>\n",
+                after="\n</tool_call>",
+                between="\n",
+                knows_tools=knows_tools,
+            )
         if "[TOOL_CALLS]" in template:
-            return cls("arguments", between=", ", opens="[", closes="]", knows_tools=known)
-        return cls(knows_tools=known)
+            return cls(
+                key="arguments", between=", ", opens="[", closes="]", knows_tools=knows_tools
+            )
+        return cls(knows_tools=knows_tools)
 
     # ---- what the model may write
 
     def grammar(self, tools: Tools, answer: Grammar | None) -> Grammar | None:
-        """What an answer must match: a call, or else `answer` or any text."""
+        """What an answer must match: calls, or else `answer` or any text. None is any text without
+        calls."""
         if not tools.tools or tools.choice == "none":
             return answer
         if answer is not None and answer.kind != "json_schema":
@@ -85,40 +101,41 @@ class ToolFormat(NamedTuple):
                 "tools",
                 "unsupported_parameter",
             )
-        offered = [tool.function for tool in tools.tools]
-        if tools.choice not in ("auto", "required"):
-            offered = [function for function in offered if function.name == tools.choice]
-            if not offered:
-                raise bad(
-                    f"tool_choice: there is no function {tools.choice!r} among the tools",
-                    "tool_choice",
-                )
-        wrapped = f"{json.dumps(self.before)} one {json.dumps(self.after)}"
-        more = f"({json.dumps(self.between)} {wrapped})*" if tools.parallel else ""
-        calls = f"{json.dumps(self.opens)} {wrapped} {more} {json.dumps(self.closes)}"
-        rules = [f"one: {' | '.join(f'call{number}' for number in range(len(offered)))}"]
-        for number, function in enumerate(offered):
+        rules = self._rules_of_calls(_offered(tools))
+        one = f"{json.dumps(self.before)} one {json.dumps(self.after)}"
+        others = f"({json.dumps(self.between)} {one})*" if tools.parallel else ""
+        calls = f"{json.dumps(self.opens)} {one} {others} {json.dumps(self.closes)}"
+        if tools.choice != "auto":
+            return _lark(f"start: {calls}", *rules)
+        if answer is not None:
+            schema = _json(json.loads(answer.text), lenient=False)
+            return _lark(f"start: free | {calls}", f"free: {schema}", *rules)
+        mark = self.before.strip()
+        if not mark:
+            # A call is told from a text by its first character.
+            first = self.opens or "{"
+            return _lark(f"start: FREE | {calls}", f"FREE: /([^\\{first}]{_ANYTHING})?/", *rules)
+        # A text may come before the first call, and holds no beginning of one.
+        rest = f"{json.dumps(self.before.removeprefix(mark))} one {json.dumps(self.after)} {others}"
+        return _lark(
+            f"start: FREE | pre {rest}",
+            f"pre[lazy]: /{_ANYTHING}{mark}/",
+            f"FREE: /{_ANYTHING}/ & ~/{_ANYTHING}{mark}{_ANYTHING}/",
+            *rules,
+        )
+
+    def _rules_of_calls(self, functions: Sequence[Function]) -> list[str]:
+        """Rules of a Lark grammar for one call: `one` is a call of any of the functions."""
+        names = [f"call{number}" for number in range(len(functions))]
+        rules = [f"one: {' | '.join(names)}"]
+        for number, function in enumerate(functions):
             # In the pieces in which JSON is read, for an answer may begin in the same way.
             pieces = ("{", '"name"', ": ", json.dumps(function.name), ", ", f'"{self.key}"', ": ")
-            rules.append(
-                f'call{number}: {" ".join(map(json.dumps, pieces))} arguments{number} "}}"'
-            )
+            head = " ".join(json.dumps(piece) for piece in pieces)
+            rules.append(f'call{number}: {head} arguments{number} "}}"')
             parameters = _closed(function.parameters) if function.parameters else None
             rules.append(f"arguments{number}: {_json(parameters, lenient=not function.strict)}")
-        if tools.choice != "auto":
-            start = f"start: {calls}"
-        elif answer is not None:
-            start = f"start: free | {calls}\nfree: {_json(json.loads(answer.text), lenient=False)}"
-        elif first := self.before.strip():
-            # A text may come before the first call, and holds no beginning of one.
-            rest = (
-                f"{json.dumps(self.before.removeprefix(first))} one {json.dumps(self.after)} {more}"
-            )
-            start = f"start: FREE | pre {rest}\npre[lazy]: /{_ANYTHING}{first}/\n"
-            start += f"FREE: /{_ANYTHING}/ & ~/{_ANYTHING}{first}{_ANYTHING}/"
-        else:
-            start = f"start: FREE | {calls}\nFREE: /([^\\{self.opens or '{'}]{_ANYTHING})?/"
-        return Grammar("lark", "\n".join([start, *rules]))
+        return rules
 
     # ---- what it is asked
 
@@ -131,57 +148,82 @@ class ToolFormat(NamedTuple):
 
     def as_text(self, messages: Sequence[Mapping[str, Any]], tools: Tools) -> list[dict[str, Any]]:
         """The conversation as plain texts: tools, calls and results are written into them."""
-        told: list[dict[str, Any]] = []
+        plain: list[dict[str, Any]] = []
         for message in messages:
             content = message["content"]
-            if calls := message.get("tool_calls"):
+            calls = message.get("tool_calls")
+            if calls:
                 content += self.between.join(self._written(call["function"]) for call in calls)
             role = "user" if message["role"] == "tool" else message["role"]
-            told.append({"role": role, "content": content})
+            plain.append({"role": role, "content": content})
         if tools.choice != "none" and tools.tools:
-            first = next((message for message in told if message["role"] == "user"), told[-1])
+            questions = [message for message in plain if message["role"] == "user"]
+            first = questions[0] if questions else plain[-1]
             first["content"] = f"{self._introduction(tools)}\n\n{first['content']}"
-        return told
+        return plain
 
     def _written(self, function: Mapping[str, Any]) -> str:
+        """A call as the model writes it."""
         name = json.dumps(function["name"])
         arguments = function["arguments"]
         return f'{self.before}{{"name": {name}, "{self.key}": {arguments}}}{self.after}'
 
     def _introduction(self, tools: Tools) -> str:
+        """What tells the model of the tools, where its chat template does not."""
         functions = "\n".join(
             json.dumps(listed(tool)["function"], ensure_ascii=False) for tool in tools.tools
         )
-        form = f'{self.before}{{"name": function name, "{self.key}": dictionary of argument name and its value}}'
-        return f"You have access to functions. To call one, answer only {form}{self.after}\n{functions}"
+        call = f'{{"name": function name, "{self.key}": dictionary of argument name and its value}}'
+        form = f"{self.before}{call}{self.after}"
+        return f"You have access to functions. To call one, answer only {form}\n{functions}"
 
     # ---- what it has written
 
     def split(self, text: str, *, last: bool = True) -> tuple[str, list[WrittenCall], str]:
         """The text before the first call, the complete calls, and what is left of an incomplete
         one."""
-        first = self.before.strip()
-        at = text.find(first) if first else 0 if text.startswith(self.opens or "{") else -1
-        if at < 0:
-            held = (
-                0
-                if last
-                else next((n for n in range(len(first) - 1, 0, -1) if text.endswith(first[:n])), 0)
-            )
-            return text[: len(text) - held], [], text[len(text) - held :] if held else ""
-        calls = list[WrittenCall]()
-        rest = text[at:]
+        first_call = self._find_call(text)
+        if first_call < 0:
+            held_back = 0 if last else begun_length(self.before.strip(), text)
+            end = len(text) - held_back
+            return text[:end], [], text[end:]
+        calls, rest = self._calls_of(text[first_call:])
+        return text[:first_call], calls, rest
+
+    def _find_call(self, text: str) -> int:
+        """Where the first call begins; -1 if there is none."""
+        mark = self.before.strip()
+        if mark:
+            return text.find(mark)
+        # Without a mark, what begins as a call is calls from the start.
+        return 0 if text.startswith(self.opens or "{") else -1
+
+    def _calls_of(self, text: str) -> tuple[list[WrittenCall], str]:
+        """The complete calls of a text that begins with one, and what is left of an incomplete
+        one."""
+        calls: list[WrittenCall] = []
+        rest = text
         decoder = json.JSONDecoder()
-        while (begin := rest.find("{")) >= 0:
+        while True:
+            start = rest.find("{")
+            if start < 0:
+                # Nothing but marks after the last call; without a call it may be its beginning.
+                return calls, "" if calls else rest
             try:
-                call, end = decoder.raw_decode(rest, begin)
+                call, end = decoder.raw_decode(rest, start)
                 arguments = json.dumps(call[self.key], ensure_ascii=False)
                 calls.append(WrittenCall(str(call["name"]), arguments))
             except (ValueError, KeyError, RecursionError):
-                break
+                return calls, rest
             rest = rest[end:]
-        over = begin < 0 and calls
-        return text[:at], calls, "" if over else rest
+
+
+def begun_length(mark: str, text: str) -> int:
+    """Length of the end of `text` that may be the beginning of a `mark` which is to come."""
+    for length in range(len(mark) - 1, 0, -1):
+        if text.endswith(mark[:length]):
+            return length
+    return 0
 
 
 def chosen(choice: Any, tools: Sequence[Tool] | None, parallel: bool | None) -> Tools | None:
@@ -205,6 +247,19 @@ def chosen(choice: Any, tools: Sequence[Tool] | None, parallel: bool | None) -> 
     return Tools(tuple(tools), name, parallel is not False)
 
 
+def _offered(tools: Tools) -> list[Function]:
+    """The functions that may be called: all, or the one of `tool_choice`."""
+    functions = [tool.function for tool in tools.tools]
+    if tools.choice in ("auto", "required"):
+        return functions
+    named = [function for function in functions if function.name == tools.choice]
+    if not named:
+        raise bad(
+            f"tool_choice: there is no function {tools.choice!r} among the tools", "tool_choice"
+        )
+    return named
+
+
 def listed(tool: Tool) -> dict[str, Any]:
     """A tool as chat templates take it."""
     function = tool.function
@@ -220,17 +275,19 @@ def listed(tool: Tool) -> dict[str, Any]:
 
 def _parsed(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message whose calls have their arguments as objects, as templates expect them."""
-    calls = [
-        {
-            **call,
-            "function": {**call["function"], "arguments": _object(call["function"]["arguments"])},
-        }
-        for call in message.get("tool_calls", ())
-    ]
-    return {**message, "tool_calls": calls} if calls else dict(message)
+    parsed = dict(message)
+    calls = []
+    for call in message.get("tool_calls", ()):
+        function = call["function"]
+        arguments = _object(function["arguments"])
+        calls.append({**call, "function": {**function, "arguments": arguments}})
+    if calls:
+        parsed["tool_calls"] = calls
+    return parsed
 
 
 def _object(arguments: str) -> Any:
+    """Arguments as an object; as they are if they are no JSON."""
     try:
         return json.loads(arguments or "{}")
     except (ValueError, RecursionError):
@@ -253,14 +310,21 @@ def _closed(schema: Any) -> Any:
             closed[name] = _closed(value)
         else:
             closed[name] = value
-    lists = isinstance(schema.get("properties"), dict)
-    if lists and not schema.keys() & {"additionalProperties", "patternProperties", *_TOGETHER}:
+    lists_properties = isinstance(schema.get("properties"), dict)
+    says_more = schema.keys() & {"additionalProperties", "patternProperties", *_TOGETHER}
+    if lists_properties and not says_more:
         closed["additionalProperties"] = False
     return closed
 
 
+def _lark(*rules: str) -> Grammar:
+    """A grammar of rules, the one for the start first."""
+    return Grammar("lark", "\n".join(rules))
+
+
 def _json(schema: dict[str, Any] | None, *, lenient: bool) -> str:
-    schema = {"type": "object"} if schema is None else schema
-    return "%json " + json.dumps(
-        {**schema, "x-guidance": {**JSON_STYLE, "lenient": lenient}}, ensure_ascii=False
-    )
+    """The right side of a rule for the JSON texts of a schema; of any object for None."""
+    if schema is None:
+        schema = {"type": "object"}
+    styled = {**schema, "x-guidance": {**JSON_STYLE, "lenient": lenient}}
+    return "%json " + json.dumps(styled, ensure_ascii=False)

@@ -1,5 +1,5 @@
-"""What is wrong with a request's field, in words that its sender understands: the validator's own name
-its types."""
+"""What is wrong with a request's field, in words that its sender understands: the validator's own
+words name its types."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ _PATTERN = re.compile(r"Expected `str` matching regex (.+)")
 def in_our_words(message: str, field: str) -> str:
     """A validator's `message` about a field; as it is where nobody has thought of it."""
     if found := _MISSING.fullmatch(message):
-        return f"{found[1]} is missing" + ("" if field == "the body" else f" in {field}")
+        if field == "the body":
+            return f"{found[1]} is missing"
+        return f"{found[1]} is missing in {field}"
     if found := _LENGTH.fullmatch(message):
         return f"{field} {_length(found[1], found[2], int(found[3]))}"
     if found := _BOUND.fullmatch(message):
         return f"{field} must be {_BOUNDS[found[2]]} {found[3]}"
     if found := _KIND.fullmatch(message):
-        wanted = " or ".join(_kind(one) for one in found[1].split(" | ") if one != "null")
-        return f"{field} must be {wanted}, not {_kind(found[2])}"
+        kinds = [_kind(name) for name in found[1].split(" | ") if name != "null"]
+        return f"{field} must be {' or '.join(kinds)}, not {_kind(found[2])}"
     if found := _VALUE.fullmatch(message):
         return f"{field} cannot be {found[1]}"
     if found := _UNKNOWN.fullmatch(message):
@@ -45,10 +47,12 @@ def in_our_words(message: str, field: str) -> str:
 
 
 def _kind(name: str) -> str:
+    """A type of the validator's in plain words."""
     return _KINDS.get(name.strip(), name)
 
 
 def _length(kind: str, comparison: str, bound: int) -> str:
+    """What the length of a value of this kind must be."""
     if (comparison, bound) == (">=", 1):
         return "must not be empty"
     parts = {"str": "characters", "array": "items"}.get(kind, "fields")
