@@ -291,7 +291,7 @@ def answer_request(
 
 def _seed_of(request: TextRequest, choice: int) -> int:
     """The seed of a choice: the request's and the choice's number, or a random one."""
-    seed = getattr(request, "seed", None)
+    seed: int | None = getattr(request, "seed", None)  # a field that not all routes have
     if seed is None:
         return random.SystemRandom().getrandbits(_RANDOM_SEED_BITS)
     return (seed + choice) & MAX_SEED

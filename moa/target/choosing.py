@@ -41,18 +41,19 @@ class Judged(NamedTuple):
 
 def accept_rows(step: Step, rows: Sequence[Judged]) -> list[Accepted]:
     """The accepted nodes of each row of a forward, and the target's token after them."""
-    found: dict[int, Accepted] = {}
+    accepted: dict[int, Accepted] = {}
     sampled: dict[int, Judged] = {}
     for b, row in enumerate(rows):
         if row.greedy:
-            found[b] = accept(row.tokens, row.parents, step.argmax(b).tolist().__getitem__)
+            choices = step.argmax(b).tolist()
+            accepted[b] = accept(row.tokens, row.parents, choices.__getitem__)
         else:
             sampled[b] = row
     if sampled and step.choose is not None:
-        found |= _accept_at_once(step.choose, sampled)
+        accepted |= _accept_at_once(step.choose, sampled)
     elif sampled:
-        found |= _accept_by_level(step, sampled)
-    return [found[b] for b in range(len(rows))]
+        accepted |= _accept_by_level(step, sampled)
+    return [accepted[b] for b in range(len(rows))]
 
 
 def _accept_at_once(choose_all: Chooser, rows: dict[int, Judged]) -> dict[int, Accepted]:
@@ -74,20 +75,20 @@ def _accept_at_once(choose_all: Chooser, rows: dict[int, Judged]) -> dict[int, A
                 )
             )
     chosen = iter(choose_all(nodes, draws))
-    found = {}
+    accepted = {}
     for b, row in rows.items():
-        tokens = [next(chosen) for _ in row.tokens]
-        if NO_NUMBER in tokens:
+        choices = [next(chosen) for _ in row.tokens]
+        if NO_NUMBER in choices:
             raise NumericalError(NO_LOGITS)
-        found[b] = accept(row.tokens, row.parents, tokens.__getitem__)
-    return found
+        accepted[b] = accept(row.tokens, row.parents, choices.__getitem__)
+    return accepted
 
 
 def _drafted_before(row: Judged) -> list[list[int]]:
     """For each node the drafted tokens up to it, without node 0, which the log ends with."""
-    paths: list[list[int]] = []
-    for node, parent in enumerate(row.parents):
-        paths.append([] if node == 0 else [*paths[parent], row.tokens[node]])
+    paths: list[list[int]] = [[]]
+    for token, parent in zip(row.tokens[1:], row.parents[1:], strict=True):
+        paths.append([*paths[parent], token])
     return paths
 
 
@@ -100,67 +101,72 @@ class _Walk:
     """Asks for the target's token after a node, and is told it."""
     node: int
     """The node that is asked for."""
-    seen: NDArray[np.int64]
-    """The distinct tokens for the repetition penalty: computed once for a log, not for every node."""
+    penalized: NDArray[np.int64]
+    """The tokens that the repetition penalty applies to: the distinct ones of the log, found once
+    and not for every node, then those of `path`."""
     path: list[int] = field(default_factory=list)
     """The tokens after node 0 so far."""
 
 
 def _accept_by_level(step: Step, rows: dict[int, Judged]) -> dict[int, Accepted]:
-    """Choose on the host, for the nodes that are reached alone: logits once for each level."""
-    found: dict[int, Accepted] = {}
+    """Choose on the host, for the nodes that are reached alone: all rows go down their drafts
+    together, and their logits are read once for each level."""
+    accepted: dict[int, Accepted] = {}
     walks: dict[int, _Walk] = {}
     for b, row in rows.items():
         steps = walk(row.tokens, row.parents)
-        walks[b] = _Walk(row=row, steps=steps, node=next(steps), seen=_penalized(row))
+        walks[b] = _Walk(row=row, steps=steps, node=next(steps), penalized=_penalized(row))
     while walks:
-        logits = step.host_logits([Node(b, one.node) for b, one in walks.items()])
-        for (b, one), scores in zip(list(walks.items()), logits, strict=True):
-            bits = one.row.mask(one.node)
-            token = choose(
-                scores,
-                one.row.sampling,
-                len(one.row.log) + len(one.path),
-                one.seen,
-                None if bits is None else unpacked(bits, len(scores)),
-                _answer(one),
-            )
+        logits = step.host_logits([Node(b, going.node) for b, going in walks.items()])
+        for (b, going), scores in zip(list(walks.items()), logits, strict=True):
+            token = _choose(going, scores)
             try:
-                one.node = one.steps.send(token)
+                going.node = going.steps.send(token)
             except StopIteration as end:
-                found[b] = end.value
+                accepted[b] = end.value
                 del walks[b]
                 continue
-            one.path.append(token)
-            one.seen = np.append(one.seen, token)
-    return found
+            going.path.append(token)
+            going.penalized = np.append(going.penalized, token)
+    return accepted
 
 
-def _answer(walk: _Walk) -> list[int]:
-    """The answer's tokens up to a walk's node; none where no penalty counts them."""
+def _choose(walk: _Walk, logits: NDArray[np.float32]) -> int:
+    """The target's token after a walk's node."""
     row = walk.row
-    return [*row.log[row.start :], *walk.path] if row.sampling.counts else []
+    mask = row.mask(walk.node)
+    return choose(
+        logits,
+        row.sampling,
+        position=len(row.log) + len(walk.path),
+        context=walk.penalized,
+        allowed=None if mask is None else unpacked(mask, len(logits)),
+        answer=[*row.log[row.start :], *walk.path] if row.sampling.counts else [],
+    )
 
 
 def _penalized(row: Judged) -> NDArray[np.int64]:
     """The distinct tokens of a log; none where no penalty asks for them."""
-    log = row.log if row.sampling.repetition_penalty != 1.0 else ()
-    return np.unique(np.asarray(log, dtype=np.int64))
+    if row.sampling.repetition_penalty == 1.0:
+        return np.zeros(0, dtype=np.int64)
+    return np.unique(np.asarray(row.log, dtype=np.int64))
 
 
 def log_probabilities(
     step: Step, b: int, path: Sequence[int], chosen: Sequence[int], top: int
 ) -> bytes:
-    """What row b's target gave the tokens it chose after the nodes of its path, and `top`
-    likeliest: `moa.logprobs`."""
+    """The log-probabilities that the target gave the tokens it chose after the nodes of row b's
+    path, and those of the `top` likeliest, as `moa.logprobs` packs them."""
     logprobs = _log_softmax(step.host_logits([Node(b, node) for node in path]))
-    own = np.take_along_axis(logprobs, np.asarray(chosen, dtype=np.int64)[:, None], axis=1)[:, 0]
+    chosen_ids = np.asarray(chosen, dtype=np.int64)[:, None]
+    own = np.take_along_axis(logprobs, chosen_ids, axis=1)[:, 0]
     likeliest = _likeliest(logprobs, min(top, logprobs.shape[1]))
     return pack(own, likeliest, np.take_along_axis(logprobs, likeliest, axis=1))
 
 
 def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    shifted = logits - logits.max(axis=1, keepdims=True)
+    """Log-probabilities of each row of logits."""
+    shifted = logits - logits.max(axis=1, keepdims=True)  # so that no exponential overflows
     # Sums of float32 over a whole vocabulary lose digits; of float64 they do not.
     mass = np.exp(shifted).sum(axis=1, keepdims=True, dtype=np.float64)
     logprobs: NDArray[np.float32] = (shifted - np.log(mass)).astype(np.float32)
@@ -172,8 +178,9 @@ def _likeliest(logprobs: NDArray[np.float32], count: int) -> NDArray[np.int64]:
     if count == 0:
         return np.zeros((len(logprobs), 0), dtype=np.int64)
     smallest_kept = np.partition(logprobs, -count, axis=1)[:, -count]
-    found = np.empty((len(logprobs), count), dtype=np.int64)
-    for place, row in enumerate(logprobs):
-        ids = np.flatnonzero(row >= smallest_kept[place])
-        found[place] = ids[np.argsort(-row[ids], kind="stable")][:count]
-    return found
+    likeliest = np.empty((len(logprobs), count), dtype=np.int64)
+    for index, row in enumerate(logprobs):
+        ids = np.flatnonzero(row >= smallest_kept[index])  # more than `count` where some are equal
+        best_first = np.argsort(-row[ids], kind="stable")  # stable: equal ones stay by id
+        likeliest[index] = ids[best_first][:count]
+    return likeliest

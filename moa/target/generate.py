@@ -12,16 +12,18 @@ from moa.target.torch_target import Committed, Row, Target
 from moa.wire.finish import TurnRules, first_finish
 
 PREFILL_CHUNK = 512
+"""Tokens of a prompt in one forward."""
 
 
 @dataclass
 class Continued:
-    """A prompt and what follows it; `prompt` is the prompt's length, and `finish` why the text
-    ended."""
+    """A prompt and what follows it."""
 
     ids: list[int]
     prompt: int
+    """The prompt's length."""
     finish: str = ""
+    """Why the text ended; empty while it goes on."""
 
 
 def generate(

@@ -6,21 +6,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from moa.target.pages import PAGE, PagePool
+from moa.target.pages import PAGE, PagePool, pages_for
 from moa.target.rows import IntArray, RowBatch
 from moa.tree import Mask, ancestors
 
-_WORTH_ALONE = 2**15
+_ALONE_BYTES = 2**15
 """A row that can be read in place is attended alone if its keys have at least this many bytes:
 below that a copy is faster than one more call."""
 _PADDING = 1.5
 """How much larger a group's padded product may be than the sum of its rows' products."""
+_FREE_PADDING = 64 * PAGE
+"""Padding that any group may have: less than one more call would cost."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,9 @@ class Group:
         kv_heads, head_dim]`."""
         if self.pages is None:
             return memory[self.first : self.first + self.view].unsqueeze(0).transpose(1, 2)
-        found = memory.view(-1, PAGE * memory.shape[1] * memory.shape[2]).index_select(
-            0, self.pages
-        )
-        return found.view(self.rows, self.view, *memory.shape[1:]).transpose(1, 2)
+        page_numbers = PAGE * memory.shape[1] * memory.shape[2]
+        copied = memory.view(-1, page_numbers).index_select(0, self.pages)
+        return copied.view(self.rows, self.view, *memory.shape[1:]).transpose(1, 2)
 
 
 class Layout:
@@ -77,75 +79,81 @@ class Layout:
         self._batch = batch
         self._pool = pool
         self._repeats = repeats
-        self._lengths = np.array([pool.lengths[slot] for slot in batch.slots], dtype=np.int64)
-        self._trees = _trees(batch)
-        depths = np.concatenate([tree.sum(-1) for tree in self._trees]) - 1
-        places = np.repeat(self._lengths, batch.sizes)
-        self.positions = self._on_device(places + depths)
-        self.columns = self._on_device(
-            pool.columns(np.repeat(batch.slots, batch.sizes), places + batch.nodes)
-        )
-        """The column of each token's keys and values."""
-        self._depths = depths
         self._windows = windows
-        rows = list(range(len(batch.slots)))
-        divide = self._same_size if same_size else self._alike
-        groups = [rows] if together else divide(rows)
+        self._lengths = np.array([pool.lengths[slot] for slot in batch.slots], dtype=np.int64)
+        """Committed tokens of each row's slot."""
+        self._trees = _trees(batch)
+        self._depths = np.concatenate([tree.sum(-1) for tree in self._trees]) - 1
+        """Each token's distance from the first of its path in the draft."""
+        lengths = np.repeat(self._lengths, batch.sizes)
+        slots = np.repeat(batch.slots, batch.sizes)
+        # Siblings share a position, and each has a column of its own.
+        self.positions = self._on_device(lengths + self._depths)
+        self.columns = self._on_device(pool.columns(slots, lengths + batch.nodes))
+        """The column of each token's keys and values."""
+        if together:
+            groups = [list(range(len(batch.slots)))]
+        elif same_size:
+            groups = self._rows_of_same_size()
+        else:
+            groups = self._rows_of_like_size()
         self.groups = [self._group(members) for members in groups]
 
-    def _alike(self, rows: list[int]) -> list[list[int]]:
+    def _rows_of_like_size(self) -> list[list[int]]:
         """Group the rows: long ones that need no copy alone, the others with rows of similar size."""
         pool = self._pool
-        sizes = self._batch.sizes
+        batch = self._batch
         key_bytes = pool.k.element_size() * pool.k.shape[2] * pool.k.shape[3]
-        found: list[list[int]] = []
-        rest: list[tuple[int, int, int]] = []
-        for b in rows:
-            view = int(self._lengths[b]) + sizes[b]
-            if pool.straight[self._batch.slots[b]] and view * key_bytes >= _WORTH_ALONE:
-                found.append([b])
+        groups: list[list[int]] = []
+        others: list[_RowSize] = []
+        for row, (slot, size) in enumerate(zip(batch.slots, batch.sizes, strict=True)):
+            view = int(self._lengths[row]) + size
+            if pool.straight[slot] and view * key_bytes >= _ALONE_BYTES:
+                groups.append([row])
             else:
-                rest.append((sizes[b], view, b))
-        area = padded_view = 0
-        group: list[int] = []
-        for size, view, b in sorted(rest, reverse=True):
-            width = sizes[group[0]] if group else size
-            padded_view = max(padded_view, view) if group else view
-            area = area + size * view if group else size * view
-            if group and width * padded_view * (len(group) + 1) > _PADDING * area + 64 * PAGE:
-                found.append(group)
-                group = []
-                area = size * view
-                padded_view = view
-            group.append(b)
-        return [*found, group] if group else found
+                others.append(_RowSize(size, view, row))
+        others.sort(
+            reverse=True
+        )  # the most tokens first, so that a group's first row is the widest
+        while others:
+            count = _fitting(others)
+            groups.append([sized.row for sized in others[:count]])
+            others = others[count:]
+        return groups
 
-    def _same_size(self, rows: list[int]) -> list[list[int]]:
-        found: dict[int, list[int]] = {}
-        for b in rows:
-            found.setdefault(self._batch.sizes[b], []).append(b)
-        return list(found.values())
+    def _rows_of_same_size(self) -> list[list[int]]:
+        """Group the rows by their number of tokens."""
+        by_size: dict[int, list[int]] = {}
+        for row, size in enumerate(self._batch.sizes):
+            by_size.setdefault(size, []).append(row)
+        return list(by_size.values())
 
     def _group(self, rows: Sequence[int]) -> Group:
+        """The group of these rows of the batch."""
         batch = self._batch
         pool = self._pool
-        sizes = [batch.sizes[b] for b in rows]
+        sizes = [batch.sizes[row] for row in rows]
+        slots = [batch.slots[row] for row in rows]
         width = max(sizes)
-        needed = int(max(self._lengths[b] + batch.sizes[b] for b in rows))
-        slots = [batch.slots[b] for b in rows]
+        view = max(int(self._lengths[row]) + batch.sizes[row] for row in rows)
         in_place = len(rows) == 1 and pool.straight[slots[0]]
-        view = needed if in_place else -(-needed // PAGE) * PAGE
-        spans = [np.arange(batch.starts[b], batch.starts[b + 1]) for b in rows]
+        if not in_place:
+            view = pages_for(view) * PAGE
         tokens: Tensor | slice
-        picks = real = None
+        picks = None
+        real = None
         if len(rows) == 1:
-            tokens = slice(int(batch.starts[rows[0]]), int(batch.starts[rows[0] + 1]))
+            tokens = self._tokens_of(rows[0])
         else:
-            tokens = self._on_device(np.concatenate(spans))
+            tokens_of_rows = [np.arange(batch.starts[row], batch.starts[row + 1]) for row in rows]
+            tokens = self._on_device(np.concatenate(tokens_of_rows))
             picks = tokens
             if min(sizes) < width:
-                picks = self._on_device(np.concatenate([np.resize(span, width) for span in spans]))
-                real = self._on_device(np.flatnonzero(np.arange(width) < np.array(sizes)[:, None]))
+                # Padding repeats a row's own tokens.
+                padded = [np.resize(of_row, width) for of_row in tokens_of_rows]
+                picks = self._on_device(np.concatenate(padded))
+                is_real = np.arange(width) < np.array(sizes)[:, None]
+                real = self._on_device(np.flatnonzero(is_real))
         return Group(
             rows=len(rows),
             width=width,
@@ -159,65 +167,102 @@ class Layout:
             masks=self._masks(rows, width, view),
         )
 
+    def _tokens_of(self, row: int) -> slice:
+        """Where the tokens of a row are in the batch."""
+        return slice(int(self._batch.starts[row]), int(self._batch.starts[row + 1]))
+
     def _pages(self, slots: Sequence[int], count: int) -> IntArray:
+        """The first `count` pages of each slot, `[slots * count]`."""
         # A shorter row repeats its own last page: masked values must be finite, and those of
         # another slot may be NaN.
         last = np.array([self._pool.pages_held[slot] - 1 for slot in slots])
-        at = np.minimum(np.arange(count), last[:, None])
-        return np.take_along_axis(self._pool.tables[slots], at, 1).ravel()
+        places = np.minimum(np.arange(count), last[:, None])
+        return np.take_along_axis(self._pool.tables[slots], places, 1).ravel()
 
     def _masks(self, rows: Sequence[int], width: int, view: int) -> dict[str, Tensor | None]:
-        # A window at least as wide as the rows hides nothing.
-        real = {
-            kind: w if w is not None and w < view else None for kind, w in self._windows.items()
-        }
-        made = {window: self._mask(rows, width, view, window) for window in set(real.values())}
-        return {kind: made[window] for kind, window in real.items()}
+        """The mask for each kind of layer; kinds with the same window share one."""
+        made: dict[int | None, Tensor | None] = {}
+        masks: dict[str, Tensor | None] = {}
+        for kind, window in self._windows.items():
+            if window is not None and window >= view:
+                window = None  # it hides nothing
+            if window not in made:
+                made[window] = self._mask(rows, width, view, window)
+            masks[kind] = made[window]
+        return masks
 
     def _mask(
         self, rows: Sequence[int], width: int, view: int, window: int | None
     ) -> Tensor | None:
-        if width == 1 and window is None and all(self._lengths[b] + 1 == view for b in rows):
+        """An additive mask for rows whose layers look back `window` tokens, or at all."""
+        sees_all = all(self._lengths[row] + 1 == view for row in rows)
+        if width == 1 and window is None and sees_all:
             return None
         dtype = self._pool.k.dtype
-        mask = np.full(
-            (len(rows), 1, width, view), np.float32(torch.finfo(dtype).min), dtype=np.float32
-        )
-        for place, b in enumerate(rows):
-            tree = self._trees[b]
-            length = int(self._lengths[b])
-            size = self._batch.sizes[b]
+        hidden = np.float32(torch.finfo(dtype).min)
+        mask = np.full((len(rows), 1, width, view), hidden, dtype=np.float32)
+        for place, row in enumerate(rows):
+            length = int(self._lengths[row])
+            size = self._batch.sizes[row]
             mask[place, 0, :, :length] = 0.0
-            mask[place, 0, :size, length : length + size][tree] = 0.0
+            among_tokens = mask[place, 0, :size, length : length + size]
+            among_tokens[self._trees[row]] = 0.0
             if window is not None:
                 # Counted along the tree's path, where siblings share a position, and not by
                 # columns.
-                span = slice(self._batch.starts[b], self._batch.starts[b + 1])
-                node = length + self._depths[span]
-                seen = np.concatenate([np.arange(length), node])
-                far = node[:, None] - seen >= window
-                mask[place, 0, :size, : length + size][far] = np.float32(torch.finfo(dtype).min)
-        repeated = np.tile(mask, (1, 1, self._repeats, 1)) if self._repeats > 1 else mask
-        return torch.from_numpy(repeated).to(self._pool.k.device, dtype)
+                positions = length + self._depths[self._tokens_of(row)]
+                seen_positions = np.concatenate([np.arange(length), positions])
+                is_far = positions[:, None] - seen_positions >= window
+                mask[place, 0, :size, : length + size][is_far] = hidden
+        if self._repeats > 1:
+            mask = np.tile(mask, (1, 1, self._repeats, 1))
+        return torch.from_numpy(mask).to(self._pool.k.device, dtype)
 
     def _on_device(self, array: npt.NDArray) -> Tensor:
         return torch.from_numpy(array).to(self._pool.k.device)
 
 
+class _RowSize(NamedTuple):
+    """A row's tokens and columns, in the order in which rows are grouped."""
+
+    size: int
+    """Tokens."""
+    view: int
+    """Columns that its tokens look at."""
+    row: int
+
+
+def _fitting(rows: Sequence[_RowSize]) -> int:
+    """How many of these rows, the widest first, may be padded to one product: as many as follow each
+    other without too much padding."""
+    width = rows[0].size
+    view = rows[0].view
+    own_area = rows[0].size * rows[0].view
+    for count, row in enumerate(rows[1:], 1):
+        view = max(view, row.view)
+        own_area += row.size * row.view
+        padded_area = width * view * (count + 1)
+        if padded_area > _PADDING * own_area + _FREE_PADDING:
+            return count
+    return len(rows)
+
+
 def _trees(batch: RowBatch) -> list[Mask]:
-    """Ancestor-or-self `[t, t]` of each row."""
+    """For each row a mask `[tokens, tokens]`: which are a token's ancestors, or itself."""
     trees = [_triangle(size) for size in batch.sizes]
-    branched = [b for b in range(len(batch.slots)) if not batch.chain(b)]
-    if branched:
-        sizes = [batch.sizes[b] for b in branched]
-        parents: IntArray = np.full((len(branched), max(sizes)), -1, dtype=np.int64)
-        for row, b in enumerate(branched):
-            parents[row, : sizes[row]] = batch.parents[batch.starts[b] : batch.starts[b + 1]]
-        for b, size, tree in zip(branched, sizes, ancestors(parents), strict=True):
-            trees[b] = tree[:size, :size]
+    branched = [row for row in range(len(batch.slots)) if not batch.chain(row)]
+    if not branched:
+        return trees
+    sizes = [batch.sizes[row] for row in branched]
+    parents: IntArray = np.full((len(branched), max(sizes)), -1, dtype=np.int64)
+    for index, row in enumerate(branched):
+        parents[index, : sizes[index]] = batch.parents[batch.starts[row] : batch.starts[row + 1]]
+    for row, size, tree in zip(branched, sizes, ancestors(parents), strict=True):
+        trees[row] = tree[:size, :size]
     return trees
 
 
 @lru_cache(maxsize=256)
 def _triangle(size: int) -> Mask:
+    """The tree of a chain: each token sees those before it, and itself."""
     return np.tri(size, dtype=np.bool_)

@@ -22,6 +22,7 @@ _KEPT_FREE = 0.1
 _LEAST_TOKENS = 4096
 """Tokens of KV cache without which serving is of no use."""
 _INT8_BYTES = 1
+"""Bytes of a quantized weight."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class MemoryPlan:
 
     @property
     def figures(self) -> dict[str, int]:
-        """In megabytes, for logs."""
+        """All sizes in megabytes, for logs."""
         sizes = {
             "weights": self.weights,
             "head": self.head,
@@ -61,9 +62,9 @@ class MemoryPlan:
             "at_most": self.at_start + self.kv_limit,
             "free": self.free,
         }
-        return {f"{name}_mb": round(size / 1e6) for name, size in sizes.items()} | {
-            "kv_tokens": self.kv_tokens
-        }
+        figures = {f"{name}_mb": round(size / 1e6) for name, size in sizes.items()}
+        figures["kv_tokens"] = self.kv_tokens
+        return figures
 
     def __str__(self) -> str:
         free = f"; {_gb(self.free)} are free" if self.free else ""
@@ -81,21 +82,20 @@ def plan_memory(source: str, options: LoadOptions) -> MemoryPlan | None:
         return None
     dtype = pick_dtype(options.dtype, device)
     facts, folder = read_facts(source)
-    shapes = {name: math.prod(shape) for name, shape in tensor_shapes(folder).items()}
-    numbers = sum(shapes.values())
-    width = _INT8_BYTES if options.quantize else dtype.itemsize
-    head = facts.vocab_size * facts.hidden_size
-    outside = head * (1 if facts.tie_embeddings else 2)
-    weights = (numbers - outside) * width + outside * dtype.itemsize
-    per_token = 2 * facts.layers * facts.kv_heads * facts.head_dim * dtype.itemsize
-    slots_full = options.slots * min(options.capacity, facts.max_positions)
-    wanted = min(options.kv_tokens or slots_full, slots_full)
+    all_numbers = sum(math.prod(shape) for shape in tensor_shapes(folder).values())
+    head_numbers = facts.vocab_size * facts.hidden_size
+    # The embedding and the head are never quantized. Tied, they are one matrix.
+    outer_numbers = head_numbers if facts.tie_embeddings else 2 * head_numbers
+    layer_numbers = all_numbers - outer_numbers
+    layer_itemsize = _INT8_BYTES if options.quantize else dtype.itemsize
+    keys_and_values = 2 * facts.layers * facts.kv_heads * facts.head_dim
+    tokens_if_full = options.slots * min(options.capacity, facts.max_positions)
     smaller = "" if dtype == torch.bfloat16 else "--dtype bfloat16 halves it"
     plan = MemoryPlan(
-        weights=weights,
-        head=head * torch.float32.itemsize,
-        kv_bytes_per_token=per_token,
-        kv_tokens=wanted,
+        weights=layer_numbers * layer_itemsize + outer_numbers * dtype.itemsize,
+        head=head_numbers * torch.float32.itemsize,
+        kv_bytes_per_token=keys_and_values * dtype.itemsize,
+        kv_tokens=min(options.kv_tokens or tokens_if_full, tokens_if_full),
         free=available_bytes(),
         smaller=smaller,
     )
@@ -103,10 +103,11 @@ def plan_memory(source: str, options: LoadOptions) -> MemoryPlan | None:
 
 
 def _fitted(plan: MemoryPlan, source: str) -> MemoryPlan:
-    """With as much KV cache as fits beside the rest."""
+    """The plan with as much KV cache as fits beside the rest; an error where that is too little."""
     if not plan.free:
         return plan
-    left = int(plan.free * (1 - _KEPT_FREE)) - plan.at_start
+    usable = int(plan.free * (1 - _KEPT_FREE))
+    left = usable - plan.at_start
     tokens = min(plan.kv_tokens, left // plan.kv_bytes_per_token)
     least = min(plan.kv_tokens, _LEAST_TOKENS)
     if tokens < least:
@@ -114,7 +115,7 @@ def _fitted(plan: MemoryPlan, source: str) -> MemoryPlan:
         raise UsageError(
             f"{source} needs {_gb(needed)} of memory here (weights {_gb(plan.weights)}, the head's"
             f" copy {_gb(plan.head)}, libraries {_gb(_LIBRARIES)}, KV cache of {least:,} tokens),"
-            f" and of {_gb(plan.free)} free it may take {_gb(int(plan.free * (1 - _KEPT_FREE)))}",
+            f" and of {_gb(plan.free)} free it may take {_gb(usable)}",
             hint=plan.smaller or "free some, or take a smaller target",
         )
     return replace(plan, kv_tokens=tokens)

@@ -73,20 +73,22 @@ class PackedDecoder:
         self._taps = tuple(layers)
 
     def run(self, batch: RowBatch) -> Forward:
-        """Keys and values go to the pages of the batch's slots."""
+        """Compute a batch; keys and values go to the pages of its slots."""
         layout, ids = self._lay_out(batch)
         cos, sin = self._turns.index_select(0, layout.positions).unbind(1)
         x = embedding(ids, self._embedding)
         inputs = {}
-        for number, (layer, (keys, values)) in enumerate(
-            zip(self._layers, self._cache.layers, strict=True)
-        ):
+        for number, layer in enumerate(self._layers):
             if number in self._taps:
                 inputs[number] = x
+            keys, values = self._cache.layers[number]
             x = layer(x, cos, sin, layout, keys, values)
+        tapped = None
+        if self._taps:
+            tapped = torch.cat([inputs[number] for number in self._taps], -1)
         return Forward(
             hidden=rms_norm(x, x.shape[-1:], self._norm, self._facts.rms_norm_eps),
-            tapped=torch.cat([inputs[number] for number in self._taps], -1) if inputs else None,
+            tapped=tapped,
             path=self.name,
         )
 
@@ -101,14 +103,14 @@ class PackedDecoder:
             return
         # The head's copy in float32: the first request would wait for it, or find no memory.
         _ = self._head.wide
-        until = time.process_time() + seconds
+        deadline = time.process_time() + seconds
         room = min(self._cache.capacity, PAGE * self._cache.pages)
         most = min(load.tokens, MOST_ROWS, room)
         hidden = self._embedding.new_zeros(most, self._embedding.shape[1])
         slot = self._cache.acquire()
         try:
             for tokens in sizes_up_to(most):
-                if time.process_time() > until:
+                if time.process_time() > deadline:
                     break
                 self.run_first_layer(Row.chain(slot, [0] * tokens, judged="none"))
                 self.logits(hidden[:tokens])
@@ -116,7 +118,7 @@ class PackedDecoder:
             self._cache.release(slot)
 
     def run_first_layer(self, row: Row) -> None:
-        """The first layer alone, over one row."""
+        """Run the first layer alone, over one row: its kernels serve all layers."""
         batch = RowBatch.of([row], self._facts.vocab_size)
         self._cache.begin(batch.slots, batch.sizes)
         layout, ids = self._lay_out(batch)
@@ -128,6 +130,7 @@ class PackedDecoder:
         """All is made at the start."""
 
     def _lay_out(self, batch: RowBatch) -> tuple[Layout, Tensor]:
+        """How a batch reads the cache, and its ids on the device."""
         layout = Layout(
             batch,
             self._cache,
@@ -139,6 +142,8 @@ class PackedDecoder:
 
 
 class _Layer:
+    """One decoder layer over packed tokens."""
+
     def __init__(self, layer: Any, facts: TargetFacts, kind: str, *, pack: bool) -> None:
         attention = layer.self_attn
         self._heads = facts.heads
@@ -151,86 +156,103 @@ class _Layer:
         self._between = layer.post_attention_layernorm.weight
         self._qkv = joined(attention, ("q_proj", "k_proj", "v_proj"), pack=pack)
         self._out = joined(attention, ("o_proj",), pack=pack)
-        norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
-        self._head_norms = (
-            None if None in norms else [norm.weight for norm in norms if norm is not None]
-        )
+        self._head_norms: tuple[Tensor, Tensor] | None = None
+        """Weights of the norms of queries and keys, in families that have them."""
+        query_norm = getattr(attention, "q_norm", None)
+        key_norm = getattr(attention, "k_norm", None)
+        if query_norm is not None and key_norm is not None:
+            self._head_norms = (query_norm.weight, key_norm.weight)
         self._mlp = _feed_forward(layer, pack=pack)
 
     def __call__(
         self, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, keys: Tensor, values: Tensor
     ) -> Tensor:
+        """States `[tokens, width]` after the layer, before it `x`; the tokens' keys and values go to
+        their columns of `keys` and `values`."""
         heads = self._heads
         kv_heads = self._kv_heads
-        qkv = self._qkv(rms_norm(x, x.shape[-1:], self._before, self._eps)).view(
-            len(x), -1, self._width
-        )
-        turned = qkv[:, : heads + kv_heads]
+        normed = self._norm(x, self._before)
+        # `[tokens, heads, head width]`: those of the queries, then of the keys, then of the values.
+        qkv = self._qkv(normed).view(len(x), -1, self._width)
+        queries_and_keys = qkv[:, : heads + kv_heads]
         if self._head_norms is not None:
-            parts = turned.split([heads, kv_heads], 1)
-            normed = [
-                rms_norm(p, p.shape[-1:], w, self._eps)
-                for p, w in zip(parts, self._head_norms, strict=True)
-            ]
-            turned = torch.cat(normed, 1)
-        turned = torch.addcmul(turned * cos, turned.roll(self._width // 2, -1), sin)
-        keys.index_copy_(0, layout.columns, turned[:, heads:])
+            queries, new_keys = queries_and_keys.split([heads, kv_heads], dim=1)
+            query_norm, key_norm = self._head_norms
+            queries_and_keys = torch.cat(
+                [self._norm(queries, query_norm), self._norm(new_keys, key_norm)], dim=1
+            )
+        # The rotation by positions; the sine's sign is in `products.turns`.
+        swapped = queries_and_keys.roll(self._width // 2, -1)
+        rotated = torch.addcmul(queries_and_keys * cos, swapped, sin)
+        keys.index_copy_(0, layout.columns, rotated[:, heads:])
         values.index_copy_(0, layout.columns, qkv[:, heads + kv_heads :])
-        x = x + self._out(self._attend(turned[:, :heads], layout.groups, keys, values))
-        return x + self._mlp(rms_norm(x, x.shape[-1:], self._between, self._eps))
+        x = x + self._out(self._attend(rotated[:, :heads], layout.groups, keys, values))
+        return x + self._mlp(self._norm(x, self._between))
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, x.shape[-1:], weight, self._eps)
 
     def _attend(
         self, query: Tensor, groups: Sequence[Group], keys: Tensor, values: Tensor
     ) -> Tensor:
+        """What each token reads, `[tokens, heads * head width]`, of `query` `[tokens, heads, head
+        width]`."""
         if len(groups) == 1 and isinstance(groups[0].tokens, slice):
             return self._attend_group(query, groups[0], keys, values)
-        seen = query.new_empty(len(query), self._heads * self._width)
+        result = query.new_empty(len(query), self._heads * self._width)
         for group in groups:
-            found = self._attend_group(query, group, keys, values)
+            of_group = self._attend_group(query, group, keys, values)
             if isinstance(group.tokens, slice):
-                seen[group.tokens] = found
+                result[group.tokens] = of_group
             else:
-                seen.index_copy_(0, group.tokens, found)
-        return seen
+                result.index_copy_(0, group.tokens, of_group)
+        return result
 
     def _attend_group(self, query: Tensor, group: Group, keys: Tensor, values: Tensor) -> Tensor:
-        mine = query[group.tokens] if group.picks is None else query.index_select(0, group.picks)
-        # The query heads of a group become rows of one product with the key head that they share.
-        shape = group.rows, group.width, self._kv_heads, self._heads // self._kv_heads, self._width
-        mine = (
-            mine.view(shape)
-            .permute(0, 2, 3, 1, 4)
-            .reshape(group.rows, self._kv_heads, -1, self._width)
+        """The same for the tokens of one group."""
+        picks = group.picks
+        query = query[group.tokens] if picks is None else query.index_select(0, picks)
+        # Query heads that share a key head become rows of one product with it: from `[rows, tokens,
+        # key heads, sharing heads, head width]` to `[rows, key heads, sharing heads * tokens, head
+        # width]`, and back.
+        sharing = self._heads // self._kv_heads
+        query = query.view(group.rows, group.width, self._kv_heads, sharing, self._width)
+        query = query.permute(0, 2, 3, 1, 4).reshape(group.rows, self._kv_heads, -1, self._width)
+        result = scaled_dot_product_attention(
+            query,
+            group.read(keys),
+            group.read(values),
+            group.masks[self._kind],
+            scale=self._scale,
         )
-        mask = group.masks[self._kind]
-        found = scaled_dot_product_attention(
-            mine, group.read(keys), group.read(values), mask, scale=self._scale
-        )
-        found = found.view(group.rows, self._kv_heads, -1, group.width, self._width).permute(
-            0, 3, 1, 2, 4
-        )
-        found = found.reshape(group.rows * group.width, -1)
-        return found if group.real is None else found.index_select(0, group.real)
+        result = result.view(group.rows, self._kv_heads, sharing, group.width, self._width)
+        result = result.permute(0, 3, 1, 2, 4).reshape(group.rows * group.width, -1)
+        if group.real is None:
+            return result
+        return result.index_select(0, group.real)
 
 
 def _feed_forward(layer: Any, *, pack: bool) -> Product:
     """SwiGLU with its two halves in one product; what is no SwiGLU (a mixture of experts) is the
     library's own."""
     mlp = getattr(layer, "mlp", None)
-    if mlp is None or not all(hasattr(mlp, name) for name in ("gate_proj", "up_proj", "down_proj")):
+    is_swiglu = all(hasattr(mlp, name) for name in ("gate_proj", "up_proj", "down_proj"))
+    if mlp is None or not is_swiglu:
         experts = mlp if mlp is not None else layer.block_sparse_moe
 
         def mixture(x: Tensor) -> Tensor:
-            found = experts(x.unsqueeze(0))
-            return (found[0] if isinstance(found, tuple) else found).squeeze(0)
+            result = experts(x.unsqueeze(0))
+            if isinstance(result, tuple):  # with the router's logits
+                result = result[0]
+            return result.squeeze(0)
 
         return mixture
     both = joined(mlp, ("gate_proj", "up_proj"), pack=pack)
     down = joined(mlp, ("down_proj",), pack=pack)
-    act = mlp.act_fn
+    activation = mlp.act_fn
 
     def swiglu(x: Tensor) -> Tensor:
         gate, up = both(x).chunk(2, -1)
-        return down(act(gate) * up)
+        return down(activation(gate) * up)
 
     return swiglu

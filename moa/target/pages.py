@@ -53,35 +53,37 @@ class PagePool(Slots):
         in place of `layers`, `kv_heads` and `head_dim`."""
         if tokens < 0:
             raise UsageError(f"a KV cache cannot hold {tokens} tokens")
-        self.pages_per_slot = -(-capacity // PAGE)
-        self.pages = -(-tokens // PAGE) or slots * self.pages_per_slot
+        self.pages_per_slot = pages_for(capacity)
+        self.pages = pages_for(tokens) if tokens else slots * self.pages_per_slot
         super().__init__(slots, min(capacity, self.pages * PAGE))
         shapes = list(shapes) or [(kv_heads, head_dim)] * layers
         columns = (self.pages + spare) * PAGE
         self.memories: list[Tensor] = []
         """Keys, then values, of the layers of one shape: `[layers, columns, kv_heads, head_dim]`."""
-        found: dict[int, tuple[Tensor, Tensor]] = {}
+        by_layer: dict[int, tuple[Tensor, Tensor]] = {}
         for shape in dict.fromkeys(shapes):
-            alike = [layer for layer, one in enumerate(shapes) if one == shape]
-            keys, values = (
-                _zeros((len(alike), columns, *shape), dtype, torch.device(device)) for _ in "kv"
-            )
+            layers_alike = [layer for layer, its_shape in enumerate(shapes) if its_shape == shape]
+            memory_shape = (len(layers_alike), columns, *shape)
+            keys = _zeros(memory_shape, dtype, torch.device(device))
+            values = _zeros(memory_shape, dtype, torch.device(device))
             self.memories += [keys, values]
-            pairs = zip(keys.unbind(0), values.unbind(0), strict=True)
-            found |= zip(alike, pairs, strict=True)
-        self.layers = [found[layer] for layer in range(len(shapes))]
+            for index, layer in enumerate(layers_alike):
+                by_layer[layer] = (keys[index], values[index])
+        self.layers = [by_layer[layer] for layer in range(len(shapes))]
         """Keys and values of each layer."""
-        self.k, self.v = self.memories[:2]
-        """Those of all layers, where they are of one shape."""
         self.uniform = len(self.memories) == 2
-        """Whether they are."""
+        """Whether all layers are of one shape."""
+        self.k, self.v = self.memories[:2]
+        """Keys and values of all layers, if they are."""
         self.tables: IntArray = np.zeros((slots, self.pages_per_slot), dtype=np.int64)
+        """The pages of each slot, in order; what is behind `pages_held` of them means nothing."""
         self.versions = [0] * slots
         """Counts the changes of a slot, so that a result of an older forward cannot be committed."""
         self.pages_held = [0] * slots
         self.straight = [True] * slots
         """Whether a slot's pages are contiguous, so that it can be read without a copy."""
         self._users = np.zeros(self.pages, dtype=np.int32)
+        """How many slots hold each page."""
         self._free_pages = self.pages
 
     @property
@@ -117,9 +119,9 @@ class PagePool(Slots):
         self._users[pages] += 1
         self.pages_held[slot] = whole
         self.lengths[slot] = whole * PAGE
-        self.straight[slot] = whole == 0 or bool(
-            pages[-1] - pages[0] == whole - 1 and self.straight[source]
-        )
+        if whole:
+            is_run = bool(pages[-1] - pages[0] == whole - 1)
+            self.straight[slot] = is_run and self.straight[source]
         if rest:
             try:
                 self.begin([slot], [rest])
@@ -141,9 +143,9 @@ class PagePool(Slots):
         self._users[pages] -= 1
         unused = pages[self._users[pages] == 0]
         if len(unused):
-            where = torch.from_numpy(unused).to(self.k.device)
+            pages_to_zero = torch.from_numpy(unused).to(self.k.device)
             for memory in self.memories:
-                memory.unflatten(1, (-1, PAGE)).index_fill_(1, where, 0)
+                memory.unflatten(1, (-1, PAGE)).index_fill_(1, pages_to_zero, 0)
         self._free_pages += len(unused)
         self.pages_held[slot] = 0
         self.straight[slot] = True
@@ -158,7 +160,8 @@ class PagePool(Slots):
         self.check_room(slots, sizes)
         wanted = []
         for slot, size in zip(slots, sizes, strict=True):
-            wanted.append(max(0, -(-(self.lengths[slot] + size) // PAGE) - self.pages_held[slot]))
+            missing = pages_for(self.lengths[slot] + size) - self.pages_held[slot]
+            wanted.append(max(0, missing))
         if sum(wanted) > self._free_pages:
             raise FullError(
                 f"the target's key/value memory is full: {sum(wanted)} more pages of {PAGE} tokens are needed, "
@@ -174,11 +177,11 @@ class PagePool(Slots):
         """Append the scratch tokens `nodes`, in this order, to the prefix."""
         start = self.lengths[slot]
         end = start + len(nodes)
-        if list(nodes) != list(range(len(nodes))):
-            found = self._at(slot, start + np.asarray(nodes, dtype=np.int64))
-            place = self._at(slot, np.arange(start, end))
+        if list(nodes) != list(range(len(nodes))):  # else they are where they belong
+            sources = self._column_index(slot, start + np.asarray(nodes, dtype=np.int64))
+            places = self._column_index(slot, np.arange(start, end))
             for memory in self.memories:
-                memory.index_copy_(1, place, memory.index_select(1, found))
+                memory.index_copy_(1, places, memory.index_select(1, sources))
         self.lengths[slot] = end
         self.versions[slot] += 1
 
@@ -188,17 +191,19 @@ class PagePool(Slots):
         if self.straight[slot]:
             first = PAGE * int(self.tables[slot, 0])
             return self.k[:, first + start : first + stop], self.v[:, first + start : first + stop]
-        where = self._at(slot, np.arange(start, stop))
-        return self.k.index_select(1, where), self.v.index_select(1, where)
+        columns = self._column_index(slot, np.arange(start, stop))
+        return self.k.index_select(1, columns), self.v.index_select(1, columns)
 
     def columns(self, slots: IntArray | int, positions: IntArray) -> IntArray:
         """The columns of the tokens at `positions` of `slots`, or of one slot."""
         return self.tables[slots, positions // PAGE] * PAGE + positions % PAGE
 
-    def _at(self, slot: int, positions: IntArray) -> Tensor:
+    def _column_index(self, slot: int, positions: IntArray) -> Tensor:
+        """The columns of a slot's positions, as an index on the device."""
         return torch.from_numpy(self.columns(slot, positions)).to(self.k.device)
 
     def _grow(self, slot: int) -> None:
+        """Give a slot one more page: the one behind its last, if that is free."""
         held = self.pages_held[slot]
         table = self.tables[slot]
         page = int(table[held - 1]) + 1 if held else self._roomiest()
@@ -215,14 +220,20 @@ class PagePool(Slots):
         so far from its end that a full sequence fits; if it is shorter, in its middle, so that the
         sequence before it can grow too."""
         free = np.flatnonzero(self._users == 0)
-        ends = np.append(np.flatnonzero(np.diff(free) > 1), len(free) - 1)
-        lengths = np.diff(ends, prepend=-1)
-        longest = int(lengths.argmax())
-        length = int(lengths[longest])
-        last = int(free[ends[longest]])
-        return (
-            last + 1 - (self.pages_per_slot if length >= self.pages_per_slot else (length + 1) // 2)
-        )
+        # Where in `free` each run of contiguous pages ends, and how long it is.
+        run_ends = np.append(np.flatnonzero(np.diff(free) > 1), len(free) - 1)
+        run_lengths = np.diff(run_ends, prepend=-1)
+        longest = int(run_lengths.argmax())
+        length = int(run_lengths[longest])
+        after_run = int(free[run_ends[longest]]) + 1
+        if length >= self.pages_per_slot:
+            return after_run - self.pages_per_slot
+        return after_run - (length + 1) // 2
+
+
+def pages_for(tokens: int) -> int:
+    """How many pages so many tokens take."""
+    return math.ceil(tokens / PAGE)
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -3,8 +3,8 @@ machine."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -30,35 +30,51 @@ def joined(owner: nn.Module, names: Sequence[str], *, pack: bool) -> Product:
     CPU. Layers that are not plain matrices (quantized ones) run one by one.
     """
     layers = [getattr(owner, name) for name in names]
-    if len(wholes := {layer.whole for layer in layers if isinstance(layer, _Part)}) == 1:
-        return wholes.pop()  # another target has already packed this model's weights
-    if not all(type(layer) is nn.Linear and type(layer.weight.data) is Tensor for layer in layers):
-        return (
-            layers[0]
-            if len(layers) == 1
-            else lambda x: torch.cat([layer(x) for layer in layers], dim=-1)
-        )
+    already_packed = {layer.whole for layer in layers if isinstance(layer, _Part)}
+    if len(already_packed) == 1:
+        return already_packed.pop()  # by another target of this model
+    if not all(_is_plain(layer) for layer in layers):
+        if len(layers) == 1:
+            return layers[0]
+        return lambda x: torch.cat([layer(x) for layer in layers], dim=-1)
     weight, bias = join_weights(layers)
     if pack:
-        stops = [0, *accumulate(layer.out_features for layer in layers)]
-        packed = _Packed(weight, bias)
-        for name, start, stop in zip(names, stops, stops[1:], strict=False):
-            setattr(owner, name, packed if len(names) == 1 else _Part(packed, start, stop))
-        return packed
-    if weight.device.type == "cpu" and weight.dtype != torch.float32:  # torch gives these to oneDNN
+        return _packed(owner, names, weight, bias)
+    if weight.device.type == "cpu" and weight.dtype != torch.float32:
+        # torch gives these to oneDNN, too.
         return lambda x: _in_few_sizes(lambda rows: linear(rows, weight, bias), x)
     return lambda x: linear(x, weight, bias)
 
 
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether a layer is an ordinary matrix, not a quantized one or another kind."""
+    return type(layer) is nn.Linear and type(layer.weight.data) is Tensor
+
+
+def _packed(owner: nn.Module, names: Sequence[str], weight: Tensor, bias: Tensor | None) -> Product:
+    """The joined product in oneDNN's layout; the layers of `owner` become parts of it."""
+    packed = _Packed(weight, bias)
+    if len(names) == 1:
+        setattr(owner, names[0], packed)
+        return packed
+    start = 0
+    for name in names:
+        stop = start + getattr(owner, name).out_features
+        setattr(owner, name, _Part(packed, start, stop))
+        start = stop
+    return packed
+
+
 def join_weights(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     """The weights and biases of plain layers in one matrix each; the layers become views of it."""
-    bias = None if layers[0].bias is None else torch.cat([layer.bias.data for layer in layers])
+    bias = None
+    if layers[0].bias is not None:
+        bias = torch.cat([layer.bias.data for layer in layers])
     if len(layers) == 1:
         return layers[0].weight.data, bias
     weight = torch.cat([layer.weight.data for layer in layers])
-    for layer, part in zip(
-        layers, weight.split([layer.out_features for layer in layers]), strict=True
-    ):
+    parts = weight.split([layer.out_features for layer in layers])
+    for layer, part in zip(layers, parts, strict=True):
         layer.weight.data = part
     return weight, bias
 
@@ -68,8 +84,9 @@ def turns(backbone: Any, embedding: Tensor, capacity: int) -> Tensor:
     adds the swapped halves times the sine, so the first half's sign is flipped."""
     positions = torch.arange(capacity, device=embedding.device).unsqueeze(0)
     cos, sin = backbone.rotary_emb(embedding[:1], positions)
-    half = sin.shape[-1] // 2
-    return torch.stack([cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)], 1)
+    first_half, second_half = sin[0].chunk(2, dim=-1)
+    signed_sin = torch.cat([-first_half, second_half], dim=-1)
+    return torch.stack([cos[0], signed_sin], dim=1)
 
 
 def widened(weight: Tensor) -> Product | None:
@@ -85,10 +102,11 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether oneDNN can pack such weights, and computes in them."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
-    ours = dtype == torch.float32 or (
-        dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
-    return ours and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
 
 
 def rounded_up(tokens: int) -> int:
@@ -99,8 +117,9 @@ def rounded_up(tokens: int) -> int:
     never frees all of them. Here it meets 56 numbers up to `MOST_ROWS`: memory does not grow with
     the mixtures of drafts that clients send.
     """
-    step = max(1, 2 ** (tokens - 1).bit_length() // (2 * _SIZES_AN_OCTAVE))
-    return -(-tokens // step) * step
+    octave_end = 2 ** (tokens - 1).bit_length()  # the power of two from `tokens` on
+    step = max(1, octave_end // 2 // _SIZES_AN_OCTAVE)
+    return math.ceil(tokens / step) * step
 
 
 def sizes_up_to(tokens: int) -> list[int]:
@@ -113,12 +132,12 @@ def _in_few_sizes(product: Product, x: Tensor) -> Tensor:
     rows = x.reshape(-1, x.shape[-1])
     tokens = len(rows)
     if tokens > MOST_ROWS:
-        made = torch.cat([_in_few_sizes(product, part) for part in rows.split(MOST_ROWS)])
-    elif more := rounded_up(tokens) - tokens:
-        made = product(pad(rows, (0, 0, 0, more)))[:tokens]
+        result = torch.cat([_in_few_sizes(product, part) for part in rows.split(MOST_ROWS)])
+    elif padding := rounded_up(tokens) - tokens:
+        result = product(pad(rows, (0, 0, 0, padding)))[:tokens]
     else:
-        made = product(rows)
-    return made.view(*x.shape[:-1], -1)
+        result = product(rows)
+    return result.view(*x.shape[:-1], -1)
 
 
 class _Packed(nn.Module):

@@ -34,6 +34,12 @@ class LayerState:
     memory: Tensor | None = None
     """The state of its recurrence, `[heads, key width, value width]`."""
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of both."""
+        tensors = [tensor for tensor in (self.inputs, self.memory) if tensor is not None]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
 
 States = dict[int, LayerState]
 """By layer; a layer that has run nothing yet is missing."""
@@ -50,12 +56,15 @@ class RecurrentPool(PagePool):
         self.behind: set[int] = set()
         """Slots that hold tokens of which no state is known: they must be run again."""
         self._proposed: dict[int, Callable[[int], States]] = {}
+        """By slot, what its latest forward proposed."""
 
     @property
     def nbytes(self) -> int:
         """Memory of all pages, and of the states that are held."""
-        held = [tensor for states in self.states for one in states.values() for tensor in _of(one)]
-        return super().nbytes + sum(tensor.numel() * tensor.element_size() for tensor in held)
+        state_bytes = 0
+        for states in self.states:
+            state_bytes += sum(state.nbytes for state in states.values())
+        return super().nbytes + state_bytes
 
     def share(self, source: int, tokens: int) -> int:
         """Take a slot that begins with the first `tokens` of `source`. The state after all of them
@@ -104,7 +113,7 @@ class RecurrentPool(PagePool):
             self.states[slot] = after(len(nodes))
 
     def remember(self, slot: int, tokens: Sequence[int]) -> None:
-        """These tokens have been committed."""
+        """Note that these tokens have been committed."""
         self.texts[slot] += tokens
 
 
@@ -114,7 +123,7 @@ class RunningStates:
 
     def __init__(self, before: Sequence[States]) -> None:
         self.before = before
-        """Of each row."""
+        """The states of each row before the forward."""
         self.inputs: dict[int, Tensor] = {}
         """By layer, the convolution's inputs: those before the forward, then those of its tokens,
         `[rows, channels, kernel + tokens]`."""
@@ -146,7 +155,9 @@ class RunningStates:
         return {layer: self._after(layer, row, tokens) for layer in layers}
 
     def _after(self, layer: int, row: int, tokens: int) -> LayerState:
-        inputs = memory = None
+        """One layer's state of a row after its first `tokens`."""
+        inputs = None
+        memory = None
         if layer in self.inputs:
             kept = self.inputs[layer][row, :, tokens : tokens + self.kernels[layer]]
             inputs = kept.clone()  # not a view that keeps the whole forward's inputs alive
@@ -155,14 +166,11 @@ class RunningStates:
         return LayerState(inputs, memory)
 
 
-def _of(state: LayerState) -> list[Tensor]:
-    return [tensor for tensor in (state.inputs, state.memory) if tensor is not None]
-
-
 def _stacked(rows: Sequence[Tensor | None]) -> Tensor | None:
-    """Rows that have nothing yet begin with zeros."""
+    """The states of all rows in one tensor, zeros for rows that have none yet; None if all have
+    none."""
     known = [row for row in rows if row is not None]
     if not known:
         return None
-    nothing = torch.zeros_like(known[0])
-    return torch.stack([nothing if row is None else row for row in rows])
+    zeros = torch.zeros_like(known[0])
+    return torch.stack([zeros if row is None else row for row in rows])

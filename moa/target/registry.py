@@ -54,7 +54,10 @@ SOURCES: list[Source] = [
 
 def source_of(source: str) -> Source:
     """What kind of thing `source` is."""
-    return next(one for one in SOURCES if one.accepts(source))
+    for kind in SOURCES:
+        if kind.accepts(source):
+            return kind
+    raise AssertionError("the last of SOURCES accepts everything")
 
 
 def open_target(source: str, options: contract.LoadOptions) -> contract.Target:
@@ -102,16 +105,16 @@ def check_conforms(found: type, protocol: type) -> None:
 
 
 def _members(protocol: type) -> set[str]:
+    """Names of a protocol's methods, properties and annotated attributes."""
     names = {*vars(protocol), *protocol.__annotations__}
     return {name for name in names if not name.startswith("_")}
 
 
 def _has(found: type, name: str) -> bool:
-    """As an attribute of the class, or as one that its instances are annotated or given in a
-    property to have."""
-    return hasattr(found, name) or any(
-        name in vars(base).get("__annotations__", {}) for base in found.__mro__
-    )
+    """Whether a class has an attribute, method or property of this name, or is annotated with it."""
+    if hasattr(found, name):
+        return True
+    return any(name in vars(base).get("__annotations__", {}) for base in found.__mro__)
 
 
 def _differences(name: str, wanted: Any, has: Any) -> list[str]:
@@ -122,14 +125,16 @@ def _differences(name: str, wanted: Any, has: Any) -> list[str]:
     has = getattr(has, "__func__", has)
     if not callable(has):
         return [f"{name} is no method"]
-    asked = inspect.signature(wanted).parameters
+    passed = inspect.signature(wanted).parameters
     taken = inspect.signature(has).parameters
-    wrong = [f"{name} does not take {one}" for one in asked if one not in taken]
-    for one, parameter in taken.items():
-        if one not in asked and parameter.default is parameter.empty and not _collects(parameter):
-            wrong.append(f"{name} needs {one}, which nobody passes")
+    wrong = [f"{name} does not take {argument}" for argument in passed if argument not in taken]
+    for argument, parameter in taken.items():
+        is_needed = parameter.default is parameter.empty and not _collects(parameter)
+        if is_needed and argument not in passed:
+            wrong.append(f"{name} needs {argument}, which nobody passes")
     return wrong
 
 
 def _collects(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter is `*args` or `**kwargs`."""
     return parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)

@@ -21,9 +21,10 @@ def settle_rope(backbone: Any, *, longest: int) -> None:
     if not settings or "longrope" not in (settings.get("rope_type"), settings.get("type")):
         return
     limit = settings.get("original_max_position_embeddings")
-    limit = limit or config.original_max_position_embeddings
-    frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](
-        config, rotary.inv_freq.device, seq_len=limit + 1 if longest > limit else limit
-    )
+    if not limit:
+        limit = config.original_max_position_embeddings
+    # The library takes the long frequencies for any length beyond the limit.
+    length = limit + 1 if longest > limit else limit
+    frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](config, rotary.inv_freq.device, seq_len=length)
     rotary.inv_freq = frequencies
     rotary.rope_type = "default"  # nothing is recomputed from now on

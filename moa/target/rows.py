@@ -67,15 +67,22 @@ class RowBatch:
                 )
         ids = np.concatenate([_integers(row.tokens, row.slot) for row in rows])
         parents = np.concatenate([_integers(row.parents, row.slot) for row in rows])
-        batch = cls(list(rows), slots, sizes, np.concatenate([[0], np.cumsum(sizes)]), ids, parents)
-        if ids.min() < 0 or ids.max() >= vocab_size:
-            wrong = batch.row_of((ids < 0) | (ids >= vocab_size))
-            raise UsageError(f"slot {wrong}: token ids must be 0..{vocab_size - 1}")
-        misplaced = (parents < -1) | (parents >= batch.nodes)
-        if misplaced.any():
-            raise UsageError(
-                f"slot {batch.row_of(misplaced)}: a node's parent must come before it, or be -1"
-            )
+        batch = cls(
+            rows=list(rows),
+            slots=slots,
+            sizes=sizes,
+            starts=np.concatenate([[0], np.cumsum(sizes)]),
+            ids=ids,
+            parents=parents,
+        )
+        is_no_token = (ids < 0) | (ids >= vocab_size)
+        if is_no_token.any():
+            slot = batch.slot_of_first(is_no_token)
+            raise UsageError(f"slot {slot}: token ids must be 0..{vocab_size - 1}")
+        is_misplaced = (parents < -1) | (parents >= batch.nodes)
+        if is_misplaced.any():
+            slot = batch.slot_of_first(is_misplaced)
+            raise UsageError(f"slot {slot}: a node's parent must come before it, or be -1")
         return batch
 
     @cached_property
@@ -83,9 +90,11 @@ class RowBatch:
         """Each node's number within its row."""
         return np.arange(len(self.ids)) - np.repeat(self.starts[:-1], self.sizes)
 
-    def row_of(self, nodes: npt.NDArray[np.bool_]) -> int:
-        """The slot of the first of these nodes."""
-        return self.slots[int(np.searchsorted(self.starts, nodes.argmax(), side="right")) - 1]
+    def slot_of_first(self, nodes: npt.NDArray[np.bool_]) -> int:
+        """The slot of the first node of the batch that is flagged."""
+        first = nodes.argmax()
+        row = int(np.searchsorted(self.starts, first, side="right")) - 1
+        return self.slots[row]
 
     def chain(self, b: int) -> bool:
         """Whether row b is a plain run of tokens, each the next one's parent."""
@@ -95,22 +104,27 @@ class RowBatch:
     def check_path(self, b: int, path: Sequence[int]) -> None:
         """Raise unless `path` is a chain of row b's nodes, from the slot's prefix on."""
         parents = self.parents[self.starts[b] : self.starts[b + 1]]
-        before = -1
+        previous = -1
         for node in path:
-            if not 0 <= node < self.sizes[b] or parents[node] != before:
+            if not 0 <= node < self.sizes[b] or parents[node] != previous:
                 raise UsageError(f"slot {self.slots[b]}: node {node} does not continue the path")
-            before = node
+            previous = node
 
     def judged(self) -> npt.NDArray[np.bool_]:
-        """Nodes for which the LM head is computed."""
-        first = [
-            {"all": 0, "last": size - 1}.get(row.judged, size)
-            for row, size in zip(self.rows, self.sizes, strict=True)
-        ]
-        return self.nodes >= np.repeat(first, self.sizes)
+        """A flag for each node of the batch: whether the LM head is computed after it."""
+        first_judged = []
+        for row, size in zip(self.rows, self.sizes, strict=True):
+            if row.judged == "all":
+                first_judged.append(0)
+            elif row.judged == "last":
+                first_judged.append(size - 1)
+            else:
+                first_judged.append(size)
+        return self.nodes >= np.repeat(first_judged, self.sizes)
 
 
 def _integers(values: Sequence[int], slot: int) -> IntArray:
+    """Tokens or parents of a slot's row as an array; a `UsageError` where some are no integers."""
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError) as error:
