@@ -44,6 +44,12 @@ _ON_REQUEST = (
         "drafters.witness",
         5,
     ),
+    Experiment(
+        "cuts",
+        "an answer is cut at a random byte: what readers of four clients get",
+        "device.cuts",
+        10,
+    ),
     Experiment("server_load", "the verifier under load", "server.load", 3),
     Experiment("masks", "what a grammar costs, and what it wins", "server.masks", 1),
     Experiment(

@@ -37,7 +37,7 @@ _PROBE_SECONDS = 10.0
 _MOST_BODY = 2**20
 """Bytes of an answer that is no stream: a list of models, an error."""
 _FIRST_PAUSE = 0.5
-_LONGEST_PAUSE = 30.0
+_LONGEST_PAUSE = 10.0
 """Seconds before an upstream that failed is asked again: doubled each time."""
 _LONGEST_ASKED_PAUSE = 300.0
 """Seconds of a `retry-after` that are believed."""

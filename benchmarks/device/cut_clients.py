@@ -1,0 +1,135 @@
+"""Other clients under the same cuts. Runs by itself, with the Python of an environment that has
+their packages: `python cut_clients.py < cases.json`; nothing of ours is imported.
+
+The input is one JSON object: which client, how many answers at once, and the cases. The output is
+a JSON object a line: a piece of text with the time when it came, or the end of an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+Case = dict[str, Any]
+_SECONDS = 90.0
+"""An answer that takes longer has none."""
+
+
+async def plain(case: Case) -> AsyncIterator[str]:
+    """The `openai` package: what most programs are."""
+    openai: Any = importlib.import_module("openai")
+    async with openai.AsyncOpenAI(base_url=case["url"], api_key="none") as client:
+        stream = await client.chat.completions.create(
+            model=case["model"],
+            messages=_messages(case),
+            stream=True,
+            temperature=case["temperature"],
+            seed=case["seed"],
+            max_tokens=case["tokens"],
+        )
+        async for chunk in stream:
+            for choice in chunk.choices:
+                yield choice.delta.content or ""
+
+
+async def litellm_router(case: Case) -> AsyncIterator[str]:
+    """LiteLLM's router, with the small model as fallback."""
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it asks a server for prices
+    litellm: Any = importlib.import_module("litellm")
+    litellm.telemetry = False
+    litellm.suppress_debug_info = True
+    models = [
+        {
+            "model_name": name,
+            "litellm_params": {"model": f"openai/{model}", "api_base": url, "api_key": "none"},
+        }
+        for name, model, url in (
+            ("large", case["model"], case["url"]),
+            ("small", case["small"], case["fallback"]),
+        )
+    ]
+    router = litellm.Router(model_list=models, fallbacks=[{"large": ["small"]}])
+    stream = await router.acompletion(
+        model="large",
+        messages=_messages(case),
+        stream=True,
+        temperature=case["temperature"],
+        seed=case["seed"],
+        max_tokens=case["tokens"],
+    )
+    async for chunk in stream:
+        for choice in chunk.choices:
+            yield choice.delta.content or ""
+
+
+async def langchain(case: Case) -> AsyncIterator[str]:
+    """LangChain's `with_fallbacks`."""
+    package: Any = importlib.import_module("langchain_openai")
+    large, small = (
+        package.ChatOpenAI(
+            model=model,
+            base_url=url,
+            api_key="none",
+            temperature=case["temperature"],
+            seed=case["seed"],
+            max_tokens=case["tokens"],
+        )
+        for model, url in ((case["model"], case["url"]), (case["small"], case["fallback"]))
+    )
+    async for chunk in large.with_fallbacks([small]).astream([("user", case["prompt"])]):
+        yield chunk.content or ""
+
+
+CLIENTS: dict[str, Callable[[Case], AsyncIterator[str]]] = {
+    "openai": plain,
+    "litellm": litellm_router,
+    "langchain": langchain,
+}
+PACKAGES = {"openai": "openai", "litellm": "litellm", "langchain": "langchain-openai"}
+
+
+def _messages(case: Case) -> list[dict[str, str]]:
+    return [{"role": "user", "content": case["prompt"]}]
+
+
+def _tell(case: Case, **what: Any) -> None:
+    print(json.dumps({"id": case["id"], "at": time.monotonic(), **what}), flush=True)
+
+
+async def run(task: dict[str, Any]) -> None:
+    """All cases, so many at a time."""
+    client = CLIENTS[task["client"]]
+    room = asyncio.Semaphore(task["at_once"])
+
+    async def one(case: Case) -> None:
+        async with room:
+            try:
+                async with asyncio.timeout(_SECONDS):
+                    async for text in client(case):
+                        if text:
+                            _tell(case, text=text)
+            except Exception as error:
+                _tell(case, error=f"{type(error).__name__}: {error}"[:300])
+            else:
+                _tell(case, error="")
+
+    await asyncio.gather(*map(one, task["cases"]))
+
+
+def version(client: str) -> str:
+    """The package's version in this environment."""
+    from importlib.metadata import version as version_of
+
+    return f"{PACKAGES[client]} {version_of(PACKAGES[client])}"
+
+
+if __name__ == "__main__":
+    task = json.load(sys.stdin)
+    print(json.dumps({"version": version(task["client"])}), flush=True)
+    asyncio.run(run(task))
