@@ -69,3 +69,63 @@ def test_the_manifests_ask_for_what_the_verifier_answers() -> None:
         assert selected.items() <= pod["metadata"]["labels"].items()
     annotations = by_kind["Ingress"]["metadata"]["annotations"].values()
     assert sum("$http_x_session_id$arg_session" in value for value in annotations) == 2
+
+
+UPSTREAM_FILES = ("compose/sglang.yaml", "compose/vllm.yaml", "kubernetes/upstream.yaml")
+
+
+def commands_of(file: str) -> dict[str, tuple[list[str], int]]:
+    """The words of each container's command, and its cards, by the name that others reach it by."""
+    text = (DEPLOY / file).read_text()
+    if file.startswith("compose"):
+        found = {}
+        for name, service in yaml.safe_load(text)["services"].items():
+            (devices,) = (
+                service.get("deploy", {}).get("resources", {}).get("reservations", {}).values()
+            ) or ([],)
+            cards = sum(one.get("count", 0) + len(one.get("device_ids", ())) for one in devices)
+            found[name] = (" ".join(service["command"]).split(), cards)
+        return found
+    found = {}
+    for document in yaml.safe_load_all(text):
+        if document["kind"] in ("Deployment", "StatefulSet"):
+            (container,) = document["spec"]["template"]["spec"]["containers"]
+            cards = container.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0)
+            found[document["metadata"]["name"]] = (" ".join(container["args"]).split(), cards)
+    return found
+
+
+def number(words: list[str], flag: str) -> int:
+    """A flag's number, 1 without it."""
+    return next((int(word.partition("=")[2]) for word in words if word.startswith(f"{flag}=")), 1)
+
+
+@pytest.mark.parametrize("file", UPSTREAM_FILES)
+def test_verifiers_stand_in_front_of_engines_that_are_there(file: str) -> None:
+    commands = commands_of(file)
+    (flags,) = (words for name, (words, _) in commands.items() if "verifier" in name)
+    settings = settings_from(parser().parse_args(["serve", *flags]))
+    assert settings.bundle
+    assert settings.upstream
+    for address in settings.upstream:
+        host, port = address.removeprefix("http://").split(":")
+        words, cards = commands[host]
+        assert f"--port={port}" in words
+        assert f"--served-model-name={settings.upstream_model}" in words
+        width = number(words, "--tp") * number(words, "--tensor-parallel-size")
+        assert cards == width == 2
+
+
+@pytest.mark.parametrize("file", ["compose/vllm.yaml", "kubernetes/upstream.yaml"])
+def test_a_pipeline_has_as_many_nodes_as_stages(file: str) -> None:
+    text = (DEPLOY / file).read_text()
+    stages = int(re.findall(r"--pipeline-parallel-size=(\d+)", text)[0])
+    if file.startswith("compose"):
+        nodes = sum("ray start" in " ".join(words) for words, _ in commands_of(file).values())
+    else:
+        (nodes,) = (
+            document["spec"]["replicas"]
+            for document in yaml.safe_load_all(text)
+            if document["kind"] == "StatefulSet"
+        )
+    assert nodes == stages
