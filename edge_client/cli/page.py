@@ -27,7 +27,8 @@ def add(command: argparse.ArgumentParser) -> None:
         "--verifier",
         default="",
         metavar="ADDRESS",
-        help="wss://HOST; without one the page only writes alone",
+        help="the endpoint of `cloud-verifier serve --openai`: https://HOST:PORT, or / where it "
+        "serves the page itself; without one the page only writes alone",
     )
     command.add_argument(
         "--packages", type=Path, metavar="DIR", help="the packages' archives, without npm"

@@ -88,7 +88,8 @@ PACKAGES = (
 
 @dataclass(frozen=True, kw_only=True)
 class WebAppSettings:
-    """What the app is made of. Without a `verifier` it only writes alone."""
+    """What the app is made of. `verifier` is the address of an endpoint, or a path of the app's own
+    host; without one the app only writes alone."""
 
     out: Path
     bundle: Path
@@ -166,13 +167,21 @@ def _usable(bundle: Bundle, name: str) -> Variant:
 
 
 def _origin(verifier: str) -> list[str]:
-    """The verifier's address, as a content security policy names it."""
-    if not verifier:
+    """The endpoint's address, as a content security policy names it; a page may ask its own host
+    in any case."""
+    if not verifier or (verifier.startswith("/") and not verifier.startswith("//")):
         return []
     address = urlsplit(verifier)
-    if address.scheme not in ("ws", "wss") or not address.hostname or set(verifier) & set("; ,'\""):
+    if address.scheme in ("ws", "wss"):
         raise UsageError(
-            f"{verifier!r} is no address of a verifier", hint="wss://HOST or wss://HOST:PORT"
+            f"{verifier!r} is the verifier's own port: the page asks its endpoint",
+            hint="name what `cloud-verifier serve --openai PORT` serves: https://HOST:PORT",
+        )
+    odd = set(verifier) & set("; ,'\"")
+    if address.scheme not in ("http", "https") or not address.hostname or odd:
+        raise UsageError(
+            f"{verifier!r} is no address of an endpoint",
+            hint="https://HOST or https://HOST:PORT; / where the endpoint itself serves the page",
         )
     return [f"{address.scheme}://{address.netloc.rpartition('@')[2]}"]
 
@@ -257,11 +266,6 @@ def _config(
         "small": _PHONE_MEMORY,
         "eos": codec.eos_ids,
         "special": codec.special_tokens,
-        "identities": {
-            "tokenizer": codec.hash,
-            "target": "",
-            "drafter": manifest.drafter.weights_id,
-        },
         "calibration": msgspec.to_builtins(manifest.calibration),
         "graph": {
             "cache": [_heads(heads) for heads in manifest.cache],

@@ -1,19 +1,19 @@
-// The page's back end in the app: the same functions as in edge_client/serve/page/stream.js, over a worker of this page
-// instead of an endpoint. Copied over it when the app is built.
+// The page's back end in the app: the same functions as in edge_client/serve/page/stream.js, over a worker of this page,
+// which writes where the endpoint does not answer. Copied over it when the app is built.
 
 import { script } from "./script.js";
 
 const config = await (await fetch("config.json")).json();
 const waiting = new Map();  // call's id -> what takes its messages
-const LINKS = { none: "none", up: "online", down: "offline", refused: "refused" };
 let calls = 0, loaded = false, cut = false, failed = "", token = sessionStorage.getItem("key") ?? "";
 
 export const MODES = false;  // unverified text is shown, and corrected
 
 export class ApiError extends Error {
-  constructor(status, message) {
+  constructor(status, message, code = "") {
     super(message);
     this.status = status;
+    this.code = code;
   }
 }
 
@@ -62,7 +62,7 @@ async function* call(name, more = {}) {
     for (;;) {
       while (messages.length) {
         const { chunk, error, ...message } = messages.shift();
-        if (error) throw new ApiError(error.status, error.message);
+        if (error) throw new ApiError(error.status, error.message, error.code);
         if (!chunk) return message.end;
         yield chunk;
       }
@@ -89,8 +89,10 @@ export async function status(key = "") {
   const about = { demo: config.demo, context: config.context, max_tokens: config.max_tokens };
   if (failed) return { link: "broken", detail: failed, ...about };
   if (!loaded) return { link: "connecting", detail: "loading the drafter", ...about };
-  const { state, ...figures } = await result("status");
-  return { ...figures, ...about, link: LINKS[state], ...(config.verifier && { cut }) };
+  const { about: of = {}, ...figures } = await result("status");
+  if (of.model) config.model = of.model;  // whose text it is, the endpoint knows
+  const verifier = config.verifier && new URL(config.verifier, location.href).host;
+  return { ...figures, ...about, context: of.context ?? config.context, ...(config.verifier && { cut, verifier, verifier_version: of.verifier_version }) };
 }
 
 export async function setLink(connected) {
@@ -108,8 +110,8 @@ export async function* chunks({ body, id = "", signal, started = () => {} }) {
   const release = await lock(turn);
   try {
     if (signal.aborted) return;
-    const request = body && { messages: body.messages, settings: settings(body) };
-    for await (const chunk of id ? call("takeUp", { turn }) : call("begin", { turn, request })) {
+    const asked = body && { turn, body: request(body), settle: body.moa.patience ?? 1 };
+    for await (const chunk of id ? call("takeUp", { turn }) : call("begin", asked)) {
       if (chunk.kept) started(turn);
       else yield chunk;
     }
@@ -120,10 +122,11 @@ export async function* chunks({ body, id = "", signal, started = () => {} }) {
 
 export function stop(turn) { tell("stop", { turn }); }
 
-function settings({ max_tokens, temperature, top_p, top_k, stop: stops, seed, moa }) {
-  const given = { maxNewTokens: max_tokens ?? config.max_tokens, temperature, topP: top_p, topK: top_k, stop: stops, seed: seed ?? (temperature ? random() : undefined),
-    settleSeconds: moa.patience, draft: moa.draft, guessAhead: !sparing() };
-  return Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined));
+// What the endpoint is asked: its text may be corrected here, and is resumed after a cut. The seed is the page's, so that
+// the same text is asked for again where a stream is lost.
+function request({ model: _, ...body }) {
+  const seed = body.seed ?? (body.temperature ? random() : undefined);
+  return { ...body, ...(seed !== undefined && { seed }), moa: { ...body.moa, mode: "provisional", resumable: true } };
 }
 
 const random = () => crypto.getRandomValues(new Uint32Array(1))[0];
@@ -136,12 +139,6 @@ function lock(turn) {
 }
 
 // ---- the phone
-
-let battery = null;
-navigator.getBattery?.().then((found) => { battery = found; }, () => {});
-
-// No guesses ahead on a low battery, or where data is saved: they cost both.
-function sparing() { return Boolean(navigator.connection?.saveData || (battery && !battery.charging && battery.level < 0.2)); }
 
 addEventListener("online", () => tell("awake"));
 addEventListener("pageshow", () => tell("awake"));

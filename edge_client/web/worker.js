@@ -1,41 +1,89 @@
-// The device in a worker: drafter, turn machine and websocket. The page sends calls and gets chunks.
+// The device in a worker: the drafter, and the endpoint that it asks. The page sends calls and gets chunks.
 
 import { loadGraph, text } from "./bundle.js";
-import { Chunks } from "./chunks.js";
 import { Codec } from "./codec.js";
 import { Drafter } from "./drafter.js";
+import { events } from "./events.js";
 import { Table } from "./store.js";
-import { EdgeClient } from "./turn/client.js";
-import { fitting, leftOutNotice, promptRoom } from "./turn/window.js";
+import { Answering } from "./turn/answering.js";
+import { Endpoint } from "./turn/endpoint.js";
+import { Turn } from "./turn/turn.js";
+import { Writer } from "./turn/writer.js";
 
-const KEPT = 4;  // conversations whose caches are kept
+const KEPT = 4;  // drafters, each with the cache of its last text
 const STORED_EVERY = 0.25;  // seconds between two stores of a running turn
-const TOKEN = "moa.token.";  // the subprotocol that carries it: a page cannot set headers
 const DAY = 86_400_000;
 
-const turns = new Table("moa-device", "turns");  // a page that was killed in mid-answer finds all tokens again
+const turns = new Table("moa-device", "turns");  // a page that was killed in mid-answer finds its text again
 let ready;  // the device, a promise
-let token = "";
-const running = new Map();  // turn -> { conversation, store() }
+const running = new Map();  // turn -> { answering, store() }
 const counted = { drafted: 0, accepted: 0, calls: 0 };  // of all turns
 
+const environment = {
+  events,
+  fetch: (...how) => fetch(...how),
+  now: () => performance.now() / 1000,
+  random: Math.random,
+  setTimeout: (call, ms) => setTimeout(call, ms),
+  clearTimeout: (timer) => clearTimeout(timer),
+  breathe,
+};
+
+// Lets messages and the network have their turn. A timer would wait 4 ms.
+function breathe() {
+  return new Promise((resolve) => {
+    const { port1, port2 } = new MessageChannel();
+    port1.onmessage = () => {
+      port1.close();
+      resolve();
+    };
+    port2.postMessage(null);
+  });
+}
+
 // ---- the device
+
+// The endpoint is asked at once; the drafter is there when it is loaded.
+function open({ config, token }) {
+  const endpoint = config.verifier ? new Endpoint(new URL(config.verifier, self.location.href).href, environment) : null;
+  if (endpoint) endpoint.token = token;
+  ready = load(config).then((device) => ({ ...device, endpoint }));
+  return ready.then(() => {});
+}
 
 async function load(config) {
   const { files } = config;
   const [graph, tokenizer, template] = await Promise.all([loadGraph(config), text(files.tokenizer), files.template && text(files.template)]);
   const codec = new Codec(JSON.parse(tokenizer), template, config.special);
-  const client = new EdgeClient({
-    verifier: config.verifier,
-    identities: config.identities,
-    device: {
-      newDrafter: () => new Drafter(graph), decode: (ids) => codec.decode(ids),
-      eosIds: config.eos, maxPositions: config.context, calibration: config.calibration },
-    environment: { WebSocket: Authorized },
-  });
-  client.open();
+  const drafters = [];
   await prune();
-  return { client, codec, conversations: [] };
+  return {
+    config,
+    encode: (words) => codec.encode(words),
+    decode: (ids) => codec.decode(ids),
+    render: (messages) => codec.render(messages),
+    hasTemplate: Boolean(codec.template),
+    eosIds: config.eos,
+    maxPositions: config.context,
+    maxTokens: config.max_tokens,
+    calibration: config.calibration,
+    drafterFor: (ids) => lend(drafters, ids, graph),
+    free: (drafter) => drafters.push(drafter),
+  };
+}
+
+// The drafter that knows most of these ids, if it knows half of them; else a new one.
+function lend(drafters, ids, graph) {
+  const known = (drafter) => {
+    const differs = drafter.ids.findIndex((id, at) => id !== ids[at]);
+    return differs < 0 ? drafter.ids.length : differs;
+  };
+  const best = drafters.reduce((found, one) => (found && known(found) >= known(one) ? found : one), null);
+  if (best && (known(best) > ids.length / 2 || drafters.length >= KEPT)) {
+    drafters.splice(drafters.indexOf(best), 1);
+    return best;
+  }
+  return new Drafter(graph);
 }
 
 // The text of an answer is the page's to keep; what is here is needed until the answer is verified.
@@ -44,81 +92,60 @@ async function prune() {
   for (const { id } of old) await turns.remove(id);
 }
 
-class Authorized extends WebSocket {
-  constructor(url, protocols) { super(url, token ? [protocols, TOKEN + token].flat() : protocols); }
-}
-
-// A conversation that is not answering and begins like these ids, or a new one.
-function conversationFor(device, ids) {
-  const busy = new Set([...running.values()].map(({ conversation }) => conversation));
-  const shared = ({ ids: known }) => { const at = known.findIndex((id, place) => id !== ids[place]); return at < 0 ? known.length : at; };
-  const free = device.conversations.filter((one) => !busy.has(one)).sort((a, b) => shared(b) - shared(a));
-  let chosen = free.length && shared(free[0]) > ids.length / 2 ? free[0] : null;
-  if (!chosen) {
-    if (device.conversations.length >= KEPT && free.length) forget(device, free.at(-1));
-    chosen = device.client.conversation();
-  }
-  device.conversations = [...device.conversations.filter((one) => one !== chosen), chosen];
-  return chosen;
-}
-
-function forget(device, conversation) {
-  device.conversations = device.conversations.filter((one) => one !== conversation);
-  conversation.close();
-}
-
 // ---- turns
 
-async function begin({ id, turn, request }) {
+async function begin({ id, turn, body, settle }) {
   const device = await ready;
-  await turns.put({ id: turn, request, done: false, verified: false, at: Date.now() });
+  const kept = { id: turn, body, settle, done: false, verified: false, at: Date.now() };
+  await turns.put(kept);
   post(id, { kept: true });
-  const { codec, client } = device, { messages, settings } = request;
-  const room = codec.template ? promptRoom(client.maxContext, settings.maxNewTokens) : Infinity;
-  const { ids, leftOut } = fitting(messages, room, (sent) => codec.encode(codec.render(sent)));
-  if (leftOut) post(id, { moa: { notice: leftOutNotice(leftOut) } });
-  const conversation = conversationFor(device, ids);
-  await run(device, { id, turn, conversation, chunks: new Chunks() }, () => conversation.generate(ids, settings));
+  await run(device, id, kept, new Turn(), { writes: true });
 }
 
 // A turn that was stored: shown again from its beginning, gone on with, or checked.
 async function takeUp({ id, turn }) {
   const device = await ready;
   const kept = await turns.get(turn);
-  if (!kept) throw Object.assign(new Error("this answer is no longer kept"), { status: 404 });
-  if (!kept.snapshot) return begin({ id, turn, request: kept.request });  // killed before its first token
-  const chunks = new Chunks(kept.shown);
-  post(id, chunks.replay());
-  if (kept.done && (kept.verified || device.client.link?.state !== "up")) return post(id, chunks.state.end);
-  const conversation = device.client.conversation(kept.snapshot);
-  try {
-    await run(device, { id, turn, conversation, chunks }, () => (kept.done ? conversation.recheck() : conversation.resume()));
-  } finally {
-    conversation.close();
-  }
+  if (!kept?.body) throw Object.assign(new Error("this answer is no longer kept"), { status: 404 });
+  const answer = new Turn(kept.state);
+  const { end } = answer;
+  if (kept.state) post(id, answer.replay());
+  if (!end) return run(device, id, kept, answer, { writes: true });
+  post(id, end);
+  if (kept.verified) return;
+  if (answer.refused) throw Object.assign(new Error(answer.refused), { status: 404 });
+  if (device.endpoint?.state !== "online") return;
+  answer.end = null;
+  await run(device, id, kept, answer, { writes: false, lost: end.choices[0].moa.reason });
 }
 
-// Passes the events of a turn to the page's call `id`, and keeps the turn.
-async function run(device, { id, turn, conversation, chunks }, generate) {
-  let done = null, stored = 0, storing = Promise.resolve();
+// Passes what happens in a turn to the page's call `id`, and keeps the turn.
+async function run(device, id, kept, turn, { writes, lost }) {
+  let stored = 0;
+  let storing = Promise.resolve();
   const store = () => {
-    stored = performance.now();
-    const now = { id: turn, snapshot: conversation.snapshot(), shown: structuredClone(chunks.state), done: Boolean(done), verified: Boolean(done?.verified), at: Date.now() };
+    stored = environment.now();
+    const done = Boolean(turn.end);
+    const now = { ...kept, state: turn.kept(), done, verified: done && turn.settled, at: Date.now() };
     storing = storing.then(() => turns.put(now)).catch((error) => post(id, { moa: { notice: `this browser could not keep the answer: ${error.message}` } }));
     return storing;
   };
-  running.set(turn, { conversation, store });
+  let ended = null;  // told when it is kept
+  const emit = (chunk) => {
+    if (turn.end) ended = ended ? [...ended, chunk] : [chunk];
+    else post(id, chunk);
+    for (const name of Object.keys(counted)) counted[name] += chunk.usage?.moa?.[name] ?? 0;
+    if (environment.now() - stored > STORED_EVERY) store();
+  };
+  const writer = writes ? new Writer(device, kept.body) : null;
+  const answering = new Answering({ turn, body: kept.body, endpoint: device.endpoint, writer, environment, settle: kept.settle, lost, emit });
+  running.set(kept.id, { answering, store });
   try {
-    for await (const event of generate()) {
-      if (event.event === "done") done = event;
-      const chunk = chunks.take(event);
-      if (done || performance.now() - stored > 1000 * STORED_EVERY) store();
-      if (done) await storing;  // kept before the page hears of the end
-      if (chunk) post(id, chunk);
-    }
-    for (const name of Object.keys(counted)) counted[name] += done?.stats?.[name] ?? 0;
+    await answering.run();
   } finally {
-    running.delete(turn);
+    running.delete(kept.id);
+    await store();
+    for (const chunk of ended ?? []) post(id, chunk);
   }
 }
 
@@ -126,28 +153,27 @@ async function run(device, { id, turn, conversation, chunks }, generate) {
 
 const post = (id, chunk) => self.postMessage({ id, chunk });
 
-function status({ client: { link } }) {
-  if (!link) return { state: "none" };
-  const { state, lastError, sentBytes, receivedBytes, rtt } = link;
-  return { state, detail: lastError, rtt_ms: rtt.samples ? 1000 * rtt.smoothed : null, sent_bytes: sentBytes, received_bytes: receivedBytes, ...counted };
+async function status() {
+  const { endpoint } = await ready;
+  return endpoint ? { ...endpoint.status(), ...counted } : { link: "none" };
 }
 
 const calls = {
-  open: async (call) => { token = call.token; await (ready = load(call.config)); },
-  token: async (call) => { token = call.token; (await ready).client.networkChanged(); },
+  open,
+  token: async ({ token }) => (await ready).endpoint?.useToken(token),
   begin,
   takeUp,
-  stop: ({ turn }) => running.get(turn)?.conversation.cancel(),
-  cut: async ({ connected }) => (await ready).client.cutOff(!connected),
-  awake: async () => (await ready).client.networkChanged(),
+  stop: ({ turn }) => running.get(turn)?.answering.stop(),
+  cut: async ({ connected }) => (await ready).endpoint?.cutOff(!connected),
+  awake: async () => (await ready).endpoint?.networkChanged(),
   hidden: () => { for (const { store } of running.values()) store(); },
-  status: async () => status(await ready),
+  status,
 };
 
 self.onmessage = async ({ data }) => {
   try {
     self.postMessage({ id: data.id, end: await calls[data.call](data) });
   } catch (error) {
-    self.postMessage({ id: data.id, error: { message: error.message, status: error.status ?? 0 } });
+    self.postMessage({ id: data.id, error: { message: error.message, status: error.status ?? 0, code: error.code } });
   }
 };

@@ -46,19 +46,25 @@ class Guard:
         fairness: Fairness,
         origins: Sequence[str] = (),
     ) -> None:
-        self._app: ASGIApp = app
-        if origins:  # without CORS headers no other website can read an answer
-            self._app = CORSMiddleware(
-                app,
-                allow_origins=list(origins),
-                allow_methods=["GET", "POST", "DELETE"],
-                allow_headers=["Authorization", "Content-Type", "Last-Event-ID"],
-                expose_headers=["X-Request-Id", "Retry-After"],
-            )
+        self._origins = list(origins)
+        self._app = self._readable(app)
         self._access = access
         self._metrics = metrics
         self.fairness = fairness
         self._defects = TokenBucket(_DEFECTS_PER_SECOND, 10.0, time.monotonic())
+
+    def _readable(self, app: ASGIApp) -> ASGIApp:
+        """The same for the websites that are let in: without CORS headers no other one can read an
+        answer, nor why there is none."""
+        if not self._origins:
+            return app
+        return CORSMiddleware(
+            app,
+            allow_origins=self._origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["Authorization", "Content-Type", "Last-Event-ID"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -87,7 +93,7 @@ class Guard:
             if refusal.status in _STRANGERS:
                 await self._wait_or_abort(scope)
             response = Json(refusal.body(), refusal.status, headers=refusal.headers())
-            await response(scope, receive, send_with_headers)
+            await self._readable(response)(scope, receive, send_with_headers)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(route, str(status)).inc()

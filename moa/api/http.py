@@ -22,6 +22,8 @@ _KEEPALIVE_SECONDS = 15.0
 """Seconds without a frame after which a comment is sent."""
 _KEEPALIVE = b": still here\n\n"
 """A comment: clients skip it, and it keeps the connection alive through proxies."""
+SIGN_SECONDS = 1.0
+"""The same in a stream that can be resumed: its client goes on elsewhere where it hears nothing."""
 _PIECE = 2**18
 """Bytes of a JSON response that are sent at once."""
 _SEND_SECONDS = 30.0
@@ -126,8 +128,15 @@ class EventStream(Response):
     """Send frames of server-sent events until they end or the client disconnects; then close their
     generator."""
 
-    def __init__(self, frames: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        headers: dict[str, str],
+        alive: float = _KEEPALIVE_SECONDS,
+    ) -> None:
+        """`alive`: seconds of silence after which a comment is sent."""
         self._frames = frames
+        self._alive = alive
         super().__init__(
             None, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers}
         )
@@ -150,7 +159,7 @@ class EventStream(Response):
 
         async def keep_alive() -> None:
             while True:
-                pause = sent_at + _KEEPALIVE_SECONDS - time.monotonic()
+                pause = sent_at + self._alive - time.monotonic()
                 if pause > 0:
                     await asyncio.sleep(pause)
                 else:

@@ -1,13 +1,12 @@
-"""What the web app adds to the turn machine: events as the page's chunks, the folder and its
-refusals."""
+"""The web app: its runtime as it is packed, events of a stream, the folder and its refusals."""
 
 from __future__ import annotations
 
 import json
 import random
 import shutil
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,73 +15,28 @@ from edge_client.tools.web_app import PACKAGES, WebAppSettings, build_web_app, p
 from moa.errors import BundleError, UsageError
 from tests.web.node import Node
 
-IMPORTS = """import { Chunks } from "./../chunks.js"; import { unlzma } from "./../lzma.js";
-    import { Answer } from "./../../serve/page/answer.js";"""
+IMPORTS = """import { unlzma } from "./../lzma.js";
+    import { events } from "./../../serve/page/events.js";"""
 HANDLE = """
     if (ask.packed) return unlzma(ask.packed, ask.size);
-    let chunks = new Chunks(), answer = new Answer();
-    const seen = [];
-    for (const event of ask.events) {
-      if (event === "killed") {
-        chunks = new Chunks(structuredClone(chunks.state));
-        answer = new Answer();
-        answer.take(chunks.replay());
-        continue;
-      }
-      const chunk = chunks.take(event);
-      if (chunk) answer.take(chunk);
-      seen.push([answer.text, answer.verified, answer.done && answer.allVerified]);
-    }
-    return seen;
+    let heard = 0;
+    const found = [];
+    const body = new ReadableStream({
+      start(controller) { for (const piece of ask.pieces) controller.enqueue(piece); controller.close(); },
+    });
+    for await (const event of events({ body }, (size) => { heard += size; })) found.push(event);
+    return [found, heard];
 """
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_page_shows_what_the_events_say_also_after_a_kill(node: Node, seed: int) -> None:
-    rng = random.Random(seed)
-    start = rng.randrange(1, 9)
-    texts = list[str]()
-    verified = 0
-    events: list[Any] = [{"event": "prompt", "ids": [7] * start}]
-    wanted: list[list[Any]] = [["", 0, False]]
-    for _ in range(60):
-        kind = rng.choice(["token", "token", "token", "confirm", "retract", "killed"])
-        if kind == "killed":
-            events.append(kind)
-            continue
-        if kind == "token":
-            sure = verified == len(texts) and rng.random() < 0.5
-            texts.append(rng.choice(["", "a", " word", "é", "👩‍🚀", "\n"]))
-            verified += sure
-            status = "verified" if sure else "provisional"
-            events.append(
-                {
-                    "event": kind,
-                    "position": start + len(texts) - 1,
-                    "id": 5,
-                    "text": texts[-1],
-                    "status": status,
-                }
-            )
-        elif verified == len(texts):
-            continue
-        elif kind == "confirm":
-            before = verified
-            verified = rng.randint(verified + 1, len(texts))
-            events.append({"event": kind, "start": start + before, "stop": start + verified})
-        else:
-            stop = len(texts)
-            kept = rng.randint(verified, len(texts) - 1)
-            del texts[kept:]
-            left = len("".join(texts))
-            events.append(
-                {"event": kind, "start": start + kept, "stop": start + stop, "characters": left}
-            )
-        wanted.append(["".join(texts), len("".join(texts[:verified])), False])
-    texts.append(" held back")
-    done = {"event": "done", "reason": "eos", "verified": True, "text": "".join(texts), "stats": {}}
-    wanted.append(["".join(texts), len("".join(texts)), True])
-    assert node.ask({"events": [*events, done]}) == wanted
+def test_events_are_read_wherever_the_network_cuts_them(node: Node) -> None:
+    rng = random.Random(2)
+    wanted = [{"id": f"s/{at}", "data": json.dumps({"text": "é👩‍🚀\n" * at})} for at in range(9)]
+    text = ": still here\n\n".join(f"id: {e['id']}\ndata: {e['data']}\n\n" for e in wanted).encode()
+    for _ in range(30):
+        places = sorted(rng.sample(range(len(text)), 20))
+        pieces = [text[a:b] for a, b in pairwise([0, *places, len(text)])]
+        assert node.ask({"pieces": pieces}) == [wanted, len(text)]
 
 
 def test_the_runtime_is_unpacked_as_it_was_packed_and_damage_ends(node: Node) -> None:
@@ -115,9 +69,12 @@ def test_a_folder_of_others_an_unknown_address_and_a_missing_package_are_refused
         ("model", "", "is not an empty folder"),
         ("page", "", "is not an empty folder"),
         ("full/theirs", "", "is not an empty folder"),
-        ("new", "https://server.example", "no address of a verifier"),
-        ("new", "ws://server.example; script-src *", "no address of a verifier"),
-        ("new", "wss://server.example", f"no {PACKAGES[0].archive}"),
+        ("new", "wss://server.example", "the page asks its endpoint"),
+        ("new", "ftp://server.example", "no address of an endpoint"),
+        ("new", "//server.example", "no address of an endpoint"),
+        ("new", "http://server.example; script-src *", "no address of an endpoint"),
+        ("new", "https://server.example", f"no {PACKAGES[0].archive}"),
+        ("new", "/", f"no {PACKAGES[0].archive}"),
     ):
         settings = WebAppSettings(
             out=tmp_path / out,

@@ -1,5 +1,5 @@
-"""Parts of the browser's turn that its whole turns do not reach, against Python's: trees, records,
-text, chats."""
+"""Parts of the browser's device against Python's: text, chats, the guard's limits, noise, and the
+constants that both share."""
 
 from __future__ import annotations
 
@@ -7,141 +7,48 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
-import pytest
+from msgspec.structs import replace
 
-from moa import records
+from edge_client.device import embedded_bundle
+from edge_client.turn.guard import OfflineGuard
+from moa.bundle import Bundle
 from moa.chat_window import fitting, left_out_notice, prompt_room
-from moa.graph.cache import RecordBuffer
-from moa.graph.step import Heads
+from moa.manifest import Calibration, Offline
+from moa.sampling import gumbel
 from moa.text_stream import TextStream
-from moa.tree import TreeGrower, TreeShape
-from moa.wire import Ranges
-from tests.web.device import named
 from tests.web.node import Node
+from tools.web import FILE, constants
 
 IMPORTS = """
-import { Ranges } from "./ranges.js";
-import { RecordBuffer, decodeRecords } from "./records.js";
-import { TextStream } from "./transcript.js";
-import { TreeGrower } from "./tree.js";
+import { OfflineGuard } from "./guard.js";
+import { gumbel } from "./noise.js";
+import { TextStream } from "./text.js";
 import { fitting, leftOutNotice, promptRoom } from "./window.js";
 """
+_measured = Bundle.open(embedded_bundle()).manifest.calibration
+assert _measured is not None
+MEASURED: Calibration = _measured
 HANDLE = """
-    const odd = { nan: NaN, inf: Infinity, "-inf": -Infinity };
-    const number = (score) => odd[score] ?? score;
-    const bytes = (array) => new Uint8Array(array.buffer, array.byteOffset, array.byteLength);
-    if (ask.shape) {
-        const grower = new TreeGrower(ask.root, { ...ask.shape, least: number(ask.shape.least) });
-        const frontiers = [];
-        for (let level = 0; grower.frontier.length; level++) {
-            frontiers.push([...grower.frontier]);
-            const rows = grower.frontier.map((_, row) => ask.levels[level][row]);
-            grower.expand(rows.map(([tokens]) => tokens), rows.map(([, scores]) => scores.map(number)));
-        }
-        const { tokens, parents } = grower.tree();
-        return { frontiers, tokens, parents };
+    if (ask.noise) return ask.noise.map((about) => new Uint8Array(gumbel(...about).buffer));
+    if (ask.texts) {
+        const guard = new OfflineGuard(ask.calibration);
+        return ask.texts.map((text) => [guard.stops(text), guard.warning(text.length)]);
     }
     if (ask.messages) {
         const letters = (messages) => [...messages.map(({ role, content }) => `[${role}]${content}`).join("")];
         const { ids, leftOut } = fitting(ask.messages, promptRoom(ask.context, ask.answer), letters);
         return [ids.join(""), leftOutNotice(leftOut)];
     }
-    if (ask.ranges) return ask.ranges.map(([verb, ...about]) => {
-        if (verb === "new") globalThis.ranges = new Ranges();
-        else ranges[verb](...about);
-        return [[...ranges], ranges.full(about.at(-1) ?? 0), ranges.end];
-    });
-    if (ask.text) {
-        const utf8 = new TextDecoder();
-        const stream = new TextStream((ids) => utf8.decode(Uint8Array.from(ids)), ask.stop);
-        return [...ask.text.map(([verb, about]) => [stream[verb](about), stream.text]), stream.flush(), stream.text];
-    }
-    if (ask.decode) {
-        try {
-            const { keys, values } = decodeRecords(...ask.decode);
-            return [bytes(keys), bytes(values)];
-        } catch (error) { return error.message; }
-    }
-    const buffer = new RecordBuffer(ask.heads, ask.borrowed);
-    const mine = ask.mine.map((array) => new Float32Array(new Uint8Array(array).buffer));
-    for (const [verb, ...about] of ask.verbs) {
-        if (verb === "put") {
-            const { keys, values } = decodeRecords(about[1], "fp16", about[2], buffer.wire.count, buffer.wire.width);
-            buffer.put(about[0], keys, values);
-        } else if (verb === "lend") buffer.lend(mine, about[0]);
-        else buffer[verb](...about);
-    }
-    return [buffer.wire, Object.values(buffer.feeds()).map(bytes), mine.map(bytes), [...buffer.held]];
+    const utf8 = new TextDecoder();
+    const stream = new TextStream((ids) => utf8.decode(Uint8Array.from(ids)), ask.stop);
+    return [...ask.text.map((byte) => [stream.add(byte), stream.text]), stream.flush(), stream.text];
 """
 
 
-def test_trees_grow_alike(node: Node) -> None:
-    rng = random.Random(5)
-    odd = {"nan": np.nan, "-inf": -np.inf, "inf": np.inf}
-    for _ in range(150):
-        breadth = rng.randrange(1, 6)
-        depth = rng.randrange(1, 6)
-        least = rng.choice([float("-inf"), -3.0])
-        shape = TreeShape(
-            breadth, depth, rng.randrange(1, 20), rng.choice([-12.0, -2.0, -0.5]), least
-        )
-        grower = TreeGrower(7, shape)
-        levels = []
-        frontiers = []
-        while grower.frontier:
-            frontiers.append(list(grower.frontier))
-            rows: list[Any] = []
-            for _ in grower.frontier:
-                scores: list[Any] = sorted(
-                    (rng.choice([-0.5, -1.0, -1.5, -2.0, -3.0]) for _ in range(6)), reverse=True
-                )
-                if rng.random() < 0.1:
-                    scores[rng.randrange(6)] = rng.choice([*odd, -1e9])
-                rows.append([[rng.randrange(99) for _ in range(6)], scores])
-            levels.append(rows)
-            tokens = np.array([row[0] for row in rows])
-            guesses = [[odd.get(s, s) for s in row[1]] for row in rows]
-            grower.expand(tokens, np.array(guesses, np.float32))
-        tree = grower.tree()
-        named = {
-            "breadth": breadth,
-            "depth": depth,
-            "nodes": shape.nodes,
-            "minScore": shape.min_score,
-        }
-        found = node.ask(
-            {
-                "root": 7,
-                "shape": named | {"least": "-inf" if least < -9 else least},
-                "levels": levels,
-            }
-        )
-        assert found == {"frontiers": frontiers, "tokens": tree.tokens, "parents": tree.parents}
-
-
-def test_ranges_are_kept_alike(node: Node) -> None:
-    rng = random.Random(6)
-    asked = [["new"]]
-    wanted = [[[], True, 0]]
-    ranges = Ranges()
-    for _ in range(600):
-        start = rng.randrange(60)
-        verb, about = rng.choice(
-            [("add", [start, start + rng.randrange(9)]), ("truncate", [start])]
-        )
-        if rng.random() < 0.05:
-            verb = "new"
-            about = []
-            ranges = Ranges()
-        else:
-            getattr(ranges, verb)(*about)
-        asked.append([verb, *about])
-        full = ranges.newest_missing(about[-1] if about else 0, 1) is None
-        wanted.append(
-            [[list(run) for run in ranges], full, max((stop for _, stop in ranges), default=0)]
-        )
-    assert node.ask({"ranges": asked}) == wanted
+def test_the_constants_are_those_of_python() -> None:
+    assert FILE.read_text(encoding="utf-8") == constants(), "python -m tools.web"
 
 
 class Bytes:
@@ -152,29 +59,16 @@ class Bytes:
 
 
 def test_text_is_shown_alike(node: Node) -> None:
-    """Incomplete characters, beginnings of stop strings, and text that is taken back."""
+    """Incomplete characters, and beginnings of stop strings."""
     rng = random.Random(7)
     for _ in range(150):
         stop = rng.sample(["STOP", "né", "\n\n", "a", "𝄞x"], rng.randrange(3))
         stream = TextStream(Bytes(), tuple(stop))
-        verbs = []
-        wanted = []
-        count = 0
-        text = "".join(
-            rng.choice(["S", "ST", "STOP", "n", "né", "𝄞", "𝄞x", "\n", "b", "ab"])
-            for _ in range(12)
-        ).encode()
-        for byte in text:
-            verbs.append(["add", byte])
-            told: Any = stream.add(byte)
-            count += 1
-            wanted.append([told, stream.text])
-            if rng.random() < 0.1:
-                count = rng.randrange(count + 1)
-                verbs.append(["cut", count])
-                told = stream.cut(count)
-                wanted.append([told, stream.text])
-        assert node.ask({"text": verbs, "stop": stop}) == [*wanted, stream.flush(), stream.text]
+        pieces = ["S", "ST", "STOP", "n", "né", "𝄞", "𝄞x", "\n", "b", "ab"]
+        text = "".join(rng.choice(pieces) for _ in range(12)).encode()
+        wanted: list[Any] = [[stream.add(byte), stream.text] for byte in text]
+        found = node.ask({"text": list(text), "stop": stop})
+        assert found == [*wanted, stream.flush(), stream.text]
 
 
 def _letters(messages: Sequence[dict[str, str]]) -> tuple[str, None]:
@@ -191,11 +85,10 @@ def test_a_full_context_loses_the_same_turns(node: Node) -> None:
             messages += [
                 {"role": role, "content": f"{turn}" * rng.randrange(1, 60)} for role in roles
             ]
-        messages += [{"role": "user", "content": "Why?" * rng.choice([1, 1, 99])}] * (
-            rng.random() < 0.9
-        )
+        last = {"role": "user", "content": "Why?" * rng.choice([1, 1, 99])}
+        messages += [last] * (rng.random() < 0.9)
         context = rng.randrange(2, 1500)
-        answer = rng.randrange(1, 700)
+        answer = rng.choice([0, rng.randrange(1, 700)])
         (text, _), left_out = fitting(messages, prompt_room(context, answer), _letters)
         trimmed += left_out > 0
         found = node.ask({"messages": messages, "context": context, "answer": answer})
@@ -203,59 +96,39 @@ def test_a_full_context_loses_the_same_turns(node: Node) -> None:
     assert 40 < trimmed < 160
 
 
-@pytest.mark.parametrize("dtype", records.DTYPES)
-@pytest.mark.parametrize(("heads", "width"), [(2, 32), (1, 6), (3, 64)])
-def test_records_are_read_alike(
-    node: Node, dtype: records.PayloadDtype, heads: int, width: int
-) -> None:
-    rng = np.random.default_rng(1)
-    keys, values = rng.normal(size=(2, 3, heads, width)).astype(np.float32)
-    values[0] *= 1e-7  # below the smallest normal number of 16 bits
-    payload = records.encode(keys, values, dtype)
-    wanted = [
-        part.astype(np.float32).tobytes()
-        for part in records.decode(payload, dtype, 3, heads, width)
+def test_offline_text_ends_alike(node: Node) -> None:
+    """By the limits without records, and where it repeats itself."""
+    rng = random.Random(3)
+    stopped = 0
+    for _ in range(60):
+        told = None
+        calibration = None
+        if rng.random() < 0.7:
+            lengths = (1, 2, 4, 8, 16, 32)
+            agreement = tuple(sorted((rng.random() for _ in lengths), reverse=True))
+            cold = Offline(lengths=lengths, agreement=agreement, unbroken=agreement)
+            calibration = replace(MEASURED, offline=cold, cold=cold)
+            told = msgspec.to_builtins(calibration)
+        guard = OfflineGuard.of(calibration, -1, informed=lambda: False)
+        text: list[int] = []
+        texts = []
+        phrase = [rng.randrange(99) for _ in range(rng.randrange(1, 40))]
+        while len(text) < 200:
+            text += phrase if rng.random() < 0.8 else [rng.randrange(99)]
+            texts.append(list(text))
+        wanted = [[guard.stops(text), guard.warning(len(text))] for text in texts]
+        assert node.ask({"texts": texts, "calibration": told}) == wanted
+        stopped += wanted[-1][0]
+    assert stopped > 0
+
+
+def test_noise_is_the_same_to_the_bit(node: Node) -> None:
+    rng = random.Random(3)
+    asked: list[Any] = [[0, 0, 4096], [7, 1, 4096], [2**53 - 1, 8191, 4096]]
+    asked += [
+        [rng.randrange(2**53), rng.randrange(2**20), rng.sample(range(200_000), 50)]
+        for _ in range(100)
     ]
-    assert node.ask({"decode": [payload, dtype, 3, heads, width]}) == wanted
-    assert "bytes for 3" in node.ask({"decode": [payload[:-1], dtype, 3, heads, width]})
-    assert "NaN or Inf" in node.ask(
-        {"decode": [payload[:-2] + b"\x00\x7c", dtype, 3, heads, width]}
-    )
-
-
-def test_records_are_stored_and_lent_alike(node: Node) -> None:
-    rng = random.Random(8)
-    noise = np.random.default_rng(2)
-    lent = [Heads(2, 8), Heads(1, 16)]
-    for heads, borrowed in ((Heads(2, 16), []), (Heads(2, 16), lent), (Heads(0, 8), lent)):
-        buffer = RecordBuffer(heads, borrowed)
-        cache = [
-            noise.normal(size=(1, of.count, 600, of.width)).astype(np.float32)
-            for of in borrowed
-            for _ in "kv"
-        ]
-        mine = [array.tobytes() for array in cache]
-        verbs = []
-        for _ in range(12):
-            start = rng.randrange(300)
-            match rng.randrange(4):
-                case 0:
-                    verbs.append(["made", start, start + 20])
-                    buffer.made(start, start + 20)
-                case 1:
-                    verbs.append(["lend", start])
-                    buffer.lend(cache, start)
-                case 2 if rng.random() < 0.3:
-                    verbs.append(["truncate", start])
-                    buffer.truncate(start)
-                case _:
-                    rows = noise.normal(size=(2, 5, buffer.wire.count, buffer.wire.width)).astype(
-                        np.float16
-                    )
-                    verbs.append(["put", start, rows.tobytes(), 5])
-                    buffer.put(start, *rows.astype(np.float32))
-        asked = {"heads": named(heads), "borrowed": [named(of) for of in borrowed]}
-        feeds = [array.astype(np.float32).tobytes() for array in buffer.feeds().values()]
-        wanted = [named(buffer.wire), feeds, [a.tobytes() for a in cache]]
-        found = node.ask(asked | {"mine": mine, "verbs": verbs})
-        assert found == [*wanted, [list(run) for run in buffer.held]]
+    for (seed, position, tokens), found in zip(asked, node.ask({"noise": asked}), strict=True):
+        ids = tokens if isinstance(tokens, int) else np.array(tokens)
+        assert found == gumbel(seed, position, ids).astype(np.float32).tobytes()

@@ -1,6 +1,7 @@
 // The page's back end: an endpoint. Server-sent events over fetch, which can send a key, and can go on where a stream
 // broke off. In the app edge_client/web/stream.js takes this file's place.
 
+import { events } from "./events.js";
 import { script } from "./script.js";
 
 navigator.serviceWorker?.register(script("sw.js")).catch(() => {});
@@ -22,38 +23,6 @@ function headers(key, more = {}) {
 async function checked(response) {
   if (response.ok) return response;
   throw new ApiError(response.status, await response.json().catch(() => null));
-}
-
-// Yields { id, data } for each event of a response.
-async function* events(response) {
-  let buffer = "";
-  const decoder = new TextDecoder();
-  for await (const bytes of readable(response.body)) {
-    buffer += decoder.decode(bytes, { stream: true });
-    const frames = buffer.split("\n\n");
-    buffer = frames.pop();
-    for (const frame of frames) {
-      const event = { id: "", data: "" };
-      for (const line of frame.split("\n")) {
-        if (line.startsWith("id: ")) event.id = line.slice(4);
-        if (line.startsWith("data: ")) event.data += line.slice(6);
-      }
-      if (event.data) yield event;
-    }
-  }
-}
-
-async function* readable(body) {
-  const reader = body.getReader();
-  try {
-    for (;;) {
-      const { done, value } = await reader.read();
-      if (done) return;
-      yield value;
-    }
-  } finally {
-    reader.cancel().catch(() => {});
-  }
 }
 
 const pause = (ms, signal) => new Promise((resolve) => {

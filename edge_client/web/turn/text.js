@@ -1,31 +1,91 @@
-// Small helpers: ids of sessions, and text from others.
+// The text of a growing list of tokens, as moa/text_stream.py, and what ends it, as moa/wire/finish.py.
 
-/** @param {Uint8Array} bytes */
-export const hex = (bytes) => Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+/** @typedef {(ids: number[]) => string} Decode */
+/** What ends an answer; `start` is the position of its first token.
+ * @typedef {{start: number, maxNewTokens: number, maxContext: number, eosIds: Set<number>, stop: string[]}} Rules */
 
-/** @param {string} text */
-export const unhex = (text) => Uint8Array.from(text.match(/../g) ?? [], (pair) => parseInt(pair, 16));
+const bytesOf = (/** @type {string} */ text) => new TextEncoder().encode(text).length;
 
-/** @template T @param {ArrayLike<T>} a @param {ArrayLike<T>} b */
-export function same(a, b) {
-  if (a.length !== b.length) return false;
-  for (let i = 0; i < a.length; i++) if (a[i] !== b[i]) return false;
-  return true;
+/** Why the answer ends after `token`, "" if it goes on. @param {Rules} rules @param {number[]} ids @param {number} token @param {Decode} decode */
+export function finishAfter(rules, ids, token, decode) {
+  const length = ids.length + 1;
+  if (rules.eosIds.has(token)) return "eos";
+  if (rules.stop.length) {
+    // Every token except a few special ones adds at least a byte, so this window contains the longest stop string.
+    const window = Math.max(...rules.stop.map(bytesOf)) + 16;
+    const output = [...ids.slice(Math.max(rules.start, ids.length - window)), token].slice(-window);
+    const text = decode(output);
+    if (rules.stop.some((stop) => text.includes(stop))) return "stop";
+  }
+  if (length - rules.start >= rules.maxNewTokens) return "length";
+  return length >= rules.maxContext ? "context" : "";
 }
 
-// Control characters, line and paragraph separators, lone surrogates, and the marks that reorder text.
-const UNSAFE = /[\u0000-\u001f\u007f-\u009f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]|\p{Surrogate}/gu;
-const LONGEST = 300;
+/** The text of a growing list of tokens, piece by piece. Held back are incomplete characters, and text that may be the
+ * beginning of a stop string. */
+export class TextStream {
+  /** @param {Decode} decode @param {string[]} stop */
+  constructor(decode, stop = []) {
+    this.decode = decode;
+    this.stop = stop;
+    this.raw = "";
+    /** @type {number[]} */
+    this.ids = [];
+    /** Where the context of the next token starts, the tokens that are in the text, and how much of it is shown. */
+    this.context = 0;
+    this.done = 0;
+    this.shown = 0;
+    this.stopped = false;
+  }
 
-/** Text from the other end as one line of bounded length. @param {string} text */
-export function safeLine(text) {
-  const short = text.length <= LONGEST ? text : text.slice(0, LONGEST) + "…";
-  return short.replace(UNSAFE, (found) => {
-    const code = found.charCodeAt(0);
-    const named = { 9: "\\t", 10: "\\n", 13: "\\r" }[code];
-    return named ?? (code < 256 ? `\\x${code.toString(16).padStart(2, "0")}` : `\\u${code.toString(16).padStart(4, "0")}`);
-  });
+  /** The text that may be shown. */
+  get text() {
+    return this.raw.slice(0, this.shown);
+  }
+
+  /** Add a token; returns the text that it adds. @param {number} token */
+  add(token) {
+    this.ids.push(token);
+    const before = this.decode(this.ids.slice(this.context, this.done));
+    const after = this.decode(this.ids.slice(this.context));
+    if (after.length <= before.length || after.endsWith("\ufffd")) return "";
+    this.raw += after.slice(before.length);
+    this.context = this.done;
+    this.done = this.ids.length;
+    return this.#show();
+  }
+
+  /** The text that was held back; call it last. A character of which only the first bytes are there is left out. */
+  flush() {
+    if (this.stopped) return "";
+    const held = this.decode(this.ids.slice(this.context));
+    this.raw += held.slice(this.decode(this.ids.slice(this.context, this.done)).length).replace(/\ufffd+$/, "");
+    const from = this.shown;
+    [this.shown] = this.#stopAfter(from);
+    return this.raw.slice(from, this.shown);
+  }
+
+  #show() {
+    const from = this.shown;
+    if (this.stopped) return "";
+    const [end, stopped] = this.#stopAfter(from);
+    this.stopped = stopped;
+    this.shown = stopped ? end : this.#withoutBegunStop(end);
+    return this.raw.slice(from, this.shown);
+  }
+
+  /** Up to the longest end of the text with which some stop string begins. @param {number} end */
+  #withoutBegunStop(end) {
+    const longest = Math.max(1, ...this.stop.map((stop) => stop.length)) - 1;
+    for (let at = Math.max(this.shown, end - longest); at < end; at++) {
+      if (this.stop.some((stop) => stop.startsWith(this.raw.slice(at)))) return at;
+    }
+    return end;
+  }
+
+  /** @param {number} start @returns {[number, boolean]} */
+  #stopAfter(start) {
+    const found = this.stop.map((stop) => this.raw.indexOf(stop, start)).filter((at) => at >= 0);
+    return found.length ? [Math.min(...found), true] : [this.raw.length, false];
+  }
 }
-
-/** The other end broke the protocol. */
-export class ProtocolError extends Error {}

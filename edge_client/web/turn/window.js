@@ -1,10 +1,13 @@
 // A chat that outgrows the context goes on without its oldest turns. As moa/chat_window.py.
 
+import { ANSWER_ROOM } from "./constants.js";
+
 /** @typedef {{role: string, content: string}} ChatMessage */
 
-/** Tokens that a chat may take of the context, where its answer may have so many. @param {number} context @param {number} answer */
+/** Tokens that a chat may take of the context, where its answer may have so many; 0: as many as the model likes.
+ * @param {number} context @param {number} answer */
 export function promptRoom(context, answer) {
-  return context - Math.min(answer, Math.floor(context / 2));
+  return context - Math.min(answer || ANSWER_ROOM, Math.floor(context / 2));
 }
 
 /** The line for the user. @param {number} messages */
@@ -12,22 +15,28 @@ export function leftOutNotice(messages) {
   return `the context is full: the ${messages} oldest messages are no longer sent`;
 }
 
-/** The ids of a chat, without its oldest turns if there are more than `room`, and how many messages that leaves out.
+/** The messages of a chat that are sent, without its oldest turns if there are more than `room` tokens, their ids, and how
+ * many messages that leaves out.
  * @param {ChatMessage[]} messages @param {number} room @param {(messages: ChatMessage[]) => number[]} encode */
 export function fitting(messages, room, encode) {
   const spoken = messages.findIndex(({ role }) => role !== "system");
   const first = spoken < 0 ? messages.length : spoken;
   const turns = messages.flatMap(({ role }, at) => (role === "user" && at > first ? [at] : []));
-  const without = (/** @type {number} */ leftOut) => encode([...messages.slice(0, first), ...messages.slice(leftOut)]);
-  const whole = without(first), over = whole.length - room;
-  if (over <= 0 || !turns.length) return { ids: whole, leftOut: 0 };
+  const without = (/** @type {number} */ leftOut) => {
+    const sent = [...messages.slice(0, first), ...messages.slice(leftOut)];
+    return { sent, ids: encode(sent), leftOut: leftOut - first };
+  };
+  const whole = without(first);
+  const over = whole.ids.length - room;
+  if (over <= 0 || !turns.length) return whole;
   const quarter = Math.max(1, Math.floor(room / 4));
   const fewer = Math.ceil(over / quarter) * quarter;
-  let low = 0, high = turns.length - 1;
+  let low = 0;
+  let high = turns.length - 1;
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (whole.length - without(turns[middle]).length >= fewer) high = middle;
+    if (whole.ids.length - without(turns[middle]).ids.length >= fewer) high = middle;
     else low = middle + 1;
   }
-  return { ids: without(turns[low]), leftOut: turns[low] - first };
+  return without(turns[low]);
 }

@@ -1,0 +1,73 @@
+// Limits of offline text, as edge_client/turn/guard.py: calibrated for this drafter, and none where text repeats itself.
+
+import {
+  FIRST_TOKENS, PHRASE, REPEATED_PHRASES, REPEATED_TOKENS, REPEATED_WITHIN, STOP_AGREEMENT, WARN_AGREEMENT, WARN_AT,
+} from "./constants.js";
+
+/** Lengths at which to warn and to stop; 0 is never.
+ * @typedef {{warnAt: number, stopAt: number, worthless: boolean}} OfflineLimits */
+
+/** The calibrated limits. @param {{lengths: number[], agreement: number[]}} curve @returns {OfflineLimits} */
+export function offlineLimits(curve) {
+  const below = (/** @type {number} */ rate) => curve.lengths.find((_, at) => curve.agreement[at] < rate) ?? 0;
+  const stopAt = below(STOP_AGREEMENT);
+  return { warnAt: below(WARN_AGREEMENT), stopAt, worthless: stopAt > 0 && stopAt <= FIRST_TOKENS };
+}
+
+/** Whether a growing text says again what it has said; each token is looked at once. */
+class Phrases {
+  /** @type {number[]} */
+  text = [];
+  seen = new Set();
+  /** Of each token, whether the phrase that it ends was there before. @type {boolean[]} */
+  again = [];
+
+  /** Whether nearly all of the latest phrases are old ones. @param {number[]} text */
+  repeat(text) {
+    if (text.length < this.text.length || this.text.some((id, at) => text[at] !== id)) {
+      this.text = [];
+      this.seen.clear();
+      this.again = [];
+    }
+    for (let end = this.text.length + 1; end <= text.length; end++) {
+      const phrase = end >= PHRASE ? text.slice(end - PHRASE, end).join() : "";
+      this.again.push(phrase !== "" && this.seen.has(phrase));
+      if (phrase) this.seen.add(phrase);
+    }
+    this.text = [...text];
+    return this.again.slice(-REPEATED_WITHIN).filter(Boolean).length >= REPEATED_PHRASES;
+  }
+}
+
+/** Decides when to warn and when to stop, for one answer. The page has no records of the target, so a bundle's `cold`
+ * limits hold. */
+export class OfflineGuard {
+  warned = false;
+  phrases = new Phrases();
+
+  /** @param {any} calibration of a bundle, or null */
+  constructor(calibration) {
+    const curve = calibration?.cold ?? calibration?.offline;
+    /** Whether the limits are of this drafter. */
+    this.measured = Boolean(curve);
+    /** @type {OfflineLimits} */
+    this.limits = curve ? offlineLimits(curve) : { warnAt: WARN_AT, stopAt: 0, worthless: false };
+  }
+
+  /** The warning when so many tokens are unverified; once. @param {number} offline */
+  warning(offline) {
+    const { warnAt } = this.limits;
+    if (!warnAt || offline < warnAt || this.warned) return "";
+    this.warned = true;
+    if (!this.measured) return `${offline} tokens without the verifier: how long this drafter can be trusted alone was not measured`;
+    return `${offline} tokens without the verifier: from here on expect mistakes`;
+  }
+
+  /** Whether this unverified text must not grow. @param {number[]} offline */
+  stops(offline) {
+    const { worthless, stopAt } = this.limits;
+    if (worthless || (stopAt > 0 && offline.length >= stopAt)) return true;
+    if (offline.length < REPEATED_WITHIN) return false;
+    return new Set(offline.slice(-REPEATED_WITHIN)).size <= REPEATED_TOKENS || this.phrases.repeat(offline);
+  }
+}
