@@ -27,7 +27,7 @@ CONSTANTS: dict[str, tuple[str, float]] = {
     "LATE_PACE": ("edge_client/turn/deadlines.py", Patience().late_pace),
     "SIGN_SECONDS": ("moa/api/http.py", http.SIGN_SECONDS),
     "MASKED": ("moa/tree.py", tree.MASKED),
-    "FIRST_ROWS": ("moa/graph/cache.py", cache._FIRST),
+    "FIRST_ROWS": ("moa/graph/cache.py", cache._FIRST_SIZE),
     "CHUNK": ("moa/graph/drafter.py", drafter._CHUNK),
 }
 """Name, where it is explained, and value."""

@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 
 from moa.api import app
-from moa.api.access import ApiKeys
+from moa.api.access import Access, ApiKeys
 from moa.api.answer import AnswerEvent, Began, Cut, LinkNews, Piece, Reading, Scored
-from moa.api.app import ApiLimits
+from moa.api.app import Api, ApiLimits
+from moa.api.connections import serving
 from moa.errors import CapacityError, LinkError, RemoteError, UsageError
+from moa.process.listening import Port
 from tests.api.scripted import (
     MODEL,
     PATIENCE,
+    Scripted,
     browser,
     chat,
     ended,
@@ -314,6 +317,38 @@ async def test_keys_guard_everything_but_health_and_other_websites_are_refused_b
     assert reply.status_code == 403
     assert "access-control-allow-origin" not in reply.headers
     assert not answerer.asks
+
+
+async def test_a_website_that_is_let_in_is_told_why_it_is_refused() -> None:
+    """A browser hides an answer without these headers: a wrong key looked like no network."""
+    site = "https://app.example"
+    answerer = Scripted(lambda ask: says("x"))
+    access = Access(ApiKeys(["right"]), origins=[site])
+    async with (
+        Api(answerer, access).running() as api,
+        serving(api.app(origins=[site]), Port("127.0.0.1", 0)) as address,
+        browser(address, Origin=site) as client,
+    ):
+        for path, status in (("/v1/models", 401), ("/v1/streams/x", 401), ("/nowhere", 404)):
+            reply = await client.get(path)
+            assert reply.status_code == status
+            assert reply.headers["access-control-allow-origin"] == site
+        elsewhere = await client.get("/v1/models", headers={"Origin": "https://evil.example"})
+    assert elsewhere.status_code == 403
+    assert "access-control-allow-origin" not in elsewhere.headers
+
+
+async def test_a_stream_that_can_be_resumed_gives_a_sign_each_second() -> None:
+    """Its client goes on elsewhere where it hears nothing."""
+    for_ever = asyncio.Event()
+    ask = chat(stream=True, moa={"mode": "provisional", "resumable": True})
+    async with talk(lambda _: [Began(), for_ever]) as (_, client):  # noqa: SIM117
+        async with asyncio.timeout(PATIENCE), client.stream("POST", CHAT, json=ask) as reply:
+            seen = ""
+            async for piece in reply.aiter_text():
+                seen += piece
+                if ": still here" in seen:
+                    break
 
 
 async def test_memory_is_given_back_after_a_large_request(monkeypatch: pytest.MonkeyPatch) -> None:
