@@ -199,4 +199,13 @@ class Rechecks:
             ]
             for recheck in self._waiting:
                 if recheck.recording.closed and self._answerer.status()["link"] == "online":
-                    await recheck.correct(self._answerer)
+                    await self._run(recheck)
+
+    async def _run(self, recheck: Recheck) -> None:
+        """One check; whoever stops the stream ends it, also before it has told anything."""
+        task = asyncio.create_task(recheck.correct(self._answerer))
+        recheck.recording.cancel = task.cancel
+        try:
+            await asyncio.wait({task})
+        finally:
+            task.cancel()

@@ -34,7 +34,7 @@ class Recording:
     size: int = _STREAM_COST
     """Bytes that are kept because of it."""
     cancel: Callable[[], object] = lambda: None
-    """Stops the work behind the stream."""
+    """Stops the work behind the stream: its answer, or the check of that."""
     frames: list[bytes] = field(default_factory=list)
     closed: bool = False
     touched: float = 0.0
@@ -145,7 +145,7 @@ class Recordings:
 
     def drop(self, stream: Recording) -> None:
         """Forget a stream and stop the work behind it."""
-        if self._streams.pop(stream.id, None) is not None and not stream.closed:
+        if self._streams.pop(stream.id, None) is not None:
             stream.cancel()
             stream.close()  # wake the readers
 

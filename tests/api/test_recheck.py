@@ -120,3 +120,38 @@ async def test_a_kept_stream_is_corrected_as_the_target_writes() -> None:
                             goes_on.set()  # it was told before the target has written on
     assert {"reading": [100, 2000]} in told
     assert (text.text, text.verified) == (TRUE, len(TRUE))
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["before", "after"])
+async def test_a_check_that_nobody_wants_ends_at_the_verifier(told: bool) -> None:
+    """Also one that has told nothing yet; the next answer's check need not wait for it."""
+    for_ever = asyncio.Event()
+    checked = asyncio.Event()
+
+    def script(ask: AnswerRequest) -> Iterable[AnswerEvent | asyncio.Event]:
+        yield Began()
+        if not ask.question.prediction:
+            yield Piece(WRITTEN, verified=False)
+            yield ended(WRITTEN, verified=False, reason="link")
+            return
+        if told:
+            yield Piece("the ")
+        checked.set()
+        yield for_ever
+
+    body = {
+        "messages": [{"role": "user", "content": "x"}],
+        "stream": True,
+        "moa": {"mode": "provisional", "resumable": True},
+    }
+    async with (
+        served(script) as (answerer, address),
+        browser(address) as client,
+        asyncio.timeout(PATIENCE),
+    ):
+        first = await client.post("/v1/chat/completions", json=body)
+        await checked.wait()
+        answerer.closed.clear()
+        id = first.headers["X-Request-Id"]
+        assert (await client.delete(f"/v1/streams/{id}")).status_code == 204
+        await answerer.closed.wait()
