@@ -25,10 +25,12 @@ def add(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--verifier",
-        default="",
+        action="append",
+        default=[],
         metavar="ADDRESS",
         help="the endpoint of `cloud-verifier serve --openai`: https://HOST:PORT, or / where it "
-        "serves the page itself; without one the page only writes alone",
+        "serves the page itself; several times: the user chooses in the settings; without one the "
+        "page only writes alone",
     )
     command.add_argument(
         "--packages", type=Path, metavar="DIR", help="the packages' archives, without npm"
@@ -45,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         bundle=Path(bundle) if bundle else embedded_bundle(),
         demo=not bundle,
         variant=arguments.variant,
-        verifier=arguments.verifier,
+        verifiers=tuple(arguments.verifier),
         packages=arguments.packages,
     )
     size = build_web_app(settings, say)

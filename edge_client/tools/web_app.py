@@ -88,15 +88,15 @@ PACKAGES = (
 
 @dataclass(frozen=True, kw_only=True)
 class WebAppSettings:
-    """What the app is made of. `verifier` is the address of an endpoint, or a path of the app's own
-    host; without one the app only writes alone."""
+    """What the app is made of. `verifiers` are addresses of endpoints that the user may choose
+    from, or a path of the app's own host; without one the app only writes alone."""
 
     out: Path
     bundle: Path
     demo: bool = False
     """Whether the bundle is the embedded one: the page says what it can do."""
     variant: str = ""
-    verifier: str = ""
+    verifiers: tuple[str, ...] = ()
     packages: Path | None = None
     """A folder with the archives of `PACKAGES`; None: `npm pack` gets them."""
     max_new_tokens: int = Limits.max_new_tokens
@@ -104,7 +104,7 @@ class WebAppSettings:
 
 def build_web_app(settings: WebAppSettings, say: Callable[[str], None] = lambda _: None) -> int:
     """Write the app; returns the bytes of a first visit."""
-    connect = _origin(settings.verifier)
+    connect = [origin for verifier in settings.verifiers for origin in _origin(verifier)]
     bundle = Bundle.open(settings.bundle)
     name = settings.variant or next(
         (name for name in _SUITED if name in bundle.manifest.variants), ""
@@ -169,7 +169,7 @@ def _usable(bundle: Bundle, name: str) -> Variant:
 def _origin(verifier: str) -> list[str]:
     """The endpoint's address, as a content security policy names it; a page may ask its own host
     in any case."""
-    if not verifier or (verifier.startswith("/") and not verifier.startswith("//")):
+    if verifier.startswith("/") and not verifier.startswith("//"):
         return []
     address = urlsplit(verifier)
     if address.scheme in ("ws", "wss"):
@@ -259,7 +259,7 @@ def _config(
     return {
         "model": manifest.target.source.rstrip("/").rpartition("/")[2] or "target",
         "demo": settings.demo,
-        "verifier": settings.verifier,
+        "endpoints": list(settings.verifiers),
         "context": manifest.target.facts.max_positions,
         "max_tokens": settings.max_new_tokens,
         "memory": memory_needed(variant),

@@ -8,6 +8,7 @@ const waiting = new Map();  // call's id -> what takes its messages
 let calls = 0, loaded = false, cut = false, failed = "", token = sessionStorage.getItem("key") ?? "";
 
 export const MODES = false;  // unverified text is shown, and corrected
+export const ENDPOINTS = config.endpoints;  // whom the user may choose from; the first, where he has not
 
 export class ApiError extends Error {
   constructor(status, message, code = "") {
@@ -78,7 +79,8 @@ const result = async (name, more) => (await call(name, more).next()).value;
 // A call whose answer does not matter.
 const tell = (name, more) => { if (loaded) result(name, more).catch(() => {}); };
 
-const opened = result("open", { config, token }).then(() => { loaded = true; }, (error) => { failed = error.message; });
+const chosen = JSON.parse(localStorage.getItem("settings") ?? "{}").endpoint;
+const opened = result("open", { config, token, address: ENDPOINTS.includes(chosen) ? chosen : ENDPOINTS[0] }).then(() => { loaded = true; }, (error) => { failed = error.message; });
 
 // ---- what the page asks for
 
@@ -89,11 +91,15 @@ export async function status(key = "") {
   const about = { demo: config.demo, context: config.context, max_tokens: config.max_tokens };
   if (failed) return { link: "broken", detail: failed, ...about };
   if (!loaded) return { link: "connecting", detail: "loading the drafter", ...about };
-  const { about: of = {}, ...figures } = await result("status");
-  if (of.model) config.model = of.model;  // whose text it is, the endpoint knows
-  const verifier = config.verifier && new URL(config.verifier, location.href).host;
-  return { ...figures, ...about, context: of.context ?? config.context, ...(config.verifier && { cut, verifier, verifier_version: of.verifier_version }) };
+  const { about: of = {}, address, ...figures } = await result("status");
+  const model = of.model ?? config.model;  // whose text it is, the endpoint knows
+  const demo = config.demo && model === config.model;
+  if (!address) return { ...figures, ...about };
+  return { ...figures, ...about, model, demo, context: of.context ?? config.context, cut, verifier: new URL(address).host, verifier_version: of.verifier_version };
 }
+
+// New answers are asked for there; those that run stay where they are.
+export function choose(address) { result("choose", { address }).catch(() => {}); }
 
 export async function setLink(connected) {
   cut = !connected;

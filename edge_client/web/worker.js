@@ -43,12 +43,27 @@ function breathe() {
 
 // ---- the device
 
-// The endpoint is asked at once; the drafter is there when it is loaded.
-function open({ config, token }) {
-  const endpoint = config.verifier ? new Endpoint(new URL(config.verifier, self.location.href).href, environment) : null;
-  if (endpoint) endpoint.token = token;
-  ready = load(config).then((device) => ({ ...device, endpoint }));
-  return ready.then(() => {});
+const endpoints = new Map();  // by address: those that were asked, each with its own state
+let address = "";  // of the one that new answers are asked of; "" for none
+let cut = false;
+
+// The endpoint of this address, null for none.
+function endpointAt(place) {
+  if (!place) return null;
+  if (!endpoints.has(place)) {
+    const made = new Endpoint(new URL(place, self.location.href).href, environment);
+    if (cut) made.cutOff(true);
+    endpoints.set(place, made);
+  }
+  return endpoints.get(place);
+}
+
+async function open(call) {
+  address = call.address ?? "";
+  token(call);
+  endpointAt(address)?.look().catch(() => {});  // it is asked while the drafter is loaded
+  ready = load(call.config);
+  await ready;
 }
 
 async function load(config) {
@@ -96,7 +111,7 @@ async function prune() {
 
 async function begin({ id, turn, body, settle }) {
   const device = await ready;
-  const kept = { id: turn, body, settle, done: false, verified: false, at: Date.now() };
+  const kept = { id: turn, body, settle, address, done: false, verified: false, at: Date.now() };
   await turns.put(kept);
   post(id, { kept: true });
   await run(device, id, kept, new Turn(), { writes: true });
@@ -114,7 +129,7 @@ async function takeUp({ id, turn }) {
   post(id, end);
   if (kept.verified) return;
   if (answer.refused) throw Object.assign(new Error(answer.refused), { status: 404 });
-  if (device.endpoint?.state !== "online") return;
+  if (endpointAt(kept.address)?.state !== "online") return;
   answer.end = null;
   await run(device, id, kept, answer, { writes: false, lost: end.choices[0].moa.reason });
 }
@@ -138,7 +153,7 @@ async function run(device, id, kept, turn, { writes, lost }) {
     if (environment.now() - stored > STORED_EVERY) store();
   };
   const writer = writes ? new Writer(device, kept.body) : null;
-  const answering = new Answering({ turn, body: kept.body, endpoint: device.endpoint, writer, environment, settle: kept.settle, lost, emit });
+  const answering = new Answering({ turn, body: kept.body, endpoint: endpointAt(kept.address), writer, environment, settle: kept.settle, lost, emit });
   running.set(kept.id, { answering, store });
   try {
     await answering.run();
@@ -154,18 +169,28 @@ async function run(device, id, kept, turn, { writes, lost }) {
 const post = (id, chunk) => self.postMessage({ id, chunk });
 
 async function status() {
-  const { endpoint } = await ready;
-  return endpoint ? { ...endpoint.status(), ...counted } : { link: "none" };
+  await ready;
+  const endpoint = endpointAt(address);
+  return endpoint ? { ...endpoint.status(), ...counted, address: endpoint.address } : { link: "none" };
+}
+
+// A key is for the endpoint that asked for it, and for no other.
+function token(call) { endpointAt(address)?.useToken(call.token); }
+
+function cutOff({ connected }) {
+  cut = !connected;
+  for (const endpoint of endpoints.values()) endpoint.cutOff(cut);
 }
 
 const calls = {
   open,
-  token: async ({ token }) => (await ready).endpoint?.useToken(token),
+  token,
+  choose: (call) => { address = call.address; },
   begin,
   takeUp,
   stop: ({ turn }) => running.get(turn)?.answering.stop(),
-  cut: async ({ connected }) => (await ready).endpoint?.cutOff(!connected),
-  awake: async () => (await ready).endpoint?.networkChanged(),
+  cut: cutOff,
+  awake: () => { for (const endpoint of endpoints.values()) endpoint.networkChanged(); },
   hidden: () => { for (const { store } of running.values()) store(); },
   status,
 };

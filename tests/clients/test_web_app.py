@@ -164,7 +164,7 @@ def build(folder: Path, verifier: str = "") -> None:
         out=folder,
         bundle=embedded_bundle(),
         demo=True,
-        verifier=verifier,
+        verifiers=(verifier,) if verifier else (),
         packages=Path(NPM) if NPM else None,
     )
     size = build_web_app(settings)
@@ -272,7 +272,9 @@ def device(
 async def _device(
     verifier: str, questions: list[str], variant: str, **changes: Any
 ) -> list[TimedAnswer]:
-    async with EdgeClient(verifier=verifier, variant=variant, max_new_tokens=64) as client:
+    async with EdgeClient(
+        verifiers=(verifier,) if verifier else (), variant=variant, max_new_tokens=64
+    ) as client:
         if verifier:
             await client.wait_online(PATIENCE)
         return [

@@ -79,7 +79,7 @@ def test_a_folder_of_others_an_unknown_address_and_a_missing_package_are_refused
         settings = WebAppSettings(
             out=tmp_path / out,
             bundle=embedded_bundle(),
-            verifier=verifier,
+            verifiers=(verifier,) if verifier else (),
             packages=tmp_path / "none",
         )
         with pytest.raises(UsageError, match=words):

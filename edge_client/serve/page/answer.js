@@ -8,6 +8,7 @@ export class Answer {
     this.reason = "";
     this.allVerified = true;
     this.done = false;
+    this.quiet = 0;  // seconds for which nothing was heard of it, where that is worth a word
     this.usage = null;
   }
 

@@ -3,12 +3,12 @@
 import { Answer, ChatView, willBeChecked } from "./chat.js";
 import { Figures } from "./figures.js";
 import { add, asMarkdown, imported, matches, newConversation, path, Shelf, Table } from "./store.js";
-import { ApiError, chunks, MODES, model as modelName, setLink, status as linkStatus, stop } from "./stream.js";
+import { ApiError, choose, chunks, ENDPOINTS, MODES, model as modelName, setLink, status as linkStatus, stop } from "./stream.js";
 
 const $ = (id) => document.getElementById(id);
 const SAMPLING = ["temperature", "top_p", "top_k", "max_tokens", "seed"];
 const LARGEST_FILE = 256 * 1024;  // bytes of an attached text: more than a context holds
-const DEFAULTS = { mode: "provisional", theme: "", max_tokens: "", temperature: "", top_p: "", top_k: "", stop: "", seed: "", key: "" };
+const DEFAULTS = { mode: "provisional", theme: "", max_tokens: "", temperature: "", top_p: "", top_k: "", stop: "", seed: "", endpoint: "", key: "" };
 
 // What the embedded model can do.
 const DEMO = {
@@ -228,10 +228,12 @@ async function write(conversation, node, how) {
   const started = (id) => { node.stream = id; keep(conversation); };
   const began = body ? performance.now() : 0;
   let frame = 0, last = 0, withdrawn = "";
+  work.newsAt = performance.now();
   const draw = () => { frame = 0; if (conversation === current) view.draw(node, live, withdrawn); withdrawn = ""; };
   try {
     for await (const chunk of chunks({ body, id: node.stream, key: settings.key, signal: work.abort.signal, started })) {
       const gone = live.take(chunk);
+      if (chunk.choices?.length || chunk.moa?.reading) work.newsAt = performance.now();
       if (chunk.choices?.[0]?.delta?.content) last = performance.now();
       if (gone) {
         withdrawn = gone;
@@ -361,6 +363,17 @@ function leave(node) {
   keep(current);
 }
 
+// An answer of which nothing was heard for a while says how long.
+const QUIET = 1.5;  // seconds
+function tick() {
+  for (const { node, answer: live, newsAt, conversation } of running.values()) {
+    const seconds = (performance.now() - newsAt) / 1000;
+    if (seconds < QUIET && !live.quiet) continue;
+    live.quiet = seconds < QUIET ? 0 : Math.round(seconds);
+    if (conversation === current) view.note(node, live);
+  }
+}
+
 function halt(work) {
   work.halted = true;
   if (work.node.stream) stop(work.node.stream, settings.key);
@@ -448,6 +461,13 @@ function askForKey() {
   $("key").focus();
 }
 
+// Once for each time that the endpoint asks for one.
+function needKey() {
+  if ($("link").dataset.state === "locked") return;
+  notice("An API key is needed");
+  askForKey();
+}
+
 function openSettings() {
   sidebar(false);
   $("system").value = current?.system ?? "";
@@ -463,12 +483,14 @@ async function look() {
     $("about").textContent = about.filter(Boolean).join(" · ");
     const before = [model, broken].join();
     broken = status.link === "broken" ? status.detail : "";
-    if (!model) {
-      model = await modelName(settings.key);
+    const named = status.model || model || await modelName(settings.key);
+    if (named !== model || status.demo !== demo) {
+      model = named;
       demo = status.demo;
       $("model").textContent = demo ? DEMO.name : model;
       $("max_tokens").placeholder = String(status.max_tokens ?? "");
     }
+    if (status.link === "locked") needKey();
     if (before !== [model, broken].join() && current && !current.leaf) view.show(current);
     if (status.link === "online") recheck();
     linkState(status.link, status.detail);
@@ -478,10 +500,7 @@ async function look() {
     figures.take(status, performance.now());
   } catch (error) {
     const locked = error instanceof ApiError && error.status === 401;
-    if (locked && $("link").dataset.state !== "locked") {
-      notice("An API key is needed");
-      askForKey();
-    }
+    if (locked) needKey();
     $("cut-switch").hidden = true;
     linkState(locked ? "locked" : "unreachable");
   }
@@ -529,6 +548,8 @@ function bind() {
     if (event.key === "k" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); sidebar(true); $("search").focus(); }
     if (event.key === "n" && event.altKey) { event.preventDefault(); fresh(); }
   });
+  $("endpoint").append(...ENDPOINTS.map((address) => new Option(address)));
+  if (!ENDPOINTS.includes(settings.endpoint)) settings.endpoint = ENDPOINTS[0] ?? "";
   for (const name of Object.keys(DEFAULTS)) {
     const field = $(name === "stop" ? "stop_texts" : name);  // the button is called so
     field.value = settings[name];
@@ -542,6 +563,12 @@ function bind() {
   }
   $("system").addEventListener("change", () => { current.system = $("system").value; if (conversations.includes(current)) keep(current); });
   $("mode").parentElement.hidden = !MODES;
+  $("endpoint").parentElement.hidden = ENDPOINTS.length < 2;
+  $("endpoint").addEventListener("change", () => {
+    $("key").value = settings.key = "";  // it was another endpoint's
+    sessionStorage.removeItem("key");
+    choose($("endpoint").value);
+  });
   $("settings").addEventListener("close", look);
   document.documentElement.dataset.theme = settings.theme;
 }
@@ -562,6 +589,7 @@ async function start() {
     }
   }
   setInterval(() => { if (!document.hidden) look(); }, 1000);
+  setInterval(tick, 500);
   document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
 }
 

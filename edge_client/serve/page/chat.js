@@ -45,6 +45,16 @@ async function copy(text) {
 
 const checkOf = ({ corrected, checked, of }) => (corrected ? "the verifier is correcting this answer" : `checking, ${checked} of ${of} characters`);
 
+// Of an answer that is being written: what of it is not verified, and a sign of life where nothing comes.
+export function progressOf(node, live) {
+  const open = live.characters.length - live.verified;
+  const notes = [];
+  if (!live.characters.length && node.reading) notes.push(`reading the prompt, ${node.reading.done} of ${node.reading.total} tokens`);
+  if (open) notes.push(`${open} characters not verified yet`);
+  if (live.quiet) notes.push(`no word for ${live.quiet} s`);
+  return notes.join("; ");
+}
+
 // Of an answer that is complete: what was written by whom, and what becomes of it. True of the text that it stands below.
 export function noteOf(node) {
   if (node.error) return node.error;
@@ -170,15 +180,19 @@ export class ChatView {
     return box;
   }
 
+  // The line below a message, as it is now.
+  note(node, live = null) {
+    const box = this.boxes.get(node.id);
+    if (box) this.#note(box, node, live);
+  }
+
   #note(box, node, live) {
     const note = box.querySelector(".note");
     note.classList.toggle("error", Boolean(node.error));
     note.classList.toggle("ended", !live && Boolean(node.verified));
     box.querySelector(".who").textContent = node.role === "user" ? "You" : live ? node.model || "Assistant" : writerOf(node);
-    const open = live ? live.characters.length - live.verified : 0;
     if (live && node.check) note.textContent = checkOf(node.check);
-    else if (live && !live.characters.length && node.reading) note.textContent = `reading the prompt, ${node.reading.done} of ${node.reading.total} tokens`;
-    else if (live) note.textContent = open ? `${open} characters not verified yet` : "";
+    else if (live) note.textContent = progressOf(node, live);
     else note.textContent = node.role === "assistant" ? noteOf(node) : "";
     const leave = box.querySelector(".leave");
     if (leave) leave.hidden = !node.check;
