@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moa.grammar.matcher import Matcher, TextMask
+from moa.grammar.spec import Grammar
 from moa.sampling import SamplingSettings
 from moa.speculation.guess_tree import GuessTree, Picked
 from moa.wire.codes import Refusal
@@ -229,6 +230,8 @@ class Job:
     """The edge's guesses for a stream."""
     messages: Sequence[ChatMessage] = ()
     """The conversation, where the device has told it."""
+    grammar: Grammar | None = None
+    """What the turn's answer must match, as the device has written it."""
     matcher: Matcher | None = None
     """Follows the answer's grammar; only the model's thread and its helper use it."""
     cancelled: bool = False

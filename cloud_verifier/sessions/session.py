@@ -145,6 +145,7 @@ class ServerSession:
         )
         self.matcher = matcher
         """Follows the grammar of the turn's answer."""
+        self.grammar = message.grammar
         self._tells_messages = "messages" in features
         self.messages: Sequence[ChatMessage] = ()
         """The conversation of the turn, if it is needed here."""
@@ -274,6 +275,7 @@ class ServerSession:
         self.logprobs = message.logprobs
         self._rows = bytearray()
         self.matcher = matcher
+        self.grammar = message.grammar
         self._keep_messages(message.messages)
         self.rules = replace(
             self.rules,
@@ -376,6 +378,7 @@ class ServerSession:
             guesses=self.guesses,
             matcher=self.matcher,
             messages=self.messages,
+            grammar=self.grammar,
         )
 
     def give_up(self) -> None:

@@ -21,6 +21,7 @@ from cloud_verifier.upstream.contract import UpstreamError
 from cloud_verifier.upstream.engine import UpstreamEngine
 from moa.bundle import Bundle
 from moa.errors import UsageError
+from moa.grammar.matcher import GrammarCompiler
 
 KEY_VARIABLE = "MOA_UPSTREAM_KEY"
 _SESSIONS = 4096
@@ -51,6 +52,10 @@ class DeviceTokens:
     def vocab_size(self) -> int:
         """Special tokens included."""
         return int(self._with_special.get_vocab_size(with_added_tokens=True))
+
+    def as_json(self) -> str:
+        """The content of its file."""
+        return str(self._with_special.to_str())
 
     def encode(self, text: str) -> list[int]:
         """A piece of text from the middle of an answer."""
@@ -100,8 +105,10 @@ class UpstreamVerifier(Server):
             streams_only=True,
             promise="the text is what the upstream engine answered, as it answered it",
             takes_messages=upstreams.takes_messages,
+            grammars=bool(tokens.eos_ids),
         )
-        service = Service(facts, settings.limits, self.engine, metrics=Metrics())
+        grammars = GrammarCompiler(tokens.as_json, size=tokens.vocab_size, eos_ids=tokens.eos_ids)
+        service = Service(facts, settings.limits, self.engine, metrics=Metrics(), grammars=grammars)
         super().__init__(service, settings, auth)
         self._probing: asyncio.Task[None] | None = None
 

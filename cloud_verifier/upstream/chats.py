@@ -36,6 +36,7 @@ class Chat(Dialect):
         "min_p": "",
         "repetition_penalty": "",
         "stream_options": "",
+        "response_format": "",
     }
     continues = True
     trusted = False
@@ -52,6 +53,8 @@ class Chat(Dialect):
             )
         if not asked.begun:
             return ("anew",)
+        if asked.grammar is not None and self.continues:
+            return ("anew", "behind", "told")  # the service's own grammar begins with the answer
         if not self.continues:
             return ("anew", "told")
         if len(asked.begun) < _SHORT and not self.trusted:
@@ -85,6 +88,11 @@ class Chat(Dialect):
             body["min_p"] = sampling.min_p
         if sampling.repetition_penalty != 1.0:
             body["repetition_penalty"] = sampling.repetition_penalty
+        if (schema := asked.schema) is not None:
+            body["response_format"] = {
+                "type": "json_schema",
+                "json_schema": {"name": "answer", "schema": schema},
+            }
         return body
 
     async def pieces(self, lines: AsyncIterator[str]) -> AsyncIterator[Piece]:

@@ -26,6 +26,7 @@ from cloud_verifier.upstream.contract import (
 )
 from cloud_verifier.upstream.dialects import dialect
 from cloud_verifier.upstream.joining import ContradictedError, Way
+from cloud_verifier.upstream.json_style import JsonStyle
 from cloud_verifier.upstream.lines import bounded_lines, error_text
 from moa.errors import UsageError
 from moa.safe_text import safe_line
@@ -263,10 +264,14 @@ async def _pieces(
     if not kind.startswith(("text/event-stream", "application/x-ndjson")):
         raise UpstreamError(f"the upstream answers with {safe_line(kind)!r}, no stream")
     join = how.join(asked)
+    style = None
+    if asked.grammar is not None and asked.grammar.kind == "json_schema":
+        style = JsonStyle("" if asked.way == "anew" else asked.begun)
     room = asked.most
     async for piece in how.pieces(bounded_lines(response.aiter_bytes())):
         room -= len(piece.ids)
-        text = join.add(piece.text) if piece.text else ""
+        text = style.add(piece.text) if style is not None else piece.text
+        text = join.add(text) if text else ""
         if piece.ending:
             text += join.rest()
         yield dataclasses.replace(piece, text=text)

@@ -6,8 +6,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
+import msgspec
+
 from cloud_verifier.upstream.joining import AsItIs, Join, Way
 from moa.errors import MoaError
+from moa.grammar.spec import Grammar
 from moa.sampling import SamplingSettings
 from moa.wire.messages import ChatMessage
 
@@ -33,8 +36,19 @@ class Continuation:
     """The answer's text so far."""
     begun_tokens: int = 0
     """The device's tokens of it."""
+    grammar: Grammar | None = None
+    """What the answer must match. An engine's own grammars begin where it begins to write: they are
+    of use for an answer from its beginning only."""
     way: Way = "behind"
     """How it is asked for: one of the dialect's `ways`."""
+
+    @property
+    def schema(self) -> object:
+        """The JSON schema that an answer from its beginning must match; None where there is none."""
+        begins = self.way == "anew" or not self.begun
+        if self.grammar is None or self.grammar.kind != "json_schema" or not begins:
+            return None
+        return msgspec.json.decode(self.grammar.text)
 
 
 @dataclass(frozen=True)

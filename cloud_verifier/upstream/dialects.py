@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
+import msgspec
+
 from cloud_verifier.upstream.chats import (
     Anthropic,
     Chat,
@@ -34,7 +36,8 @@ class LlamaServer(Dialect):
     def body(self, asked: Continuation, model: str) -> dict[str, object]:
         """Its own names, and its own defaults switched off."""
         sampling = asked.sampling
-        return {
+        schema = asked.schema
+        return ({} if schema is None else {"json_schema": schema}) | {
             "model": model,
             "prompt": list(asked.ids),
             "n_predict": asked.most,
@@ -75,12 +78,18 @@ class Vllm(Dialect):
     def body(self, asked: Continuation, model: str) -> dict[str, object]:
         """OpenAI's names, and vLLM's own fields."""
         sampling = asked.sampling
-        return _openai_body(asked, model, prompt=list(asked.ids)) | {
-            "top_k": sampling.top_k or -1,
-            "min_p": sampling.min_p,
-            "repetition_penalty": sampling.repetition_penalty,
-            "return_token_ids": True,
-        }
+        schema = asked.schema
+        more = {} if schema is None else {"structured_outputs": {"json": schema}}
+        return (
+            _openai_body(asked, model, prompt=list(asked.ids))
+            | more
+            | {
+                "top_k": sampling.top_k or -1,
+                "min_p": sampling.min_p,
+                "repetition_penalty": sampling.repetition_penalty,
+                "return_token_ids": True,
+            }
+        )
 
     async def pieces(self, lines: AsyncIterator[str]) -> AsyncIterator[Piece]:
         """Chunks whose choice has `token_ids`."""
@@ -108,6 +117,7 @@ class Sglang(Dialect):
     def body(self, asked: Continuation, model: str) -> dict[str, object]:
         """Its own names."""
         sampling = asked.sampling
+        schema = asked.schema
         return {
             "input_ids": list(asked.ids),
             "stream": True,
@@ -120,6 +130,7 @@ class Sglang(Dialect):
                 "repetition_penalty": sampling.repetition_penalty,
                 "sampling_seed": sampling.seed,
                 "skip_special_tokens": False,
+                **({} if schema is None else {"json_schema": msgspec.json.encode(schema).decode()}),
             },
         }
 
@@ -180,7 +191,8 @@ class Ollama(Dialect):
     def body(self, asked: Continuation, model: str) -> dict[str, object]:
         """Its own names."""
         sampling = asked.sampling
-        return {
+        schema = asked.schema
+        return ({} if schema is None else {"format": schema}) | {
             "model": model,
             "prompt": asked.text,
             "raw": True,

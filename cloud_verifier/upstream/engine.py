@@ -19,6 +19,8 @@ from cloud_verifier.logs import log
 from cloud_verifier.upstream.client import Upstreams
 from cloud_verifier.upstream.contract import Continuation, TooLongError, UpstreamError
 from cloud_verifier.upstream.tokens import Decode, Encode, TokensOfText
+from moa.grammar.matcher import has
+from moa.grammar.spec import GrammarError
 from moa.wire.codes import Code, Refusal
 from moa.wire.finish import first_finish
 from moa.wire.messages import Stream, StreamTokens
@@ -112,6 +114,8 @@ class UpstreamEngine:
             report = await self._stream(job)
         except UpstreamError as error:
             report = self._refused(job, error)
+        except GrammarError as error:
+            report = Dropped(job, Refusal(Code.GRAMMAR, error.line()))
         except Exception as error:
             log.exception("a stream failed", extra={"session": job.lease.session})
             report = Failed(job.lease, job, type(error).__name__)
@@ -122,6 +126,7 @@ class UpstreamEngine:
     async def _stream(self, job: Job) -> Report:
         """Send tokens as they come; returns the last report."""
         asked_at = self._clock()
+        forbidden = False
         room = min(
             job.rules.max_new_tokens - (len(job.ids) - job.rules.start),
             job.rules.max_context - len(job.ids),
@@ -134,10 +139,15 @@ class UpstreamEngine:
             messages=job.messages,
             begun=self._begun(job),
             begun_tokens=len(job.ids) - job.rules.start,
+            grammar=job.grammar,
         )
         async with contextlib.aclosing(self._tokens(job, asked)) as parts:
-            async for new in parts:
+            async for written in parts:
                 now = self._clock()
+                new = self._allowed(job, written)
+                forbidden = new != written
+                if not new:
+                    break
                 kept, finish = first_finish(job.rules, job.ids, new, self._decode)
                 answer = StreamTokens(
                     session=job.lease.session,
@@ -155,7 +165,29 @@ class UpstreamEngine:
                 if answer.done:
                     return Answered(job, answer)
                 self._post([Answered(job, answer)])
+                if forbidden:
+                    break
+        if forbidden and job.base == job.request.base:
+            return Dropped(
+                job,
+                Refusal(Code.UNSUPPORTED, "the upstream does not write what the grammar demands"),
+            )
         return Answered.ended(job)
+
+    def _allowed(self, job: Job, new: list[int]) -> list[int]:
+        """The tokens up to the first one that the answer's grammar forbids; an end token in its
+        place where the answer is complete, so what an engine goes on to say is no part of it."""
+        mask = job.mask
+        if mask is None:
+            return new
+        kept: list[int] = []
+        for token in new:
+            bits = mask.allowed(kept)
+            if has(bits, token):
+                kept.append(token)
+                continue
+            return [*kept, *[end for end in self._eos_ids if has(bits, end)][:1]]
+        return kept
 
     def _begun(self, job: Job) -> str:
         """The answer so far. A last message of the assistant's is its beginning."""

@@ -25,6 +25,7 @@ OTHER = "A fox is an animal. It lives in a den, and comes out at night to hunt f
 class Service:
     """A chat service that writes `ANSWER` a word at a time, and breaks off where it is told to."""
 
+    answer: str = ANSWER
     continues: bool = False
     """Whether it goes on behind a last message of the assistant's."""
     drifts: bool = False
@@ -69,12 +70,12 @@ class Service:
     def _text(self, messages: list[dict[str, str]]) -> str:
         last = messages[-1]
         if last["role"] == "assistant" and self.continues:
-            assert ANSWER.startswith(last["content"])
-            return ANSWER[len(last["content"]) :]
+            assert self.answer.startswith(last["content"])
+            return self.answer[len(last["content"]) :]
         if "was cut off" in last["content"]:  # it is told to go on
-            return ANSWER[len(messages[-2]["content"]) :].strip()
+            return self.answer[len(messages[-2]["content"]) :].strip()
         self.began += 1
-        return OTHER if self.drifts and self.began > 1 else ANSWER
+        return OTHER if self.drifts and self.began > 1 else self.answer
 
     def chunk(self, text: str, reason: str | None) -> bytes:
         """As OpenAI's."""
