@@ -4,6 +4,9 @@
     answers WORK TARGET                     # the target's own answers: hours on two cores
     cuts WORK --bundle BUNDLE               # the link dies after m tokens, the sibling goes on alone
     guesses WORK --bundle BUNDLE            # what the sibling guesses at every place of the answers
+    exact WORK TARGET.gguf                  # is its text the same alone and among others?
+    peers WORK TARGET.gguf SIBLING.gguf --bundle BUNDLE
+    links WORK --bundle BUNDLE              # who drafts best over which link, for which target
     tables WORK --out benchmarks/results
 
 WORK is a folder of lines that every verb appends to: a run that was killed goes on where it was. A
@@ -15,18 +18,24 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from benchmarks.device import winners
 from benchmarks.provenance import write_result
-from benchmarks.real import acceptance, answers, cuts
+from benchmarks.real import acceptance, answers, cuts, exact, links, peers
 from benchmarks.real.lines import Lines, read
 from benchmarks.real.prompts import KINDS, Prompt, all_prompts, as_line, problems
 from benchmarks.real.sibling import Sibling
 from moa.errors import UsageError, run_cli
+from moa.llama.target import LlamaTarget
+from moa.target.contract import LoadOptions
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,13 +75,32 @@ def parser() -> argparse.ArgumentParser:
     cut.add_argument("--model", help="the sibling's folder, for what its bundle loses")
     cut.add_argument("--humaneval", type=Path, metavar="FILE", help="the problems with their tests")
     cut.add_argument("--after", type=int, nargs="+", default=list(cuts.CUTS), metavar="M")
-    cut.add_argument("--limit", type=int, default=0, help="problems, at random; 0: all")
+    cut.add_argument("--share", type=float, default=1.0, help="of the problems, at random")
     cut.add_argument("--threads", type=int, default=0)
     cut.add_argument("--sessions", type=int, default=32)
 
     guessed = _verb(verbs, "guesses", _guesses, "the sibling's guess at every place")
     guessed.add_argument("--bundle", type=Path, required=True)
     guessed.add_argument("--threads", type=int, default=0)
+
+    same = _verb(verbs, "exact", _exact, "a GGUF target's answers alone, and among others")
+    same.add_argument("target", help="GGUF file")
+    same.add_argument("--answers", type=int, default=300, help="of each temperature")
+    same.add_argument("--tokens", type=int, default=32, help="of an answer")
+    same.add_argument("--sessions", type=int, default=8, help="side by side")
+
+    beside = _verb(verbs, "peers", _peers, "beside llama.cpp on the same cores")
+    beside.add_argument("target", type=Path, help="GGUF file")
+    beside.add_argument("sibling", type=Path, help="GGUF file")
+    beside.add_argument("--bundle", type=Path, required=True)
+    beside.add_argument("--prompts", type=int, default=20)
+    beside.add_argument("--tokens", type=int, default=48, help="of an answer")
+    beside.add_argument("--threads", type=int, default=1)
+
+    linked = _verb(verbs, "links", _links, "every way over links and times of a forward")
+    linked.add_argument("--bundle", type=Path, required=True)
+    linked.add_argument("--prompts", type=int, default=10, help="of a cell")
+    linked.add_argument("--tokens", type=int, default=48, help="of an answer")
 
     shown = _verb(verbs, "tables", _tables, "print, and with --out write, the tables")
     shown.add_argument("--out", type=Path, metavar="DIR")
@@ -113,9 +141,12 @@ def _answers(args: argparse.Namespace) -> None:
         exact=args.exact,
     )
     every = _prompts(args.work)
-    chosen = []
-    for kind in args.kinds:
-        chosen += [prompt for prompt in every if prompt.kind == kind][: args.limit or None]
+    by_kind = [
+        [prompt for prompt in every if prompt.kind == kind][: args.limit or None]
+        for kind in args.kinds
+    ]
+    # Of every kind in turn: a run that is stopped has some of each.
+    chosen = [prompt for some in zip_longest(*by_kind) for prompt in some if prompt is not None]
     target = answers.opened(args.target, settings)
     answers.answer(target, chosen, args.work / "answers.jsonl", settings)
 
@@ -126,12 +157,12 @@ def _cuts(args: argparse.Namespace) -> None:
     if args.bundle is not None:
         sibling = Sibling(args.bundle, threads=args.threads)
         tokenizer = _tokenizer(args.bundle)
-        cuts.by_bundle(sibling, tokenizer, known, out, args.after, args.limit)
+        cuts.by_bundle(sibling, tokenizer, known, out, args.after, args.share)
     if args.model is not None:
         settings = answers.Settings(sessions=args.sessions)
         model = answers.opened(args.model, settings)
         way = f"{Path(args.model).name}, {model.machine.dtype}"
-        cuts.by_target(way, model, known, out, args.after, args.limit)
+        cuts.by_target(way, model, known, out, args.after, args.share)
     if args.humaneval is not None:
         if args.bundle is None:
             raise UsageError("--humaneval reads the tokenizer of --bundle: give both")
@@ -149,6 +180,62 @@ def _guesses(args: argparse.Namespace) -> None:
     )
 
 
+_SHORT = 120
+"""Tokens of a prompt for `exact`: what is compared is the answer."""
+_AT_ONCE = 16
+"""Answers of which all ways are run before the next ones: a run that is stopped has some of each."""
+
+
+def _exact(args: argparse.Namespace) -> None:
+    out = Lines(args.work / "exact.jsonl")
+    targets = {
+        shape: answers.opened(
+            args.target,
+            answers.Settings(sessions=args.sessions, exact=shape == exact.SHAPES[0]),
+        )
+        for shape in exact.SHAPES
+    }
+    any_target = targets[exact.SHAPES[0]]
+    by_temperature = []
+    for temperature in (0.0, 1.0):
+        tasks = [
+            answers.task_of(any_target, prompt, temperature, args.tokens)
+            for prompt in _prompts(args.work)
+        ]
+        tasks = [replace(task, stop=(), grammar=None) for task in tasks if len(task.ids) <= _SHORT]
+        tasks.sort(key=lambda task: zlib.crc32(task.key.encode()))
+        by_temperature.append(tasks[: args.answers])
+    some = [task for pair in zip(*by_temperature, strict=True) for task in pair]
+    for start in range(0, len(some), _AT_ONCE):
+        part = some[start : start + _AT_ONCE]
+        for shape, target in targets.items():
+            exact.alone(target, shape, part, out)
+            exact.mixed(target, shape, part, out, sessions=args.sessions)
+
+
+def _peers(args: argparse.Namespace) -> None:
+    out = Lines(args.work / "peers.jsonl")
+    if "prompt" not in out:
+        peers.device_steps(args.bundle, args.sibling, out, threads=args.threads)
+    if "forward/8/8" not in out:
+        options = LoadOptions(slots=8, capacity=1024, threads=args.threads)
+        peers.forwards(LlamaTarget.open(str(args.target), options), out)
+    some = peers.chosen(Lines(args.work / "answers.jsonl"), args.prompts)
+    peers.speeds(
+        args.bundle,
+        args.target,
+        args.sibling,
+        some,
+        out,
+        tokens=args.tokens,
+        threads=args.threads,
+    )
+
+
+def _links(args: argparse.Namespace) -> None:
+    links.measure(args.work, args.bundle, links.Settings(prompts=args.prompts, tokens=args.tokens))
+
+
 def _tables(args: argparse.Namespace) -> None:
     known = Lines(args.work / "answers.jsonl")
     judged = Lines(args.work / "judged.jsonl")
@@ -157,6 +244,15 @@ def _tables(args: argparse.Namespace) -> None:
         _show(args, "real_cuts", cuts.figures(known, judged), cuts.tables)
     if guessed.found:
         _show(args, "real_drafts", acceptance.figures(known, guessed), acceptance.tables)
+    compared = Lines(args.work / "exact.jsonl")
+    if compared.found:
+        _show(args, "real_exact", exact.figures(compared), exact.tables)
+    beside = Lines(args.work / "peers.jsonl")
+    if beside.found:
+        _show(args, "real_peers", peers.figures(beside), peers.tables)
+    linked = Lines(args.work / "links.jsonl")
+    if linked.found:
+        _show(args, "real_links", links.figures(linked), winners.tables)
 
 
 def _show(

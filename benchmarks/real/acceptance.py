@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ def guess(sibling: Sibling, prompts: Sequence[Prompt], answers: Lines, out: Line
     """The guesses along every answer that has none yet."""
     by_key = {prompt.key: prompt for prompt in prompts}
     missing = [key for key in answers.found if key not in out]
+    # Answers to one prompt together, prompts in an order that is as good as random.
+    missing.sort(key=lambda key: (zlib.crc32(key.partition("@")[0].encode()), key))
     progress = Progress(len(missing), "answers")
     for key in missing:
         line = answers.found[key]
@@ -37,8 +40,8 @@ def guess(sibling: Sibling, prompts: Sequence[Prompt], answers: Lines, out: Line
         out.add(
             key,
             variant=sibling.variant,
-            tokens=[token for token, _ in found],
-            logp=[round(logp, 3) for _, logp in found],
+            tokens=[guesses.tokens for guesses in found],
+            logp=[[round(one, 3) for one in guesses.logp] for guesses in found],
         )
         progress.step()
 
@@ -62,7 +65,7 @@ def figures(answers: Lines, guessed: Lines) -> dict[str, Any]:
     for key, line in guessed.found.items():
         name, _, temperature = key.rpartition("@")
         own = answers.found[key]["ids"]
-        right = [mine == theirs for mine, theirs in zip(line["tokens"], own, strict=True)]
+        right = [mine[0] == theirs for mine, theirs in zip(line["tokens"], own, strict=True)]
         cells.setdefault((name.partition("/")[0], temperature), []).append(right)
     runs = []
     for (kind, temperature), texts in cells.items():

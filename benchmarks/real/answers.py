@@ -79,8 +79,8 @@ def answer(target: Target, prompts: Sequence[Prompt], out: Path, settings: Setti
     lines = Lines(out)
     wanted = [
         (prompt, temperature)
-        for temperature in settings.temperatures
         for prompt in prompts
+        for temperature in settings.temperatures
         if key_of(prompt, temperature) not in lines
     ]
     progress = Progress(len(wanted), "answers")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import random
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -175,7 +176,10 @@ def all_prompts(data: list[Path], per_kind: int) -> list[Prompt]:
     found += invoices(per_kind or 100)
     chosen = []
     for kind in KINDS:
-        chosen += [prompt for prompt in found if prompt.kind == kind][: per_kind or None]
+        some = [prompt for prompt in found if prompt.kind == kind]
+        # Always the same order, in which the parts of a file are mixed.
+        some.sort(key=lambda prompt: zlib.crc32(prompt.key.encode()))
+        chosen += some[: per_kind or None]
     return chosen
 
 

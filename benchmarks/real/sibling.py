@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +22,19 @@ from moa.graph.step import Call
 from moa.sampling import SamplingSettings, gumbel
 from moa.tree import MASKED, additive
 
+TOP = 4
+"""Guesses that are kept of a place."""
 _PIECE = 64
 """Tokens of a known text in a step."""
 _GUESSED = 16
 """The same where each is followed by a guess: a sampled one has noise for the whole vocabulary."""
+
+
+class Guesses(NamedTuple):
+    """The likeliest tokens at a place, the best first, and their log-probabilities."""
+
+    tokens: list[int]
+    logp: list[float]
 
 
 @dataclass
@@ -56,6 +66,9 @@ class Sibling:
         self.eos = frozenset(loaded.bundle.manifest.tokenizer.eos_ids)
         self.vocabulary = loaded.bundle.manifest.vocabulary.target
         self._silence = np.zeros((1, 1, 1), np.float32)
+        self._prompt: list[int] = []
+        self._rows = KVBuffer(self.graph.cache)
+        """Of this prompt, and what was read behind it."""
 
     def continuations(
         self, text: Sequence[int], starts: Sequence[int], ended: Callable[[Sequence[int]], bool]
@@ -85,23 +98,23 @@ class Sibling:
                 one.ended = token in self.eos or ended(one.log)
         return [one.own for one in branches]
 
-    def guesses(
-        self, text: Sequence[int], start: int, sampling: SamplingSettings
-    ) -> list[tuple[int, float]]:
-        """The guess after each token from `start - 1` on, where all before it is right, and its
-        log-probability."""
-        rows = KVBuffer(self.graph.cache)
-        self._read(rows, text[: start - 1])
-        found: list[tuple[int, float]] = []
+    def guesses(self, text: Sequence[int], start: int, sampling: SamplingSettings) -> list[Guesses]:
+        """The guesses after each token from `start - 1` on, where all before it is right."""
+        known = list(text[: start - 1])
+        if self._prompt != known:  # else another answer to the same prompt was the last one
+            self._rows = KVBuffer(self.graph.cache)
+            self._read(self._rows, known)
+            self._prompt = known
+        rows = self._rows
+        found: list[Guesses] = []
         for at in range(start - 1, len(text) - 1, _GUESSED):
             piece = text[at : min(at + _GUESSED, len(text) - 1)]
             call = self._along(rows, piece, at, text=False)
             call.scale[0] = 1.0 if sampling.greedy else 1.0 / sampling.temperature
             call.run(self._noise(sampling, range(at + 1, at + 1 + len(piece))))
             rows.write(at, call.rows)
-            found += zip(
-                call.top_tokens[0, :, 0].tolist(), call.top_logp[0, :, 0].tolist(), strict=True
-            )
+            for tokens, logp in zip(call.top_tokens[0], call.top_logp[0], strict=True):
+                found.append(Guesses(tokens[:TOP].tolist(), logp[:TOP].tolist()))
         return found
 
     def _read(self, rows: KVBuffer, text: Sequence[int]) -> None:

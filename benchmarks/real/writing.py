@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from moa.grammar.matcher import Matcher
@@ -49,7 +49,7 @@ def write(
     active: list[_Writing] = []
     while waiting or active:
         while waiting and target.cache.free:
-            active.append(_begin(target, waiting.popleft()))
+            active.append(_begin(target, waiting.popleft(), active))
         _advance(target, active)
         for one in [one for one in active if one.finish]:
             active.remove(one)
@@ -57,12 +57,8 @@ def write(
             done(one.task, one.log[len(one.task.ids) :], one.finish)
 
 
-def _begin(target: Target, task: Task) -> _Writing:
-    slot = target.cache.acquire()
-    for start in range(0, len(task.ids) - 1, _PIECE):
-        piece = task.ids[start : min(start + _PIECE, len(task.ids) - 1)]
-        step = target.forward([Row.chain(slot, piece, judged="none")])
-        target.commit(step, 0, range(len(piece)))
+def _begin(target: Target, task: Task, active: Sequence[_Writing]) -> _Writing:
+    slot = _with_prompt(target, task, active)
     rules = TurnRules(
         start=len(task.ids),
         max_new_tokens=task.tokens,
@@ -74,6 +70,20 @@ def _begin(target: Target, task: Task) -> _Writing:
     if task.grammar is not None:
         matcher = target.grammars.compile(task.grammar).matcher(len(task.ids))
     return _Writing(task, slot, list(task.ids), rules, matcher)
+
+
+def _with_prompt(target: Target, task: Task, active: Sequence[_Writing]) -> int:
+    """A slot that holds the prompt but for its last token: that of another temperature is shared."""
+    length = len(task.ids) - 1
+    for one in active:
+        if one.task.ids == task.ids and length:
+            return target.cache.share(one.slot, length)
+    slot = target.cache.acquire()
+    for start in range(0, length, _PIECE):
+        piece = task.ids[start : min(start + _PIECE, length)]
+        step = target.forward([Row.chain(slot, piece, judged="none")])
+        target.commit(step, 0, range(len(piece)))
+    return slot
 
 
 def _advance(target: Target, active: list[_Writing]) -> None:

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
-from benchmarks.real import acceptance, cuts
+from benchmarks.device import winners
+from benchmarks.real import acceptance, cuts, exact, links
 from benchmarks.real.__main__ import main
 from benchmarks.real.lines import Lines, read
 from benchmarks.real.passing import code_of, passes
 from benchmarks.real.prompts import Prompt, all_prompts
+from benchmarks.real.recorded import RecordedDrafting, RecordedGraph, RecordedTarget, Text
 from benchmarks.real.sibling import Sibling
 from benchmarks.real.writing import Task, write
 from export.cli import main as export
 from moa.bundle import Bundle
+from moa.drafters.contract import DraftRequest
+from moa.graph.drafter import OnnxDrafter, run
 from moa.graph.load import LoadedGraph
 from moa.sampling import SamplingSettings
+from moa.target.contract import LoadOptions
 from moa.target.generate import generate
+from moa.target.registry import open_target
 from moa.target.torch_target import Target
-from testing.tiny import save_tiny
+from moa.tree import TreeShape
+from testing.gguf_tiny import need_llama
+from testing.gguf_tiny import save as save_gguf
+from testing.tiny import save_tiny, tiny
 
 SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48}
 TEXT = [20, 31, 42, 53, 64, 75, 86, 97]
@@ -47,20 +55,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def steps(generator: Generator[None, None, int]) -> int:
-    """What a generator returns."""
-    while True:
-        try:
-            next(generator)
-        except StopIteration as end:
-            return end.value
-
-
 def device_alone(bundle: Path, ids: list[int], count: int, sampling: SamplingSettings) -> list[int]:
     drafter = LoadedGraph.load(Bundle.open(bundle)).drafter()
     log = list(ids)
     for _ in range(count):
-        log.append(steps(drafter.guess(log, sampling)))
+        log.append(run(drafter.guess(log, sampling)))
     return log[len(ids) :]
 
 
@@ -82,13 +81,13 @@ def test_guesses_along_a_text_are_those_of_a_device_that_has_it(
     bundle = pair / "out" / "bundle"
     found = Sibling(bundle).guesses(TEXT * 4, 4, sampling)
     assert len(found) == len(TEXT * 4) - 4
-    for place, (token, _) in list(enumerate(found, 4))[::9]:
-        assert [token] == device_alone(bundle, (TEXT * 4)[:place], 1, sampling)
+    for place, guesses in list(enumerate(found, 4))[::9]:
+        assert guesses.tokens[:1] == device_alone(bundle, (TEXT * 4)[:place], 1, sampling)
 
 
 def test_a_full_batch_writes_what_each_prompt_gets_alone(pair: Path) -> None:
     target = Target.load(pair / "target", slots=3, capacity=64)
-    prompts = [TEXT[: 2 + n] for n in range(5)]
+    prompts = [TEXT[: 2 + n // 2] for n in range(5)]  # some share their prompt with a neighbour
     made: dict[str, tuple[list[int], str]] = {}
     tasks = [Task(str(n), ids, 6 + n) for n, ids in enumerate(prompts)]
     write(target, tasks, lambda task, ids, finish: made.update({task.key: (ids, finish)}))
@@ -166,7 +165,7 @@ def test_published_data_becomes_prompts(tmp_path: Path) -> None:
     line = {"id": "m0", "question": [[{"role": "user", "content": "?"}]], "function": [function]}
     tools.write_text(json.dumps(line) + "\n")
     found = {prompt.key: prompt for prompt in all_prompts([human, bench, tools], 2)}
-    assert list(found) == ["code/7", "chat/1", "english/2", "json/0", "json/1", "tools/m0"]
+    assert sorted(found) == ["chat/1", "code/7", "english/2", "json/0", "json/1", "tools/m0"]
     parameters = found["tools/m0"].tools[0]["function"]["parameters"]
     assert parameters == {"type": "object", "properties": {"x": {"type": "number"}}}
 
@@ -194,3 +193,56 @@ def test_from_answers_to_tables_and_again_nothing_is_left_to_do(
     assert "sibling alone, cpu-fp32" in printed
     assert "| code | 1 | 1 |" in printed
     assert (tmp_path / "tables" / "real_cuts.md").exists()
+
+
+def test_a_recorded_pair_says_and_guesses_what_was_recorded(pair: Path) -> None:
+    guesses = [[9, 1], [11, 2], [13, 3], [14, 4]]
+    logp = [[-0.1, -3.0]] * 4
+    text = Text("code", [5, 6, 7], [9, 11, 12, 14], guesses, logp)
+    other = Text("code", [5, 6, 8], [20, 21, 22, 23], guesses, logp)
+    bundle = pair / "out" / "bundle"
+    target = RecordedTarget(bundle, [other, text], seconds=0.0, slots=2, capacity=32)
+    made: dict[str, list[int]] = {}
+    tasks = [Task("a", text.prompt, 4), Task("b", other.prompt, 4)]
+    write(target, tasks, lambda task, ids, _: made.update({task.key: ids}))
+    assert made == {"a": text.answer, "b": other.answer}
+    drafter = OnnxDrafter(RecordedGraph([other, text], 0.0, 0.0), vocab_size=128)
+    shape = TreeShape.chain(3)
+    assert run(drafter.draft(text.prompt, shape, SamplingSettings())).tokens == [7, 9, 11, 13]
+    drafting = RecordedDrafting([other, text], level_seconds=0.0)
+    slot = drafting.open()
+    drafting.read[slot] = text.prompt[:-1]
+    (tree,) = drafting.draft([DraftRequest(slot, 7, shape, SamplingSettings())])
+    assert tree.tokens == [7, 9, 11, 13]
+
+
+def test_every_way_over_a_link_gives_the_recorded_text(pair: Path, tmp_path: Path) -> None:
+    known = Lines(tmp_path / "answers.jsonl")
+    guessed = Lines(tmp_path / "guesses.jsonl")
+    for number in range(2):
+        ids = [10 + number, *range(20, 30)]
+        known.add(f"code/{number}@0", prompt=[5, 6 + number], ids=ids, finish="length")
+        guessed.add(f"code/{number}@0", tokens=[[i, 3] for i in ids], logp=[[-0.1, -4.0]] * 11)
+    settings = links.Settings(prompts=2, tokens=10, links=("wifi",), steps_ms=(10.0,), step_ms=1.0)
+    links.measure(tmp_path, pair / "out" / "bundle", settings)
+    result = links.figures(Lines(tmp_path / "links.jsonl"))
+    assert {run["way"] for run in result["runs"]} == set(links.WAYS)
+    assert "auto" in winners.tables(result)
+
+
+def test_a_fixed_shape_gives_one_text_alone_and_among_others(tmp_path: Path) -> None:
+    need_llama()
+    file = save_gguf(tiny("qwen2"), tmp_path / "tiny.gguf")
+    out = Lines(tmp_path / "exact.jsonl")
+    tasks = [
+        Task(f"{n}@{t:g}", TEXT[: 3 + n], 9, SamplingSettings(temperature=t, seed=n))
+        for n in range(4)
+        for t in (0.0, 1.0)
+    ]
+    shape = exact.SHAPES[0]
+    target = open_target(str(file), LoadOptions(slots=4, capacity=64))
+    exact.alone(target, shape, tasks, out)
+    exact.mixed(target, shape, tasks, out, sessions=3)
+    found = exact.figures(out)
+    assert [(run["answers"], run["differ"]) for run in found["runs"]] == [(4, 0), (4, 0)]
+    assert all(len(line["ids"]) == 9 for line in out.found.values())

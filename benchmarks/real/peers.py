@@ -1,0 +1,332 @@
+"""Beside llama.cpp, in one process on the same cores, step by step in turn: the device's step, the
+verifier's forward beside `llama_decode` alone, and tokens a second with and without drafts.
+
+Times are processor time, which other programs on the machine change little. With one thread it is
+the time on a free core.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.kit.figures import table, titled
+from benchmarks.kit.progress import say
+from benchmarks.real.lines import Lines
+from benchmarks.real.sibling import Sibling
+from moa.bundle import Bundle
+from moa.graph.cache import KVBuffer
+from moa.graph.drafter import OnnxDrafter, run
+from moa.graph.load import LoadedGraph
+from moa.graph.step import Call
+from moa.llama.library import find, load
+from moa.llama.runtime import Run, Runtime, Shape
+from moa.llama.target import LlamaTarget
+from moa.sampling import SamplingSettings
+from moa.target.contract import LoadOptions
+from moa.target.rows import Row
+from moa.tree import TreeShape
+
+_PAST = 256
+"""Tokens before a step: a chat of some length."""
+_PROMPT = 512
+_TIMES = 9
+STEPS = (1, 4, 8, 16)
+FORWARDS = (1, 4, 8, 16, 32)
+SESSIONS = (1, 4, 8)
+_DRAFT = 7
+"""Tokens of a draft: with the pending one a call of eight."""
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    before = time.process_time()
+    work()
+    return time.process_time() - before
+
+
+def _in_turn(works: dict[str, Callable[[], Any]], times: int = _TIMES) -> dict[str, float]:
+    """Median seconds of each, all of them once before the next time."""
+    found: dict[str, list[float]] = {name: [] for name in works}
+    for work in works.values():
+        work()
+    for _ in range(times):
+        for name, work in works.items():
+            found[name].append(_seconds(work))
+    return {name: median(seconds) for name, seconds in found.items()}
+
+
+def device_steps(bundle: Path, small: Path, out: Lines, *, threads: int) -> None:
+    """Our graph's step and llama.cpp's on the same model."""
+    sibling = Sibling(bundle, threads=threads)
+    shape = Shape(
+        sequences=1, capacity=1024, batch=_PROMPT, kv_type="f16", gpu_layers=0, threads=threads
+    )
+    theirs = Runtime(load(find("")), small, shape)
+    rng = np.random.default_rng(0)
+    text = rng.integers(1000, 90000, _PROMPT).tolist()
+    rows = KVBuffer(sibling.graph.cache)
+    rows.reserve(2 * _PAST)
+    silence = np.zeros((1, 1, 1), np.float32)
+    theirs.run([Run(0, 0, text[:_PAST], [])])
+    for count in STEPS:
+        call = Call(sibling.graph, count, cache=rows.arrays, records={}, text=True)
+        call.ids[0] = text[:count]
+        call.positions[0] = np.arange(_PAST, _PAST + count)
+        call.mask[..., :_PAST] = 0
+
+        def llama(count: int = count) -> None:
+            theirs.run([Run(0, _PAST, text[:count], [count - 1])])
+            theirs.cut(0, _PAST)
+
+        found = _in_turn({"ours": lambda call=call: call.run(silence), "llama.cpp": llama})
+        out.add(f"step/{count}", tokens=count, **{k: 1000 * v for k, v in found.items()})
+        say(f"step of {count}: {found}")
+
+    loaded = LoadedGraph.load(Bundle.open(bundle), threads=threads)
+
+    def read_ours() -> None:
+        run(loaded.drafter().guess(text, SamplingSettings()))
+
+    def read_theirs() -> None:
+        theirs.clear(0)
+        theirs.run([Run(0, 0, text, [len(text) - 1])])
+
+    found = _in_turn({"ours": read_ours, "llama.cpp": read_theirs}, 3)
+    out.add("prompt", tokens=_PROMPT, **{k: 1000 * v for k, v in found.items()})
+    say(f"prompt of {_PROMPT}: {found}")
+    theirs.close()
+
+
+def forwards(target: LlamaTarget, out: Lines) -> None:
+    """The verifier's forward, and the part of it that is `llama_decode`."""
+    text = np.random.default_rng(0).integers(1000, 90000, _PAST).tolist()
+    slots = [target.cache.acquire() for _ in range(max(SESSIONS))]
+    for slot in slots:
+        step = target.forward([Row.chain(slot, text[:128], judged="none")])
+        target.commit(step, 0, range(128))
+    inside = [0.0]
+    library = target.runtime._c
+    decode = library.llama_decode
+
+    def timed(context: Any, batch: Any) -> int:
+        before = time.process_time()
+        code: int = decode(context, batch)
+        inside[0] += time.process_time() - before
+        return code
+
+    shapes = [(1, count) for count in FORWARDS] + [(count, 1) for count in SESSIONS[1:]]
+    shapes += [(count, 8) for count in SESSIONS[1:]]
+    library.llama_decode = timed
+    try:
+        for sessions, tokens in shapes:
+            whole = []
+            part = []
+            for _ in range(5):
+                inside[0] = 0.0
+                rows = [Row.chain(slot, text[:tokens], "all") for slot in slots[:sessions]]
+                whole.append(_seconds(lambda rows=rows: target.forward(rows).argmax(0)))
+                part.append(inside[0])
+            out.add(
+                f"forward/{sessions}/{tokens}",
+                sessions=sessions,
+                tokens=tokens,
+                whole=1000 * median(whole),
+                decode=1000 * median(part),
+            )
+            say(f"forward of {sessions} x {tokens}: {median(whole):.3f} s")
+    finally:
+        library.llama_decode = decode
+        for slot in slots:
+            target.cache.release(slot)
+
+
+Drafting = Callable[[list[int]], list[int]]
+
+
+def speeds(
+    bundle: Path,
+    big: Path,
+    small: Path,
+    prompts: Sequence[tuple[str, list[int]]],
+    out: Lines,
+    *,
+    tokens: int,
+    threads: int,
+) -> None:
+    """Tokens a second of answers to these prompts, by who drafts and who verifies."""
+    options = LoadOptions(slots=1, capacity=2048, threads=threads)
+    exact = LlamaTarget.open(str(big), options)
+    free = LlamaTarget.open(str(big), replace(options, exact=False))
+    shape = Shape(
+        sequences=1, capacity=2048, batch=_PAST, kv_type="f16", gpu_layers=0, threads=threads
+    )
+    theirs = Runtime(load(find("")), small, shape)
+    ours = LoadedGraph.load(Bundle.open(bundle), threads=threads)
+    for key, ids in prompts:
+        if f"speed/{key}" in out:
+            continue
+        drafter = ours.drafter()
+
+        def sibling(log: list[int], drafter: OnnxDrafter = drafter) -> list[int]:
+            tree = run(drafter.draft(log, TreeShape.chain(_DRAFT), SamplingSettings()))
+            return tree.tokens[1:]
+
+        ways: dict[str, tuple[LlamaTarget, Drafting | None]] = {
+            "llama.cpp, plain": (free, None),
+            "llama.cpp, the small GGUF file drafts": (free, _Chains(theirs)),
+            "ours, the sibling's bundle drafts": (exact, sibling),
+            "llama.cpp's own batches, the sibling's bundle drafts": (free, sibling),
+        }
+        figures = {}
+        for way, (target, drafting) in ways.items():
+            figures[way] = _answer(target, drafting, ids, tokens)
+        out.add(f"speed/{key}", ways=figures)
+        say(f"{key}: " + ", ".join(f"{way} {one['verify']:.2f}" for way, one in figures.items()))
+
+
+class _Chains:
+    """Greedy chains of a small model in llama.cpp, whose cache follows the text."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._held: list[int] = []
+
+    def __call__(self, log: list[int]) -> list[int]:
+        """What it guesses behind a text."""
+        known = log[:-1]
+        pairs = enumerate(zip(self._held, known, strict=False))
+        most = min(len(self._held), len(known))
+        same = next((n for n, (mine, theirs) in pairs if mine != theirs), most)
+        self._runtime.cut(0, same)
+        for at in range(same, len(known), _PAST):
+            self._runtime.run([Run(0, at, known[at : at + _PAST], [])])
+        self._held = known
+        token = log[-1]
+        found: list[int] = []
+        for at in range(len(known), len(known) + _DRAFT):
+            (logits,) = self._runtime.run([Run(0, at, [token], [0])])
+            token = int(logits[0].argmax())
+            found.append(token)
+        self._runtime.cut(0, len(known))
+        return found
+
+
+def _answer(
+    target: LlamaTarget, drafting: Drafting | None, ids: list[int], tokens: int
+) -> dict[str, float]:
+    """Seconds of drafting and of verifying an answer, its prompt not counted, and its rounds."""
+    slot = target.cache.acquire()
+    for at in range(0, len(ids) - 1, 128):
+        piece = ids[at : min(at + 128, len(ids) - 1)]
+        target.commit(target.forward([Row.chain(slot, piece, judged="none")]), 0, range(len(piece)))
+    log = list(ids)
+    if drafting is not None:
+        drafting(log)  # it reads the prompt
+    seconds = {"draft": 0.0, "verify": 0.0}
+    rounds = 0
+    while len(log) < len(ids) + tokens:
+        began = time.process_time()
+        draft = drafting(log) if drafting is not None else []
+        drafted = time.process_time()
+        step = target.forward([Row.chain(slot, [log[-1], *draft], judged="all")])
+        said = step.argmax(0).tolist()
+        right = sum(1 for _ in _agreeing(draft, said))
+        target.commit(step, 0, range(right + 1))
+        log += said[: right + 1]
+        rounds += 1
+        seconds["draft"] += drafted - began
+        seconds["verify"] += time.process_time() - drafted
+    target.cache.release(slot)
+    return {**seconds, "rounds": rounds, "tokens": len(log) - len(ids)}
+
+
+def _agreeing(draft: Sequence[int], said: Sequence[int]) -> Any:
+    for mine, theirs in zip(draft, said, strict=False):
+        if mine != theirs:
+            return
+        yield mine
+
+
+def chosen(lines: Lines, count: int) -> list[tuple[str, list[int]]]:
+    """Prompts of greedy answers."""
+    found = ((key, line["prompt"]) for key, line in lines.found.items() if key.endswith("@0"))
+    return list(islice(found, count))
+
+
+def figures(out: Lines) -> dict[str, Any]:
+    """As they were found, and means of speeds."""
+    found = out.found.values()
+    answers = [line["ways"] for line in found if line["key"].startswith("speed/")]
+    ways = []
+    for way in answers[0] if answers else ():
+        ones = [answer[way] for answer in answers]
+        tokens = sum(one["tokens"] for one in ones)
+        ways.append(
+            {
+                "way": way,
+                "answers": len(ones),
+                "tokens_a_round": tokens / sum(one["rounds"] for one in ones),
+                "own_machine": tokens / sum(one["verify"] for one in ones),
+                "shared": tokens / sum(one["verify"] + one["draft"] for one in ones),
+            }
+        )
+    return {
+        "steps": [line for line in found if line["key"].startswith(("step/", "prompt"))],
+        "forwards": [line for line in found if line["key"].startswith("forward/")],
+        "ways": ways,
+    }
+
+
+def tables(result: dict[str, Any]) -> str:
+    """Steps, forwards and speeds."""
+    parts = []
+    rows = [
+        [
+            f"prompt of {one['tokens']}" if one["key"] == "prompt" else f"{one['tokens']} tokens",
+            f"{one['ours']:.1f} ms",
+            f"{one['llama.cpp']:.1f} ms",
+            f"{one['llama.cpp'] / one['ours']:.2f}",
+        ]
+        for one in result["steps"]
+    ]
+    if rows:
+        header = ["the 0.5B sibling on one core", "our int4 bundle", "llama.cpp, Q4_K_M", "times"]
+        parts.append(("A step of the device", table(header, rows)))
+    rows = [
+        [
+            f"{one['sessions']} x {one['tokens']}",
+            f"{one['whole']:.0f} ms",
+            f"{one['decode']:.0f} ms",
+            f"{100 * (one['whole'] / one['decode'] - 1):.1f} %",
+        ]
+        for one in result["forwards"]
+    ]
+    if rows:
+        header = ["sessions x tokens", "forward", "llama_decode alone", "beside it"]
+        parts.append(("A forward of the 1.5B target in a GGUF file, one core", table(header, rows)))
+    plain = next((way for way in result["ways"] if way["tokens_a_round"] == 1), None)
+    rows = [
+        [
+            way["way"],
+            f"{way['tokens_a_round']:.2f}",
+            f"{way['own_machine']:.1f}",
+            f"{way['own_machine'] / plain['own_machine']:.2f}" if plain else "-",
+            f"{way['shared']:.1f}",
+        ]
+        for way in result["ways"]
+    ]
+    if rows:
+        header = ["", "tokens a round", "tokens/s, drafts made elsewhere", "times plain"]
+        header.append("tokens/s, drafts made on the same core")
+        what = f"Greedy answers of one core, {result['ways'][0]['answers']} prompts"
+        parts.append((what, table(header, rows)))
+    mean = [one["llama.cpp"] / one["ours"] for one in result["steps"] if one["key"] != "prompt"]
+    said = f"Steps: {fmean(mean):.2f} times in the mean." if mean else ""
+    return f"{titled(*parts)}\n\n{said}".strip()
