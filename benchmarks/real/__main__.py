@@ -6,6 +6,7 @@
     guesses WORK --bundle BUNDLE            # what the sibling guesses at every place of the answers
     exact WORK TARGET.gguf                  # is its text the same alone and among others?
     peers WORK TARGET.gguf SIBLING.gguf --bundle BUNDLE
+    faults WORK TARGET.gguf --bundle BUNDLE # answers through cuts and kills
     links WORK --bundle BUNDLE              # who drafts best over which link, for which target
     tables WORK --out benchmarks/results
 
@@ -16,6 +17,7 @@ model is a folder, a hub id or a GGUF file; BUNDLE is what `moa-export setup` ha
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
 import zlib
@@ -29,10 +31,13 @@ from tokenizers import Tokenizer
 
 from benchmarks.device import winners
 from benchmarks.provenance import write_result
-from benchmarks.real import acceptance, answers, cuts, exact, links, peers
+from benchmarks.real import acceptance, answers, cuts, exact, faults, links, peers
 from benchmarks.real.lines import Lines, read
 from benchmarks.real.prompts import KINDS, Prompt, all_prompts, as_line, problems
 from benchmarks.real.sibling import Sibling
+from benchmarks.real.writing import Task
+from edge_client.text.codec import TextCodec
+from moa.bundle import Bundle
 from moa.errors import UsageError, run_cli
 from moa.llama.target import LlamaTarget
 from moa.target.contract import LoadOptions
@@ -96,6 +101,13 @@ def parser() -> argparse.ArgumentParser:
     beside.add_argument("--prompts", type=int, default=20)
     beside.add_argument("--tokens", type=int, default=48, help="of an answer")
     beside.add_argument("--threads", type=int, default=1)
+
+    broken = _verb(verbs, "faults", _faults, "through sockets, with cuts and kills")
+    broken.add_argument("target", help="GGUF file")
+    broken.add_argument("--bundle", type=Path, required=True, help="made for this target")
+    broken.add_argument("--answers", type=int, default=100)
+    broken.add_argument("--tokens", type=int, default=32, help="of an answer")
+    broken.add_argument("--threads", type=int, default=0, help="of each end")
 
     linked = _verb(verbs, "links", _links, "every way over links and times of a forward")
     linked.add_argument("--bundle", type=Path, required=True)
@@ -213,6 +225,25 @@ def _exact(args: argparse.Namespace) -> None:
             exact.mixed(target, shape, part, out, sessions=args.sessions)
 
 
+def _faults(args: argparse.Namespace) -> None:
+    asked = Lines(args.work / "faults.jsonl")
+    judged = Lines(args.work / "faults_judged.jsonl")
+    codec = TextCodec.of(Bundle.open(args.bundle))
+    tasks = []
+    in_any_order = sorted(_prompts(args.work), key=lambda prompt: zlib.crc32(prompt.key.encode()))
+    for number, prompt in enumerate(in_any_order):
+        if len(tasks) == args.answers:
+            break
+        temperature = float(number % 2)
+        ids = codec.chat(prompt.messages)
+        if len(ids) <= _SHORT and not prompt.tools:
+            sampling = answers.sampling_of(prompt, temperature)
+            tasks.append(Task(answers.key_of(prompt, temperature), ids, args.tokens, sampling))
+    asyncio.run(faults.ask(args.target, args.bundle, tasks, asked, threads=args.threads))
+    options = LoadOptions(slots=1, capacity=1024, threads=args.threads)
+    faults.judge(LlamaTarget.open(args.target, options), tasks, asked, judged)
+
+
 def _peers(args: argparse.Namespace) -> None:
     out = Lines(args.work / "peers.jsonl")
     if "prompt" not in out:
@@ -250,6 +281,10 @@ def _tables(args: argparse.Namespace) -> None:
     beside = Lines(args.work / "peers.jsonl")
     if beside.found:
         _show(args, "real_peers", peers.figures(beside), peers.tables)
+    asked = Lines(args.work / "faults.jsonl")
+    if asked.found:
+        own = Lines(args.work / "faults_judged.jsonl")
+        _show(args, "real_faults", faults.figures(asked, own), faults.tables)
     linked = Lines(args.work / "links.jsonl")
     if linked.found:
         _show(args, "real_links", links.figures(linked), winners.tables)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import fmean, median
@@ -85,7 +86,7 @@ def device_steps(bundle: Path, small: Path, out: Lines, *, threads: int) -> None
             theirs.run([Run(0, _PAST, text[:count], [count - 1])])
             theirs.cut(0, _PAST)
 
-        found = _in_turn({"ours": lambda call=call: call.run(silence), "llama.cpp": llama})
+        found = _in_turn({"ours": partial(call.run, silence), "llama.cpp": llama})
         out.add(f"step/{count}", tokens=count, **{k: 1000 * v for k, v in found.items()})
         say(f"step of {count}: {found}")
 
@@ -131,7 +132,7 @@ def forwards(target: LlamaTarget, out: Lines) -> None:
             for _ in range(5):
                 inside[0] = 0.0
                 rows = [Row.chain(slot, text[:tokens], "all") for slot in slots[:sessions]]
-                whole.append(_seconds(lambda rows=rows: target.forward(rows).argmax(0)))
+                whole.append(_seconds(partial(_forward, target, rows)))
                 part.append(inside[0])
             out.add(
                 f"forward/{sessions}/{tokens}",
@@ -145,6 +146,10 @@ def forwards(target: LlamaTarget, out: Lines) -> None:
         library.llama_decode = decode
         for slot in slots:
             target.cache.release(slot)
+
+
+def _forward(target: LlamaTarget, rows: Sequence[Row]) -> None:
+    target.forward(rows).argmax(0)
 
 
 Drafting = Callable[[list[int]], list[int]]

@@ -1,0 +1,220 @@
+"""Answers through sockets, greedy and sampled, drafted by the device, by nobody and by whom `auto`
+chooses, with cuts and kills: is every text the target's own, and all of it verified?
+
+A text is the target's own if the target, alone and afterwards, chooses each of its tokens behind
+those before it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kit.figures import table
+from benchmarks.kit.progress import Progress
+from benchmarks.real.lines import Lines
+from benchmarks.real.writing import Task
+from edge_client.client import EdgeClient
+from edge_client.device import Device
+from edge_client.events import AnswerSoFar
+from edge_client.settings import ClientSettings
+from edge_client.tools.emulated_network import LinkProxy
+from moa.errors import MoaError
+from moa.target.choosing import Judged, accept_rows
+from moa.target.contract import Target
+from moa.target.rows import Row
+
+DRAFTS = ("device", "none", "auto")
+_CUTS = 0.6
+"""Share of the answers whose connection is reset in the middle."""
+_KILLS = 0.2
+"""Share of the answers in the middle of which the verifier is killed with signal 9, and started
+again."""
+
+
+class Restarted:
+    """A verifier that can be killed and comes back on the same port."""
+
+    def __init__(self, flags: Sequence[str]) -> None:
+        self._flags = flags
+        self.port = 0
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Start, and wait for the line with its address."""
+        command = [sys.executable, "-c", "from cloud_verifier.cli import main; main()", "serve"]
+        command += ["--log-level=error", f"--port={self.port}", *self._flags]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        line = self.process.stdout.readline() if self.process.stdout is not None else ""
+        urls = [word for word in line.split() if word.startswith("ws://")]
+        if not urls:
+            raise MoaError("the verifier did not start", hint="what it said is above")
+        self.port = int(urls[0].rpartition(":")[2].rstrip("/"))
+
+    def kill(self) -> None:
+        """As a crash."""
+        if self.process is not None:
+            os.kill(self.process.pid, signal.SIGKILL)
+            self.process.communicate()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """For as long as the context lasts."""
+        self.start()
+        try:
+            yield
+        finally:
+            self.kill()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens after so many tokens of an answer."""
+
+    kind: str
+    after: int
+
+
+def fault_of(task: Task, tokens: int) -> Fault:
+    """The same in every run."""
+    rng = random.Random(task.key)
+    draw = rng.random()
+    after = rng.randint(1, max(1, tokens - 4))
+    if draw < _CUTS:
+        return Fault("cut", after)
+    if draw < _CUTS + _KILLS:
+        return Fault("kill", after)
+    return Fault("none", after)
+
+
+async def ask(
+    target: str, bundle: Path, tasks: Sequence[Task], out: Lines, *, threads: int
+) -> None:
+    """Every answer that is not in `out` yet."""
+    device = Device.load(bundle, threads=threads)
+    missing = [task for task in tasks if task.key not in out]
+    progress = Progress(len(missing), "answers")
+    flags = [f"--target={target}", f"--threads={threads}", "--slots=2"]
+    flags += ["--max-context-tokens=1024", "--kv-tokens=2048"]
+    server = Restarted(flags)
+    with server.running():
+        for number, task in enumerate(missing):
+            draft = DRAFTS[number % len(DRAFTS)]
+            async with LinkProxy("127.0.0.1", server.port, seed=number) as link:
+                found = await _answer(device, link, server, task, draft)
+            out.add(task.key, draft=draft, temperature=task.sampling.temperature, **found)
+            progress.step()
+
+
+def judge(target: Target, tasks: Sequence[Task], asked: Lines, out: Lines) -> None:
+    """Whether the target alone chooses every token of each text."""
+    for task in tasks:
+        if task.key not in asked or task.key in out:
+            continue
+        ids = asked.found[task.key]["ids"]
+        out.add(task.key, same=len(ids) == task.tokens and own(target, task, ids))
+
+
+def own(target: Target, task: Task, ids: Sequence[int]) -> bool:
+    """Whether it would have written this."""
+    slot = target.cache.acquire()
+    try:
+        known = task.ids[:-1]
+        if known:
+            step = target.forward([Row.chain(slot, known, judged="none")])
+            target.commit(step, 0, range(len(known)))
+        chain = [task.ids[-1], *ids[:-1]]
+        row = Row.chain(slot, chain, judged="all")
+        step = target.forward([row])
+        (found,) = accept_rows(step, [Judged(chain, row.parents, task.ids, task.sampling)])
+        return len(found.path) == len(chain) and found.next_token == ids[-1]
+    finally:
+        target.cache.release(slot)
+
+
+async def _answer(
+    device: Device, link: LinkProxy, server: Restarted, task: Task, draft: str
+) -> dict[str, Any]:
+    fault = fault_of(task, task.tokens)
+    settings = ClientSettings(
+        verifier=link.url,
+        draft=draft,  # type: ignore[arg-type]
+        temperature=task.sampling.temperature,
+        seed=task.sampling.seed,
+        max_new_tokens=task.tokens,
+        ignore_eos=True,
+        settle_seconds=300.0,
+        answer_seconds=300.0,
+    )
+    answer = AnswerSoFar()
+    happened = ""
+    back: asyncio.Task[None] | None = None
+    async with EdgeClient(settings, device=device) as client:
+        await client.wait_online(120)
+        async for event in client.generate(ids=task.ids):
+            answer.take(event)
+            if not happened and fault.kind != "none" and len(answer.ids) >= fault.after:
+                happened = fault.kind
+                if fault.kind == "cut":
+                    link.cut()
+                else:
+                    server.kill()
+                    back = asyncio.create_task(asyncio.to_thread(server.start))
+    if back is not None:
+        await back
+    if answer.done is None:
+        raise MoaError(f"{task.key}: the answer never ended")
+    return {
+        "ids": answer.ids,
+        "verified": answer.done.verified,
+        "reason": answer.done.reason,
+        "fault": happened,
+    }
+
+
+def figures(asked: Lines, judged: Lines) -> dict[str, Any]:
+    """By who drafts and the temperature."""
+    runs = []
+    for draft in DRAFTS:
+        for temperature in (0.0, 1.0):
+            ones = [
+                {**line, **judged.found[key]}
+                for key, line in asked.found.items()
+                if (line["draft"], line["temperature"]) == (draft, temperature) and key in judged
+            ]
+            if ones:
+                runs.append(
+                    {
+                        "draft": draft,
+                        "temperature": temperature,
+                        "answers": len(ones),
+                        "cuts": sum(line["fault"] == "cut" for line in ones),
+                        "kills": sum(line["fault"] == "kill" for line in ones),
+                        "same": sum(line["same"] for line in ones),
+                        "verified": sum(line["verified"] for line in ones),
+                    }
+                )
+    return {"runs": runs}
+
+
+_COUNTED = ("answers", "cuts", "kills", "same", "verified")
+
+
+def tables(result: dict[str, Any]) -> str:
+    """A line for each."""
+    rows = [
+        [run["draft"], f"{run['temperature']:g}", *(run[part] for part in _COUNTED)]
+        for run in result["runs"]
+    ]
+    total = [sum(run[part] for run in result["runs"]) for part in _COUNTED]
+    header = ["drafts", "T", "answers", "cuts", "kills"]
+    header += ["the target's own text", "verified in the end"]
+    return table(header, [*rows, ["**all**", "", *total]])
