@@ -34,6 +34,12 @@ TITLES = {
     "client_loopback": "Drafts of the server beside plain streams, without a link",
     "drafters_witness": "Drafters of equal training on a real model, by kind of text",
     "masks": "What a grammar costs, and what it wins",
+    "real_cuts": "A real pair: HumanEval when the link dies after m tokens",
+    "real_drafts": "A real pair: right guesses and tokens a round",
+    "real_exact": "A real pair: a GGUF target's text alone and among others",
+    "real_faults": "A real pair: answers through cuts and kills",
+    "real_links": "A real pair: device and server, by link and time of a forward",
+    "real_peers": "A real pair: beside llama.cpp",
     "server_load": "The verifier under load",
 }
 DRAWN = "client_slow"

@@ -35,6 +35,20 @@ def speed_by_link(result: Result) -> Figure:
 def who_wins(result: Result) -> Figure:
     """The fastest way of decoding by round trip of the link and step time of the target, who is as
     fast within a standard error, and how near `auto` comes."""
+    return _winners(result, "Who is fastest where, and how near auto comes")
+
+
+@picture("a-real-pair-by-link", "real_links")
+def a_real_pair(result: Result) -> Figure:
+    """Where a device that drafts pays, for a real pair of 1.5B and 0.5B: the fastest way of decoding
+    by round trip of the link and step time of the target, and how near `auto` comes."""
+    return _winners(
+        result, "A pair of 1.5B and 0.5B: who is fastest where, and how near auto comes"
+    )
+
+
+def _winners(result: Result, title: str) -> Figure:
+    """A square for each link and time of a forward."""
     found = places(result)
     links = list(dict.fromkeys(place.link for place in found))
     steps = values_of(result["runs"], "step_ms")
@@ -58,7 +72,7 @@ def who_wins(result: Result) -> Figure:
     axis.set(
         xlim=(0, len(steps)),
         ylim=(0, len(links)),
-        title="Who is fastest where, and how near auto comes",
+        title=title,
     )
     axis.set_xticks([x + 0.5 for x in range(len(steps))], [f"{step:g}" for step in steps])
     axis.set_yticks(
@@ -71,8 +85,8 @@ def who_wins(result: Result) -> Figure:
     )
     axis.grid(visible=False)
     handles = [Rectangle((0, 0), 1, 1, facecolor=colour(way), alpha=0.35) for way in winners]
-    title = "fastest of the fixed ways; = as fast within a standard error"
-    figure.legend(handles, list(winners), loc="outside upper center", ncols=2, title=title)
+    heading = "fastest of the fixed ways; = as fast within a standard error"
+    figure.legend(handles, list(winners), loc="outside upper center", ncols=2, title=heading)
     return figure
 
 

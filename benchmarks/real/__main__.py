@@ -229,13 +229,13 @@ def _faults(args: argparse.Namespace) -> None:
     asked = Lines(args.work / "faults.jsonl")
     judged = Lines(args.work / "faults_judged.jsonl")
     codec = TextCodec.of(Bundle.open(args.bundle))
-    tasks = []
+    tasks: list[Task] = []
     in_any_order = sorted(_prompts(args.work), key=lambda prompt: zlib.crc32(prompt.key.encode()))
     for number, prompt in enumerate(in_any_order):
         if len(tasks) == args.answers:
             break
         temperature = float(number % 2)
-        ids = codec.chat(prompt.messages)
+        ids = codec.plain(codec.chat(prompt.messages))
         if len(ids) <= _SHORT and not prompt.tools:
             sampling = answers.sampling_of(prompt, temperature)
             tasks.append(Task(answers.key_of(prompt, temperature), ids, args.tokens, sampling))
