@@ -18,7 +18,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -34,6 +34,9 @@ MANIFEST = "manifest.json"
 GOLDEN = "golden.npz"
 OPSETS = {20: "1.17", 23: "1.23"}
 """ONNX opsets that bundles use, and the first ONNX Runtime that has their operators."""
+_LONGEST_NAME = 512
+_PART = re.compile(r'[^\x00-\x1f\x7f<>:"|?*\\/\u202a-\u202e\u2066-\u2069]{1,128}')
+"""A part of a file's path."""
 _LARGEST_MANIFEST = 4 * 2**20
 """Bytes of a manifest."""
 _LARGEST_ARRAYS = 2**26
@@ -283,9 +286,8 @@ def _files_of(variants: Iterable[Variant]) -> set[str]:
 def _check_names(path: Path, manifest: Manifest) -> None:
     """Raise if a file lies outside of the bundle, or if one that is named is not listed."""
     for name in manifest.files:
-        parts = PurePosixPath(name)
-        if parts.is_absolute() or ".." in parts.parts or "\\" in name or name != str(parts):
-            raise BundleError(f"{path} names a file outside the bundle: {name!r}")
+        if not _is_ordinary(name):
+            raise BundleError(f"{path}: {safe_line(repr(name))} is no name for a file of a bundle")
     for name, purpose in _named_files(manifest).items():
         if name not in manifest.files:
             raise BundleError(f"{path} names {name} as its {purpose}, but does not list it")
@@ -293,6 +295,17 @@ def _check_names(path: Path, manifest: Manifest) -> None:
         raise BundleError(
             f"{path} names {manifest.default_variant!r} its default, but has no such variant"
         )
+
+
+def _is_ordinary(name: str) -> bool:
+    """Whether every system takes it for the same file, inside of the bundle. Windows reads a drive
+    or a stream before a colon, and drops dots and spaces at the end of a name."""
+    parts = name.split("/")
+    return (
+        len(name) <= _LONGEST_NAME
+        and name != MANIFEST
+        and all(_PART.fullmatch(part) and part[-1] not in ". " for part in parts)
+    )
 
 
 def _named_files(manifest: Manifest) -> Mapping[str, str]:

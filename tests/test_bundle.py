@@ -121,11 +121,11 @@ def test_changed_contents_are_found_by_hash_and_only_where_asked_for(folder: Pat
         ),
         (
             lambda m: m["files"].update({"../x": {"sha256": "", "size": 1}}),
-            "outside the bundle: '../x'",
+            "'../x' is no name for a file of a bundle",
         ),
         (
             lambda m: m["files"].update({"/x": {"sha256": "", "size": 1}}),
-            "outside the bundle: '/x'",
+            "'/x' is no name for a file of a bundle",
         ),
         (
             lambda m: m["files"].pop(GOLDEN),

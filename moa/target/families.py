@@ -9,7 +9,7 @@ from typing import Any, Literal
 from transformers import Cache, PretrainedConfig
 
 from moa.config import TargetFacts
-from moa.errors import UnsupportedModelError
+from moa.errors import UnsupportedModelError, UsageError
 
 Masks = Literal["one", "by kind"]
 """How a model takes its masks: one for all layers, or a dict with one for each kind of layer."""
@@ -296,5 +296,7 @@ def _rope_theta(config: PretrainedConfig) -> float:
 def _rope_types(config: Mapping[str, Any]) -> Iterator[str]:
     for setting in ("rope_scaling", "rope_parameters"):
         rope = config.get(setting) or {}
+        if not isinstance(rope, Mapping):
+            raise UsageError(f"the model's config: {setting} must be an object, not {rope!r}")
         for scope in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):
             yield str(scope.get("rope_type") or scope.get("type"))

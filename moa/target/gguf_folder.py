@@ -373,7 +373,7 @@ def _renamed(model: GgufModel, config: Mapping[str, Any]) -> Iterator[_Tensor]:
 def _name(part: str, layer_names: Mapping[str, str]) -> str | None:
     if not part.startswith("blk."):
         return _NAMES.get(part)
-    _, layer, rest = part.split(".", 2)
+    layer, _, rest = part.removeprefix("blk.").partition(".")
     own = layer_names.get(rest)
     return None if own is None else f"model.layers.{layer}.{own}"
 
@@ -389,6 +389,8 @@ def _halves_apart(weight: NDArray[np.float32], *, heads: int) -> NDArray[np.floa
     if weight.shape[0] == 1:  # a bias
         return _halves_apart(weight.T, heads=heads).T
     rows, width = weight.shape
+    if heads < 1 or rows % (2 * heads):
+        raise UsageError(f"a matrix of {rows} rows does not divide into {heads} heads")
     pairs = weight.reshape(heads, rows // heads // 2, 2, width)
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows, width)
 

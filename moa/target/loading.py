@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -31,7 +31,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from moa.config import TargetFacts, read_config
-from moa.errors import ConfigError, UnsupportedModelError, UsageError, how_to_install
+from moa.errors import ConfigError, MoaError, UnsupportedModelError, UsageError, how_to_install
 from moa.gguf.reader import is_gguf
 from moa.process.user_folders import expanded
 from moa.target.families import facts_of, refuse_unsupported
@@ -102,7 +102,7 @@ def _load(
 ) -> LoadedModel:
     """The model, while its weights are hashed."""
     quantization = _quantization(quantize, folder, config, where) if quantize else {}
-    try:
+    with _in_one_line(f"load the model in {folder}"):
         with _without_progress_bar(), without_foreign_warnings():
             _compare_shapes(folder)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -118,19 +118,30 @@ def _load(
         model, report = loaded
         if not quantization:
             model.to(where)
-    except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
-        raise UsageError(f"cannot load the model in {folder}: {first_line(error)}") from error
     if missing := sorted(report["missing_keys"]):
         raise UsageError(
             f"the weights in {folder} lack {len(missing)} tensors, {missing[0]} among them"
         )
     model.eval().requires_grad_(False)
-    facts = facts_of(model.config, model.generation_config.eos_token_id)
+    with _in_one_line(f"read the config in {folder}"):
+        facts = facts_of(model.config, model.generation_config.eos_token_id)
     facts = dataclasses.replace(
         facts, tokenizer_hash=_hash_tokenizer(folder), weights_id=hashed.identity(facts)
     )
     _tie_if_equal(model)
     return LoadedModel(model, facts, folder)
+
+
+@contextlib.contextmanager
+def _in_one_line(what: str) -> Iterator[None]:
+    """An error of the library, of whatever kind, says in one line what could not be done: it raises
+    what an odd value in a file happens to run into."""
+    try:
+        yield
+    except MoaError:
+        raise
+    except Exception as error:
+        raise UsageError(f"cannot {what}: {first_line(error)}") from error
 
 
 _MOST_NUMBERS = 16
@@ -209,13 +220,10 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer beside a model."""
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         raise UsageError(f"no tokenizer in {folder}: tokenizer.json is missing")
-    try:
-        with without_foreign_warnings():
-            tokenizer = AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise UsageError(f"cannot load the tokenizer in {folder}: {first_line(error)}") from error
+    with _in_one_line(f"load the tokenizer in {folder}"), without_foreign_warnings():
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     if not tokenizer.is_fast:
         raise UnsupportedModelError(
             f"the tokenizer in {folder} has no tokenizer.json form, which the device needs"
@@ -308,9 +316,10 @@ def read_partial_target(source: str | Path, *, borrowed: int = 0) -> LoadedModel
     facts, config = _facts(folder)
     if not 0 <= borrowed <= facts.layers:
         raise UsageError(f"cannot borrow {borrowed} layers of a target that has {facts.layers}")
-    model: Any = AutoModelForCausalLM.from_config(
-        _shrunken(config, borrowed), attn_implementation=ATTENTION, dtype=torch.float32
-    )
+    with _in_one_line(f"read the config in {folder}"):
+        model: Any = AutoModelForCausalLM.from_config(
+            _shrunken(config, borrowed), attn_implementation=ATTENTION, dtype=torch.float32
+        )
     names = {name: _name_in_target(name, facts.layers - borrowed) for name in model.state_dict()}
     embedding = next(
         name for name, module in model.named_modules() if module is model.get_input_embeddings()
@@ -336,8 +345,9 @@ def read_facts(source: str | Path) -> tuple[TargetFacts, Path]:
 
 def _facts(folder: Path) -> tuple[TargetFacts, PretrainedConfig]:
     refuse_unsupported(read_config(folder))
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    facts = facts_of(config, _end_tokens(folder, config))
+    with _in_one_line(f"read the config in {folder}"):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        facts = facts_of(config, _end_tokens(folder, config))
     return dataclasses.replace(facts, weights_id=weights_id(folder, facts)), config
 
 

@@ -117,6 +117,18 @@ def very_many_nodes() -> Part:
     return nodes, [], last
 
 
+def huge_constant() -> Part:
+    """16 GB at once."""
+    node, shape = _filled("a", [2**32])
+    return [node], [shape], "a"
+
+
+def padded() -> Part:
+    """40 GB around one number."""
+    nodes = [helper.make_node("Pad", ["scale", "around"], ["b"])]
+    return nodes, [_ints("around", [5_000_000_000] * 2)], "b"
+
+
 def later_steps() -> Part:
     """Nothing at first; from position 80 on minutes for each token."""
     steps = [
@@ -146,6 +158,8 @@ LOADED: tuple[Callable[[], Part], ...] = (
     sorting,
     counting,
     very_many_nodes,
+    huge_constant,
+    padded,
 )
 """What a trial refuses."""
 

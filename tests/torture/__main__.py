@@ -42,6 +42,8 @@ _FULL["grammars"] = 2000
 _SHORT["grammars"] = 200
 _FULL["draws"] = 5_000_000
 _SHORT["draws"] = 40_000
+_FULL["damaged"] = 500
+_SHORT["damaged"] = 25
 
 
 def main() -> None:

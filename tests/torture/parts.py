@@ -12,13 +12,16 @@ from pathlib import Path
 
 from tests.grammar import corpus
 from tests.torture import clients, codes, kills, messages, schemas, sharing
+from tests.torture.bundles import bundles
 from tests.torture.costs import costs
 from tests.torture.device import beside, demo_device, megabytes
 from tests.torture.fake_verifier import BEHAVIOURS
+from tests.torture.files import files
 from tests.torture.fuzz import UNBOUNDED, fuzz
 from tests.torture.neighbour import neighbour, problems
 from tests.torture.neighbours import all_beside
 from tests.torture.sampling import sampling
+from tests.torture.schema_table import table
 from tests.torture.server import mortal, server
 from tests.torture.soak import soak
 from tests.torture.tally import Found, Tally
@@ -113,6 +116,9 @@ PARTS: dict[str, Callable[[argparse.Namespace], Awaitable[Found]]] = {
     "codes": _codes,
     "schemas": _schemas,
     "costs": costs,
+    "table": table,
+    "bundles": bundles,
+    "files": files,
     "sampling": sampling,
     "soak": soak,
 }

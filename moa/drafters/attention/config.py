@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
+
 from moa.config import TargetFacts, read_config
 from moa.errors import ConfigError
 
@@ -187,7 +189,10 @@ class AttentionConfig:
             f.name for f in fields if f.default is dataclasses.MISSING and f.name not in values
         ):
             raise ConfigError(f"drafter config: {missing[0]} is missing")
-        return cls(**values)
+        try:
+            return msgspec.convert(dict(values), cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"drafter config: {error}") from None
 
     @classmethod
     def read(cls, folder: Path, facts: TargetFacts | None = None) -> Self:
