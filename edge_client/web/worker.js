@@ -140,8 +140,8 @@ async function run(device, id, kept, turn, { writes, lost }) {
   let storing = Promise.resolve();
   const store = () => {
     stored = environment.now();
-    const done = Boolean(turn.end);
-    const now = { ...kept, state: turn.kept(), done, verified: done && turn.settled, at: Date.now() };
+    const verified = Boolean(turn.end?.choices[0].moa.all_verified);
+    const now = { ...kept, state: turn.kept(), done: Boolean(turn.end), verified, at: Date.now() };
     storing = storing.then(() => turns.put(now)).catch((error) => post(id, { moa: { notice: `this browser could not keep the answer: ${error.message}` } }));
     return storing;
   };

@@ -140,6 +140,7 @@ def test_stop_ends_the_work_of_the_endpoint(node: Node) -> None:
     page, found = play(node, [[1, "stop", 0]])
     assert page.end is not None
     assert page.end["reason"] == "cancelled"
+    assert page.end["all_verified"], "what is there may be continued"
     assert [method for _, method, *_ in found["asked"]] == ["POST", "DELETE"]
     assert found["over"] < 1.1
 

@@ -140,9 +140,11 @@ export class Turn {
     return this.#choice(piece, {});
   }
 
-  /** The answer ends without the target's word. @param {string} reason @param {any} usage */
+  /** The answer ends without the target's word. One that the reader has stopped may be all the target's so far.
+   * @param {string} reason @param {any} usage */
   leaves(reason, usage) {
-    const [choice] = this.#choice("", { reason, all_verified: false }).choices;
+    const settled = reason === "cancelled" && this.settled;
+    const [choice] = this.#choice("", { reason, all_verified: settled }).choices;
     this.end = { choices: [{ ...choice, finish_reason: reason }], usage };
     return this.end;
   }
