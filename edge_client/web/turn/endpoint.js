@@ -113,7 +113,7 @@ export class Endpoint {
     const { environment, state, detail, rtt, sentBytes, receivedBytes, about } = this;
     const age = environment.now() - this.askedAt;
     if (age > STATUS_SECONDS || (state !== "online" && this.pause() === 0 && age > FIRST_PAUSE)) this.look().catch(() => {});
-    return { link: state, detail, rtt_ms: rtt, sent_bytes: sentBytes, received_bytes: receivedBytes, about };
+    return { link: state, detail, rtt_ms: state === "online" ? rtt : null, sent_bytes: sentBytes, received_bytes: receivedBytes, about };
   }
 
   /** Ask for its state, and whose text it is. */
