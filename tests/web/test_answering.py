@@ -172,6 +172,21 @@ def test_cut_off_on_purpose_it_asks_nothing(node: Node) -> None:
     assert not [at for at, *_ in found["asked"] if 1 < at < 30]
 
 
+def test_the_links_state_is_true_while_it_is_silent(node: Node) -> None:
+    """The page's dot said that it was connected, while the page wrote alone."""
+    looks = [[1, "status", 0], [1.9, "status", 0]]
+    silent = [[2, "silent", True], *([at, "status", 0] for at in (5, 6, 7))]
+    back = [[9, "silent", False], *([at, "status", 0] for at in (9.5, 10, 15.5, 16))]
+    _, found = play(node, [*looks, *silent, *back], pace=0.3)
+    states = [link for link, _ in found["statuses"]]
+    assert states[:2] == ["online", "online"]
+    assert states[2:5] == ["late", "late", "late"]
+    assert states[-1] == "online"
+    rtts = [rtt for _, rtt in found["statuses"] if rtt is not None]
+    assert rtts
+    assert max(rtts) < 1000 * SILENT, "an outage is no round trip"
+
+
 @pytest.mark.parametrize("seed", range(25))
 def test_whatever_happens_the_end_is_the_targets(node: Node, seed: int) -> None:
     rng = random.Random(seed)

@@ -66,6 +66,7 @@ class Server {
   fetch = async (address, how = {}) => {
     const path = address.replace("http://e", "");
     this.asked.push([this.clock.now, how.method ?? "GET", path, how.body ? JSON.parse(how.body) : null]);
+    await this.clock.sleep(0.02);
     await this.#while(how.signal, () => this.silent);
     if (!this.up) throw new TypeError("fetch failed");
     if (this.refuses) return { ok: false, status: this.refuses, headers: new Headers(), json: async () => ({ error: { message: "no" } }) };
@@ -144,7 +145,7 @@ class Oracle {
 
 // Plays `ask.script`, a list of [time, verb, value]; returns what the page was told, when, and what the endpoint was asked.
 export async function play(ask) {
-  const clock = new Clock(), told = [];
+  const clock = new Clock(), told = [], statuses = [];
   const server = new Server(clock, ask.text, ask);
   const environment = {
     fetch: server.fetch, events: (response, heard) => server.events(response, heard), now: () => clock.now, random: () => 0.5,
@@ -179,16 +180,19 @@ export async function play(ask) {
       begin(state);
     } else if (verb === "check") {  // as the page does once it is told that the endpoint is there
       endpoint.look().catch(() => {});
-      await quiet();
+      await clock.pass(clock.now + 0.1);
       if (over && !answering.turn.end?.choices[0].moa.all_verified) begin(structuredClone(answering.turn.kept()), false);
     }
     else if (verb === "stop") answering.stop();
     else if (verb === "restart") server.restart();
     else if (verb === "cut") endpoint.cutOff(value);
-    else if (verb === "token") endpoint.useToken(value);
+    else if (verb === "status") {
+      const { link, rtt_ms } = endpoint.status();
+      statuses.push([link, rtt_ms]);
+    } else if (verb === "token") endpoint.useToken(value);
     else server[verb] = value;
     await quiet();
   }
   await clock.pass(ask.until);
-  return { told, over, asked: server.asked, text: answering.turn.text, verified: answering.turn.verified };
+  return { told, statuses, over, asked: server.asked, text: answering.turn.text, verified: answering.turn.verified };
 }

@@ -2,6 +2,7 @@
 // (docs/serve.md), so that whatever carries a page carries this.
 
 import { safeLine } from "./safe.js";
+import { SILENT } from "./waiting.js";
 
 /** What a browser (or a test) gives; `events` are those of a response (edge_client/serve/page/events.js).
  * @typedef {{fetch: typeof fetch, events: (response: Response, heard: (size: number) => void) => AsyncIterable<any>, now: () => number, random: () => number,
@@ -53,6 +54,8 @@ export class Endpoint {
     /** What it says about itself. @type {any} */
     this.about = {};
     this.looking = false;
+    /** When anything arrived, or the first of the requests under way was made. */
+    this.signAt = -Infinity;
     /** @type {Set<() => void>} */
     this.bells = new Set();
     /** @type {Set<AbortController>} */
@@ -113,7 +116,8 @@ export class Endpoint {
     const { environment, state, detail, rtt, sentBytes, receivedBytes, about } = this;
     const age = environment.now() - this.askedAt;
     if (age > STATUS_SECONDS || (state !== "online" && this.pause() === 0 && age > FIRST_PAUSE)) this.look().catch(() => {});
-    return { link: state, detail, rtt_ms: state === "online" ? rtt : null, sent_bytes: sentBytes, received_bytes: receivedBytes, about };
+    const late = state === "online" && this.running.size > 0 && environment.now() - this.signAt > SILENT;
+    return { link: late ? "late" : state, detail, rtt_ms: state === "online" ? rtt : null, sent_bytes: sentBytes, received_bytes: receivedBytes, about };
   }
 
   /** Ask for its state, and whose text it is. */
@@ -125,7 +129,8 @@ export class Endpoint {
       const began = this.environment.now();
       const status = await this.json("/moa/status");
       const rtt = 1000 * (this.environment.now() - began);
-      this.rtt = this.rtt === null ? rtt : this.rtt + RTT_WEIGHT * (rtt - this.rtt);
+      const lasted = rtt > 1000 * SILENT; // that was an outage, no round trip
+      if (!lasted) this.rtt = this.rtt === null ? rtt : this.rtt + RTT_WEIGHT * (rtt - this.rtt);
       const model = this.about.model ?? (await this.json("/v1/models")).data[0].id;
       this.about = { model, verifier: status.verifier, verifier_version: status.verifier_version, context: status.context };
     } finally {
@@ -164,6 +169,7 @@ export class Endpoint {
       opened(response.headers.get("X-Request-Id") ?? "");
       const told = (/** @type {number} */ size) => {
         this.receivedBytes += size;
+        this.signAt = this.environment.now();
         heard();
       };
       for await (const event of this.environment.events(response, told)) yield event;
@@ -178,10 +184,12 @@ export class Endpoint {
   /** @param {string} path @param {any} how @param {AbortController} abort */
   async #response(path, { headers = {}, ...how }, abort) {
     if (this.cut) abort.abort(LEFT);
+    if (this.running.size === 1) this.signAt = this.environment.now();
     const given = this.token ? { Authorization: `Bearer ${this.token}`, ...headers } : headers;
     this.sentBytes += path.length + (how.body?.length ?? 0);
     const { fetch } = this.environment;
     const response = await fetch(this.address + path, { ...how, headers: given, signal: abort.signal, cache: "no-store" });
+    this.signAt = this.environment.now();
     if (!response.ok) throw await refusal(response);
     this.#up();
     return response;

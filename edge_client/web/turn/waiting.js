@@ -4,7 +4,7 @@
 import { LATE_PACE, OFFLINE_AFTER, SIGN_SECONDS } from "./constants.js";
 
 /** A connection that is silent for so long is taken for late, and for dead. */
-const SILENT = SIGN_SECONDS + 1.5;
+export const SILENT = SIGN_SECONDS + 1.5;
 const DEAD = 10 * SIGN_SECONDS;
 /** So long the endpoint may be at work without a word of text, or of how far it has read; and by its usual pause. */
 const LATE = 3;
