@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,9 @@ from export.source import Source
 from moa.drafters.contract import Drafter, RecordPair, StatesBefore
 from moa.errors import UsageError
 from moa.manifest import Acceptance, Agreement, Calibration, Offline, TreeUsed
+from moa.target.contract import Target
 from moa.target.generate import Continued, generate
-from moa.target.torch_target import Committed, Target
+from moa.target.torch_target import Committed
 from moa.training.sources import DocumentReader, SourceExample, examples, string
 from moa.tree import DraftTree, TreeGrower, TreeShape, accept
 
@@ -65,7 +67,8 @@ def read_prompts(files: Sequence[Path]) -> list[str]:
 
 def encode_prompts(target: Target, prompts: Sequence[str]) -> list[list[int]]:
     """Ids as a chat sends them: through the chat template, if the tokenizer has one."""
-    reader = DocumentReader(target.tokenizer, target.facts.vocab_size)
+    tokenizer: Any = target.tokenizer  # of the library, in every target that has one
+    reader = DocumentReader(tokenizer, target.facts.vocab_size)
     return [reader.prompt(SourceExample("a prompt", {"prompt": prompt}), 0) for prompt in prompts]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import tempfile
 import time
@@ -45,7 +46,10 @@ from moa.manifest import (
     Variant,
     Vocabulary,
 )
-from moa.target.torch_target import Target
+from moa.target.contract import LoadOptions, Target
+from moa.target.memory_plan import plan_memory
+from moa.target.registry import open_target, source_of
+from moa.target.torch_target import Target as TorchTarget
 from moa.worth import worth
 
 Notify = Callable[[str], None]
@@ -151,7 +155,12 @@ class _Build:
         if not wanted:
             return None
         self.say("loading the target to record its answers")
-        target = Target.load(settings.target, slots=_SLOTS, capacity=1024)
+        how = LoadOptions(device="cpu", dtype="float32", slots=_SLOTS, capacity=1024)
+        if not source_of(settings.target).planned:
+            how = dataclasses.replace(how, dtype="auto")  # a GGUF file has its own
+            return open_target(settings.target, how)
+        plan_memory(settings.target, how)  # refused now, not killed later
+        target = TorchTarget.load(settings.target, slots=how.slots, capacity=how.capacity)
         if taps := self.source.module.taps:
             target.tap(taps)
         return target

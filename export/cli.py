@@ -127,6 +127,15 @@ def parser() -> argparse.ArgumentParser:
         help="train the attention on these chats",
     )
     setup.add_argument(
+        "--calibration",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="held-out prompts, one a line: how far the device can be trusted alone is measured on"
+        " them, and it stops there; the target must fit in memory (a GGUF file is the smallest)",
+    )
+    setup.add_argument(
         "--steps", type=int, metavar="N", help="steps of that training (default: moa-train's)"
     )
     setup.add_argument(
@@ -144,9 +153,7 @@ def _build(args: argparse.Namespace) -> None:
         raise UsageError(
             "--target and --drafter belong together", hint="leave out both for the embedded pair"
         )
-    for file in (*args.calibration, *args.vocab_text):
-        if not file.is_file():
-            raise UsageError(f"no file at {file}")
+    _check_files((*args.calibration, *args.vocab_text))
     if args.out is None and not args.dry_run:
         raise UsageError("--out is missing", hint="--out DIR for the new bundle, or --dry-run")
     _check_place(args, args.out)
@@ -182,16 +189,33 @@ def _setup(args: argparse.Namespace) -> None:
         raise UsageError(
             "--steps is for the training of --records", hint="give --records, or leave out --steps"
         )
+    _check_files(args.calibration)
     _check_place(args, args.out / "bundle")
-    from export.setup import VARIANTS, Setup, make_setup_plan, next_commands, run_setup
+    from export.setup import (
+        NOT_CALIBRATED,
+        VARIANTS,
+        Setup,
+        make_setup_plan,
+        next_commands,
+        run_setup,
+    )
     from moa.training.cli import main as train
 
     variants = tuple(args.variant) or VARIANTS
     setup = Setup(
-        args.target, args.sibling, args.out, variants, tuple(args.records), args.steps, args.force
+        target=args.target,
+        sibling=args.sibling,
+        out=args.out,
+        variants=variants,
+        records=tuple(args.records),
+        calibration=tuple(args.calibration),
+        steps=args.steps,
+        force=args.force,
     )
     plan = make_setup_plan(setup)
     if not args.dry_run:
+        if not plan.calibrates:
+            _say(NOT_CALIBRATED)
         run_setup(setup, train, _say)
     commands = next_commands(setup)
     result = {
@@ -200,6 +224,12 @@ def _setup(args: argparse.Namespace) -> None:
         "commands": commands,
     }
     _show(result, args.json, [*(plan.lines() if args.dry_run else ()), *commands])
+
+
+def _check_files(files: Sequence[Path]) -> None:
+    for file in files:
+        if not file.is_file():
+            raise UsageError(f"no file at {file}")
 
 
 def _check_place(args: argparse.Namespace, out: Path) -> None:

@@ -21,6 +21,10 @@ VARIANTS = ("cpu-int4",)
 _BYTES_PER_TARGET_WEIGHT = 2
 """The verifier loads a target in bfloat16 on a GPU."""
 _GPUS = {"H100": 2600, "RTX 4090": 900}
+NOT_CALIBRATED = (
+    "calibration: none, so the device guesses how long it can be trusted alone;"
+    " --calibration FILE measures it"
+)
 _DEVICES = {"laptop": 40, "phone": 15}
 """Memory bandwidth in GB/s that a decoder reaches."""
 
@@ -35,6 +39,8 @@ class Setup:
     out: Path
     variants: tuple[str, ...] = VARIANTS
     records: tuple[str, ...] = ()
+    calibration: tuple[Path, ...] = ()
+    """Held-out prompts, on which the drafter is compared with the target."""
     steps: int | None = None
     force: bool = False
 
@@ -59,6 +65,7 @@ class SetupPlan:
     kv_bytes_per_token: int
     export: ExportPlan
     trains: bool
+    calibrates: bool
 
     def lines(self) -> list[str]:
         """For people. Every line is computed."""
@@ -75,6 +82,9 @@ class SetupPlan:
             f"room on disk while building: {disk}; about {seconds:.0f} s on two cores",
             f"a forward of the target takes at least: {_least_times(self.target_bytes, _GPUS)}",
             f"a step on the device takes at least: {_least_times(device, _DEVICES)}",
+            "calibration: on the prompts given, with the target in memory"
+            if self.calibrates
+            else NOT_CALIBRATED,
             *(
                 ["training: moa-train --dry-run measures its time and memory"]
                 if self.trains
@@ -111,6 +121,7 @@ def make_setup_plan(setup: Setup) -> SetupPlan:
         * _BYTES_PER_TARGET_WEIGHT,
         export=make_plan(setup.target, PREFIX + setup.sibling, setup.variants, None),
         trains=bool(setup.records),
+        calibrates=bool(setup.calibration),
     )
 
 
@@ -140,6 +151,7 @@ def run_setup(setup: Setup, train: Callable[[Sequence[str]], int], say: Notify) 
             drafter=drafter,
             out=setup.bundle,
             variants=setup.variants,
+            calibration=setup.calibration,
             force=setup.force,
         ),
         say=say,

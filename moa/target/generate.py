@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from moa.sampling import SamplingSettings
 from moa.target.choosing import Judged, accept_rows
-from moa.target.torch_target import Committed, Row, Target
+from moa.target.contract import Target
+from moa.target.rows import Row
 from moa.wire.finish import TurnRules, first_finish
 
 PREFILL_CHUNK = 512
@@ -31,10 +33,10 @@ def generate(
     prompts: Sequence[Sequence[int]],
     new_tokens: int,
     sampling: SamplingSettings | None = None,
-    seen: Callable[[int, Committed], None] = lambda _, __: None,
+    seen: Callable[[int, Any], None] = lambda _, __: None,
 ) -> list[Continued]:
-    """Continue every prompt, each in a slot of its own. `seen` gets what the target has run, by the
-    prompt's place."""
+    """Continue every prompt, each in a slot of its own. `seen` gets what the target has run
+    (what its commits return), by the prompt's place."""
     texts = [Continued(list(prompt), len(prompt)) for prompt in prompts]
     eos = frozenset(target.facts.eos_ids)
     capacity = target.cache.capacity

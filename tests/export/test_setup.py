@@ -18,6 +18,7 @@ from edge_client.events import AnswerSoFar
 from export.build import step_times
 from export.cli import main
 from moa.bundle import Bundle
+from testing import gguf_tiny
 from testing.tiny import save_tiny, tiny
 from tests.target.test_gguf_folder import rounded, written
 from tests.verifier.kit import generate
@@ -129,6 +130,37 @@ def test_a_dry_run_says_sizes_and_writes_nothing(
         main(["setup", str(target), "--sibling", str(other), "--out", str(out), "--dry-run"]) == 2
     )
     assert "has another tokenizer than" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("gguf", [False, True])
+def test_a_sibling_is_compared_with_its_target_where_prompts_are_given(
+    gguf: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if gguf:
+        gguf_tiny.need_llama()
+        target = gguf_tiny.save(tiny("qwen2"), tmp_path / "large.gguf")
+        small = tiny("qwen2", seed=5, **SMALL)
+        sibling = gguf_tiny.save(small, tmp_path / "little.gguf")
+    else:
+        target, sibling = save_siblings(tmp_path, "qwen2")
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Tell me something.\nAnd more of it.\n")
+    command = ["setup", str(target), "--sibling", str(sibling), "-o", str(tmp_path / "out")]
+    assert main([*command, "--calibration", str(tmp_path / "missing")]) == 2
+    assert "no file at" in capsys.readouterr().err
+    assert main([*command, "--calibration", str(prompts)]) == 0
+    assert "calibration: none" not in capsys.readouterr().err
+    calibration = Bundle.open(tmp_path / "out" / "bundle").manifest.calibration
+    assert calibration is not None
+    assert (calibration.prompts, calibration.source) == (2, "prompts.txt")
+    assert calibration.offline.lengths
+    assert main([*command, "--force"]) == 0
+    assert "--calibration FILE measures it" in capsys.readouterr().err
+    assert Bundle.open(tmp_path / "out" / "bundle").manifest.calibration is None
 
 
 def test_both_may_be_gguf_files_and_the_target_s_weights_are_not_unpacked(
