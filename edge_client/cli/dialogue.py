@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from edge_client.cli.options import read_file
 from edge_client.settings import ClientSettings, from_text
 from moa.errors import UsageError
 from moa.process.files import Changed, digest_of, replace_known
@@ -21,6 +22,7 @@ COMMANDS = {
     "/new": "forget the conversation and begin another",
     "/system": "TEXT: set the system message; alone: show it",
     "/set": "NAME VALUE: change a setting from the next answer on; alone: show all",
+    "/read": "FILE: a text file, which goes with your next question",
     "/continue": "go on with the last answer, where it was cut or stopped",
     "/edit": "TEXT: ask the last question again with this text; alone: change it",
     "/undo": "take back the last question and its answer",
@@ -95,6 +97,8 @@ class Dialogue:
     messages: list[DialogueMessage] = field(default_factory=list)
     """Without the system message."""
     changes: dict[str, Any] = field(default_factory=dict)
+    _read_texts: list[str] = field(default_factory=list)
+    """Files that wait for the question that they go with."""
     _files: dict[Path, bytes] = field(default_factory=dict)
     """Digests of the files that this chat has saved or loaded: `/save` may replace them while they
     are what this chat knows."""
@@ -105,7 +109,9 @@ class Dialogue:
         if not line.strip():
             return None
         if not line.startswith("/"):
-            self.messages.append({"role": "user", "content": line})
+            question = "\n\n".join([*self._read_texts, line])
+            self._read_texts.clear()
+            self.messages.append({"role": "user", "content": question})
             return Ask()
         name, _, rest = line.strip().partition(" ")
         name = {"/exit": "/quit", "/?": "/help"}.get(name, name)
@@ -171,6 +177,7 @@ class Dialogue:
 
     def _new(self, _: str) -> NextStep:
         self.messages.clear()
+        self._read_texts.clear()
         return "a new conversation"
 
     def _system(self, text: str) -> NextStep:
@@ -198,6 +205,14 @@ class Dialogue:
         dataclasses.replace(self.settings, **changed)  # refuses values out of range
         self.changes = changed
         return f"{name} is {_written(value)} from the next answer on"
+
+    def _read(self, name: str) -> NextStep:
+        path = _path(name)
+        text = read_file(path)
+        if not text.strip():
+            raise UsageError(f"{path} is empty")
+        self._read_texts.append(text)
+        return f"{path}: {len(text):,} characters go with your next question"
 
     def _continue(self, _: str) -> NextStep:
         if not self.messages or self.messages[-1]["role"] != "assistant":

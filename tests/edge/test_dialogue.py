@@ -63,6 +63,29 @@ def test_every_command_is_in_the_help_and_how_the_reader_in_use_takes_many_lines
     assert dialogue.take("/quit") == dialogue.take("/exit") == Quit()
 
 
+def test_a_file_goes_with_the_next_question_and_with_no_other(
+    dialogue: Dialogue, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("Ada has a fox.\n")
+    for unusable, why in ((tmp_path / "missing", "cannot read"), (tmp_path, "cannot read")):
+        with pytest.raises(UsageError, match=why):
+            dialogue.take(f"/read {unusable}")
+    with pytest.raises(UsageError, match="name a file"):
+        dialogue.take("/read")
+    assert "14 characters" in said(dialogue, f"/read {notes}")
+    assert dialogue.messages == [], "it is no question yet"
+    assert dialogue.take("What has Ada?") == Ask()
+    assert dialogue.messages[-1]["content"] == "Ada has a fox.\n\nWhat has Ada?"
+    dialogue.answered("a fox")
+    dialogue.take("And who?")
+    assert dialogue.messages[-1]["content"] == "And who?"
+    said(dialogue, f"/read {notes}")
+    said(dialogue, "/new")
+    dialogue.take("Hello")
+    assert dialogue.messages == [{"role": "user", "content": "Hello"}]
+
+
 def test_system(dialogue: Dialogue) -> None:
     assert said(dialogue, "/system") == "nothing is said first"
     said(dialogue, "/system Be brief.")
