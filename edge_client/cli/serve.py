@@ -36,6 +36,11 @@ _FLAGS = {
 }
 
 
+_LOOK_SECONDS = 1.0
+"""How often it is looked whether the link is still up, for a line on the screen."""
+_ALONE = "until it is there, all text is this device's own, and none of it is verified"
+
+
 def add(command: argparse.ArgumentParser) -> None:
     """The subcommand's flags."""
     command.description = (
@@ -84,17 +89,28 @@ async def _serve(settings: ClientSettings, serve: ServeSettings, endpoint: Modul
                 look.cancel()
 
 
-async def tell_of_the_verifier(client: EdgeClient) -> None:
-    """Say at the start if it is not there: then answers are the device's own."""
-    try:
-        if client.link is not None:
+async def tell_of_the_verifier(client: EdgeClient, look_seconds: float = _LOOK_SECONDS) -> None:
+    """Say whether it is there, at the start and whenever that has changed: without it answers are
+    the device's own."""
+    link = client.link
+    if link is None:
+        _tell("no verifier\nall text is this device's own, and none of it is verified")
+        return
+    online: bool | None = None
+    while True:
+        try:
             await client.wait_online()
-            return
-        missing = "no verifier"
-    except MoaError as error:
-        missing = f"no verifier now: {error.line()}"
-    print(
-        f"{missing}\nall text is this device's own, and none of it is verified",
-        file=sys.stderr,
-        flush=True,
-    )
+            if online is not True:
+                _tell(f"online: text is verified by {link.endpoint.url}")
+            online = True
+        except MoaError as error:
+            if online is not False:
+                _tell(f"no verifier now: {error.line()}\n{_ALONE}")
+            online = False
+        await asyncio.sleep(look_seconds)
+        while link.up:
+            await asyncio.sleep(look_seconds)
+
+
+def _tell(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)

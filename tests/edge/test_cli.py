@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import os
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from moa.wire import Code, encode
 from moa.wire.messages import Error
 from tests.edge import kit
 from tests.edge.link.test_websocket import stranger
+from tests.edge.test_offline_check import slow_verifier
 from tests.verifier import kit as verifier_kit
 
 FRESH = "from edge_client.cli import main; main()"
@@ -269,22 +271,54 @@ async def test_a_chat_in_a_pipe_that_the_verifier_refuses_is_no_success_either()
     )
 
 
+@contextlib.asynccontextmanager
+async def told_of(client: EdgeClient) -> AsyncIterator[None]:
+    telling = asyncio.create_task(tell_of_the_verifier(client, 0.01))
+    try:
+        yield
+    finally:
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+
+
+async def seen(capsys: pytest.CaptureFixture[str], words: str) -> str:
+    """What is told until these words are."""
+    text = ""
+    async with asyncio.timeout(120):
+        while words not in text:
+            text += capsys.readouterr().err
+            await asyncio.sleep(0.01)
+    return text
+
+
 async def test_an_endpoint_that_the_verifier_refuses_says_so_at_the_start(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with (
         stranger(encode(Error(code=Code.VERSION, message="not with you"))) as url,
         EdgeClient(verifier=url, device=kit.device()) as client,
+        told_of(client),
     ):
-        await tell_of_the_verifier(client)
+        assert "no verifier now: not with you" in await seen(capsys, "none of it is verified")
     async with EdgeClient(device=kit.device()) as client:
         await tell_of_the_verifier(client)
-    first, says, second, _ = capsys.readouterr().err.splitlines()
-    assert first.startswith("no verifier now: not with you")
-    assert (second, says) == (
+    assert capsys.readouterr().err.splitlines() == [
         "no verifier",
         "all text is this device's own, and none of it is verified",
-    )
+    ]
+
+
+async def test_an_endpoint_says_when_its_verifier_comes_and_goes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    port = Port("127.0.0.1", 0)  # it refuses connections until a verifier listens
+    url = f"ws://127.0.0.1:{port.number}"
+    how: Any = {"connect_seconds": 5.0, "reconnect_seconds": 0.05}
+    async with EdgeClient(verifier=url, **how) as client, told_of(client):
+        await seen(capsys, "no verifier now: cannot reach")
+        async with slow_verifier(port, 0.0):
+            await seen(capsys, f"online: text is verified by {url}")
+        await seen(capsys, "no verifier now: ")
 
 
 async def test_more_tokens_than_the_verifier_writes_are_those_that_it_does_and_it_is_said() -> None:
