@@ -119,8 +119,6 @@ class LiveView(View):
         answer = self._answer
         status = Text("● ", style=_LINK_STYLES.get(self._link.state, ""))
         status += Text(self._doing(), style="dim")
-        if self._link.state in _TROUBLE and self._link.detail:
-            status += Text(f" ({safe_line(self._link.detail)})", style="dim")
         if answer.texts:
             status += Text(f" · {tokens(len(answer.texts))}", style="dim")
         if waiting := len(answer.texts) - answer.final:

@@ -17,6 +17,10 @@ def waiting(seconds: float) -> str:
     return f" · waiting for {int(seconds)} s" if seconds >= _LONG else ""
 
 
+_ALONE = "independent:"
+"""How a bundle's manifest marks a drafter that is a model of its own."""
+
+
 def named(source: str) -> str:
     """A model's name: the last part of where it came from."""
-    return source.rstrip("/").rpartition("/")[2] or "target"
+    return source.removeprefix(_ALONE).rstrip("/").rpartition("/")[2] or "target"

@@ -18,6 +18,7 @@ from edge_client.events import Confirm, Done, Event, Link, Notice, Progress, Pro
 from edge_client.screen.live import LiveView, Region, summary
 from edge_client.screen.pipe import PipeView
 from edge_client.screen.views import make_console, make_view
+from edge_client.screen.words import named
 
 STATS = {
     "tokens": 2,
@@ -215,6 +216,19 @@ def test_a_wait_without_news_is_counted_on_the_screen() -> None:
         assert "the verifier reads: 5 of 9 · 1 token · waiting for 2 s" in drawn(2)
         view.take(Progress(done=5, total=9))
         assert "waiting for 4 s" in drawn(2), "it has not come further"
+
+
+def test_a_long_reason_leaves_room_for_what_happens() -> None:
+    """It stands above the answer; below, a line of the window's width says what is going on."""
+    away = Link(state="offline", detail="cannot reach ws://127.0.0.1:8765: " + "why " * 60)
+    view = LiveView(Console(file=io.StringIO(), force_terminal=True, width=80))
+    for event in (Prompt(ids=[1]), away, Progress(done=3, total=44, by="device")):
+        view.take(event)
+    assert view.status().plain == "● this device reads: 3 of 44"
+
+
+def test_a_sibling_is_called_by_its_name() -> None:
+    assert named("independent:models/coder05") == named("coder05") == "coder05"
 
 
 def test_figures_of_the_link_are_not_of_an_answer_that_had_no_part_in_it() -> None:
