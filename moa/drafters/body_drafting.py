@@ -45,13 +45,13 @@ class BodyModel(Drafter):
         raise NotImplementedError
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The head."""
+        """The logits of the head after these states."""
         return self.shared.logits(hidden)
 
     def drafting(
         self, *, slots: int, capacity: int, scratch: int = 256, graphs: Graphs | None = None
     ) -> BodyDrafting:
-        """In torch: every activation is available at once."""
+        """The drafter at work in torch."""
         return BodyDrafting(self, slots=slots, capacity=capacity, scratch=scratch, graphs=graphs)
 
 
@@ -77,7 +77,7 @@ class BodyDrafting(TorchDrafting):
         self.drafter = drafter
         spec = drafter.graph_spec
 
-        def pool(layers: Sequence[KVHeads]) -> SlotPool:
+        def pool_of(layers: Sequence[KVHeads]) -> SlotPool:
             return SlotPool(
                 layers=len(layers),
                 slots=slots,
@@ -89,19 +89,20 @@ class BodyDrafting(TorchDrafting):
             )
 
         self.layers = len(spec.cache) - spec.borrowed
-        """Those of the body."""
-        self.pool = pool(spec.cache[: self.layers])
-        self.records = pool([spec.records]) if spec.records else None
-        self.borrowed = pool(spec.cache[self.layers :]) if spec.borrowed else None
+        """How many layers the body has."""
+        self.pool = pool_of(spec.cache[: self.layers])
+        self.records = pool_of([spec.records]) if spec.records else None
+        self.borrowed = pool_of(spec.cache[self.layers :]) if spec.borrowed else None
         self._layout = drafter.record_layout
         self.reads_records = self._layout is not None
-        self._pools = [p for p in (self.pool, self.records, self.borrowed) if p is not None]
+        pools = (self.pool, self.records, self.borrowed)
+        self._pools = [pool for pool in pools if pool is not None]
         self.capture(graphs)
 
     def open(self) -> int:
         """Take an empty slot."""
         slots = [pool.acquire() for pool in self._pools]
-        return slots[0]
+        return slots[0]  # the same in all pools, which are always taken and released together
 
     def close(self, slot: int) -> None:
         """Give a slot back."""
@@ -128,21 +129,20 @@ class BodyDrafting(TorchDrafting):
         assert self._layout is not None
         assert self.records is not None
         parts = zip(self._layout.split(keys), self._layout.split(values), strict=True)
-        own, *theirs = (
-            [torch.from_numpy(np.ascontiguousarray(half.swapaxes(0, 1))) for half in part]
-            for part in parts
-        )
+        # Cross-attention's, then those of each borrowed layer.
+        own, *borrowed = [(_heads_first(key), _heads_first(value)) for key, value in parts]
         self._append(self.records, slot, start, [own])
         if self.borrowed is not None:
-            self._append(self.borrowed, slot, start, theirs)
+            self._append(self.borrowed, slot, start, borrowed)
 
-    def _append(
-        self, pool: SlotPool, slot: int, start: int, layers: Sequence[Sequence[Tensor]]
-    ) -> None:
-        gap = start - pool.lengths[slot]
-        keys, values = (torch.stack([layer[half] for layer in layers]) for half in (0, 1))
-        if gap > 0:
-            zeros = keys.new_zeros(*keys.shape[:2], gap, keys.shape[3])
+    def _append(self, pool: SlotPool, slot: int, start: int, layers: Sequence[Rows]) -> None:
+        """Append keys and values `[heads, n, width]` of each layer, at position `start`; missing
+        rows before it are zero."""
+        keys = torch.stack([key for key, _ in layers])
+        values = torch.stack([value for _, value in layers])
+        missing = start - pool.lengths[slot]
+        if missing > 0:
+            zeros = keys.new_zeros(*keys.shape[:2], missing, keys.shape[3])
             keys = torch.cat([zeros, keys], 2)
             values = torch.cat([zeros, values], 2)
         pool.append(slot, keys.to(pool.k), values.to(pool.v))
@@ -157,11 +157,13 @@ class BodyDrafting(TorchDrafting):
             return
         ids = torch.tensor([list(tokens)], device=self.device)
         positions = torch.arange(start, start + count, device=self.device).unsqueeze(0)
-        layers = zip(self.pool.k, self.pool.v, strict=True)
-        past = [(k[slot : slot + 1, :, :start], v[slot : slot + 1, :, :start]) for k, v in layers]
+        past_keys = self.pool.k[:, slot : slot + 1, :, :start]
+        past_values = self.pool.v[:, slot : slot + 1, :, :start]
+        past = list(zip(past_keys, past_values, strict=True))
         causal = np.tril(np.ones((1, 1, count, start + count), np.bool_), start)
         rows = self.drafter.extend(ids, positions, mask_over(causal, self.pool), past)
-        keys, values = (torch.cat([row[half] for row in rows]) for half in (0, 1))
+        keys = torch.cat([key for key, _ in rows])
+        values = torch.cat([value for _, value in rows])
         self.pool.append(slot, keys, values)
 
     def logits(self, level: Level) -> Tensor:
@@ -171,12 +173,10 @@ class BodyDrafting(TorchDrafting):
         if self.borrowed is not None:
             past += level.past(self.borrowed)
         if self.records is not None:
-            known = max(1, *level.lengths)
-            visible = np.arange(known) < np.array(level.lengths)[:, None]
-            records = [
-                *level.past(self.records, known)[0],
-                mask_over(visible[:, None, None], self.pool),
-            ]
+            view = max(1, *level.lengths)  # attention needs one column at least
+            visible = np.arange(view) < np.array(level.lengths)[:, None]
+            keys, values = level.past(self.records, view)[0]
+            records = [keys, values, mask_over(visible[:, None, None], self.pool)]
         hidden, rows = self.drafter.features(level.ids, level.positions, level.mask, past, *records)
         level.keep(self.pool, rows[: self.layers])
         if self.borrowed is not None:
@@ -205,3 +205,8 @@ class BodyDrafting(TorchDrafting):
         if self.borrowed is not None:
             step.keep(self.borrowed, rows[self.layers :])
         return self.drafter.logits(hidden)[:, 0, : self.vocab_size]
+
+
+def _heads_first(rows: NDArray[Any]) -> Tensor:
+    """Rows `[n, heads, width]` as a tensor `[heads, n, width]`."""
+    return torch.from_numpy(np.ascontiguousarray(rows.swapaxes(0, 1)))

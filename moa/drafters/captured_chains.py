@@ -23,7 +23,7 @@ from moa.tree import DraftTree, TreeGrower
 
 DEEPEST = 32
 """Tokens of the longest chain: keys of the noise and results have fixed memory."""
-_NARROWEST = 256
+_NARROWEST_VIEW = 256
 """Columns of the narrowest graph: shorter texts gain nothing by one of their own."""
 
 
@@ -37,8 +37,9 @@ class ChainTier(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As graphs and metrics have it."""
-        return f"draft {self.rows}x{self.view}{' sampled' if self.sampled else ''}"
+        """Its name among graphs and in metrics."""
+        name = f"draft {self.rows}x{self.view}"
+        return f"{name} sampled" if self.sampled else name
 
 
 @dataclass(frozen=True)
@@ -52,19 +53,22 @@ class ChainBuffers:
     known: Tensor
     """How many tokens of the text had been read when the chain began."""
     slot: Tensor
+    """The slot of the chain's text."""
     scale: Tensor
     """1 / temperature; 0: greedy."""
     noise_keys: Tensor
-    """`[levels, chains]`: what the noise of each level begins with."""
+    """`[levels, chains]`: keys of each level's sampling noise (`moa.sampling.noise_keys`)."""
     level: Tensor
     """How long the chains are."""
     tokens: Tensor
-    """`[levels, chains]`: what was drafted."""
+    """`[levels, chains]`: what was drafted. In float64, as scores are, so that both are copied to
+    the host at once; it holds every id exactly."""
     scores: Tensor
+    """`[levels, chains]`: the log-probability of each."""
 
     @classmethod
     def empty(cls, chains: int, device: torch.device) -> ChainBuffers:
-        """For so many chains."""
+        """Buffers for so many chains."""
 
         def whole(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.long, device=device)
@@ -105,9 +109,8 @@ class ChainStep:
     def past(self, pool: SlotPool) -> list[Rows]:
         """A pool's keys and values of the chains' slots, by layer."""
         view = len(self.columns)
-        keys, values = (
-            half[:, :, :, :view].index_select(1, self.slot) for half in (pool.k, pool.v)
-        )
+        keys = pool.k[:, :, :, :view].index_select(1, self.slot)
+        values = pool.v[:, :, :, :view].index_select(1, self.slot)
         return list(zip(keys, values, strict=True))
 
     def before(self, until: Tensor) -> Tensor:
@@ -115,7 +118,7 @@ class ChainStep:
         return self.columns < until.unsqueeze(1)
 
     def mask(self, seen: Tensor) -> Tensor:
-        """An additive mask for a query a chain."""
+        """The additive mask of one query for each chain, which sees these columns."""
         return additive(seen, self.dtype)[:, None, None]
 
     def visible(self, seen: Tensor | None = None) -> Tensor:
@@ -127,9 +130,9 @@ class ChainStep:
 
     def keep(self, pool: SlotPool, rows: Sequence[Rows]) -> None:
         """Write the step's keys and values at each chain's column."""
-        for layer, (k, v) in enumerate(rows):
-            pool.k[layer][self.slot, :, self.place] = k[:, :, 0].to(pool.k.dtype)
-            pool.v[layer][self.slot, :, self.place] = v[:, :, 0].to(pool.v.dtype)
+        for layer, (keys, values) in enumerate(rows):
+            pool.k[layer][self.slot, :, self.place] = keys[:, :, 0].to(pool.k.dtype)
+            pool.v[layer][self.slot, :, self.place] = values[:, :, 0].to(pool.v.dtype)
 
 
 class Chained(Protocol):
@@ -137,7 +140,7 @@ class Chained(Protocol):
 
     pool: SlotPool
     vocab_size: int
-    words: Tensor | None
+    draft_tokens: Tensor | None
     device: torch.device
 
     @property
@@ -160,25 +163,28 @@ class CapturedChains:
         self._most = power_of_two(drafting.pool.slots)
         self._buffers = ChainBuffers.empty(self._most, device)
         self._columns = torch.arange(drafting.pool.capacity, device=device)
-        size = drafting.vocab_size
-        words = drafting.words
-        self._noise_ids = torch.arange(size, device=device) if words is None else words
-        """The target's ids of the words that logits are over."""
+        draft_tokens = drafting.draft_tokens
+        if draft_tokens is None:
+            draft_tokens = torch.arange(drafting.vocab_size, device=device)
+        self._noise_ids = draft_tokens
+        """The target's ids of the tokens that logits are over."""
 
     @torch.inference_mode()
     def prepare(self) -> None:
         """Capture the graphs of greedy drafts for short texts."""
         rows = 1
         while rows <= self._most:
-            tier = ChainTier(rows, min(_NARROWEST, len(self._columns)), False)
+            tier = ChainTier(rows, min(_NARROWEST_VIEW, len(self._columns)), False)
             self._graphs.add(tier.name, self._work(tier))
             rows *= 2
 
     def fit(self, requests: Sequence[DraftRequest]) -> bool:
         """Whether they are chains, free of grammars, and no longer than the memory."""
         return all(
-            one.shape.breadth == 1 and one.shape.depth <= DEEPEST and one.grammar is None
-            for one in requests
+            request.shape.breadth == 1
+            and request.shape.depth <= DEEPEST
+            and request.grammar is None
+            for request in requests
         )
 
     @torch.inference_mode()
@@ -192,50 +198,55 @@ class CapturedChains:
         view = max(lengths[slot] for slot in slots) + depth
         tier = ChainTier(
             rows=power_of_two(len(slots)),
-            view=min(power_of_two(max(view, _NARROWEST)), len(self._columns)),
+            view=min(power_of_two(max(view, _NARROWEST_VIEW)), len(self._columns)),
             sampled=not all(request.sampling.greedy for request in requests),
         )
         self._fill(tier, requests, depth)
         step, _ = self._graphs.get(tier.name, lambda: self._work(tier))
         for _ in range(depth):
             step()
-        buffers = self._buffers
-        found = torch.stack([buffers.tokens[:depth], buffers.scores[:depth]])
-        tokens, scores = found.cpu().numpy()
+        results = torch.stack([self._buffers.tokens[:depth], self._buffers.scores[:depth]])
+        tokens, scores = results.cpu().numpy()
         trees = []
-        for row, request in enumerate(requests):
+        for chain, request in enumerate(requests):
             grower = TreeGrower(request.pending, request.shape)
-            while grower.frontier:
-                at = slice(grower.level, grower.level + 1), slice(row, row + 1)
-                grower.expand(tokens[at].astype(np.int64), scores[at].astype(np.float32))
+            while grower.frontier:  # the grower ends a chain that is not likely any more
+                token = tokens[grower.level, chain]
+                score = scores[grower.level, chain]
+                grower.expand(
+                    np.array([[token]], dtype=np.int64), np.array([[score]], dtype=np.float32)
+                )
             trees.append(grower.tree())
         return trees
 
     def _fill(self, tier: ChainTier, requests: Sequence[DraftRequest], depth: int) -> None:
+        """Put what the chains begin with into the fixed memory."""
         # Padding repeats the first request, and writes the same.
         padded = [*requests, *[requests[0]] * (tier.rows - len(requests))]
-        lengths = [self._drafting.pool.lengths[request.slot] for request in padded]
-        buffers = self._buffers
-        whole = np.zeros((4 + depth, tier.rows), dtype=np.int64)
+        # Whole numbers are uploaded at once: a row for each input, then the keys of the noise.
+        inputs = (self._buffers.token, self._buffers.place, self._buffers.known, self._buffers.slot)
+        numbers = np.zeros((len(inputs) + depth, tier.rows), dtype=np.int64)
         scale = np.zeros(tier.rows)
-        for row, (request, length) in enumerate(zip(padded, lengths, strict=True)):
-            whole[:4, row] = request.pending, length, length, request.slot
+        for row, request in enumerate(padded):
+            length = self._drafting.pool.lengths[request.slot]
+            numbers[: len(inputs), row] = request.pending, length, length, request.slot
             sampling = request.sampling
             if not sampling.greedy:
                 scale[row] = 1.0 / sampling.temperature
                 positions = range(length + 1, length + 1 + depth)
-                whole[4:, row] = noise_keys([sampling.seed] * depth, positions).view(np.int64)
+                keys = noise_keys([sampling.seed] * depth, positions)
+                numbers[len(inputs) :, row] = keys.view(np.int64)
         device = self._drafting.device
-        uploaded = torch.from_numpy(whole).to(device)
-        inputs = (buffers.token, buffers.place, buffers.known, buffers.slot)
-        for buffer, values in zip(inputs, uploaded[:4], strict=True):
+        uploaded = torch.from_numpy(numbers).to(device)
+        for buffer, values in zip(inputs, uploaded[: len(inputs)], strict=True):
             buffer[: tier.rows] = values
-        buffers.noise_keys[:depth, : tier.rows] = uploaded[4:]
-        buffers.scale[: tier.rows] = torch.from_numpy(scale).to(device)
-        buffers.level.zero_()
+        self._buffers.noise_keys[:depth, : tier.rows] = uploaded[len(inputs) :]
+        self._buffers.scale[: tier.rows] = torch.from_numpy(scale).to(device)
+        self._buffers.level.zero_()
         self._drafting.begin_chains([request.slot for request in padded])
 
     def _work(self, tier: ChainTier) -> Work:
+        """What a graph of this tier runs, and how its memory is cleared for a run without requests."""
         buffers = self._buffers
         step = ChainStep(
             token=buffers.token[: tier.rows],
@@ -282,5 +293,7 @@ class CapturedChains:
             logits = torch.where(scale == 0, logits, logits * scale.float() + noise)
         top = logits.max(-1)
         score = top.values - logits.logsumexp(-1)
-        words = self._drafting.words
-        return top.indices if words is None else words[top.indices], score
+        tokens = top.indices
+        if self._drafting.draft_tokens is not None:
+            tokens = self._drafting.draft_tokens[tokens]
+        return tokens, score

@@ -44,7 +44,7 @@ RecordPair = tuple[NDArray[np.float32], NDArray[np.float32]]
 """Keys and values of activation records, `[tokens, count, width]` of a `RecordLayout` each."""
 
 
-class AttentionConfig(Protocol):
+class DrafterConfig(Protocol):
     """A drafter's `config.json`: its shape, and what it needs of the target."""
 
     @property
@@ -64,9 +64,9 @@ class Drafter(nn.Module):
     """A drafter in memory."""
 
     name: ClassVar[str]
-    """Of its kind: in messages, metrics and reports."""
+    """The name of its kind, in messages, metrics and reports."""
     config: Any
-    """A `AttentionConfig`."""
+    """A `DrafterConfig` of its kind's own class."""
     shared: SharedWeights
     """Embedding and head, the target's or its own. No module: they are not trained."""
     vocab_size: int
@@ -156,7 +156,7 @@ class Drafting(Protocol):
         """How many tokens of its text a slot has read."""
 
     def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
-        """The target has run `tokens`, in order, with these keys, values and states."""
+        """Read `tokens`, which the target has run, in order, with these keys, values and states."""
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """A tree for each request, all drafted together."""
@@ -166,7 +166,7 @@ class StateReader(Drafting, Protocol):
     """A `Drafting` that takes the target's states from every forward."""
 
     def take(self, slot: int, tokens: Sequence[int], states: Tensor) -> None:
-        """The target has run `tokens`, with these states `[n, *]`."""
+        """Read `tokens`, which the target has run, with these states `[n, *]`."""
 
     def copy(self, source: int, tokens: int) -> int:
         """A new slot with the first tokens of another."""
@@ -197,23 +197,24 @@ class StatesBefore:
 
     def __init__(self) -> None:
         self._newest: Tensor | None = None
+        """The state of the last token so far."""
 
     def of(self, piece: Committed) -> Committed:
-        """The piece that follows."""
+        """The next piece of the text, with the state before it."""
         before = self._newest
         self._newest = piece.states[-1:].clone()
         return replace(piece, before=before)
 
 
 def to_numpy(rows: Tensor) -> NDArray[np.float32]:
-    """In float32, on the host."""
+    """The rows in float32, on the host."""
     array: NDArray[np.float32] = rows.float().cpu().numpy()
     return array
 
 
 @torch.no_grad()
 def randomize(module: nn.Module) -> None:
-    """Weights of an untrained drafter: small, without biases."""
+    """Give an untrained drafter its weights: small ones, and biases of zero."""
     for part in module.modules():
         if isinstance(part, nn.Linear) and part.weight.requires_grad:
             nn.init.normal_(part.weight, std=0.02)
@@ -232,11 +233,11 @@ class Trainee:
 
 
 def digest(module: nn.Module) -> str:
-    """Of all weights: what a run started from."""
-    found = hashlib.sha256()
+    """A hash of all weights: it says what a run started from."""
+    hashed = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
-        found.update(name.encode() + value.detach().float().cpu().numpy().tobytes())
-    return found.hexdigest()
+        hashed.update(name.encode() + value.detach().float().cpu().numpy().tobytes())
+    return hashed.hexdigest()
 
 
 class DrafterKind(ABC):
@@ -254,7 +255,7 @@ class DrafterKind(ABC):
         """Whether a `config.json` is of this kind."""
 
     @abstractmethod
-    def config(self, folder: Path, facts: TargetFacts) -> AttentionConfig:
+    def config(self, folder: Path, facts: TargetFacts) -> DrafterConfig:
         """Read `config.json`, and refuse a drafter of another target."""
 
     @abstractmethod

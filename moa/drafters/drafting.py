@@ -31,11 +31,14 @@ class TorchDrafting:
 
     pool: SlotPool
 
-    def __init__(self, vocab_size: int, device: torch.device, words: Tensor | None = None) -> None:
-        """`words`: the target's ids of a smaller vocabulary, where the model's logits are over one."""
+    def __init__(
+        self, vocab_size: int, device: torch.device, draft_tokens: Tensor | None = None
+    ) -> None:
+        """`draft_tokens` are the target's ids of a smaller vocabulary, where the model's logits are
+        over one."""
         self.vocab_size = vocab_size
         self.device = device
-        self.words = words
+        self.draft_tokens = draft_tokens
         self.captured: CapturedChains | None = None
 
     def capture(self, graphs: Graphs | None) -> None:
@@ -75,21 +78,31 @@ class TorchDrafting:
         if self.captured is not None and self.captured.fit(requests):
             return self.captured.draft(requests)
         growers = [TreeGrower(request.pending, request.shape) for request in requests]
-        while active := [i for i, grower in enumerate(growers) if grower.frontier]:
+        while True:
+            growing = [index for index, grower in enumerate(growers) if grower.frontier]
+            if not growing:
+                return [grower.tree() for grower in growers]
             level = Level(
-                [requests[i] for i in active], [growers[i] for i in active], self.pool, self.device
+                [requests[index] for index in growing],
+                [growers[index] for index in growing],
+                self.pool,
+                self.device,
             )
-            scores = self.scores(level, self.logits(level))
-            top = scores.topk(
-                min(max(request.shape.breadth for request in level.requests), scores.shape[-1])
-            )
-            chosen = top.indices if self.words is None else self.words[top.indices]
-            values = top.values.cpu().numpy()
-            tokens = chosen.cpu().numpy()
-            for row, grower in enumerate(level.growers):
-                size = len(grower.frontier)
-                grower.expand(tokens[row, :size], values[row, :size])
-        return [grower.tree() for grower in growers]
+            self._grow(level)
+
+    def _grow(self, level: Level) -> None:
+        """Run the model on a level, and give its trees their next one."""
+        scores = self.scores(level, self.logits(level))
+        breadth = max(request.shape.breadth for request in level.requests)
+        top = scores.topk(min(breadth, scores.shape[-1]))
+        tokens = top.indices
+        if self.draft_tokens is not None:
+            tokens = self.draft_tokens[tokens]
+        top_tokens = tokens.cpu().numpy()
+        top_scores = top.values.cpu().numpy()
+        for row, grower in enumerate(level.growers):
+            size = len(grower.frontier)  # the rest is padding
+            grower.expand(top_tokens[row, :size], top_scores[row, :size])
 
     def logits(self, level: Level) -> Tensor:
         """Logits `[B, T, V]` after each frontier node."""
@@ -100,13 +113,13 @@ class TorchDrafting:
         noise, and the noise of a position is known in advance: so the drafter adds the same noise
         to guess the same token."""
         logits = logits.float()
-        if not all(request.sampling.greedy for request in level.requests):
-            scale = [
-                1.0 if r.sampling.greedy else 1.0 / r.sampling.temperature for r in level.requests
+        settings = [request.sampling for request in level.requests]
+        if not all(sampling.greedy for sampling in settings):
+            scales = [
+                1.0 if sampling.greedy else 1.0 / sampling.temperature for sampling in settings
             ]
-            logits = logits * torch.tensor(scale, device=logits.device).view(
-                -1, 1, 1
-            ) + self._noise(level)
+            scale = torch.tensor(scales, device=logits.device).view(-1, 1, 1)
+            logits = logits * scale + self._noise(level)
         return self._masked(level, logits).log_softmax(-1)
 
     def _masked(self, level: Level, logits: Tensor) -> Tensor:
@@ -115,30 +128,34 @@ class TorchDrafting:
             return logits
         logits = logits.clone()
         for row, (request, grower) in enumerate(zip(level.requests, level.growers, strict=True)):
-            for at, node in enumerate(grower.frontier if request.grammar is not None else ()):
-                bits = (
-                    request.grammar.guesses(grower.path(node))
-                    if request.grammar is not None
-                    else None
+            if request.grammar is None:
+                continue
+            for column, node in enumerate(grower.frontier):
+                bits = request.grammar.guesses(grower.path(node))
+                if bits is None:
+                    continue  # behind the grammar's end
+                allowed = torch.from_numpy(unpacked(bits, self.vocab_size))
+                logits[row, column] = logits[row, column].where(
+                    self._of_draft_tokens(allowed), MASKED
                 )
-                if bits is not None:
-                    allowed = self._by_word(torch.from_numpy(unpacked(bits, self.vocab_size)))
-                    logits[row, at] = logits[row, at].where(allowed, MASKED)
         return logits
 
     def _noise(self, level: Level) -> Tensor:
+        """The sampling noise of each text's next position, `[B, 1, V]`; zeros where it is greedy."""
         noise = np.zeros((len(level.requests), 1, self.vocab_size), dtype=np.float32)
         for row, request in enumerate(level.requests):
             if not request.sampling.greedy:
-                noise[row, 0] = gumbel(
-                    request.sampling.seed, level.positions_of(row) + 1, self.vocab_size
-                )
-        return self._by_word(torch.from_numpy(noise))
+                next_position = level.positions_of(row) + 1
+                noise[row, 0] = gumbel(request.sampling.seed, next_position, self.vocab_size)
+        return self._of_draft_tokens(torch.from_numpy(noise))
 
-    def _by_word(self, of_target: Tensor) -> Tensor:
-        """Of values for the target's vocabulary, those of the model's own."""
-        placed = of_target.to(self.device)
-        return placed if self.words is None else placed[..., self.words]
+    def _of_draft_tokens(self, values: Tensor) -> Tensor:
+        """The values of the tokens that the model knows, of values `[..., V]` for all of the
+        target's."""
+        values = values.to(self.device)
+        if self.draft_tokens is None:
+            return values
+        return values[..., self.draft_tokens]
 
     def close(self, slot: int) -> None:
         """Give a slot back."""
@@ -159,20 +176,25 @@ class Level:
         self.growers = growers
         self.slots = [request.slot for request in requests]
         self.lengths = [pool.lengths[slot] for slot in self.slots]
+        """Tokens of each text that are observed."""
         self.sizes = [len(grower.frontier) for grower in growers]
+        """Nodes of each tree in this level."""
         self.starts = [
             length + len(grower.fed) for length, grower in zip(self.lengths, growers, strict=True)
         ]
-        width = max(self.sizes)
+        """The column of the pool at which each tree's new rows begin."""
         self.view = max(self.starts)
+        """Columns of the pool that the level looks at. Its own rows come behind them."""
+        width = max(self.sizes)
         ids = np.zeros((len(requests), width), dtype=np.int64)
         positions = np.zeros_like(ids)
         visible = np.zeros((len(requests), 1, width, self.view + width), dtype=np.bool_)
-        visible[:, 0, np.arange(width), self.view + np.arange(width)] = True  # padding sees itself
+        # All tokens see themselves, padding too: else its row of the mask would be empty.
+        visible[:, 0, np.arange(width), self.view + np.arange(width)] = True
         for row, (grower, length) in enumerate(zip(growers, self.lengths, strict=True)):
             size = self.sizes[row]
             fed = len(grower.fed)
-            tree = grower.mask()
+            tree = grower.mask()  # over the nodes of earlier levels, then of this one
             ids[row, :size] = grower.frontier_tokens
             positions[row] = self.positions_of(row)
             visible[row, 0, :size, :length] = True
@@ -189,24 +211,27 @@ class Level:
     def past(self, pool: SlotPool, view: int = 0) -> list[tuple[Tensor, Tensor]]:
         """The keys and values of a pool that the level may attend to, per layer: `[B, heads, view,
         D]`. Of one slot they are not copied."""
-        only = len(self.slots) == 1
-        view = view or self.view
-        slots = (
-            slice(self.slots[0], self.slots[0] + 1)
-            if only
-            else torch.tensor(self.slots, device=self.device)
-        )
-        return list(zip(pool.k[:, slots, :, :view], pool.v[:, slots, :, :view], strict=True))
+        if view == 0:
+            view = self.view
+        slots: slice | Tensor
+        if len(self.slots) == 1:
+            slots = slice(self.slots[0], self.slots[0] + 1)  # a view
+        else:
+            slots = torch.tensor(self.slots, device=self.device)
+        keys = pool.k[:, slots, :, :view]
+        values = pool.v[:, slots, :, :view]
+        return list(zip(keys, values, strict=True))
 
     def keep(self, pool: SlotPool, rows: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Write the level's new keys and values after those of earlier levels."""
-        for b, slot in enumerate(self.slots):
-            size = self.sizes[b]
-            start = self.starts[b]
-            pool.begin([slot], [start - pool.lengths[slot] + size])
-            for layer, (k, v) in enumerate(rows):
-                pool.k[layer, slot, :, start : start + size] = k[b, :, :size]
-                pool.v[layer, slot, :, start : start + size] = v[b, :, :size]
+        for row, slot in enumerate(self.slots):
+            start = self.starts[row]
+            size = self.sizes[row]
+            stop = start + size
+            pool.begin([slot], [stop - pool.lengths[slot]])
+            for layer, (keys, values) in enumerate(rows):
+                pool.k[layer, slot, :, start:stop] = keys[row, :, :size]
+                pool.v[layer, slot, :, start:stop] = values[row, :, :size]
 
     @property
     def device(self) -> torch.device:
@@ -215,5 +240,5 @@ class Level:
 
 
 def mask_over(visible: np.ndarray, pool: SlotPool) -> Tensor:
-    """For queries over a pool's rows: on its device, in its precision."""
+    """The additive mask of what is visible of a pool's rows, on its device and in its precision."""
     return additive(torch.from_numpy(visible).to(pool.k.device), pool.k.dtype)

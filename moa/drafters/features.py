@@ -32,7 +32,7 @@ class FeatureModel(Drafter):
 
     reads_first = True
     """Whether the first token, which has no feature before it, has a row, made of zeros."""
-    words: Tensor | None = None
+    draft_tokens: Tensor | None = None
     """The target's ids of its own vocabulary, where it has one."""
     layer: Block
 
@@ -47,10 +47,10 @@ class FeatureModel(Drafter):
         return self.layer.mlp.down_proj.out_features
 
     def empty_rows(self, ids: Tensor) -> Rows:
-        """An empty past."""
+        """The keys and values of an empty past."""
         attention = self.layer.self_attn
-        none = self.weight.new_zeros(len(ids), attention.kv_heads, 0, attention.head_dim)
-        return none, none
+        empty = self.weight.new_zeros(len(ids), attention.kv_heads, 0, attention.head_dim)
+        return empty, empty
 
     def pool(self, slots: int, capacity: int) -> SlotPool:
         """Memory for the keys and values of `slots` sequences."""
@@ -69,7 +69,7 @@ class FeatureModel(Drafter):
     def drafting(
         self, *, slots: int, capacity: int, scratch: int = 256, graphs: Graphs | None = None
     ) -> FeatureDrafting:
-        """In torch: it takes the states of every forward."""
+        """The drafter at work in torch, where it takes the states of every forward."""
         return FeatureDrafting(self, slots=slots, capacity=capacity, scratch=scratch, graphs=graphs)
 
     def read(self, features: Tensor) -> Tensor:
@@ -77,7 +77,8 @@ class FeatureModel(Drafter):
         raise NotImplementedError
 
     def feedback(self, hidden: Tensor) -> Tensor:
-        """The features of tokens that were only drafted, by what `step` made of them: that itself."""
+        """The features of tokens that were only drafted, made of what `step` predicted at them: here
+        that is the prediction itself."""
         return hidden
 
     def rows(self, ids: Tensor, features: Tensor, positions: Tensor) -> Rows:
@@ -92,7 +93,7 @@ class FeatureModel(Drafter):
         raise NotImplementedError
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits over `words`, or the whole vocabulary, after a predicted feature."""
+        """Logits over `draft_tokens`, or the whole vocabulary, after a predicted feature."""
         return self.shared.logits(hidden)
 
 
@@ -108,16 +109,16 @@ class FeatureDrafting(TorchDrafting):
         scratch: int = 256,
         graphs: Graphs | None = None,
     ) -> None:
-        super().__init__(model.vocab_size, model.weight.device, model.words)
+        super().__init__(model.vocab_size, model.weight.device, model.draft_tokens)
         self.model = model
         self.pool = model.pool(slots, capacity + scratch)
         self._newest = model.weight.new_zeros(slots, model.feature_size)
-        """By slot: the feature of its last observed token."""
+        """The feature of each slot's last observed token."""
         self._drafted: dict[int, Tensor] = {}
-        """By slot: the predicted features of the nodes fed so far, in the order of
+        """The predicted features of the nodes that were fed so far, by slot, in the order of
         `TreeGrower.fed`."""
         self._chained = model.weight.new_zeros(power_of_two(slots), model.feature_size)
-        """By chain: the feature that its next step reads."""
+        """The feature that the next step of each chain reads."""
         self.capture(graphs)
 
     def open(self) -> int:
@@ -129,9 +130,9 @@ class FeatureDrafting(TorchDrafting):
         """A new slot with the first tokens of another. The feature of the last one is not kept: it
         reads as zeros."""
         slot = self.open()
-        self.pool.append(
-            slot, self.pool.k[:, source, :, :tokens], self.pool.v[:, source, :, :tokens]
-        )
+        keys = self.pool.k[:, source, :, :tokens]
+        values = self.pool.v[:, source, :, :tokens]
+        self.pool.append(slot, keys, values)
         return slot
 
     def close(self, slot: int) -> None:
@@ -141,7 +142,7 @@ class FeatureDrafting(TorchDrafting):
         self._drafted.pop(slot, None)
 
     def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
-        """The target has run these tokens."""
+        """Read the states of tokens that the target has run."""
         self.take(slot, tokens, committed.states)
 
     @torch.inference_mode()
@@ -149,35 +150,38 @@ class FeatureDrafting(TorchDrafting):
         """Replace drafted rows by rows from the target's own states `[n, *]` of these tokens."""
         start = self.pool.lengths[slot]
         features = self.model.read(states.to(self.model.weight.dtype))
-        before = torch.cat([self._newest[slot].unsqueeze(0), features[:-1]])
+        # A token reads the feature of the token before it.
+        features_before = torch.cat([self._newest[slot].unsqueeze(0), features[:-1]])
         ids = torch.tensor([list(tokens)], device=self.device)
         positions = torch.arange(start, start + len(tokens), device=self.device).unsqueeze(0)
-        self.pool.append(slot, *self.model.rows(ids, before.unsqueeze(0), positions))
+        self.pool.append(slot, *self.model.rows(ids, features_before.unsqueeze(0), positions))
         self._newest[slot] = features[-1]
 
     def logits(self, level: Level) -> Tensor:
         """One step over the frontier of every tree."""
-        features = self._before(level)
+        features = self._features_before(level)
         if not self.model.reads_first and level.view:
-            level.mask[..., 0] = masked(level.mask.dtype)
+            level.mask[..., 0] = masked(level.mask.dtype)  # the first token has no row
         hidden, rows = self.model.step(
             level.ids, features, level.positions, level.mask, level.past(self.pool)[0]
         )
         level.keep(self.pool, [rows])
         for row, (slot, size) in enumerate(zip(level.slots, level.sizes, strict=True)):
-            new = self.model.feedback(hidden[row, :size])
-            known = level.growers[row].fed
-            self._drafted[slot] = torch.cat([self._drafted[slot], new]) if known else new
+            features = self.model.feedback(hidden[row, :size])
+            is_first_level = not level.growers[row].fed
+            if not is_first_level:
+                features = torch.cat([self._drafted[slot], features])
+            self._drafted[slot] = features
         return self.model.logits(hidden)
 
     # ---- chains as graphs
 
     def begin_chains(self, slots: Sequence[int]) -> None:
-        """The first step reads the feature of the last observed token."""
+        """Let the first step of each chain read the feature of its last observed token."""
         self._chained[: len(slots)] = self._newest[torch.tensor(slots, device=self.device)]
 
     def clear_chains(self) -> None:
-        """No chain has a feature."""
+        """Leave no chain a feature."""
         self._chained.zero_()
 
     def chain_step(self, step: ChainStep) -> Tensor:
@@ -197,17 +201,18 @@ class FeatureDrafting(TorchDrafting):
         features.copy_(self.model.feedback(hidden)[:, 0])
         return self.model.logits(hidden)[:, 0]
 
-    def _before(self, level: Level) -> Tensor:
+    def _features_before(self, level: Level) -> Tensor:
+        """The feature that each node of a level reads: that of its parent, or for a root of the last
+        observed token."""
         features = self.model.weight.new_zeros(*level.ids.shape, self.model.feature_size)
         for row, (slot, grower) in enumerate(zip(level.slots, level.growers, strict=True)):
             if not grower.fed:
                 features[row, 0] = self._newest[slot]
                 continue
-            place = {node: column for column, node in enumerate(grower.fed)}
-            parents = torch.tensor(
-                [place[grower.parents[node]] for node in grower.frontier], device=self.device
-            )
-            features[row, : len(parents)] = self._drafted[slot][parents]
+            fed_index = {node: index for index, node in enumerate(grower.fed)}
+            parents = [fed_index[grower.parents[node]] for node in grower.frontier]
+            parent_index = torch.tensor(parents, device=self.device)
+            features[row, : len(parents)] = self._drafted[slot][parent_index]
         return features
 
 
@@ -218,8 +223,9 @@ def normed(norms: nn.ModuleList, states: Tensor) -> Tensor:
 
 
 def self_rows(block: Block, normed: Tensor, cos: Tensor, sin: Tensor) -> Rows:
-    """Keys, rotated, and values of a layer's input."""
-    return rotate(block.self_attn.key(normed), cos, sin), block.self_attn.value(normed)
+    """The rotated keys, and the values, of a layer's input."""
+    key = rotate(block.self_attn.key(normed), cos, sin)
+    return key, block.self_attn.value(normed)
 
 
 def run_layer(
@@ -234,7 +240,8 @@ def run_layer(
     """One decoder layer over `normed`, on top of `residual`; its new cache rows beside its output."""
     key, value = self_rows(block, normed, cos, sin)
     query = rotate(block.self_attn.query(normed), cos, sin)
-    keys = torch.cat([past[0].to(key), key], dim=-2)
-    values = torch.cat([past[1].to(value), value], dim=-2)
-    seen = block.self_attn.attend(query, keys, values, mask)
-    return block.feed_forward(residual + seen), (key, value)
+    past_keys, past_values = past
+    keys = torch.cat([past_keys.to(key), key], dim=-2)
+    values = torch.cat([past_values.to(value), value], dim=-2)
+    attended = block.self_attn.attend(query, keys, values, mask)
+    return block.feed_forward(residual + attended), (key, value)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from moa.config import TargetFacts, read_config
 from moa.drafters.attention import AttentionKind
-from moa.drafters.contract import AttentionConfig, Drafter, DrafterKind
+from moa.drafters.contract import Drafter, DrafterConfig, DrafterKind
 from moa.drafters.eagle3 import Eagle3Kind
 from moa.drafters.graph import GraphSizes
 from moa.drafters.sibling import PREFIX as PREFIX
@@ -39,7 +39,7 @@ class StoredDrafter:
     kind: DrafterKind
     folder: Path
 
-    def config(self, facts: TargetFacts) -> AttentionConfig:
+    def config(self, facts: TargetFacts) -> DrafterConfig:
         """Its shape, if it is of this target."""
         return self.kind.config(self.folder, facts)
 
@@ -71,9 +71,9 @@ def find(source: str | Path) -> StoredDrafter:
     """The drafter that is named: a folder or hub id, or `independent:` and a model's."""
     name = str(source)
     if name.startswith(PREFIX):
-        name = name.removeprefix(PREFIX)
-        place = Path(name).expanduser()
-        return StoredDrafter(KINDS[SiblingKind.name], place if place.exists() else locate(name))
+        model = name.removeprefix(PREFIX)
+        path = Path(model).expanduser()
+        return StoredDrafter(KINDS[SiblingKind.name], path if path.exists() else locate(model))
     folder = Path(name).expanduser()
     if not folder.is_dir():
         folder = locate(name, FILES)

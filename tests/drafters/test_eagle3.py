@@ -109,7 +109,7 @@ def test_what_a_checkpoint_leaves_out_is_the_targets(tmp_path: Path) -> None:
     save_file(kept, tmp_path / "model.safetensors")
     target = Target.from_model(model)
     drafter = Eagle3Drafter.load(tmp_path, target.facts, SharedWeights.of(model))
-    assert drafter.words is None
+    assert drafter.draft_tokens is None
     assert drafter.shared.embedding.data_ptr() == target.embedding_weight.data_ptr()
     assert drafter.shared.head.data_ptr() == target.head_weight.data_ptr()
 

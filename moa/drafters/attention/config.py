@@ -66,15 +66,11 @@ class AttentionConfig:
     """Width of the target's hidden states if it differs from the body's; 0: `hidden_size`."""
 
     def __post_init__(self) -> None:
-        optional = ("tli", "target_hidden_size")
-        positive = [
-            f.name for f in dataclasses.fields(self) if f.type == "int" and f.name not in optional
-        ]
-        for name in positive:
-            if getattr(self, name) < 1:
-                raise ConfigError(
-                    f"drafter config: {name} must be at least 1, not {getattr(self, name)}"
-                )
+        may_be_zero = ("tli", "target_hidden_size")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type == "int" and field.name not in may_be_zero and value < 1:
+                raise ConfigError(f"drafter config: {field.name} must be at least 1, not {value}")
         if self.hidden_act != "silu":
             raise ConfigError(
                 f"drafter config: hidden_act {self.hidden_act!r} is not supported, only 'silu'"
@@ -106,7 +102,7 @@ class AttentionConfig:
 
     @property
     def borrowed_layers(self) -> int:
-        """Of the target: TLI."""
+        """The number of the target's last layers that it borrows (TLI)."""
         return self.tli
 
     @property
@@ -118,6 +114,11 @@ class AttentionConfig:
     def state_size(self) -> int:
         """Width of the target's states."""
         return self.target_hidden_size or self.hidden_size
+
+    @property
+    def target_head_dim(self) -> int:
+        """Width of a head of the target's keys and values."""
+        return self.kv_hidden_size // (2 * self.target_kv_heads)
 
     @property
     def record_heads(self) -> int:
@@ -132,15 +133,12 @@ class AttentionConfig:
     @classmethod
     def for_target(cls, facts: TargetFacts, **overrides: Any) -> Self:
         """The default drafter shape for a target; `overrides` are this class's fields."""
-        widths = facts.hidden_size, 2 * facts.kv_heads * facts.head_dim
-        heads = next(
-            (n for n in (facts.heads, 8, 4, 2, 1) if not any(width % (2 * n) for width in widths)),
-            1,
-        )
-        kv_heads = max(n for n in range(1, heads + 1) if heads % n == 0 and n <= max(1, heads // 4))
+        kv_width = 2 * facts.kv_heads * facts.head_dim
+        heads = _heads_for(facts.heads, facts.hidden_size, kv_width)
+        kv_heads = _largest_divisor(heads, most=max(1, heads // 4))
         shape: dict[str, Any] = {
             "hidden_size": facts.hidden_size,
-            "kv_hidden_size": 2 * facts.kv_heads * facts.head_dim,
+            "kv_hidden_size": kv_width,
             "num_attention_heads": heads,
             "vocab_size": facts.vocab_size,
             "target_layers": facts.layers,
@@ -150,9 +148,7 @@ class AttentionConfig:
             "layer_self_attention_num_key_value_heads": kv_heads,
             "self_attention_intermediate_size": _multiple_of_32(1.5 * facts.hidden_size),
             "cross_attention_intermediate_size": _multiple_of_32(1.5 * facts.hidden_size),
-            "layer_self_attention_intermediate_size": _multiple_of_32(
-                3 * facts.kv_heads * facts.head_dim
-            ),
+            "layer_self_attention_intermediate_size": _multiple_of_32(1.5 * kv_width),
             "rms_norm_eps": facts.rms_norm_eps,
             "rope_theta": facts.rope_theta,
             "scaled_embedding": bool(overrides.get("tli")) or not facts.family.startswith("gemma"),
@@ -167,27 +163,29 @@ class AttentionConfig:
         config."""
         if "layers" in overrides and overrides["layers"] != own.layers:
             raise ConfigError(f"layers must be {own.layers}: the number of layers of the body")
-        same_width = dataclasses.replace(facts, hidden_size=own.hidden_size)
-        theirs = 0 if own.hidden_size == facts.hidden_size else facts.hidden_size
-        given: dict[str, Any] = {
+        has_target_width = own.hidden_size == facts.hidden_size
+        shape: dict[str, Any] = {
             "body": dict(body),
             "layers": own.layers,
-            "target_hidden_size": theirs,
+            "target_hidden_size": 0 if has_target_width else facts.hidden_size,
         }
-        return cls.for_target(same_width, **given | overrides)
+        of_body_width = dataclasses.replace(facts, hidden_size=own.hidden_size)
+        return cls.for_target(of_body_width, **shape | overrides)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Build from a mapping whose keys must all be known."""
         fields = dataclasses.fields(cls)
-        if unknown := sorted(set(values) - {f.name for f in fields}):
-            known = ", ".join(sorted(f.name for f in fields))
+        known = {field.name for field in fields}
+        required = {field.name for field in fields if field.default is dataclasses.MISSING}
+        unknown = sorted(set(values) - known)
+        if unknown:
             raise ConfigError(
-                f"drafter config: unknown setting {unknown[0]!r}", hint=f"known: {known}"
+                f"drafter config: unknown setting {unknown[0]!r}",
+                hint=f"known: {', '.join(sorted(known))}",
             )
-        if missing := sorted(
-            f.name for f in fields if f.default is dataclasses.MISSING and f.name not in values
-        ):
+        missing = sorted(required - set(values))
+        if missing:
             raise ConfigError(f"drafter config: {missing[0]} is missing")
         try:
             return msgspec.convert(dict(values), cls)
@@ -202,9 +200,10 @@ class AttentionConfig:
         """
         path = folder / "config.json"
         values = read_config(folder, "drafter")
-        if (found := values.get("model_type")) != MODEL_TYPE:
+        model_type = values.get("model_type")
+        if model_type != MODEL_TYPE:
             raise ConfigError(
-                f"{path}: model_type {found!r} is neither of `moa-train` nor of the paper",
+                f"{path}: model_type {model_type!r} is neither of `moa-train` nor of the paper",
                 hint="an EAGLE-3 drafter is for --server-drafter",
             )
         if values.get("rope_scaling") is not None:
@@ -213,10 +212,10 @@ class AttentionConfig:
             raise ConfigError(
                 f"{path}: cross_attention_after must be empty: records are read after all layers"
             )
-        known = {f.name for f in dataclasses.fields(cls)}
         # A published or training config is a full Llama config that contains our fields: other
         # fields are ignored.
-        values = {k: v for k, v in values.items() if k in known}
+        known = {field.name for field in dataclasses.fields(cls)}
+        values = {name: value for name, value in values.items() if name in known}
         if facts is not None:
             values = {"target_layers": facts.layers, "target_kv_heads": facts.kv_heads} | values
         config = cls.from_dict(values)
@@ -246,5 +245,20 @@ class AttentionConfig:
         (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
+def _heads_for(preferred: int, *widths: int) -> int:
+    """A number of heads into which all widths divide, an even width for each: the preferred one, or
+    the largest of a few."""
+    for heads in (preferred, 8, 4, 2, 1):
+        if all(width % (2 * heads) == 0 for width in widths):
+            return heads
+    return 1
+
+
+def _largest_divisor(number: int, *, most: int) -> int:
+    """The largest divisor of a number that is at most `most`."""
+    return max(divisor for divisor in range(1, most + 1) if number % divisor == 0)
+
+
 def _multiple_of_32(width: float) -> int:
+    """The multiple of 32 that is nearest to a width, and at least 32."""
     return max(32, round(width / 32) * 32)

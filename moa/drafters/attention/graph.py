@@ -40,7 +40,7 @@ class AttentionGraph(nn.Module):
 
 
 def sizes(folder: Path, config: AttentionConfig, facts: TargetFacts, target: Path) -> GraphSizes:
-    """From the headers of the drafter's files, and of its target's."""
+    """The sizes of the graph, from the headers of the drafter's files and of its target's."""
     body = _body(config, facts)
     weights = count_weights(folder, lambda name: not name.startswith(_NO_LAYER))
     if config.tli:
@@ -72,8 +72,11 @@ def _body(config: AttentionConfig, facts: TargetFacts) -> TargetFacts:
 
 
 def _no_static_form(config: AttentionConfig) -> str:
+    """Why there is no form with fixed sizes; empty if there is one."""
     if config.tli:
         return f"this one borrows {config.tli}"
     if not config.use_ca:
         return "it has no CA"
-    return "" if config.body is None else "its body is a model of another family"
+    if config.body is not None:
+        return "its body is a model of another family"
+    return ""

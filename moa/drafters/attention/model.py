@@ -52,7 +52,8 @@ class AttentionDrafter(BodyModel):
         body: Sibling | None = None,
     ) -> None:
         super().__init__()
-        if config.tli != (len(borrowed) if borrowed else 0):
+        borrowed_count = 0 if borrowed is None else len(borrowed)
+        if config.tli != borrowed_count:
             raise ValueError(f"a drafter of TLI={config.tli} needs that many borrowed layers")
         self.config = config
         if not config.scaled_embedding:
@@ -113,34 +114,35 @@ class AttentionDrafter(BodyModel):
         return torch.stack(parts).sum(0)
 
     def _layer_self_attention(self, keys: Tensor, values: Tensor) -> Tensor:
+        """What LSA makes of each token, `[..., kv_hidden_size]`: a sequence of the target's layers,
+        in which the number of a layer is its position."""
         lsa = self.layer_self_attention
         layers = keys.shape[0]
-        lead = keys.shape[1:-2]
-        # Head by head: that head's key, then its value.
-        x = torch.cat([keys, values], dim=-1).flatten(-2).flatten(1, -2).transpose(0, 1)
+        token_shape = keys.shape[1:-2]
+        # `[tokens, layers, kv_hidden_size]`. Head by head: that head's key, then its value.
+        by_layer = torch.cat([keys, values], dim=-1).flatten(-2)
+        x = by_layer.flatten(1, -2).transpose(0, 1)
         normed = lsa.input_layernorm(x)
-        cos, sin = rotary(
-            torch.arange(layers, device=x.device), lsa.self_attn.head_dim, self.config.rope_theta
-        )
+        positions = torch.arange(layers, device=x.device)
+        cos, sin = rotary(positions, lsa.self_attn.head_dim, self.config.rope_theta)
         query = rotate(lsa.self_attn.query(normed), cos, sin)
         key = rotate(lsa.self_attn.key(normed), cos, sin)
         x = x + lsa.self_attn.attend(query, key, lsa.self_attn.value(normed), None)
-        return lsa.feed_forward(x).mean(dim=1).unflatten(0, lead)
+        return lsa.feed_forward(x).mean(dim=1).unflatten(0, token_shape)
 
     def keys_and_values(self, activations: Tensor, positions: Tensor) -> Rows:
         """CA's keys (rotated at their absolute positions) and values: `[B, record_heads, T, D]`
         each."""
-        angles = rotary(positions, self.config.head_dim, self.config.rope_theta)
+        cos, sin = rotary(positions, self.config.head_dim, self.config.rope_theta)
         attention = self.cross_attention.self_attn
         normed = self.cross_attention.input_layernorm(activations)
-        return rotate(attention.key(normed), *angles), attention.value(normed)
+        return rotate(attention.key(normed), cos, sin), attention.value(normed)
 
     def project(self, keys: Tensor, values: Tensor, hidden: Tensor, positions: Tensor) -> Rows:
         """Activation records of n tokens, `[n, kv_heads, head_dim]` each, from the target's cache
         rows."""
-        key, value = self.keys_and_values(
-            self.activations(keys, values, hidden).unsqueeze(0), positions.unsqueeze(0)
-        )
+        activations = self.activations(keys, values, hidden)
+        key, value = self.keys_and_values(activations.unsqueeze(0), positions.unsqueeze(0))
         return key[0].transpose(0, 1), value[0].transpose(0, 1)
 
     @torch.inference_mode()
@@ -153,12 +155,14 @@ class AttentionDrafter(BodyModel):
         hidden = torch.cat([piece.hidden for piece in pieces])
         positions = torch.cat([piece.positions for piece in pieces])
         own_key, own_value = self.project(keys, values, hidden, positions)
-        first = len(keys) - self.config.tli
+        first_borrowed = len(keys) - self.config.tli
+        key_parts = [own_key, *keys[first_borrowed:]]
+        value_parts = [own_value, *values[first_borrowed:]]
         layout = self.record_layout
         assert layout is not None
         return (
-            layout.join([to_numpy(part) for part in (own_key, *keys[first:])]),
-            layout.join([to_numpy(part) for part in (own_value, *values[first:])]),
+            layout.join([to_numpy(part) for part in key_parts]),
+            layout.join([to_numpy(part) for part in value_parts]),
         )
 
     @property
@@ -167,8 +171,9 @@ class AttentionDrafter(BodyModel):
         config = self.config
         if not config.use_ca:
             return None
-        theirs = config.target_kv_heads, config.kv_hidden_size // (2 * config.target_kv_heads)
-        return RecordLayout(((config.record_heads, config.head_dim), *[theirs] * config.tli))
+        own = (config.record_heads, config.head_dim)
+        borrowed = (config.target_kv_heads, config.target_head_dim)
+        return RecordLayout((own, *[borrowed] * config.tli))
 
     @property
     def bundle_kind(self) -> Any:
@@ -181,14 +186,11 @@ class AttentionDrafter(BodyModel):
         config = self.config
         heads, width = self.cache_heads
         own = KVHeads(kv_heads=heads, head_dim=width)
-        theirs = KVHeads(
-            kv_heads=config.target_kv_heads,
-            head_dim=config.kv_hidden_size // (2 * config.target_kv_heads),
-        )
+        borrowed = KVHeads(kv_heads=config.target_kv_heads, head_dim=config.target_head_dim)
         records = KVHeads(kv_heads=config.record_heads, head_dim=config.head_dim)
         return GraphSpec(
             hidden_size=config.hidden_size,
-            cache=(*[own] * config.layers, *[theirs] * config.tli),
+            cache=(*[own] * config.layers, *[borrowed] * config.tli),
             records=records if config.use_ca else None,
             borrowed=config.tli,
         )
@@ -213,8 +215,10 @@ class AttentionDrafter(BodyModel):
         self, ids: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows]
     ) -> list[Rows]:
         """The body's keys and values of tokens that need no logits: a prompt, or accepted tokens."""
+        # Rows do not depend on queries: one is enough, and spares the last layer the others.
         last = torch.tensor([ids.shape[1] - 1], device=ids.device)
-        return self._run_body(self.embed(ids), positions, mask, past, (), last)[1]
+        _, rows = self._run_body(self.embed(ids), positions, mask, past, records=(), queries=last)
+        return rows
 
     def features(
         self,
@@ -255,21 +259,24 @@ class AttentionDrafter(BodyModel):
         queries: Tensor | None = None,
     ) -> tuple[Tensor, list[Rows]]:
         """`features` after embedded tokens."""
-        layers = self.config.layers
         if self.borrowed is None:
             x, rows = self._run_body(x, positions, mask, past, records, queries)
             return self._normed(x), rows
-        x, rows = self._run_body(x, positions, mask, past[:layers], records, None)
-        x, more = self.borrowed(
-            x, positions, mask if borrowed_mask is None else borrowed_mask, past[layers:]
-        )
-        return x if queries is None else x.index_select(1, queries), rows + more
+        # The borrowed layers need a state of every token: they make keys and values of them.
+        layers = self.config.layers
+        x, rows = self._run_body(x, positions, mask, past[:layers], records, queries=None)
+        if borrowed_mask is None:
+            borrowed_mask = mask
+        x, borrowed_rows = self.borrowed(x, positions, borrowed_mask, past[layers:])
+        if queries is not None:
+            x = x.index_select(1, queries)
+        return x, rows + borrowed_rows
 
     def empty_rows(self, ids: Tensor) -> list[Rows]:
         """The past of the body's layers before a sequence's first token."""
         heads, width = self.cache_heads
-        none = self.weight.new_zeros(ids.shape[0], heads, 0, width)
-        return [(none, none)] * self.config.layers
+        empty = self.weight.new_zeros(ids.shape[0], heads, 0, width)
+        return [(empty, empty)] * self.config.layers
 
     @property
     def cache_heads(self) -> tuple[int, int]:
@@ -296,9 +303,12 @@ class AttentionDrafter(BodyModel):
             self.cross_attention.mlp.down_proj.weight.zero_()
 
     def _normed(self, x: Tensor) -> Tensor:
+        """States after the body's final norm, if it has one."""
         if self.config.body is not None:
             return self.body.decoder.norm(x)
-        return self.norm(x) if self.config.final_norm else x
+        if self.config.final_norm:
+            return self.norm(x)
+        return x
 
     def _run_body(
         self,
@@ -313,13 +323,17 @@ class AttentionDrafter(BodyModel):
         and values for all tokens."""
         angles = rotary(positions, self.config.head_dim, self.config.rope_theta)
         rows: list[Rows] = []
-        for index, before in enumerate(past):
-            last = queries if index == self.config.layers - 1 else None
-            x, new = self._layer(index, x, positions, angles, mask, before, last)
-            rows.append(new)
+        for index, layer_past in enumerate(past):
+            # Earlier layers need a state of every token: the next layer makes rows of them.
+            is_last = index == self.config.layers - 1
+            x, layer_rows = self._layer(
+                index, x, positions, angles, mask, layer_past, queries if is_last else None
+            )
+            rows.append(layer_rows)
         if records:
+            cos, sin = angles
             if queries is not None:
-                angles = angles[0].index_select(1, queries), angles[1].index_select(1, queries)
+                angles = cos.index_select(1, queries), sin.index_select(1, queries)
             x = self._cross_attention(x, angles, *records)
         return x, rows
 
@@ -336,7 +350,9 @@ class AttentionDrafter(BodyModel):
         """One layer of the body: new keys and values of all tokens, output for the `queries`."""
         if self.config.body is not None:
             x, rows = self.body.decoder.layer(index, x, positions, mask, past)
-            return x if queries is None else x.index_select(1, queries), rows
+            if queries is not None:
+                x = x.index_select(1, queries)
+            return x, rows
         block = self.body_blocks[index]
         attention = block.self_attn
         cos, sin = angles
@@ -344,28 +360,37 @@ class AttentionDrafter(BodyModel):
         key = rotate(attention.key(normed), cos, sin)
         value = attention.value(normed)
         if queries is not None:
-            x, normed, cos, sin = (t.index_select(1, queries) for t in (x, normed, cos, sin))
+            x = x.index_select(1, queries)
+            normed = normed.index_select(1, queries)
+            cos = cos.index_select(1, queries)
+            sin = sin.index_select(1, queries)
             mask = mask.index_select(2, queries)
-        keys = torch.cat([past[0].to(key), key], -2)
-        values = torch.cat([past[1].to(value), value], -2)
-        seen = attention.attend(rotate(attention.query(normed), cos, sin), keys, values, mask)
-        return block.feed_forward(x + seen), (key, value)
+        past_keys, past_values = past
+        keys = torch.cat([past_keys.to(key), key], -2)
+        values = torch.cat([past_values.to(value), value], -2)
+        query = rotate(attention.query(normed), cos, sin)
+        attended = attention.attend(query, keys, values, mask)
+        return block.feed_forward(x + attended), (key, value)
 
     def _cross_attention(
         self, x: Tensor, angles: Rows, key: Tensor, value: Tensor, mask: Tensor
     ) -> Tensor:
+        """States after CA over records: their `key`, `value` and additive `mask`."""
         block = self.cross_attention
-        query = rotate(block.self_attn.query(block.input_layernorm(x)), *angles)
+        cos, sin = angles
+        query = rotate(block.self_attn.query(block.input_layernorm(x)), cos, sin)
         # The exported attention operator does not broadcast masks.
-        seen = block.self_attn.attend(query, key, value, mask.expand(-1, -1, x.shape[1], -1))
+        mask_of_each = mask.expand(-1, -1, x.shape[1], -1)
+        attended = block.self_attn.attend(query, key, value, mask_of_each)
         # Where no record is visible the block is skipped: softmax would average the masked values.
-        visible = (mask.amax(-1) > masked(mask.dtype) / 2).transpose(-1, -2)
-        return torch.where(visible, block.feed_forward(x + seen), x)
+        sees_a_record = (mask.amax(-1) > masked(mask.dtype) / 2).transpose(-1, -2)
+        return torch.where(sees_a_record, block.feed_forward(x + attended), x)
 
 
-def _block(config: AttentionConfig, part: str, width: int = 0) -> Block:
+def _block(config: AttentionConfig, part: str, width: int | None = None) -> Block:
+    """A block of the dimensions that the configuration has for this part."""
     return Block(
-        width or config.hidden_size,
+        config.hidden_size if width is None else width,
         config.num_attention_heads,
         getattr(config, f"{part}_num_key_value_heads"),
         getattr(config, f"{part}_intermediate_size"),
@@ -417,5 +442,8 @@ def load_attention(
 def _beside(
     config: AttentionConfig, target: PreTrainedModel, body: Sibling | None = None
 ) -> AttentionDrafter:
-    borrowed = BorrowedLayers(backbone_of(target), config.tli) if config.tli else None
+    """A drafter with the target's embedding and head, and the layers that it borrows."""
+    borrowed = None
+    if config.tli:
+        borrowed = BorrowedLayers(backbone_of(target), config.tli)
     return AttentionDrafter(config, SharedWeights.of(target), borrowed, body)

@@ -52,15 +52,18 @@ TOKENS_AT_ONCE = 2048
 """Tokens per LSA chunk with gradient checkpointing."""
 TOKENS_STEP = 256
 """Numbers of tokens that LSA is run for are multiples of this, or all."""
+_STEPS_OF_SEED = 1_000_003
+"""Distance of the seeds of two runs, so that their steps draw different numbers."""
 
 
 def in_steps(read: Tensor) -> Tensor:
-    """`read` with more positions, up to a multiple of `TOKENS_STEP`: a CPU's bf16 kernels keep
-    memory for every shape that they have seen, and without this each step brings a new one. No
+    """`read` with more positions flagged, up to a multiple of `TOKENS_STEP`: a CPU's bf16 kernels
+    keep memory for every shape that they have seen, and without this each step brings a new one. No
     query sees the additional records."""
     flat = read.flatten()
-    more = (~flat).nonzero().flatten()[: -int(flat.sum()) % TOKENS_STEP]
-    return flat.index_fill(0, more, True).view_as(read)
+    missing = -int(flat.sum()) % TOKENS_STEP
+    unread = (~flat).nonzero().flatten()
+    return flat.index_fill(0, unread[:missing], True).view_as(read)
 
 
 class Distillation(TeacherObjective):
@@ -86,9 +89,8 @@ class Distillation(TeacherObjective):
         known = self.teacher(batch)
         hidden = self._draft(batch, known, latest, step, progress)
         wanted = wanted_places(batch).to(hidden.device)
-        return self._compare(
-            hidden[wanted], known.hidden[wanted], self._heads(batch, step)
-        ).summed()
+        compared = self._compare(hidden[wanted], known.hidden[wanted], self._heads(batch, step))
+        return compared.summed()
 
     def _draft(
         self,
@@ -98,59 +100,77 @@ class Distillation(TeacherObjective):
         step: int,
         progress: float,
     ) -> Tensor:
+        """The drafter's guess of the target's state at each token, `[B, L, hidden]`, from records of
+        tokens up to each token's anchor, whose position is in `latest`."""
         drafter = self.module
         settings = self.settings
         device = known.hidden.device
-        positions = torch.from_numpy(batch.positions).to(device)
-        seen = record_mask(batch, latest, strict=settings.anchors.strict, device=device)
-        luck = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
-        stairs = settings.staircase and float(torch.rand((), generator=luck)) < 1 - 2 * progress
-        tokens = additive(token_mask(batch, latest if stairs else None, device=device)).unsqueeze(1)
-        records: tuple[Tensor, ...] = ()
-        if drafter.config.use_ca and seen.any():
-            rows = self._records(known, positions, in_steps(seen.any(1)))
-            records = *rows, additive(seen).unsqueeze(1)
         ids = torch.from_numpy(batch.ids).to(device)
+        positions = torch.from_numpy(batch.positions).to(device)
+        hides_tokens = settings.staircase and self._draw(step) < 1 - 2 * progress
+        visible_tokens = token_mask(batch, latest if hides_tokens else None, device=device)
+        visible_records = record_mask(batch, latest, strict=settings.anchors.strict, device=device)
+        records: tuple[Tensor, ...] = ()
+        if drafter.config.use_ca and visible_records.any():
+            read_by_some_token = visible_records.any(1)
+            rows = self._records(known, positions, in_steps(read_by_some_token))
+            records = *rows, additive(visible_records).unsqueeze(1)
         past = drafter.empty_rows(ids)
-        borrowed = None
-        if count := drafter.config.tli:
-            past += [
-                (k.transpose(1, 2), v.transpose(1, 2))
-                for k, v in zip(known.keys[-count:], known.values[-count:], strict=True)
-            ]
-            borrowed = additive(borrowed_mask(batch, seen)).unsqueeze(1)
-        inputs: tuple[Any, ...] = (ids, positions, tokens, past, *records)
+        mask_of_borrowed = None
+        borrowed = drafter.config.tli
+        if borrowed:
+            for keys, values in zip(known.keys[-borrowed:], known.values[-borrowed:], strict=True):
+                past.append((keys.transpose(1, 2), values.transpose(1, 2)))
+            mask_of_borrowed = additive(borrowed_mask(batch, visible_records)).unsqueeze(1)
+        mask = additive(visible_tokens).unsqueeze(1)
+        inputs: tuple[Any, ...] = (ids, positions, mask, past, *records)
         if self.gradient_checkpointing:
             hidden, _ = checkpoint(
-                drafter.features, *inputs, borrowed_mask=borrowed, use_reentrant=False
+                drafter.features, *inputs, borrowed_mask=mask_of_borrowed, use_reentrant=False
             )
         else:
-            hidden, _ = drafter.features(*inputs, borrowed_mask=borrowed)
+            hidden, _ = drafter.features(*inputs, borrowed_mask=mask_of_borrowed)
         return hidden
+
+    def _draw(self, step: int) -> float:
+        """A random number below 1 for a step, in every process the same."""
+        generator = torch.Generator().manual_seed(self.seed * _STEPS_OF_SEED + step)
+        return float(torch.rand((), generator=generator))
 
     def _records(self, known: TeacherOutput, positions: Tensor, read: Tensor) -> Rows:
         """The activation records that queries read; LSA is not run for the others, which are zero."""
-        inputs = known.keys[:, read], known.values[:, read], known.hidden[read], positions[read]
+        keys = known.keys[:, read]
+        values = known.values[:, read]
+        hidden = known.hidden[read]
+        positions = positions[read]
         if self.gradient_checkpointing:
             # In chunks, to bound the memory of recomputing: LSA holds every token once per layer.
-            pieces = zip(
-                *(x.split(TOKENS_AT_ONCE, dim=int(x.ndim == 4)) for x in inputs), strict=True
+            chunks = zip(
+                keys.split(TOKENS_AT_ONCE, dim=1),  # the layers are the first dimension
+                values.split(TOKENS_AT_ONCE, dim=1),
+                hidden.split(TOKENS_AT_ONCE),
+                positions.split(TOKENS_AT_ONCE),
+                strict=True,
             )
-            parts = [
-                checkpoint(self.module.project, *piece, use_reentrant=False) for piece in pieces
+            rows = [
+                checkpoint(self.module.project, *chunk, use_reentrant=False) for chunk in chunks
             ]
-            rows = tuple(torch.cat(kind) for kind in zip(*parts, strict=True))
+            record_keys = torch.cat([key for key, _ in rows])
+            record_values = torch.cat([value for _, value in rows])
         else:
-            rows = self.module.project(*inputs)
-        key, value = (
-            row.new_zeros(*read.shape, *row.shape[1:]).index_put((read,), row).transpose(1, 2)
-            for row in rows
-        )
-        return key, value
+            record_keys, record_values = self.module.project(keys, values, hidden, positions)
+        return _at_places(record_keys, read), _at_places(record_values, read)
+
+
+def _at_places(rows: Tensor, places: Tensor) -> Tensor:
+    """Rows `[n, heads, width]` at the `places` `[B, L]` that are flagged, zeros elsewhere: `[B,
+    heads, L, width]`."""
+    placed = rows.new_zeros(*places.shape, *rows.shape[1:]).index_put((places,), rows)
+    return placed.transpose(1, 2)
 
 
 def trainee(config: TrainingConfig, target: LoadedModel, teacher: TeacherLike) -> Trainee:
-    """By the flags of `moa-train --attention`, or the paper's choices."""
+    """The drafter and objective by the flags of `moa-train --attention`, or the paper's choices."""
     settings = settings_of(config)
     drafter, start = _drafter(config, target)
     objective = Distillation(
@@ -164,7 +184,7 @@ def trainee(config: TrainingConfig, target: LoadedModel, teacher: TeacherLike) -
 
 
 def settings_of(config: TrainingConfig) -> DistillSettings:
-    """Losses and masks."""
+    """Losses and masks by the flags."""
     settings = PAPER if config.paper else DistillSettings()
     if config.spacing is None:
         return settings
@@ -174,6 +194,7 @@ def settings_of(config: TrainingConfig) -> DistillSettings:
 
 
 def _drafter(config: TrainingConfig, target: LoadedModel) -> tuple[AttentionDrafter, str]:
+    """The drafter to be trained, and what it starts from: a digest, empty for random weights."""
     facts = target.facts
     if config.init is not None:
         shape = AttentionConfig.read(config.init, facts)

@@ -25,11 +25,10 @@ class Eagle3Kind(DrafterKind):
 
     def owns(self, config: Mapping[str, Any]) -> bool:
         """By the names that its publishers use."""
-        listed = config.get("architectures")
-        names = [
-            str(config.get("speculators_model_type")),
-            *map(str, listed if isinstance(listed, list) else ()),
-        ]
+        names = [str(config.get("speculators_model_type"))]
+        architectures = config.get("architectures")
+        if isinstance(architectures, list):
+            names += [str(architecture) for architecture in architectures]
         # The authors' configs are those of a plain Llama with a vocabulary for drafts.
         return any("eagle3" in name.lower() for name in names) or "draft_vocab_size" in config
 

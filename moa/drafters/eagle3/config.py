@@ -46,21 +46,20 @@ class Eagle3Config:
     def read(cls, folder: Path, facts: TargetFacts) -> Self:
         """Read `config.json`, and refuse what is no EAGLE-3 of one Llama layer for this target."""
         values = read_config(folder)
-        own = values.get("eagle_config") or {}
-        described = values.get("transformer_layer_config") or values
-        kind = described.get("model_type", "llama") if isinstance(described, dict) else None
-        if not isinstance(own, dict) or kind != "llama":
+        eagle_values = values.get("eagle_config") or {}
+        layer_values = values.get("transformer_layer_config") or values
+        is_known = isinstance(eagle_values, dict) and isinstance(layer_values, dict)
+        if not is_known or layer_values.get("model_type", "llama") != "llama":
             raise ConfigError(
                 f"{folder}: config.json is not that of an EAGLE-3 drafter with a Llama layer"
             )
+        norms = {**values, **eagle_values}
         try:
-            layer = LlamaConfig(**described)
-            width = values.get("target_hidden_size") or facts.hidden_size
             config = cls(
-                layer=layer,
-                taps=_taps(values, own, facts.layers),
-                target_hidden_size=int(width),
-                **{name: bool({**values, **own}.get(name)) for name in NORMS},
+                layer=LlamaConfig(**layer_values),
+                taps=_taps(values, eagle_values, facts.layers),
+                target_hidden_size=int(values.get("target_hidden_size") or facts.hidden_size),
+                **{name: bool(norms.get(name)) for name in NORMS},
             )
         except Exception as error:  # the library raises whatever an odd value runs into
             raise ConfigError(
@@ -70,6 +69,7 @@ class Eagle3Config:
         return config
 
     def _check(self, folder: Path, facts: TargetFacts) -> None:
+        """Raise unless this can be computed, and is of a target with these facts."""
         layer = self.layer
         if (
             layer.num_hidden_layers != 1
@@ -100,12 +100,16 @@ class Eagle3Config:
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
-def _taps(values: Mapping[str, Any], own: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+def _taps(
+    values: Mapping[str, Any], eagle_values: Mapping[str, Any], layers: int
+) -> tuple[int, ...]:
     """Layers whose inputs are read. In `eagle_config` (SpecForge) a number is the layer whose
     output it is; at the top level (`speculators`, vLLM) the layer whose input it is; without either
     it is the authors' rule."""
-    if (inputs := values.get("eagle_aux_hidden_state_layer_ids")) is not None:
+    inputs = values.get("eagle_aux_hidden_state_layer_ids")
+    if inputs is not None:
         return tuple(int(number) for number in inputs)
-    if (outputs := own.get("eagle_aux_hidden_state_layer_ids")) is not None:
+    outputs = eagle_values.get("eagle_aux_hidden_state_layer_ids")
+    if outputs is not None:
         return tuple(int(number) + 1 for number in outputs)
     return authors_taps(layers)

@@ -40,13 +40,18 @@ class Eagle3Drafter(FeatureModel):
     reads_first = False
 
     def __init__(
-        self, config: Eagle3Config, words: Tensor | None, vocab_size: int, shared: SharedWeights
+        self,
+        config: Eagle3Config,
+        draft_tokens: Tensor | None,
+        vocab_size: int,
+        shared: SharedWeights,
     ) -> None:
         """`shared` are embedding and head, its own or the target's, without scale or soft cap."""
         super().__init__()
         self.config = config
         self.vocab_size = vocab_size
-        layer, width = config.layer, config.layer.hidden_size
+        layer = config.layer
+        width = layer.hidden_size
         eps = layer.rms_norm_eps
         heads = layer.num_attention_heads
         kv_heads = layer.num_key_value_heads or heads
@@ -67,7 +72,7 @@ class Eagle3Drafter(FeatureModel):
             setattr(attention, name, nn.Linear(2 * width, count * head_dim, bias=False))
         attention.o_proj = nn.Linear(heads * head_dim, width, bias=False)
         self.norm = RMSNorm(width, eps)
-        self.words = words
+        self.draft_tokens = draft_tokens
         # Kept outside the module tree: rotary frequencies stay in float32, and tables may be the
         # target's.
         with torch.device(shared.embedding.device):
@@ -84,27 +89,17 @@ class Eagle3Drafter(FeatureModel):
     ) -> Self:
         """From its folder, beside its target, in the target's precision unless told another."""
         config = Eagle3Config.read(folder, facts)
-        found = {name.removeprefix("model."): value for name, value in _stored(folder).items()}
-        words = _words(folder, found, facts.vocab_size)
-        head = found.pop("lm_head.weight", None)
-        table = found.pop("embed_tokens.weight", None)
-        if table is None or torch.equal(table.to(shared.embedding), shared.embedding):
-            table = shared.embedding
-        if head is None and words is None:
-            head = shared.head
-        size = facts.vocab_size if words is None else len(words)
-        width = config.layer.hidden_size
-        if head is None or tuple(head.shape) != (size, width):
-            raise ConfigError(f"{folder}: its head must have the shape {[size, width]}")
-        if len(table) < facts.vocab_size or table.shape[1] != width:
-            raise ConfigError(
-                f"{folder}: its embedding must have the shape {[facts.vocab_size, width]}"
-            )
+        stored = {name.removeprefix("model."): value for name, value in _stored(folder).items()}
+        draft_tokens = _draft_tokens(folder, stored, facts.vocab_size)
+        own = _own_tables(folder, stored, shared, config, facts.vocab_size, draft_tokens)
         like = shared.embedding
-        words = None if words is None else words.to(like.device)
-        own = SharedWeights(table.to(like), head.to(like))
-        state = {_own_name(n): value for n, value in found.items() if not n.startswith(_IGNORED)}
-        model = filled(lambda: cls(config, words, facts.vocab_size, own), state, folder)
+        if draft_tokens is not None:
+            draft_tokens = draft_tokens.to(like.device)
+        state = {}
+        for name, value in stored.items():
+            if not name.startswith(_IGNORED):
+                state[_own_name(name)] = value
+        model = filled(lambda: cls(config, draft_tokens, facts.vocab_size, own), state, folder)
         model.to(device=like.device, dtype=dtype or like.dtype)
         return model.eval().requires_grad_(False)
 
@@ -119,36 +114,67 @@ class Eagle3Drafter(FeatureModel):
 
     def rows(self, ids: Tensor, features: Tensor, positions: Tensor) -> Rows:
         """Cache rows of tokens that need no logits."""
-        return self_rows(
-            self.layer, self._join(ids, features)[0], *self._cos_sin(features, positions)
-        )
+        layer_input, _ = self._join(ids, features)
+        cos, sin = self._cos_sin(features, positions)
+        return self_rows(self.layer, layer_input, cos, sin)
 
     def step(
         self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows
     ) -> tuple[Tensor, Rows]:
         """The predicted feature at each token, and the cache rows."""
-        joined, normed = self._join(ids, features)
-        residual = normed if self.config.norm_before_residual else features
-        hidden, rows = run_layer(
-            self.layer, residual, joined, *self._cos_sin(features, positions), mask, past
-        )
-        return (self.norm(hidden) if self.config.norm_output else hidden), rows
+        layer_input, normed_features = self._join(ids, features)
+        residual = normed_features if self.config.norm_before_residual else features
+        cos, sin = self._cos_sin(features, positions)
+        hidden, rows = run_layer(self.layer, residual, layer_input, cos, sin, mask, past)
+        if self.config.norm_output:
+            hidden = self.norm(hidden)
+        return hidden, rows
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits over `words` after a predicted feature."""
-        return self.shared.logits(hidden if self.config.norm_output else self.norm(hidden))
+        """Logits over `draft_tokens` after a predicted feature."""
+        if not self.config.norm_output:
+            hidden = self.norm(hidden)
+        return self.shared.logits(hidden)
 
     def _join(self, ids: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer's input, `[..., 2 * width]`, and the normed features in it."""
         embedded = self.layer.input_layernorm(self.shared.embed(ids))
-        normed = self.hidden_norm(features)
-        return torch.cat([embedded, normed], dim=-1), normed
+        normed_features = self.hidden_norm(features)
+        return torch.cat([embedded, normed_features], dim=-1), normed_features
 
     def _cos_sin(self, features: Tensor, positions: Tensor) -> Rows:
+        """The rotation at these positions, in the precision of `features`."""
         cos, sin = self._rotary[0](features, positions)
         return cos, sin
 
 
+def _own_tables(
+    folder: Path,
+    stored: dict[str, Tensor],
+    shared: SharedWeights,
+    config: Eagle3Config,
+    vocab_size: int,
+    draft_tokens: Tensor | None,
+) -> SharedWeights:
+    """The embedding and head of a checkpoint, taken out of `stored`; the target's where it has none.
+    An embedding that is the target's once more is not kept twice."""
+    head = stored.pop("lm_head.weight", None)
+    embedding = stored.pop("embed_tokens.weight", None)
+    if embedding is None or torch.equal(embedding.to(shared.embedding), shared.embedding):
+        embedding = shared.embedding
+    if head is None and draft_tokens is None:
+        head = shared.head
+    size = vocab_size if draft_tokens is None else len(draft_tokens)
+    width = config.layer.hidden_size
+    if head is None or tuple(head.shape) != (size, width):
+        raise ConfigError(f"{folder}: its head must have the shape {[size, width]}")
+    if len(embedding) < vocab_size or embedding.shape[1] != width:
+        raise ConfigError(f"{folder}: its embedding must have the shape {[vocab_size, width]}")
+    return SharedWeights(embedding.to(shared.embedding), head.to(shared.embedding))
+
+
 def _stored(folder: Path) -> dict[str, Tensor]:
+    """The weights of a checkpoint as they are named; a pickle is refused."""
     if (folder / _PICKLE).exists() and not any(folder.glob("*.safetensors")):
         raise UsageError(
             f"{folder / _PICKLE} is a pickle, which is never read; if you trust its author, convert it: "
@@ -157,25 +183,32 @@ def _stored(folder: Path) -> dict[str, Tensor]:
     return stored_weights(folder)
 
 
-def _words(folder: Path, found: Mapping[str, Tensor], vocab_size: int) -> Tensor | None:
+def _draft_tokens(folder: Path, stored: Mapping[str, Tensor], vocab_size: int) -> Tensor | None:
     """The target's ids of the draft vocabulary: `d2t` holds how much larger each is than its own
-    number."""
-    if (offsets := found.get("d2t")) is None:
+    number. None if it is the target's."""
+    offsets = stored.get("d2t")
+    if offsets is None:
         return None
     if offsets.ndim != 1 or offsets.is_floating_point():
         raise ConfigError(f"{folder}: d2t must be a row of whole numbers")
-    words = torch.arange(len(offsets)) + offsets.long()
-    if not len(words) or int(words.min()) < 0 or int(words.max()) >= vocab_size:
+    draft_tokens = torch.arange(len(offsets)) + offsets.long()
+    if (
+        not len(draft_tokens)
+        or int(draft_tokens.min()) < 0
+        or int(draft_tokens.max()) >= vocab_size
+    ):
         raise ConfigError(f"{folder}: d2t leaves the target's vocabulary of {vocab_size} tokens")
-    known = found.get("t2d")
-    if known is not None and not torch.equal(known.nonzero().flatten(), words.unique()):
+    known = stored.get("t2d")  # a flag for each token of the target: whether it can be drafted
+    if known is not None and not torch.equal(known.nonzero().flatten(), draft_tokens.unique()):
         raise ConfigError(f"{folder}: t2d and d2t do not describe the same vocabulary")
-    return words
+    return draft_tokens
 
 
 def _own_name(name: str) -> str:
-    for theirs in LAYER:
-        if name.startswith(theirs):
-            own = name.removeprefix(theirs)
-            return own if own.startswith("hidden_norm.") else f"layer.{own}"
+    """What a weight of a checkpoint is called here."""
+    for prefix in LAYER:
+        if name.startswith(prefix):
+            rest = name.removeprefix(prefix)
+            # Publishers have it within the layer.
+            return rest if rest.startswith("hidden_norm.") else f"layer.{rest}"
     return name

@@ -31,10 +31,11 @@ class StateDrafterConfig:
     rope_theta: float
 
     def __post_init__(self) -> None:
-        for name in (f.name for f in dataclasses.fields(self) if f.type == "int"):
-            if type(value := getattr(self, name)) is not int or value < 1:
+        for field in dataclasses.fields(self):
+            name = field.name
+            value = getattr(self, name)
+            if field.type == "int" and (type(value) is not int or value < 1):
                 raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
-        for name, value in (("rms_norm_eps", self.rms_norm_eps), ("rope_theta", self.rope_theta)):
             if type(value) not in (int, float) or not 0 < value < math.inf:
                 raise ConfigError(f"{name} must be a number above 0, not {value!r}")
         if self.target_layers < 3:
@@ -61,8 +62,9 @@ class StateDrafterConfig:
     def cache(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Heads and width of the device's cache: the layer's keys and values, and the two halves of
         a feature."""
-        width = self.hidden_size
-        return (self.num_key_value_heads, width // self.num_attention_heads), (1, width // 2)
+        keys_and_values = (self.num_key_value_heads, self.hidden_size // self.num_attention_heads)
+        halves_of_feature = (1, self.hidden_size // 2)
+        return keys_and_values, halves_of_feature
 
     @classmethod
     def for_target(cls, facts: TargetFacts, **overrides: int) -> Self:
@@ -84,24 +86,32 @@ class StateDrafterConfig:
     def read(cls, folder: Path, facts: TargetFacts) -> Self:
         """Read `config.json`, and refuse a drafter of another target."""
         values = read_config(folder, "drafter")
-        if (kind := values.pop("model_type", None)) != cls.MODEL_TYPE:
+        model_type = values.pop("model_type", None)
+        if model_type != cls.MODEL_TYPE:
             raise ConfigError(
-                f"{folder}: model_type is {kind!r}, that of a drafter of states is {cls.MODEL_TYPE!r}"
+                f"{folder}: model_type is {model_type!r}, that of a drafter of states is {cls.MODEL_TYPE!r}"
             )
         try:
-            if names := {field.name for field in dataclasses.fields(cls)} ^ set(values):
-                raise ConfigError(
-                    f"{min(names)} is {'unknown' if min(names) in values else 'missing'}"
-                )
-            config = cls(**values)
+            config = cls._from(values)
         except ConfigError as error:
             raise ConfigError(f"{folder / 'config.json'}: {error}") from None
-        own = config.hidden_size, config.vocab_size, config.target_layers
-        if own != (theirs := (facts.hidden_size, facts.vocab_size, facts.layers)):
+        own = (config.hidden_size, config.vocab_size, config.target_layers)
+        targets = (facts.hidden_size, facts.vocab_size, facts.layers)
+        if own != targets:
             raise ConfigError(
-                f"{folder}: made for another target: width, vocabulary and layers are {own}, the target's {theirs}"
+                f"{folder}: made for another target: width, vocabulary and layers are {own}, the target's {targets}"
             )
         return config
+
+    @classmethod
+    def _from(cls, values: dict[str, Any]) -> Self:
+        """The configuration of a mapping that must have all fields, and no others."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        wrong = sorted(names ^ set(values))
+        if wrong:
+            problem = "unknown" if wrong[0] in values else "missing"
+            raise ConfigError(f"{wrong[0]} is {problem}")
+        return cls(**values)
 
     def write(self, folder: Path) -> None:
         """Write `config.json`."""

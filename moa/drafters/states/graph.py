@@ -36,7 +36,7 @@ class StateGraph(nn.Module):
 
 
 def sizes(folder: Path, config: StateDrafterConfig, facts: TargetFacts) -> GraphSizes:
-    """From the headers of the drafter's files."""
+    """The sizes of the graph, from the headers of the drafter's files."""
     return GraphSizes(
         kind="states",
         hidden_size=config.hidden_size,

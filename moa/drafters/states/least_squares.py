@@ -6,19 +6,23 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from moa.drafters.states.model import StateDrafter
-from moa.training.data import PackedRows
+from moa.training.data import Batch, PackedRows
 from moa.training.losses import TeacherLike
 
 _TOKENS_PER_INPUT = 25
 """Tokens for each number that the solution reads: with fewer it fits the sample."""
 _RIDGE = 1e-3
-"""Of the inputs' mean square, added to each: inputs that hardly vary get no large weights."""
+"""Share of the inputs' mean square that is added to each: inputs that hardly vary get no large
+weights."""
 _STREAM = 8.0
 """The numbers between maps and head are so many times larger than the solution's: the optimizer's
 steps have one size for all matrices, and would undo the start before the layer has learnt
 anything."""
+_LEAST_SCALE = 1e-6
+"""The scale of an output that is always zero."""
 
 
 @torch.no_grad()
@@ -27,40 +31,54 @@ def solve(model: StateDrafter, teacher: TeacherLike, data: PackedRows, at_once: 
     reads."""
     device = model.weight.device
     width = model.config.hidden_size
-    size = model.fuse.in_features + width
-    gram = torch.zeros(size, size, device=device)
-    goal = torch.zeros(size, width, device=device)
-    power = torch.zeros(width, device=device)
-    count = 0
-    drawn = np.random.default_rng(0).permutation(len(data))
-    for at in range(0, len(data), at_once):
-        batch = data.rows(drawn[at : at + at_once])
-        known = teacher(batch)
-        segments = torch.from_numpy(batch.segments).to(device)
-        inside = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
-        states = model.normed(known.states.float())
-        tokens = model.embed(torch.from_numpy(batch.ids).to(device)).float()
-        x = torch.cat([states[:, :-1], tokens[:, 1:]], -1)[inside]
-        y = known.hidden[:, 1:][inside].float()
-        gram = gram.addmm(x.T, x)
-        goal = goal.addmm(x.T, y)
-        power = power + y.square().sum(0)
-        count = count + len(x)
-        if count >= _TOKENS_PER_INPUT * size:
+    inputs = model.fuse.in_features + width
+    # Of inputs x (the states before a token, side by side, then its embedding) and goals y (the
+    # state at it), the sums over all tokens of x x^T, of x y^T and of y squared.
+    x_by_x = torch.zeros(inputs, inputs, device=device)
+    x_by_y = torch.zeros(inputs, width, device=device)
+    y_squared = torch.zeros(width, device=device)
+    tokens = 0
+    order = np.random.default_rng(0).permutation(len(data))
+    for first in range(0, len(data), at_once):
+        batch = data.rows(order[first : first + at_once])
+        x, y = _inputs_and_goals(model, teacher, batch)
+        x_by_x = x_by_x.addmm(x.T, x)
+        x_by_y = x_by_y.addmm(x.T, y)
+        y_squared = y_squared + y.square().sum(0)
+        tokens = tokens + len(x)
+        if tokens >= _TOKENS_PER_INPUT * inputs:
             break
-    ridge = _RIDGE * gram.diagonal().mean() * torch.eye(size, device=device)
-    scale = (power / max(1, count)).sqrt().clamp(min=1e-6)
-    weights = torch.linalg.solve(gram + ridge, goal) / scale
+    ridge = _RIDGE * x_by_x.diagonal().mean() * torch.eye(inputs, device=device)
+    scale = (y_squared / max(1, tokens)).sqrt().clamp(min=_LEAST_SCALE)
+    weights = torch.linalg.solve(x_by_x + ridge, x_by_y) / scale
     of_states = weights[:-width]
     of_token = weights[-width:]
     # What stands for the states of a drafted token: the solution's best guess of `fuse` from the
-    # final state alone.
-    between = gram[:-width, :-width]
-    own = torch.linalg.solve(
-        between[-width:, -width:] + ridge[:width, :width], between[-width:] @ of_states
-    )
-    for linear, value in ((model.fuse, of_states), (model.token, of_token), (model.own, own)):
-        linear.weight.copy_(_STREAM * value.T)
+    # final state alone, which is the last of them.
+    states_by_states = x_by_x[:-width, :-width]
+    final_by_states = states_by_states[-width:]
+    final_by_final = final_by_states[:, -width:]
+    own = torch.linalg.solve(final_by_final + ridge[:width, :width], final_by_states @ of_states)
+    model.fuse.weight.copy_(_STREAM * of_states.T)
+    model.token.weight.copy_(_STREAM * of_token.T)
+    model.own.weight.copy_(_STREAM * own.T)
     model.scale.copy_(scale / _STREAM)
-    for branch in (model.layer.self_attn.o_proj, model.layer.mlp.down_proj):
-        branch.weight.zero_()
+    # The layer adds nothing yet.
+    model.layer.self_attn.o_proj.weight.zero_()
+    model.layer.mlp.down_proj.weight.zero_()
+
+
+def _inputs_and_goals(
+    model: StateDrafter, teacher: TeacherLike, batch: Batch
+) -> tuple[Tensor, Tensor]:
+    """For each token that has one before it in its document: what is read, `[n, inputs]`, and the
+    target's state at it, `[n, width]`."""
+    known = teacher(batch)
+    device = model.weight.device
+    segments = torch.from_numpy(batch.segments).to(device)
+    follows = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+    states = model.normed(known.states.float())
+    embedded = model.embed(torch.from_numpy(batch.ids).to(device)).float()
+    x = torch.cat([states[:, :-1], embedded[:, 1:]], -1)[follows]
+    y = known.hidden[:, 1:][follows].float()
+    return x, y

@@ -83,29 +83,29 @@ class StateDrafter(FeatureModel):
         return model.eval().requires_grad_(False)
 
     def normed(self, states: Tensor) -> Tensor:
-        """The target's states side by side, each normed."""
+        """The target's states `[..., taps * width]`, each normed by itself."""
         return normed(self.tap_norms, states)
 
     def read(self, features: Tensor) -> Tensor:
-        """The target's states, fused."""
+        """The feature of the target's states: normed and fused."""
         fused: Tensor = self.fuse(self.normed(features))
         return fused
 
     def feedback(self, hidden: Tensor) -> Tensor:
         """What stands for the fused states of a token that was only drafted."""
-        found: Tensor = self.own(self.own_norm(hidden))
-        return found
+        feature: Tensor = self.own(self.own_norm(hidden))
+        return feature
 
     def embed(self, ids: Tensor) -> Tensor:
         """The target's embeddings of tokens, normed."""
-        found: Tensor = self.token_norm(self.shared.embed(ids).to(self.weight.dtype))
-        return found
+        embedded: Tensor = self.token_norm(self.shared.embed(ids).to(self.weight.dtype))
+        return embedded
 
     def rows(self, ids: Tensor, features: Tensor, positions: Tensor) -> Rows:
         """Cache rows of tokens that need no logits."""
-        return self_rows(
-            self.layer, self._joined(self.embed(ids), features)[1], *self._cos_sin(positions)
-        )
+        _, layer_input = self._joined(self.embed(ids), features)
+        cos, sin = self._cos_sin(positions)
+        return self_rows(self.layer, layer_input, cos, sin)
 
     def step(
         self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows
@@ -129,7 +129,7 @@ class StateDrafter(FeatureModel):
         )
 
     def graph_module(self) -> nn.Module:
-        """Its layer."""
+        """Its layer as a module for export."""
         return StateGraph(self)
 
     def features(
@@ -159,14 +159,18 @@ class StateDrafter(FeatureModel):
         queries: Tensor | None = None,
     ) -> tuple[Tensor, list[Rows]]:
         """`features` after embedded tokens."""
-        own, halves = past
-        found = torch.cat(
-            [half[0].index_select(1, feature_rows.clamp(min=0)) for half in halves], -1
-        )
-        features = found * (feature_rows >= 0).unsqueeze(-1)
-        hidden, rows = self._run(self.token_norm(x), features, positions, mask, own)
-        low, high = self.feedback(hidden).unsqueeze(1).chunk(2, -1)
-        return hidden if queries is None else hidden.index_select(1, queries), [rows, (low, high)]
+        # The cache: keys and values of the layer, and as a second layer both halves of the features.
+        layer_past, (low_halves, high_halves) = past
+        row_index = feature_rows.clamp(min=0)
+        low = low_halves[0].index_select(1, row_index)
+        high = high_halves[0].index_select(1, row_index)
+        has_feature = (feature_rows >= 0).unsqueeze(-1)
+        features = torch.cat([low, high], -1) * has_feature
+        hidden, layer_rows = self._run(self.token_norm(x), features, positions, mask, layer_past)
+        new_low, new_high = self.feedback(hidden).unsqueeze(1).chunk(2, -1)
+        if queries is not None:
+            hidden = hidden.index_select(1, queries)
+        return hidden, [layer_rows, (new_low, new_high)]
 
     @torch.inference_mode()
     def records(self, pieces: Sequence[Committed]) -> RecordPair:
@@ -196,14 +200,18 @@ class StateDrafter(FeatureModel):
     def _run(
         self, token: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows
     ) -> tuple[Tensor, Rows]:
-        x, rows = run_layer(
-            self.layer, *self._joined(token, features), *self._cos_sin(positions), mask, past
-        )
+        """The predicted states, and the cache rows, of tokens with these embeddings and features."""
+        residual, layer_input = self._joined(token, features)
+        cos, sin = self._cos_sin(positions)
+        x, rows = run_layer(self.layer, residual, layer_input, cos, sin, mask, past)
         return x * self.scale, rows
 
     def _joined(self, token: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        joined = features + self.token(token)
-        return joined, self.layer.input_layernorm(joined) + self.token_scale * token
+        """The layer's residual, and its input: there the token is also as it is, for attention to
+        find and copy."""
+        residual = features + self.token(token)
+        return residual, self.layer.input_layernorm(residual) + self.token_scale * token
 
     def _cos_sin(self, positions: Tensor) -> Rows:
+        """The rotation of the layer's queries and keys at these positions."""
         return rotary(positions, self.layer.self_attn.head_dim, self.config.rope_theta)

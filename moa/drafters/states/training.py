@@ -37,7 +37,9 @@ class ChainSettings(LossSettings):
     """Losses, and the chains."""
 
     length: int = 7
+    """Tokens of a chain."""
     late: int = 16
+    """Tokens of the chains of every second step."""
     decay: float = 1.0
     """The k-th token of a chain counts decay ** k. EAGLE-3's authors: 0.8."""
     absent: float = 4.0
@@ -57,7 +59,7 @@ class ChainTraining(TeacherObjective):
         teacher.tap(model.config.taps)
 
     def start(self, rows: PackedRows) -> None:
-        """The maps as the least-squares solution, for drafters that have such maps."""
+        """Set the drafter's maps to the least-squares solution."""
         solve(self.module, self.teacher, rows)
 
     def loss(self, batch: Batch, step: int, progress: float) -> Loss:
@@ -67,66 +69,69 @@ class ChainTraining(TeacherObjective):
         known = self.teacher(batch)
         device = known.hidden.device
         settings = self.settings
-        ids, positions, segments = (
-            torch.from_numpy(x).to(device) for x in (batch.ids, batch.positions, batch.segments)
-        )
+        ids = torch.from_numpy(batch.ids).to(device)
+        positions = torch.from_numpy(batch.positions).to(device)
+        segments = torch.from_numpy(batch.segments).to(device)
         wanted = wanted_places(batch).to(device)
         features = shifted(model.read(known.states), positions)
-        drawn = np.random.default_rng([self.seed, step])  # in every process the same
-        length = settings.late if drawn.random() < 0.5 else settings.length
-        start = int(drawn.integers(length))
-        states = []
-        goals = []
-        counts = []
-        for lag, hidden, at, valid in chains(
+        random = np.random.default_rng([self.seed, step])  # in every process the same
+        length = settings.late if random.random() < 0.5 else settings.length
+        start = int(random.integers(length))
+        # For each token that is compared: the drafter's state, the target's, and what it counts.
+        states: list[Tensor] = []
+        goals: list[Tensor] = []
+        counts: list[Tensor] = []
+
+        def compare(states_there: Tensor, goals_there: Tensor, each: float) -> None:
+            states.append(states_there)
+            goals.append(goals_there)
+            counts.append(torch.full((len(states_there),), each, device=device))
+
+        for lag, hidden, places, valid in chains(
             model, ids, positions, segments, features, start, length
         ):
-            chosen = wanted.gather(1, at) & valid
-            states.append(hidden[chosen])
-            goals.append(
-                known.hidden.gather(1, at.unsqueeze(-1).expand(*at.shape, known.hidden.shape[-1]))[
-                    chosen
-                ]
-            )
+            chosen = wanted.gather(1, places) & valid
+            every_number = places.unsqueeze(-1).expand(*places.shape, known.hidden.shape[-1])
+            goal = known.hidden.gather(1, every_number)
             each = settings.decay**lag * length if lag else 1.0
-            counts.append(torch.full((len(states[-1]),), each, device=device))
-        first = len(counts[0])
-        of_chains = sum(map(len, counts))
+            compare(hidden[chosen], goal[chosen], each)
+        first_tokens = len(counts[0])
+        chain_tokens = sum(len(count) for count in counts)
         if settings.absent:
-            states.append(absent(model, ids, positions, segments)[wanted])
-            goals.append(known.hidden[wanted])
-            counts.append(torch.full((len(states[-1]),), settings.absent, device=device))
-        found = self._compare(torch.cat(states), torch.cat(goals), self._heads(batch, step))
-        counted = torch.cat(counts)
-        weight = counted.sum()
+            without_states = absent(model, ids, positions, segments)
+            compare(without_states[wanted], known.hidden[wanted], settings.absent)
+        compared = self._compare(torch.cat(states), torch.cat(goals), self._heads(batch, step))
+        count = torch.cat(counts)
+        weight = count.sum()
         parts = {
-            "agree": (0, first),
-            "agree_later": (first, of_chains),
-            "agree_absent": (of_chains, len(counted)),
+            "agree": compared.agree[:first_tokens],
+            "agree_later": compared.agree[first_tokens:chain_tokens],
         }
-        # The loop divides metrics by the weight.
-        metrics = {
-            name: (found.agree[a:b].mean() if b > a else weight.new_zeros(())) * weight
-            for name, (a, b) in parts.items()
-            if settings.absent or name != "agree_absent"
-        }
-        return Loss((found.loss * counted).sum(), weight, metrics)
+        if settings.absent:
+            parts["agree_absent"] = compared.agree[chain_tokens:]
+        metrics = {}
+        for name, agree in parts.items():
+            mean = agree.mean() if len(agree) else weight.new_zeros(())
+            metrics[name] = mean * weight  # the loop divides metrics by the weight
+        return Loss((compared.loss * count).sum(), weight, metrics)
 
 
 def shifted(features: Tensor, positions: Tensor) -> Tensor:
-    """`[B, L, H]` by one place: the feature before each token, zeros at the first of a document."""
+    """Features `[B, L, H]` moved by one place: that of the token before each, zeros at the first of
+    a document."""
     before = torch.cat([torch.zeros_like(features[:, :1]), features[:, :-1]], dim=1)
     return before * (positions > 0).unsqueeze(-1).to(features.dtype)
 
 
 def visible(model: Any, positions: Tensor, segments: Tensor) -> Tensor:
-    """`[B, L, L]`: rows of true features that a token sees; where no feature was before it, a row
-    may not be used."""
-    seen = causal(segments)
+    """`[B, L, L]`: which tokens' rows, made of true features, a token sees. The first token of a
+    document had no feature before it: others see its row only if the model reads it."""
+    before_or_itself = causal(segments)
     if model.reads_first:
-        return seen
+        return before_or_itself
     itself = torch.eye(segments.shape[1], dtype=torch.bool, device=segments.device)
-    return seen & ((positions > 0).unsqueeze(1) | itself)
+    has_feature = (positions > 0).unsqueeze(1)
+    return before_or_itself & (has_feature | itself)
 
 
 def chains(
@@ -138,23 +143,25 @@ def chains(
     start: int,
     length: int,
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-    """How far along its chain, the states, their places and which are valid: first all tokens after
-    true features, then the chains from `start`, `start + length`, ..."""
+    """For each step, how far the tokens are along their chain, their states, their places and which
+    are valid: first all tokens after true features, then the chains from `start`, `start + length`,
+    ..."""
     rows, size = ids.shape
     index = torch.arange(size, device=ids.device)
-    seen = visible(model, positions, segments)
+    sees = visible(model, positions, segments)
     hidden, past = model.step(
-        ids, features, positions, additive(seen).unsqueeze(1), model.empty_rows(ids)
+        ids, features, positions, additive(sees).unsqueeze(1), model.empty_rows(ids)
     )
     yield 0, hidden, index.expand(rows, -1), torch.ones_like(ids, dtype=torch.bool)
     anchors = index[start : size - 1 : length]
-    usable = segments[:, anchors] > 0
+    is_usable = segments[:, anchors] > 0  # not padding
     if not model.reads_first:
-        usable &= positions[:, anchors] > 0
-    for lag, last in drafted(model, ids, positions, seen, hidden, past, anchors, length):
-        place = (anchors + lag).clamp(max=size - 1)
-        inside = (anchors + lag < size) & (segments[:, place] == segments[:, anchors])
-        yield lag, last, place.expand(rows, -1), usable & inside
+        is_usable &= positions[:, anchors] > 0
+    for lag, states in drafted(model, ids, positions, sees, hidden, past, anchors, length):
+        places = (anchors + lag).clamp(max=size - 1)
+        is_in_row = anchors + lag < size
+        is_in_document = segments[:, places] == segments[:, anchors]
+        yield lag, states, places.expand(rows, -1), is_usable & is_in_row & is_in_document
 
 
 def absent(model: Any, ids: Tensor, positions: Tensor, segments: Tensor) -> Tensor:
@@ -184,18 +191,24 @@ def drafted(
     """States of chains along the text from `anchors`: each reads its own outputs, true rows up to
     its anchor, and its own rows."""
     keys, values = past
-    seen = visible[:, anchors]
-    last = hidden[:, anchors]
-    own = torch.eye(len(anchors), dtype=torch.bool, device=ids.device).expand(len(ids), -1, -1)
+    sees_true_rows = visible[:, anchors]
+    # Each step adds a row for every chain, of which a chain sees its own alone.
+    itself = torch.eye(len(anchors), dtype=torch.bool, device=ids.device)
+    sees_own_row = itself.expand(len(ids), -1, -1)
+    states = hidden[:, anchors]
     for lag in range(1, length):
-        place = (anchors + lag).clamp(max=ids.shape[1] - 1)
-        mask = additive(torch.cat([seen, *[own] * lag], -1)).unsqueeze(1)
-        last, (key, value) = model.step(
-            ids[:, place], model.feedback(last), positions[:, place], mask, (keys, values)
+        places = (anchors + lag).clamp(max=ids.shape[1] - 1)
+        sees = torch.cat([sees_true_rows, *[sees_own_row] * lag], -1)
+        states, (key, value) = model.step(
+            ids[:, places],
+            model.feedback(states),
+            positions[:, places],
+            additive(sees).unsqueeze(1),
+            (keys, values),
         )
         keys = torch.cat([keys, key], -2)
         values = torch.cat([values, value], -2)
-        yield lag, last
+        yield lag, states
 
 
 _DIMENSIONS = {
@@ -221,9 +234,11 @@ def trainee(config: TrainingConfig, target: LoadedModel, teacher: TeacherLike) -
 def _from(
     config: TrainingConfig, target: LoadedModel, shared: SharedWeights, teacher: TeacherLike
 ) -> Trainee:
+    """The drafter of `config.init`, which goes on from its weights."""
     assert config.init is not None
     given = {"tli": config.tli, "paper": config.paper, "spacing": config.spacing, **config.shape}
-    if refused := sorted(name for name, value in given.items() if value):
+    refused = sorted(name for name, value in given.items() if value)
+    if refused:
         raise UsageError(
             f"--init brings its own kind and shape, {refused[0].replace('_', ' ')} is not for it"
         )
@@ -234,7 +249,7 @@ def _from(
 
 
 class GoesOn(ChainTraining):
-    """The same from a trained drafter: its weights are the start."""
+    """Chain training from a trained drafter: its weights are the start."""
 
     def start(self, rows: PackedRows) -> None:
-        """Nothing is computed."""
+        """Keep the weights as they are."""
