@@ -36,14 +36,17 @@ from moa.worth import reached_at, worth
 TRIAL_ROWS = 4
 """Rows that the target runs over in a dry run."""
 QUICK_SECONDS = 5.0
-"""Above which one row must do: a large target on two cores takes ten seconds for it."""
+"""Seconds of the first of these rows above which it must do: a large target on two cores takes ten
+seconds for it."""
 TRIAL_TOKENS = 8
-"""Of each answer that the target begins in a dry run."""
+"""Tokens of each answer that the target begins in a dry run."""
 DRY_SECONDS = 40.0
-"""After which no other step is begun in a dry run: it should answer within two minutes."""
+"""Seconds after which no other step is begun in a dry run: it should answer within two minutes."""
 DRY_STEPS = 8
-"""On a CPU the C library keeps what steps of other shapes have freed: memory grows with them, ever
-more slowly."""
+"""Steps of a dry run. On a CPU the C library keeps what steps of other shapes have freed: memory
+grows with them, ever more slowly."""
+_MEASURED_STEPS = 50
+"""The last steps of a run, over which its result's figures are means."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: list[str]) -> None:
     config = options.parse(argv)
-    began = time.perf_counter()
+    started = time.perf_counter()
     device = _device(config.device)
     join_process_group(device)
     try:
@@ -62,18 +65,20 @@ def _main(argv: list[str]) -> None:
         config = replace(config, loop={**config.loop, "precision": precision})
         with named(config.out):
             run = TrainingRun.of(config, device)
-            result = _dry_run(run) if config.dry_run else _run(run, argv, began)
+            result = _dry_run(run) if config.dry_run else _run(run, argv, started)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-    if result is not None:
-        _show(result, as_json=config.json)
-        if not config.json and "agree" in result:
-            reached = reached_at(result["agree"], result.get("agree_later"))
-            print(f"{config.out}: {worth(reached, result['wanted_tokens'])}")
+    if result is None:  # another process prints it
+        return
+    _show(result, as_json=config.json)
+    if not config.json and "agree" in result:
+        reached = reached_at(result["agree"], result.get("agree_later"))
+        print(f"{config.out}: {worth(reached, result['wanted_tokens'])}")
 
 
-def _run(run: TrainingRun, argv: list[str], began: float) -> dict[str, Any] | None:
+def _run(run: TrainingRun, argv: list[str], started: float) -> dict[str, Any] | None:
+    """Train, and write drafter and record; returns the result, None in all processes but the first."""
     config = run.config
     out = config.out
     out.mkdir(parents=True, exist_ok=True)
@@ -87,38 +92,39 @@ def _run(run: TrainingRun, argv: list[str], began: float) -> dict[str, Any] | No
     }
     rows = run.rows(out / "data", about, sources)
     loop = run.loop(rows, out, identity={"data": about})
-    started_at = loop.checkpointed_step()
+    resumed_step = loop.checkpointed_step()
     if run.keeps_states(rows, out, loop.settings.steps):
         run.write_states(rows, out / "data")
     run.sample_the_head(rows)
-    if not started_at:
+    if not resumed_step:
         run.objective.start(rows)
-    training = time.perf_counter()
+    training_started = time.perf_counter()
     history = loop.run()
-    seconds = time.perf_counter() - training
+    training_seconds = time.perf_counter() - training_started
     if loop.rank > 0:
         return None
     run.save(out, getattr(torch, options.PRECISIONS[config.weights]))
-    tail = history[-min(50, len(history)) :]
+    last_entries = history[-_MEASURED_STEPS:]
+
+    def mean(name: str) -> float:
+        return sum(entry[name] for entry in last_entries) / len(last_entries)
+
+    agreements = [name for name in last_entries[-1] if name.startswith("agree")]
     result = {
         "out": str(out),
         "steps": loop.step,
         "wanted_tokens": rows.wanted_tokens,
-        "loss": sum(entry["loss"] for entry in tail) / len(tail),
-        **{
-            name: sum(entry[name] for entry in tail) / len(tail)
-            for name in tail[-1]
-            if name.startswith("agree")
-        },
+        "loss": mean("loss"),
+        **{name: mean(name) for name in agreements},
         "parameters": parameter_count(run.drafter),
-        "tokens_per_s": sum(entry["tokens_per_s"] for entry in tail) / len(tail),
+        "tokens_per_s": mean("tokens_per_s"),
         "peak_memory_mib": peak_memory_mib(),
-        "training_seconds": seconds,
-        "seconds": time.perf_counter() - began,
+        "training_seconds": training_seconds,
+        "seconds": time.perf_counter() - started,
     }
     record = provenance(argv, run.facts, settings=run.settings(loop), data=about)
     record |= {
-        "resumed_from_step": started_at,
+        "resumed_from_step": resumed_step,
         "rows": len(rows),
         "tokens": rows.tokens,
         "result": result,
@@ -130,7 +136,8 @@ def _run(run: TrainingRun, argv: list[str], began: float) -> dict[str, Any] | No
 
 
 def _sources(run: TrainingRun) -> tuple[Sequence[str], dict[str, Any] | None]:
-    """The training data: the given data, or the target's own answers to its prompts."""
+    """The training data: the given data, or the target's own answers to its prompts, which are
+    written first; and the settings that these were made with."""
     config = run.config
     if not (config.generate or config.generate_only):
         return config.data, None
@@ -154,6 +161,7 @@ def _sources(run: TrainingRun) -> tuple[Sequence[str], dict[str, Any] | None]:
 
 
 def _prompts(run: TrainingRun) -> Iterator[list[int]]:
+    """The prompts of the data, which the target is to answer."""
     for example in examples(run.config.data):
         yield run.reader.prompt(example, PROMPT_TOKENS)
 
@@ -178,22 +186,21 @@ def _dry_run(run: TrainingRun) -> dict[str, Any]:
     """Everything except the training: the target runs over a few rows, and some steps are run, to
     estimate time and memory; nothing is kept."""
     config = run.config
-    with tempfile.TemporaryDirectory() as scratch:
-        place = Path(scratch)
-        answering = 0.0
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        answer_seconds = 0.0
         documents = run.documents(config.data)
         if config.generate or config.generate_only:
-            answering, documents = _trial_answers(run)
-        rows = pack(documents, config.length, place / "data")
+            answer_seconds, documents = _trial_answers(run)
+        rows = pack(documents, config.length, folder / "data")
         trial = rows.first(TRIAL_ROWS)
-        loop = run.loop(rows, place, identity={}, quiet=True)
+        loop = run.loop(rows, folder, identity={}, quiet=True)
         steps = loop.settings.steps
-        world = loop.world
-        stored = run.keeps_states(rows, config.out.absolute().parent, steps)
-        writing = 0.0
-        if stored:
-            trial, seconds = _trial_states(run, trial, place / "data")
-            writing = seconds * rows.tokens / trial.tokens / world
+        keeps_states = run.keeps_states(rows, config.out.absolute().parent, steps)
+        state_seconds = 0.0
+        if keeps_states:
+            trial, trial_seconds = _trial_states(run, trial, folder / "data")
+            state_seconds = trial_seconds * rows.tokens / trial.tokens / loop.world
         run.sample_the_head(rows)
         loop.data = trial
         run.objective.start(trial)
@@ -201,8 +208,12 @@ def _dry_run(run: TrainingRun) -> dict[str, Any]:
         history = loop.run(stop_after=DRY_STEPS, stop_seconds=DRY_SECONDS)
     tokens_per_s = statistics.median(entry["tokens_per_s"] for entry in history)
     settings = loop.settings
-    rows_of_a_step = settings.batch * settings.accumulate * world
-    training = rows.tokens / len(rows) * rows_of_a_step * steps / tokens_per_s
+    rows_of_a_step = settings.batch * settings.accumulate * loop.world
+    tokens_of_a_row = rows.tokens / len(rows)
+    step_seconds = tokens_of_a_row * rows_of_a_step * steps / tokens_per_s
+    state_bytes = 0
+    if keeps_states:
+        state_bytes = rows.length * len(rows) * bytes_per_token(run.facts.hidden_size)
     return {
         "rows": len(rows),
         "tokens": rows.tokens,
@@ -213,26 +224,28 @@ def _dry_run(run: TrainingRun) -> dict[str, Any]:
             "target": run.target_parameters,
         },
         "record_numbers": record_numbers(run.drafter),
-        "disk_mib": rows.length * len(rows) * bytes_per_token(run.facts.hidden_size) / 2**20
-        if stored
-        else 0.0,
+        "disk_mib": state_bytes / 2**20,
         "tokens_per_s": tokens_per_s,
         "peak_memory_mib": peak_memory_mib(),
-        "seconds": {"answers": answering, "target's states": writing, "steps": training},
-        "estimated_seconds": answering + writing + training,
+        "seconds": {
+            "answers": answer_seconds,
+            "target's states": state_seconds,
+            "steps": step_seconds,
+        },
+        "estimated_seconds": answer_seconds + state_seconds + step_seconds,
     }
 
 
 def _trial_states(run: TrainingRun, rows: PackedRows, folder: Path) -> tuple[PackedRows, float]:
-    """Run the target over a row, and over the others if that was quick; the rows that have states
-    now, and the seconds that they took."""
+    """Run the target over a row, and over the others if that was quick; returns the rows that have
+    states now, and the seconds that they took."""
     _say(run, "the target runs over the first rows")
-    began = time.perf_counter()
+    started = time.perf_counter()
     write_outputs(run.whole_teacher, rows.first(1), folder, caches=run.kind.reads_caches)
-    if time.perf_counter() - began > QUICK_SECONDS:
+    if time.perf_counter() - started > QUICK_SECONDS:
         rows = rows.first(1)
     run.write_states(rows, folder)
-    return rows, time.perf_counter() - began
+    return rows, time.perf_counter() - started
 
 
 def _trial_answers(run: TrainingRun) -> tuple[float, Iterator[Document]]:
@@ -243,17 +256,18 @@ def _trial_answers(run: TrainingRun) -> tuple[float, Iterator[Document]]:
     if not prompts:
         raise UsageError("no prompt in the data is as short as --length")
     _say(run, f"the target begins {min(len(prompts), run.batch)} answers")
-    some = prompts[: run.batch]
-    began = time.perf_counter()
-    generate(_answering(run, len(some)), some, TRIAL_TOKENS)
-    each = (time.perf_counter() - began) / TRIAL_TOKENS
+    first_window = prompts[: run.batch]
+    started = time.perf_counter()
+    generate(_answering(run, len(first_window)), first_window, TRIAL_TOKENS)
+    seconds_of_a_token = (time.perf_counter() - started) / TRIAL_TOKENS
     windows = math.ceil(len(prompts) / run.batch)
-    filler = prompts[0][:1] * config.max_new_tokens
-    documents = (Document.answer(prompt, filler) for prompt in prompts)
-    return each * config.max_new_tokens * windows, documents
+    longest_answer = prompts[0][:1] * config.max_new_tokens  # any tokens: only their number counts
+    documents = (Document.answer(prompt, longest_answer) for prompt in prompts)
+    return seconds_of_a_token * config.max_new_tokens * windows, documents
 
 
 def _say(run: TrainingRun, line: str) -> None:
+    """Tell the user what happens, on stderr."""
     if not run.config.quiet:
         print(f"moa-train: {line}", file=sys.stderr, flush=True)
 
@@ -261,30 +275,36 @@ def _say(run: TrainingRun, line: str) -> None:
 def record_numbers(drafter: Drafter) -> int:
     """Numbers in an activation record."""
     layout = drafter.record_layout
-    return 0 if layout is None else 2 * layout.count * layout.width
+    if layout is None:
+        return 0
+    return 2 * layout.count * layout.width
 
 
 def _show(result: dict[str, Any], *, as_json: bool) -> None:
+    """Print a result: as JSON, or a figure a line."""
     if as_json:
         print(json.dumps(result))
         return
     for name, value in result.items():
-        for inner, number in value.items() if isinstance(value, dict) else ((("", value)),):
-            label = f"{name} {inner}".replace("_", " ").strip()
-            print(f"{label:>20}  {f'{number:,.4g}' if isinstance(number, float) else number}")
+        figures = value if isinstance(value, dict) else {"": value}
+        for part, figure in figures.items():
+            label = f"{name} {part}".replace("_", " ").strip()
+            text = f"{figure:,.4g}" if isinstance(figure, float) else str(figure)
+            print(f"{label:>20}  {text}")
 
 
 def _device(name: str | None) -> torch.device:
+    """The device of this name, of this process under `torchrun`; without a name a card, if there is
+    one."""
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return checked_device(
-        f"cuda:{os.environ['LOCAL_RANK']}"
-        if name == "cuda" and "LOCAL_RANK" in os.environ
-        else name
-    )
+    if name == "cuda" and "LOCAL_RANK" in os.environ:
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
+    return checked_device(name)
 
 
 def _check_out(out: Path) -> None:
+    """Raise if the drafter cannot be written there, before any time is spent."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file, it must be a folder")
     if (out / "model.safetensors").exists() and not (out / "checkpoint").is_dir():
@@ -292,7 +312,9 @@ def _check_out(out: Path) -> None:
             f"--out {out} holds a model that is not of a run of moa-train's",
             hint="choose another folder",
         )
-    parent = next(p for p in (out, *out.absolute().parents) if p.exists())
+    parent = out.absolute()
+    while not parent.exists():
+        parent = parent.parent
     if not os.access(parent, os.W_OK) or shutil.disk_usage(parent).free == 0:
         raise UsageError(
             f"cannot write to --out {out}: {parent} is not writable, or its disk is full"

@@ -15,10 +15,12 @@ PAPER_LOOP: Mapping[str, Any] = {"optimizer": "adam", "learning_rate": 6e-4}
 USEFUL_TOKENS = 5_000_000
 """Tokens that a run sees unless asked otherwise: several hundred steps, fewer make no drafter."""
 MOST_EPOCHS = 20.0
+"""Passes over the data that a run makes unless asked otherwise, at most."""
 SMALL_VOCABULARY = 32_768
-"""Words up to which all are compared: their head costs no more than the rest of a step."""
+"""Tokens of a vocabulary up to which all are compared: their head costs no more than the rest of a
+step."""
 SAMPLED_WORDS = 8192
-"""Of a larger vocabulary so many are compared in a step, and the words of its rows."""
+"""Tokens of a larger vocabulary that are compared in a step, beside those of its rows."""
 
 TeacherMode = Literal["auto", "disk", "memory"]
 
@@ -32,7 +34,7 @@ class TrainingConfig:
     data: tuple[str, ...]
     out: Path
     kind: str = "states"
-    """Of drafter, by its name in the registry; `init` brings its own."""
+    """The kind of drafter, by its name in the registry; `init` brings its own."""
     init: Path | None = None
     """A drafter to start from."""
 
@@ -76,25 +78,32 @@ class TrainingConfig:
 
     @property
     def seed(self) -> int:
-        """Of everything that is drawn."""
+        """The seed of everything that is drawn."""
         seed: int = self.loop.get("seed") or 0
         return seed
 
     def loop_settings(self, rows: int, world: int) -> LoopSettings:
         """The loop's settings; `rows` of data turn epochs into steps."""
-        chosen = {**(PAPER_LOOP if self.paper else {}), **self.loop}
-        if "steps" not in chosen:
-            few = USEFUL_TOKENS / (rows * self.length)
-            epochs = min(max(1.0, few), MOST_EPOCHS) if self.epochs is None else self.epochs
-            if not 0 < epochs < float("inf"):
-                raise UsageError(f"--epochs must be above 0, not {epochs}")
-            settings = LoopSettings(**chosen, steps=1)
-            rows_of_a_step = settings.batch * settings.accumulate * world
-            chosen["steps"] = max(1, round(epochs * rows / rows_of_a_step))
-        return LoopSettings(**chosen)
+        given = dict(self.loop)
+        if self.paper:
+            given = {**PAPER_LOOP, **given}
+        if "steps" in given:
+            return LoopSettings(**given)
+        epochs = self.epochs
+        if epochs is None:
+            useful_epochs = USEFUL_TOKENS / (rows * self.length)
+            epochs = min(max(1.0, useful_epochs), MOST_EPOCHS)
+        if not 0 < epochs < float("inf"):
+            raise UsageError(f"--epochs must be above 0, not {epochs}")
+        settings = LoopSettings(**given, steps=1)
+        rows_of_a_step = settings.batch * settings.accumulate * world
+        steps = max(1, round(epochs * rows / rows_of_a_step))
+        return LoopSettings(**given, steps=steps)
 
     def words_of_the_head(self, vocabulary: int) -> int:
-        """How many words a step compares of so many."""
+        """How many of a vocabulary's tokens a step compares."""
         if self.head_words is None:
             return vocabulary if vocabulary <= SMALL_VOCABULARY else SAMPLED_WORDS
-        return min(self.head_words or vocabulary, vocabulary)
+        if self.head_words == 0:
+            return vocabulary
+        return min(self.head_words, vocabulary)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -41,8 +41,12 @@ class Document:
 
     def prompt(self, text_tokens: int) -> list[int]:
         """What is before its first wanted token; of a text without a prompt its first tokens."""
-        first = self.wanted.index(True) if any(self.wanted) else len(self.ids)
-        return self.ids[: first or text_tokens]
+        if not any(self.wanted):
+            return list(self.ids)
+        prompt_tokens = self.wanted.index(True)
+        if prompt_tokens == 0:
+            prompt_tokens = text_tokens
+        return self.ids[:prompt_tokens]
 
     @classmethod
     def answer(cls, prompt: list[int], answer: list[int]) -> Document:
@@ -82,7 +86,7 @@ class PackedRows:
         return len(self._tokens)
 
     def first(self, count: int) -> Self:
-        """Only so many of them."""
+        """The first rows alone, so many of them."""
         part = copy.copy(self)
         part._tokens = self._tokens[:count]
         part._marks = self._marks[:count]
@@ -105,33 +109,42 @@ class PackedRows:
 
     def counts(self, vocabulary: int) -> NDArray[np.int64]:
         """How often each token occurs."""
-        found = np.zeros(vocabulary, np.int64)
-        for at in range(0, len(self), _ROWS_AT_ONCE):
-            tokens = np.asarray(self._tokens[at : at + _ROWS_AT_ONCE])
-            marks = np.asarray(self._marks[at : at + _ROWS_AT_ONCE])
-            found += np.bincount(tokens[marks != 0], minlength=vocabulary)
-        return found
+        counts = np.zeros(vocabulary, np.int64)
+        for start in range(0, len(self), _ROWS_AT_ONCE):
+            tokens = np.asarray(self._tokens[start : start + _ROWS_AT_ONCE])
+            marks = np.asarray(self._marks[start : start + _ROWS_AT_ONCE])
+            is_padding = marks == 0
+            counts += np.bincount(tokens[~is_padding], minlength=vocabulary)
+        return counts
 
     def batch(self, seed: int, step: int, size: int, *, rank: int = 0, world: int = 1) -> Batch:
         """This rank's share of the `size * world` rows of a step; every epoch is a new permutation."""
-        places = np.arange(step * size * world + rank, (step + 1) * size * world, world)
-        epochs, offsets = np.divmod(places, len(self))
-        rows = np.empty(len(places), dtype=np.int64)
+        rows_of_a_step = size * world
+        # Numbers of rows as they are drawn, all epochs one after another.
+        numbers = np.arange(step * rows_of_a_step + rank, (step + 1) * rows_of_a_step, world)
+        epochs, places = np.divmod(numbers, len(self))
+        rows = np.empty(len(numbers), dtype=np.int64)
         for epoch in np.unique(epochs):
             order = np.random.default_rng([seed, int(epoch)]).permutation(len(self))
-            rows[epochs == epoch] = order[offsets[epochs == epoch]]
+            is_of_epoch = epochs == epoch
+            rows[is_of_epoch] = order[places[is_of_epoch]]
         return self.rows(rows)
 
     def rows(self, rows: NDArray[np.int64]) -> Batch:
         """Chosen rows as a batch."""
         marks = self._marks[rows].astype(np.int64)
         segments = np.abs(marks)
-        start = np.concatenate(
-            [np.ones((len(rows), 1), bool), segments[:, 1:] != segments[:, :-1]], axis=1
-        )
+        is_first = np.ones(segments.shape, dtype=bool)
+        is_first[:, 1:] = segments[:, 1:] != segments[:, :-1]
         index = np.broadcast_to(np.arange(segments.shape[1]), segments.shape)
-        positions = index - np.maximum.accumulate(np.where(start, index, 0), axis=1)
-        return Batch(self._tokens[rows].astype(np.int64), segments, positions, marks > 0, rows)
+        document_start = np.maximum.accumulate(np.where(is_first, index, 0), axis=1)
+        return Batch(
+            ids=self._tokens[rows].astype(np.int64),
+            segments=segments,
+            positions=index - document_start,
+            wanted=marks > 0,
+            rows=rows,
+        )
 
 
 def pack(documents: Iterable[Document], length: int, out: Path) -> PackedRows:
@@ -171,6 +184,7 @@ class _RowFile:
         self.rows += 1
 
     def _write_header(self) -> None:
+        """Write the file's header, which says how many rows there are."""
         # The header is padded, so that the number of rows can be updated.
         header = {
             "descr": np.lib.format.dtype_to_descr(self.dtype),
@@ -202,25 +216,50 @@ class _RowFile:
 def pieces(documents: Iterable[Document], length: int) -> Iterator[Document]:
     """The documents, a longer one cut into several; those with nothing to learn are left out."""
     for document in documents:
-        for at in range(0, len(document.ids), length):
-            piece = Document(document.ids[at : at + length], document.wanted[at : at + length])
+        for start in range(0, len(document.ids), length):
+            stop = start + length
+            piece = Document(document.ids[start:stop], document.wanted[start:stop])
             if len(piece.ids) > 1 and any(piece.wanted[1:]):
                 yield piece
 
 
 def _fill(pieces: Iterable[Document], length: int) -> Iterator[tuple[list[int], list[int]]]:
-    """First fit over a few open rows; if a piece fits none, the fullest row is written."""
-    rows: list[tuple[list[int], list[int]]] = []
+    """Ids and marks of each row. A piece goes into the first of a few open rows that has room for
+    it; if none has, the fullest row is written."""
+    open_rows: list[_Row] = []
     for piece in pieces:
-        row = next((r for r in rows if len(r[0]) + len(piece.ids) <= length), None)
+        row = _with_room(open_rows, length - len(piece.ids))
         if row is None:
-            if len(rows) == OPEN_ROWS:
-                fullest = max(rows, key=lambda r: len(r[0]))
-                rows.remove(fullest)
-                yield fullest
-            row = ([], [])
-            rows.append(row)
-        segment = abs(row[1][-1]) + 1 if row[1] else 1
-        row[0].extend(piece.ids)
-        row[1].extend(segment if wanted else -segment for wanted in piece.wanted)
-    yield from rows
+            if len(open_rows) == OPEN_ROWS:
+                fullest = max(open_rows, key=lambda row: len(row.ids))
+                open_rows.remove(fullest)
+                yield fullest.ids, fullest.marks
+            row = _Row()
+            open_rows.append(row)
+        row.add(piece)
+    for row in open_rows:
+        yield row.ids, row.marks
+
+
+def _with_room(rows: Iterable[_Row], most_held: int) -> _Row | None:
+    """The first row that holds no more tokens than this."""
+    for row in rows:
+        if len(row.ids) <= most_held:
+            return row
+    return None
+
+
+@dataclass(eq=False)
+class _Row:
+    """A row that is being filled."""
+
+    ids: list[int] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
+    """For each token its segment, negative where it is not wanted."""
+    segments: int = 0
+
+    def add(self, piece: Document) -> None:
+        """Add a piece as the next segment."""
+        self.segments += 1
+        self.ids += piece.ids
+        self.marks += [self.segments if wanted else -self.segments for wanted in piece.wanted]

@@ -7,7 +7,6 @@ import json
 import time
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +41,12 @@ class GeneratedAnswers:
             raise UsageError(
                 f"{self._about} is damaged", hint="delete it and generated.jsonl"
             ) from None
-        if different := sorted(
-            k for k in {*saved, *self.made_with} if saved.get(k) != self.made_with.get(k)
-        ):
-            raise UsageError(
-                f"{self.path} was generated with another {different[0].replace('_', ' ')}",
-                hint="use the flags it was made with, or another folder",
-            )
+        for name in sorted({*saved, *self.made_with}):
+            if saved.get(name) != self.made_with.get(name):
+                raise UsageError(
+                    f"{self.path} was generated with another {name.replace('_', ' ')}",
+                    hint="use the flags it was made with, or another folder",
+                )
         return done
 
     def write(
@@ -60,33 +58,35 @@ class GeneratedAnswers:
             return
         self._about.parent.mkdir(parents=True, exist_ok=True)
         self._note(complete=False)
-        made_with = self.made_with
-        room = target.cache.capacity - made_with["max_new_tokens"]
+        new_tokens = self.made_with["max_new_tokens"]
+        room = target.cache.capacity - new_tokens
+        # As arrays, which take an eighth of a list's memory.
         asked = [array("i", prompt) for prompt in prompts if 0 < len(prompt) <= room]
-        done = self._whole_windows(target.cache.slots)
+        window = target.cache.slots
+        done = self._whole_windows(window)
         with (
             self.path.open("a", encoding="utf-8") as file,
             Progress(len(asked), done, quiet=quiet, of="answer") as bar,
         ):
-            for at in range(done, len(asked), target.cache.slots):
-                began = time.perf_counter()
+            for first in range(done, len(asked), window):
+                started = time.perf_counter()
                 # The noise of a sampled token is a function of seed and position: another seed for
                 # every window.
                 sampling = SamplingSettings(
-                    temperature=made_with["temperature"], seed=made_with["seed"] + at
+                    temperature=self.made_with["temperature"], seed=self.made_with["seed"] + first
                 )
-                answers = generate(
-                    target,
-                    asked[at : at + target.cache.slots],
-                    made_with["max_new_tokens"],
-                    sampling,
-                )
-                for one in answers:
-                    line = {"ids": one.ids, "prompt_tokens": one.prompt, "finish": one.finish}
+                answers = generate(target, asked[first : first + window], new_tokens, sampling)
+                for answer in answers:
+                    line = {
+                        "ids": answer.ids,
+                        "prompt_tokens": answer.prompt,
+                        "finish": answer.finish,
+                    }
                     file.write(json.dumps(line) + "\n")
                 file.flush()
-                tokens = sum(len(one.ids) - one.prompt for one in answers)
-                bar.advance({"tokens_per_s": tokens / (time.perf_counter() - began)}, len(answers))
+                tokens = sum(len(answer.ids) - answer.prompt for answer in answers)
+                seconds = time.perf_counter() - started
+                bar.advance({"tokens_per_s": tokens / seconds}, len(answers))
         self._note(complete=True)
 
     def _whole_windows(self, size: int) -> int:
@@ -95,11 +95,16 @@ class GeneratedAnswers:
         if not self.path.exists():
             return 0
         with self.path.open("r+b") as file:
-            ends = list(accumulate(len(line) for line in file if line.endswith(b"\n")))
-            kept = len(ends) // size * size
-            file.truncate(ends[kept - 1] if kept else 0)
+            line_ends = [0]  # in bytes, after so many whole lines
+            for line in file:
+                if line.endswith(b"\n"):
+                    line_ends.append(line_ends[-1] + len(line))
+            answers = len(line_ends) - 1
+            kept = answers // size * size
+            file.truncate(line_ends[kept])
         return kept
 
     def _note(self, *, complete: bool) -> None:
+        """Write down what the answers are made with, and whether all are there."""
         about = {"complete": complete, "made_with": self.made_with}
         self._about.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")

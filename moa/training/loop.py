@@ -24,6 +24,9 @@ from moa.training.data import Batch, PackedRows
 from moa.training.muon import Muon
 from moa.training.progress import Progress
 
+_ADAM_BETAS = (0.9, 0.95)
+"""The usual ones for language models: a shorter memory of squares than the library's 0.999."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoopSettings:
@@ -48,8 +51,9 @@ class LoopSettings:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("learning_rate", "clip"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if not math.isfinite(value) or value <= 0:
+                raise ConfigError(f"{name} must be above 0, not {value}")
         if not 0 <= self.seed < 2**31:
             raise ConfigError(f"seed must be within 0..{2**31 - 1}, not {self.seed}")
         if self.warmup < 0 or not 0 <= self.final_rate <= 1 or self.weight_decay < 0:
@@ -62,9 +66,9 @@ class LoopSettings:
         if step < self.warmup:
             return self.learning_rate * (step + 1) / self.warmup
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.learning_rate * (
-            self.final_rate + (1 - self.final_rate) * (1 + math.cos(math.pi * done)) / 2
-        )
+        cosine = (1 + math.cos(math.pi * done)) / 2  # from 1 to 0
+        share = self.final_rate + (1 - self.final_rate) * cosine
+        return self.learning_rate * share
 
 
 @dataclass(frozen=True)
@@ -113,18 +117,15 @@ class Loop:
         self.parameters = [p for p in objective.module.parameters() if p.requires_grad]
         self.optimizers = _optimizers(self.parameters, objective.module, settings)
         self._history: list[dict[str, float]] = []
-        self._identity = json.loads(
-            json.dumps({**self._settings_of_the_curve(), **(identity or {})})
-        )
+        whole_identity = {**self._settings_of_the_curve(), **(identity or {})}
+        # As it will be read from a checkpoint: JSON makes lists of tuples.
+        self._identity = json.loads(json.dumps(whole_identity))
 
     def _settings_of_the_curve(self) -> dict[str, Any]:
         """Settings that determine the loss curve; how a step's rows are distributed over processes
         does not."""
-        settings = {
-            name: value
-            for name, value in asdict(self.settings).items()
-            if name != "checkpoint_every"
-        }
+        settings = asdict(self.settings)
+        del settings["checkpoint_every"]
         rows = settings.pop("batch") * settings.pop("accumulate") * self.world
         return settings | {"rows of a step": rows}
 
@@ -138,21 +139,19 @@ class Loop:
     ) -> list[dict[str, float]]:
         """Train to the end, or for `stop_after` more steps, or until so many seconds have passed;
         returns the history, one entry per step."""
-        until = time.monotonic() + stop_seconds
+        deadline = time.monotonic() + stop_seconds
         self.resume()
         if self.world > 1:  # what a start computes may round differently on another card
             for parameter in self.parameters:
                 dist.broadcast(parameter.data, 0)
-        last = (
-            self.settings.steps
-            if stop_after is None
-            else min(self.settings.steps, self.step + stop_after)
-        )
+        last = self.settings.steps
+        if stop_after is not None:
+            last = min(last, self.step + stop_after)
         with Progress(self.settings.steps, self.step, quiet=self.quiet) as bar:
-            while self.step < last and time.monotonic() < until:
-                began = time.perf_counter()
+            while self.step < last and time.monotonic() < deadline:
+                started = time.perf_counter()
                 entry = self._one_step()
-                entry["tokens_per_s"] = entry.pop("tokens") / (time.perf_counter() - began)
+                entry["tokens_per_s"] = entry.pop("tokens") / (time.perf_counter() - started)
                 self._history.append(entry)
                 bar.advance(entry)
                 if self.step % self.settings.checkpoint_every == 0 or self.step == last:
@@ -160,27 +159,20 @@ class Loop:
         return self._history
 
     def _one_step(self) -> dict[str, float]:
+        """Run one step of the optimizer; returns its entry of the history."""
         settings = self.settings
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = settings.rate(self.step)
-        sums: dict[str, Tensor] = {}
-        tokens = 0
-        for batch in self._batches():
-            with torch.autocast(
-                self.device.type, torch.bfloat16, enabled=settings.precision == "bf16"
-            ):
-                loss = self.objective.loss(batch, self.step, self.step / settings.steps)
-            loss.total.backward()
-            for name, value in {"loss": loss.total, "weight": loss.weight, **loss.metrics}.items():
-                sums[name] = (
-                    sums.get(name, torch.zeros((), device=self.device)) + value.detach().float()
-                )
-            tokens += int((batch.segments > 0).sum()) * self.world
-        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters]
+        sums, tokens = self._add_up_gradients()
+        gradients = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for parameter in self.parameters
+        ]
         if self.world > 1:
             for tensor in [*sums.values(), *gradients]:
                 dist.all_reduce(tensor)
+        # Losses are sums; the step's is the mean over the tokens of all processes.
         weight = sums.pop("weight").clamp(min=1)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient / weight
@@ -197,11 +189,30 @@ class Loop:
         self.step += 1
         return {"step": self.step, **metrics, "grad_norm": float(norm), "tokens": tokens}
 
+    def _add_up_gradients(self) -> tuple[dict[str, Tensor], int]:
+        """Run the micro-steps of a step, whose gradients add up in the parameters; returns the sums
+        of losses, weights and metrics, and the tokens of all processes."""
+        sums: dict[str, Tensor] = {}
+        tokens = 0
+        progress = self.step / self.settings.steps
+        in_bf16 = self.settings.precision == "bf16"
+        for batch in self._batches():
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=in_bf16):
+                loss = self.objective.loss(batch, self.step, progress)
+            loss.total.backward()
+            figures = {"loss": loss.total, "weight": loss.weight, **loss.metrics}
+            for name, value in figures.items():
+                before = sums.get(name, torch.zeros((), device=self.device))
+                sums[name] = before + value.detach().float()
+            tokens += int((batch.segments > 0).sum()) * self.world
+        return sums, tokens
+
     def _batches(self) -> Iterator[Batch]:
+        """This process's rows of the step, a batch for each micro-step."""
         for micro in range(self.settings.accumulate):
-            at = self.step * self.settings.accumulate + micro
+            number = self.step * self.settings.accumulate + micro
             yield self.data.batch(
-                self.settings.seed, at, self.settings.batch, rank=self.rank, world=self.world
+                self.settings.seed, number, self.settings.batch, rank=self.rank, world=self.world
             )
 
     # ---- checkpoints ------------------------------------------------------------------------------------------
@@ -211,16 +222,14 @@ class Loop:
         complete."""
         if self.rank > 0:
             return
-        folder, fresh, old = (
-            self.out / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old")
-        )
+        folder = self.out / "checkpoint"
+        fresh = self.out / "checkpoint.new"
+        old = self.out / "checkpoint.old"
         shutil.rmtree(old, ignore_errors=True)
         try:
             self._write_checkpoint(fresh)
-        except (
-            OSError,
-            RuntimeError,
-        ) as error:  # torch's writer turns a full disk into a RuntimeError
+        except (OSError, RuntimeError) as error:
+            # torch's writer turns a full disk into a RuntimeError.
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
             shutil.rmtree(fresh, ignore_errors=True)
             raise UsageError(
@@ -233,14 +242,13 @@ class Loop:
         shutil.rmtree(old, ignore_errors=True)
 
     def _write_checkpoint(self, fresh: Path) -> None:
+        """Write a checkpoint into a new folder, its state last."""
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
         state = {
             "step": self.step,
             "identity": json.dumps(self._identity),
-            "module": {
-                n: p for n, p in self.objective.module.named_parameters() if p.requires_grad
-            },
+            "module": self._trained_parameters(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
         }
         with (fresh / "history.jsonl").open("w", encoding="utf-8") as file:
@@ -257,11 +265,10 @@ class Loop:
         try:
             state = torch.load(folder / "state.pt", weights_only=True, map_location=self.device)
             self._refuse_another(json.loads(state.get("identity", "{}")))
-            parameters = dict(self.objective.module.named_parameters())
-            if missing := {name for name, p in parameters.items() if p.requires_grad} ^ set(
-                state["module"]
-            ):
-                raise ValueError(f"{min(missing)} is not in both")
+            parameters = self._trained_parameters()
+            only_in_one = set(parameters) ^ set(state["module"])
+            if only_in_one:
+                raise ValueError(f"{min(only_in_one)} is not in both")
             with torch.no_grad():
                 for name, value in state["module"].items():
                     parameters[name].copy_(value)
@@ -284,18 +291,28 @@ class Loop:
         with (folder / "history.jsonl").open("rb") as file:
             return sum(1 for _ in file)
 
+    def _trained_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that are trained, by name."""
+        named = self.objective.module.named_parameters()
+        return {name: parameter for name, parameter in named if parameter.requires_grad}
+
     def _newest(self) -> Path | None:
+        """The folder of the last complete checkpoint."""
         # A run that was killed between the two renames has no "checkpoint", but a complete new one:
         # its state file is written last.
-        folders = (self.out / "checkpoint", self.out / "checkpoint.new")
-        return next((folder for folder in folders if (folder / "state.pt").exists()), None)
+        for folder in (self.out / "checkpoint", self.out / "checkpoint.new"):
+            if (folder / "state.pt").exists():
+                return folder
+        return None
 
     def _refuse_another(self, saved: dict[str, Any]) -> None:
-        for name in saved:
-            if saved[name] != self._identity.get(name):
+        """Raise if a checkpoint has another identity than this run."""
+        for name, value in saved.items():
+            own = self._identity.get(name)
+            if value != own:
                 raise UsageError(
-                    f"the checkpoint in {self.out} is of a run with {name.replace('_', ' ')} {saved[name]},"
-                    f" not {self._identity.get(name)}",
+                    f"the checkpoint in {self.out} is of a run with {name.replace('_', ' ')} {value},"
+                    f" not {own}",
                     hint="use the flags it was made with, or another --out",
                 )
 
@@ -303,23 +320,30 @@ class Loop:
 def _optimizers(
     parameters: list[nn.Parameter], module: nn.Module, settings: LoopSettings
 ) -> list[torch.optim.Optimizer]:
+    """The optimizers of a run. Muon trains the inner matrices; Adam trains embeddings, heads, norms
+    and biases, or everything."""
     rate = settings.learning_rate
     decay = settings.weight_decay
-    if settings.optimizer == "adam":
-        return [torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=decay)]
-    # Muon trains the inner matrices; Adam trains embeddings, heads, norms and biases.
-    embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
-    matrices = [
-        p for p in parameters if p.ndim == 2 and min(p.shape) > 1 and id(p) not in embeddings
-    ]
-    rest = [p for p in parameters if not any(p is m for m in matrices)]
-    dtype = torch.bfloat16 if fast_precision(parameters[0].device) == "bf16" else torch.float32
-    muon = Muon(matrices, lr=rate, weight_decay=decay, dtype=dtype)
-    return (
-        [muon, torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.95), weight_decay=decay)]
-        if rest
-        else [muon]
-    )
+    matrices: list[nn.Parameter] = []
+    others = parameters
+    if settings.optimizer == "muon":
+        embeddings = {
+            id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)
+        }
+        others = []
+        for parameter in parameters:
+            is_matrix = parameter.ndim == 2 and min(parameter.shape) > 1
+            if is_matrix and id(parameter) not in embeddings:
+                matrices.append(parameter)
+            else:
+                others.append(parameter)
+    optimizers: list[torch.optim.Optimizer] = []
+    if settings.optimizer == "muon":
+        dtype = torch.bfloat16 if fast_precision(parameters[0].device) == "bf16" else torch.float32
+        optimizers.append(Muon(matrices, lr=rate, weight_decay=decay, dtype=dtype))
+    if others:
+        optimizers.append(torch.optim.AdamW(others, lr=rate, betas=_ADAM_BETAS, weight_decay=decay))
+    return optimizers
 
 
 def fast_precision(device: torch.device) -> Literal["bf16", "fp32"]:
@@ -327,10 +351,11 @@ def fast_precision(device: torch.device) -> Literal["bf16", "fp32"]:
     in fp32."""
     if device.type != "cpu":
         return "bf16"
-    supported = getattr(
-        torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None
-    )  # absent where torch lacks oneDNN
-    return "bf16" if supported is not None and supported() else "fp32"
+    # Absent where torch lacks oneDNN.
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    if supported is None or not supported():
+        return "fp32"
+    return "bf16"
 
 
 def peak_memory_mib() -> float:

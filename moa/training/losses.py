@@ -42,12 +42,13 @@ def compare(
 
 def divergence(logits: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
     """KL(target || draft) of every row of `logits` to the target's, `goal`, and its gradient by
-    `logits`; both in float32."""
-    draft = F.log_softmax(logits, -1)
-    target = F.log_softmax(goal, -1)
-    likely = target.exp()
-    loss = target.sub_(draft).mul_(likely).sum(-1)
-    return loss, draft.exp_().sub_(likely)
+    `logits`; both in float32. In place, for these are the largest tensors of a training."""
+    draft_logprobs = F.log_softmax(logits, -1)
+    target_logprobs = F.log_softmax(goal, -1)
+    target = target_logprobs.exp()
+    loss = target_logprobs.sub_(draft_logprobs).mul_(target).sum(-1)
+    gradient = draft_logprobs.exp_().sub_(target)
+    return loss, gradient
 
 
 class _ThroughHead(torch.autograd.Function):
@@ -60,71 +61,74 @@ class _ThroughHead(torch.autograd.Function):
     def forward(
         ctx: Any, mine: Tensor, theirs: Tensor, own: SharedWeights, their: SharedWeights
     ) -> tuple[Tensor, Tensor]:
+        """The loss of each row, and whether drafter and target agree there (0 or 1)."""
         device = mine.device.type
-        lower = (
-            torch.get_autocast_dtype(device)
-            if torch.is_autocast_enabled(device)
-            else their.head.dtype
-        )
+        ctx.dtype = mine.dtype
+        count = len(mine)
+        if count == 0:
+            empty = mine.new_zeros(0, dtype=torch.float32)
+            agree = empty.clone()
+            ctx.mark_non_differentiable(agree)
+            ctx.save_for_backward(torch.zeros_like(mine))
+            return empty, agree
+        dtype = their.head.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
         # Tables of one vocabulary may be padded differently.
         size = min(len(own.head), len(their.head))
-        head, goal_head, cap = (
-            own.head[:size].to(lower),
-            their.head[:size].to(lower),
-            own.logit_softcap,
-        )
-        count = len(mine)
+        own_head = own.head[:size].to(dtype)
+        their_head = their.head[:size].to(dtype)
+        cap = own.logit_softcap
+        bias = 0.0 if own.bias is None else own.bias
+        # The last chunk is as large as the others: a CPU's bf16 kernels keep memory for every
+        # shape.
         rows = max(1, min(count, _CHUNK.get(device, _CHUNK["cuda"]) // size))
+        padding = -count % rows
+        mine = F.pad(mine.detach() * own.logit_scale, (0, 0, 0, padding)).to(dtype)
+        theirs = F.pad(theirs * their.logit_scale, (0, 0, 0, padding)).to(dtype)
         losses = []
         agreed = []
         gradients = []
-        # The last chunk is as large as the others: a CPU's bf16 kernels keep memory for every
-        # shape.
-        missing = -count % rows
-        mine = F.pad(mine * own.logit_scale, (0, 0, 0, missing))
-        theirs = F.pad(theirs * their.logit_scale, (0, 0, 0, missing))
         with torch.autocast(device, enabled=False):
-            for x, y in zip(
-                mine.detach().to(lower).split(rows), theirs.to(lower).split(rows), strict=True
-            ):
-                logits = F.linear(x, head).float()
-                goal = F.linear(y, goal_head).float()
-                logits = _capped(logits, cap)
-                goal = _capped(goal, their.logit_softcap)
+            for my_rows, their_rows in zip(mine.split(rows), theirs.split(rows), strict=True):
+                logits = _capped(F.linear(my_rows, own_head).float(), cap)
+                goal = _capped(F.linear(their_rows, their_head).float(), their.logit_softcap)
                 agreed.append(logits.argmax(-1) == goal.argmax(-1))
-                raised = 0.0 if own.bias is None else own.bias
-                loss, slope = divergence(logits + raised, goal + raised)
+                loss, gradient = divergence(logits + bias, goal + bias)
                 losses.append(loss)
                 if ctx.needs_input_grad[0]:
                     if cap is not None:
-                        slope = slope * (1 - (logits / cap) ** 2)
-                    gradients.append(slope.to(lower) @ head * own.logit_scale)
-        none = mine.new_zeros(0, dtype=torch.float32)
-        agree = torch.cat(agreed)[:count].float() if agreed else none
+                        gradient = gradient * (1 - (logits / cap) ** 2)  # the slope of the cap
+                    gradients.append(gradient.to(dtype) @ own_head * own.logit_scale)
+        agree = torch.cat(agreed)[:count].float()
         ctx.mark_non_differentiable(agree)
-        ctx.dtype = mine.dtype
-        ctx.save_for_backward(
-            torch.cat(gradients)[:count] if gradients else torch.zeros_like(mine[:count])
-        )
-        return torch.cat(losses)[:count] if losses else none.clone(), agree
+        if gradients:
+            ctx.save_for_backward(torch.cat(gradients)[:count])
+        return torch.cat(losses)[:count], agree
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, each: Tensor, *_: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, of_loss: Tensor, *_: Tensor) -> tuple[Tensor, None, None, None]:
+        """The gradient by `mine`, from that by each row's loss."""
         (gradient,) = ctx.saved_tensors
-        return (gradient.float() * each.unsqueeze(-1)).to(ctx.dtype), None, None, None
+        by_mine = gradient.float() * of_loss.unsqueeze(-1)
+        return by_mine.to(ctx.dtype), None, None, None
 
 
 def _capped(logits: Tensor, cap: float | None) -> Tensor:
-    return logits if cap is None else torch.tanh(logits / cap) * cap
+    """The logits of a model with a soft cap."""
+    if cap is None:
+        return logits
+    return torch.tanh(logits / cap) * cap
 
 
 def wanted_places(batch: Batch) -> Tensor:
     """`[B, L]`: where the next token is learnt: no document's last token, and none before one that
     the user wrote."""
     segments = torch.from_numpy(batch.segments)
-    wanted = torch.from_numpy(batch.wanted)[:, 1:] & (segments[:, 1:] == segments[:, :-1])
-    return F.pad(wanted, (0, 1))
+    next_is_wanted = torch.from_numpy(batch.wanted)[:, 1:]
+    next_is_in_document = segments[:, 1:] == segments[:, :-1]
+    return F.pad(next_is_wanted & next_is_in_document, (0, 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,11 +142,8 @@ class LossSettings:
     0.1 of KL)."""
 
     def __post_init__(self) -> None:
-        if (
-            self.loss_weight < 0
-            or self.feature_weight < 0
-            or self.loss_weight + self.feature_weight == 0
-        ):
+        weights = (self.loss_weight, self.feature_weight)
+        if min(weights) < 0 or sum(weights) == 0:
             raise ConfigError("the weights of the losses must not be negative, and not all zero")
 
 
@@ -184,6 +185,7 @@ class TeacherObjective:
         raise NotImplementedError
 
     def _heads(self, batch: Batch, step: int) -> tuple[SharedWeights, SharedWeights]:
+        """The heads of drafter and target to compare through."""
         if self.part_of_head is None:
             return self.module.shared, self.teacher.shared
         part = self.part_of_head(batch, step)
@@ -192,10 +194,12 @@ class TeacherObjective:
     def _compare(
         self, mine: Tensor, theirs: Tensor, heads: tuple[SharedWeights, SharedWeights]
     ) -> Compared:
+        """The weighted loss of each row of final states, the drafter's and the target's."""
         settings = self.settings
-        found = compare(mine, theirs, *heads)
-        each = settings.loss_weight * found.loss
+        own_head, their_head = heads
+        compared = compare(mine, theirs, own_head, their_head)
+        loss = settings.loss_weight * compared.loss
         if settings.feature_weight:
-            features = F.smooth_l1_loss(mine.float(), theirs.float(), reduction="none").mean(-1)
-            each = each + settings.feature_weight * features
-        return found._replace(loss=each)
+            distance = F.smooth_l1_loss(mine.float(), theirs.float(), reduction="none").mean(-1)
+            loss = loss + settings.feature_weight * distance
+        return compared._replace(loss=loss)

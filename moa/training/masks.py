@@ -19,6 +19,8 @@ from moa.errors import ConfigError, UsageError
 from moa.training.data import Batch
 
 _Device = torch.device | str
+_NEVER = 1 << 30
+"""A distance between anchors that no document reaches."""
 
 
 def same_document(segments: Tensor) -> Tensor:
@@ -56,11 +58,14 @@ class AnchorRule:
     offline."""
 
     def __post_init__(self) -> None:
-        if any(not 1 <= s.low <= s.high or not 0 <= s.share <= 1 for s in self.spacings):
-            raise ConfigError("an anchor spacing needs 1 <= low <= high and a share within 0..1")
+        for spacing in self.spacings:
+            if not 1 <= spacing.low <= spacing.high or not 0 <= spacing.share <= 1:
+                raise ConfigError(
+                    "an anchor spacing needs 1 <= low <= high and a share within 0..1"
+                )
         if not 0 <= self.cold <= 1:
             raise ConfigError(f"the share of cold documents must be within 0..1, not {self.cold}")
-        if sum(s.share for s in self.spacings) + self.cold > 1 + 1e-6:
+        if sum(spacing.share for spacing in self.spacings) + self.cold > 1 + 1e-6:
             raise ConfigError(
                 "the shares of the anchor spacings and of cold documents add up to more than 1"
             )
@@ -69,35 +74,41 @@ class AnchorRule:
         """`[B, L]`: index of the latest anchor at or before each position in its document; -1 where
         there is none."""
         rows, length = batch.ids.shape
-        out = np.empty((rows, length), dtype=np.int64)
+        result = np.empty((rows, length), dtype=np.int64)
         index = np.arange(length)
-        for i in range(rows):
-            rng = np.random.default_rng([seed, step, int(batch.rows[i])])
-            documents = int(batch.segments[i].max()) + 1
-            every, cold = (drawn[batch.segments[i]] for drawn in self._draw(rng, documents))
-            phase = rng.integers(0, 1 << 30, documents)[batch.segments[i]]
-            prompt = ~batch.wanted[i]
-            anchor = prompt | ((batch.positions[i] + phase) % every == 0) & (every < length)
-            anchor &= ~cold
-            start = index - batch.positions[i]
-            latest = np.maximum.accumulate(np.where(anchor, index, -1))
-            out[i] = np.where(latest >= start, latest, -1)
-        return out
+        for row in range(rows):
+            random = np.random.default_rng([seed, step, int(batch.rows[row])])
+            segments = batch.segments[row]
+            positions = batch.positions[row]
+            # By document, then by token.
+            documents = int(segments.max()) + 1
+            spacings, cold_documents = self._draw(random, documents)
+            phases = random.integers(0, _NEVER, documents)
+            spacing = spacings[segments]
+            is_spaced = (positions + phases[segments]) % spacing == 0
+            is_prompt = ~batch.wanted[row]
+            is_anchor = is_prompt | (is_spaced & (spacing < length))
+            is_anchor &= ~cold_documents[segments]
+            document_start = index - positions
+            latest = np.maximum.accumulate(np.where(is_anchor, index, -1))
+            result[row] = np.where(latest >= document_start, latest, -1)
+        return result
 
     def _draw(
-        self, rng: np.random.Generator, documents: int
+        self, random: np.random.Generator, documents: int
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """An anchor distance per document, "never" for those outside every share; and which
-        documents are cold."""
-        never = 1 << 30
-        drawn = np.full(documents, never, dtype=np.int64)
-        luck = rng.random(documents)
+        """The distance between anchors of each document, `_NEVER` for those outside every share; and
+        which documents are cold."""
+        distances = np.full(documents, _NEVER, dtype=np.int64)
+        place = random.random(documents)  # among the shares, which lie side by side from 0 on
         low = 0.0
         for spacing in self.spacings:
-            chosen = (luck >= low) & (luck < low + spacing.share)
-            drawn[chosen] = rng.integers(spacing.low, spacing.high + 1, int(chosen.sum()))
+            is_inside = (place >= low) & (place < low + spacing.share)
+            distances[is_inside] = random.integers(
+                spacing.low, spacing.high + 1, int(is_inside.sum())
+            )
             low += spacing.share
-        return drawn, luck >= 1 - self.cold
+        return distances, place >= 1 - self.cold
 
 
 def record_mask(
@@ -107,9 +118,11 @@ def record_mask(
     own if strict."""
     segments = torch.from_numpy(batch.segments).to(device)
     index = torch.arange(segments.shape[1], device=device)
-    visible = index.view(1, 1, -1) <= torch.from_numpy(latest).to(device).unsqueeze(2)
+    query = index.view(1, -1, 1)
+    key = index.view(1, 1, -1)
+    visible = key <= torch.from_numpy(latest).to(device).unsqueeze(2)
     if strict:
-        visible &= index.view(1, 1, -1) < index.view(1, -1, 1)
+        visible &= key < query
     return visible & same_document(segments)
 
 
@@ -130,34 +143,34 @@ def token_mask(
 def borrowed_mask(batch: Batch, seen: Tensor) -> Tensor:
     """`[B, L, 2L]` for borrowed layers: the target's own rows where its activations are visible,
     then the drafter's."""
-    return torch.cat(
-        [seen, causal(torch.from_numpy(batch.segments).to(seen.device)) & ~seen], dim=2
-    )
+    before = causal(torch.from_numpy(batch.segments).to(seen.device))
+    return torch.cat([seen, before & ~seen], dim=2)
 
 
 def parse_spacings(text: str) -> AnchorRule:
     """`6-14:0.6,32-64:0.2,cold:0.1`; one number is both ends, and one share may be left out: it is
     the rest."""
-    found: list[tuple[str, float | None]] = []
+    parts: list[tuple[str, float | None]] = []
     for piece in text.split(","):
-        span, colon, share = piece.partition(":")
+        span, colon, share_text = piece.partition(":")
         try:
-            found.append((span, float(share) if colon else None))
+            parts.append((span, float(share_text) if colon else None))
         except ValueError:
             raise UsageError(f"--spacing {piece!r}: its share must be a number") from None
-    left = 1.0 - sum(given for _, given in found if given is not None)
-    if sum(given is None for _, given in found) > 1:
+    given_shares = [share for _, share in parts if share is not None]
+    if len(given_shares) < len(parts) - 1:
         raise UsageError(f"--spacing {text!r}: only one spacing may leave its share out")
+    rest = 1.0 - sum(given_shares)
     spacings = []
     cold = 0.0
-    for span, given in found:
-        part = left if given is None else given
+    for span, given_share in parts:
+        share = rest if given_share is None else given_share
         if span == "cold":
-            cold += part
+            cold += share
             continue
         low, _, high = span.partition("-")
         try:
-            spacings.append(Spacing(int(low), int(high or low), part))
+            spacings.append(Spacing(int(low), int(high or low), share))
         except ValueError:
             raise UsageError(
                 f"--spacing {span!r} is not LOW-HIGH or LOW-HIGH:SHARE, nor cold:SHARE"

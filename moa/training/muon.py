@@ -13,10 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_SLOPE = (3.4445, -4.775, 2.0315)
-_STEPS = 5
+_POLYNOMIAL = (3.4445, -4.775, 2.0315)
+"""Coefficients of Newton and Schulz's iteration, a x + b x^3 + c x^5, as Muon's author chose them:
+singular values reach about 1 in few steps."""
+_ITERATIONS = 5
 _MOMENTUM = 0.95
-_LEAST = 1e-7
+_LEAST_NORM = 1e-7
+"""The norm of an update of zeros, by which it is divided."""
+_AS_ADAM = 0.2
+"""Root mean square of an element of AdamW's steps, to which Muon's are scaled."""
 
 
 class Muon(torch.optim.Optimizer):
@@ -41,16 +46,19 @@ class Muon(torch.optim.Optimizer):
                 momentum.lerp_(matrix.grad, 1 - _MOMENTUM)
                 update = orthogonal(matrix.grad.lerp(momentum, _MOMENTUM), self._dtype)
                 matrix.mul_(1 - group["lr"] * group["weight_decay"])
-                matrix.add_(update, alpha=-0.2 * math.sqrt(max(matrix.shape)) * group["lr"])
+                # An orthogonal matrix has elements of 1 / sqrt(its longer side).
+                size = _AS_ADAM * math.sqrt(max(matrix.shape))
+                matrix.add_(update, alpha=-size * group["lr"])
 
 
 def orthogonal(update: Tensor, dtype: torch.dtype) -> Tensor:
-    """Nearly orthogonal, in the direction of `update`."""
-    first, second, third = _SLOPE
-    wide = update.shape[0] <= update.shape[1]
-    x = (update if wide else update.T).to(dtype)
-    x = x / x.norm().clamp(min=_LEAST)
-    for _ in range(_STEPS):
+    """A nearly orthogonal matrix in the direction of `update`."""
+    a, b, c = _POLYNOMIAL
+    is_wide = update.shape[0] <= update.shape[1]
+    x = (update if is_wide else update.T).to(dtype)  # so that the products are small
+    x = x / x.norm().clamp(min=_LEAST_NORM)
+    for _ in range(_ITERATIONS):
         gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=second, alpha=third), x, beta=first)
-    return x if wide else x.T
+        inner = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.addmm(x, inner, x, beta=a)
+    return x if is_wide else x.T

@@ -28,28 +28,32 @@ Repeat the command to continue a stopped run.
 """
 
 SHAPE = (
-    *(
-        f"{part}_{what}"
-        for part in ("self_attention", "cross_attention", "layer_self_attention")
-        for what in ("intermediate_size", "num_key_value_heads")
-    ),
+    "self_attention_intermediate_size",
+    "self_attention_num_key_value_heads",
+    "cross_attention_intermediate_size",
+    "cross_attention_num_key_value_heads",
+    "layer_self_attention_intermediate_size",
+    "layer_self_attention_num_key_value_heads",
     "num_attention_heads",
     "layers",
     "final_norm",
     "final_state",
 )
+"""Options that are dimensions of a drafter."""
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-"""Torch's names of them."""
+"""Precisions of the written file, and torch's names of them."""
 _SHORT = {"self_attention": "sa", "cross_attention": "ca", "layer_self_attention": "lsa"}
+"""Parts of a drafter, as the beginnings of their options."""
 
 
 def parser() -> argparse.ArgumentParser:
     """All options; a default of None means the settings' own default, or that of `--paper`."""
-    return _parser()[0]
+    top, _ = _parser()
+    return top
 
 
 def _parser() -> tuple[argparse.ArgumentParser, list[argparse.Action]]:
-    """And those options that are for a Mixture of Attentions alone."""
+    """The parser, and those of its options that are for a Mixture of Attentions alone."""
     top = CommandParser(
         prog="moa-train",
         description="Train a drafter beside a frozen target: of its states, for both ends.",
@@ -237,12 +241,11 @@ def parse(argv: Sequence[str]) -> TrainingConfig:
         raise UsageError("--init brings its own body: --body cannot be given beside it")
     if args.freeze_body and args.body is None:
         raise UsageError("--freeze-body is for --body MODEL: no other body is worth freezing")
-    named = {field.name for field in dataclasses.fields(TrainingConfig)}
-    values = {name: value for name, value in vars(args).items() if name in named}
-    values |= {
-        "data": tuple(args.data),
-        "kind": "attention" if attention else "states",
-        "shape": {name: value for name in SHAPE if (value := getattr(args, name)) is not None},
-        "loop": given_fields(args, LoopSettings),
-    }
+    given = vars(args)
+    names = {field.name for field in dataclasses.fields(TrainingConfig)}
+    values = {name: value for name, value in given.items() if name in names}
+    values["data"] = tuple(args.data)
+    values["kind"] = "attention" if attention else "states"
+    values["shape"] = {name: given[name] for name in SHAPE if given[name] is not None}
+    values["loop"] = given_fields(args, LoopSettings)
     return TrainingConfig(**values)

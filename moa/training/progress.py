@@ -19,20 +19,24 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 
 SECONDS_BETWEEN_LINES = 15.0
+_MEMORY = 0.95
+"""Weight that older steps keep in the figures that are shown."""
 
 
 class Progress:
     """A bar on a terminal's stderr, plain lines elsewhere, nothing when quiet."""
 
     def __init__(self, steps: int, done: int, *, quiet: bool, of: str = "step") -> None:
-        """`of` is what is counted."""
+        """`done` of the `steps` were there before; `of` is what is counted."""
         self._of = of
         self._steps = steps
         self._done = done
-        self._first = done
+        self._done_before = done
         self._quiet = quiet
         self._smooth: dict[str, float] = {}
-        self._began = self._last_line = time.monotonic()
+        """Running means of the figures."""
+        self._started = time.monotonic()
+        self._last_line = self._started
         self._bar: Bar | None = None
         if not quiet and sys.stderr.isatty():
             columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[shown]}"))
@@ -60,24 +64,33 @@ class Progress:
         self._done += count
         for name, value in entry.items():
             if name not in ("step", "grad_norm"):
-                self._smooth[name] = 0.95 * self._smooth.get(name, value) + 0.05 * value
-        shown = " ".join(
-            f"{name} {value:.3f}" for name, value in self._smooth.items() if name != "tokens_per_s"
-        )
-        shown += f" {self._smooth['tokens_per_s']:,.0f} tokens/s"
+                before = self._smooth.get(name, value)
+                self._smooth[name] = _MEMORY * before + (1 - _MEMORY) * value
         if self._bar:
-            self._bar.update(self._task, completed=self._done, shown=shown)
-        elif not self._quiet and (
-            self._done == self._steps or time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES
-        ):
-            self._last_line = time.monotonic()
-            left = (
-                (self._last_line - self._began)
-                / (self._done - self._first)
-                * (self._steps - self._done)
-            )
-            print(
-                f"{self._of} {self._done}/{self._steps} {shown}, {left / 60:.0f} min to go",
-                file=sys.stderr,
-                flush=True,
-            )
+            self._bar.update(self._task, completed=self._done, shown=self._figures())
+        elif not self._quiet and self._line_is_due():
+            self._print_line()
+
+    def _figures(self) -> str:
+        """The figures in one line, the speed last."""
+        figures = [
+            f"{name} {value:.3f}" for name, value in self._smooth.items() if name != "tokens_per_s"
+        ]
+        return f"{' '.join(figures)} {self._smooth['tokens_per_s']:,.0f} tokens/s"
+
+    def _line_is_due(self) -> bool:
+        """Whether to print a line: the last one, or one after a while."""
+        if self._done == self._steps:
+            return True
+        return time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES
+
+    def _print_line(self) -> None:
+        now = time.monotonic()
+        self._last_line = now
+        seconds_each = (now - self._started) / (self._done - self._done_before)
+        minutes_left = seconds_each * (self._steps - self._done) / 60
+        print(
+            f"{self._of} {self._done}/{self._steps} {self._figures()}, {minutes_left:.0f} min to go",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -38,10 +38,10 @@ from moa.training.teacher_files import StoredTeacher, bytes_per_token, write_out
 
 SHORTEST_ROW = 16
 """A row must be longer than the lags that are trained."""
-_TOLD_EVERY = 10.0
+_SECONDS_BETWEEN_LINES = 10.0
 """Seconds between two lines about the target's states."""
 _SHARE_OF_DISK = 0.5
-"""Of what is free: how much of it the target's states may take unasked."""
+"""Share of the free disk that the target's states may take unasked."""
 
 
 class TrainingRun:
@@ -69,7 +69,7 @@ class TrainingRun:
 
     @classmethod
     def of(cls, config: TrainingConfig, device: torch.device) -> TrainingRun:
-        """With the target that the configuration names."""
+        """A run with the target that the configuration names."""
         dtype = torch.float32 if config.loop["precision"] == "fp32" else torch.bfloat16
         return cls(config, load_model(config.target, device=device, dtype=dtype))
 
@@ -83,24 +83,29 @@ class TrainingRun:
     def rows(self, folder: Path, about: Mapping[str, Any], sources: Sequence[str]) -> PackedRows:
         """The data as packed rows: written by the first process, once; a resumed run finds them
         there."""
-        wanted = json.loads(json.dumps({**about, "length": self.config.length}))
-        note = folder / "about.json"
         if _rank() == 0:
-            found = json.loads(note.read_text(encoding="utf-8")) if note.exists() else None
-            if found != wanted:
-                if (folder.parent / "checkpoint").is_dir():
-                    raise UsageError(
-                        f"{folder.parent} holds a run on other data", hint="choose another --out"
-                    )
-                shutil.rmtree(folder, ignore_errors=True)  # states of other rows
-                pack(self.documents(sources), self.config.length, folder)
-                note.write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
+            self._pack_once(folder, about, sources)
         if dist.is_initialized():
             dist.barrier()
         return PackedRows(folder)
 
+    def _pack_once(self, folder: Path, about: Mapping[str, Any], sources: Sequence[str]) -> None:
+        """Write the rows into the folder, unless they are there already."""
+        # As it will be read: JSON makes lists of tuples.
+        wanted = json.loads(json.dumps({**about, "length": self.config.length}))
+        about_file = folder / "about.json"
+        if about_file.exists() and json.loads(about_file.read_text(encoding="utf-8")) == wanted:
+            return
+        if (folder.parent / "checkpoint").is_dir():
+            raise UsageError(
+                f"{folder.parent} holds a run on other data", hint="choose another --out"
+            )
+        shutil.rmtree(folder, ignore_errors=True)  # states of other rows
+        pack(self.documents(sources), self.config.length, folder)
+        about_file.write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
+
     def documents(self, sources: Iterable[str]) -> Iterator[Document]:
-        """What is to be learnt."""
+        """The documents of the data, which are to be learnt."""
         for example in examples(sources):
             yield from self.reader.documents(example)
 
@@ -113,10 +118,10 @@ class TrainingRun:
         if mode != "auto":
             return mode == "disk"
         settings = self.config.loop_settings(len(rows), _world())
-        seen = steps * settings.batch * settings.accumulate * _world()
-        size = rows.length * len(rows) * bytes_per_token(self.facts.hidden_size)
-        if self.kind.reads_caches or seen <= len(rows):
+        rows_seen = steps * settings.batch * settings.accumulate * _world()
+        if self.kind.reads_caches or rows_seen <= len(rows):
             return False
+        size = rows.length * len(rows) * bytes_per_token(self.facts.hidden_size)
         return size < _SHARE_OF_DISK * shutil.disk_usage(folder).free
 
     @property
@@ -136,7 +141,7 @@ class TrainingRun:
             rows,
             folder,
             caches=self.kind.reads_caches,
-            tell=_Told(quiet=self.config.quiet or _rank() > 0),
+            tell=_StateLines(quiet=self.config.quiet or _rank() > 0),
             rank=_rank(),
             world=_world(),
         )
@@ -211,18 +216,19 @@ class TrainingRun:
         fresh.rmdir()
 
 
-class _Told:
-    """Tells how many rows' states are there, every few seconds."""
+class _StateLines:
+    """Prints how many rows' states are there, every few seconds and at the end."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
-        self._at = time.monotonic()
+        self._last_line = time.monotonic()
 
     def __call__(self, done: int, missing: int, rate: float) -> None:
         now = time.monotonic()
-        if self._quiet or (now - self._at < _TOLD_EVERY and done < missing):
+        is_due = done >= missing or now - self._last_line >= _SECONDS_BETWEEN_LINES
+        if self._quiet or not is_due:
             return
-        self._at = now
+        self._last_line = now
         print(
             f"moa-train: the target's states of {done:,} of {missing:,} rows, {rate:,.0f} tokens/s",
             file=sys.stderr,
@@ -231,6 +237,7 @@ class _Told:
 
 
 def _check_lengths(config: TrainingConfig, facts: TargetFacts) -> None:
+    """Raise if rows, or prompts with their answers, do not fit the target's positions."""
     if not SHORTEST_ROW <= config.length <= facts.max_positions:
         raise UsageError(
             f"--length must be within {SHORTEST_ROW}..{facts.max_positions}, the target's positions"
@@ -251,8 +258,8 @@ def _world() -> int:
 
 
 def parameter_count(module: nn.Module) -> int:
-    """Numbers in a module's own weights."""
-    return sum(p.numel() for p in module.parameters())
+    """How many numbers a module's own weights have."""
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def provenance(
@@ -266,9 +273,11 @@ def provenance(
     return {
         "command": ["moa-train", *argv],
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version()}
-        | {"moa-edge": moa.__version__}
-        | {package: version(package) for package in ("torch", "transformers", "numpy")},
+        "versions": {
+            "python": platform.python_version(),
+            "moa-edge": moa.__version__,
+            **{package: version(package) for package in ("torch", "transformers", "numpy")},
+        },
         "hardware": {
             "machine": platform.machine(),
             "cores": os.cpu_count(),

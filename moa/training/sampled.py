@@ -1,8 +1,8 @@
 """A part of the vocabulary to compare over, drawn anew for every batch: with a small drafter on a
 processor, the head is most of a step.
 
-The part is all words of the batch and others at random, the more likely the more often they occur
-in the data. Each stands for those that were left out: its logit is raised by the logarithm of one
+The part is all tokens ("words") of the batch and others at random, the more likely the more often
+they occur in the data. Each stands for those that were left out: its logit is raised by the logarithm of one
 over its chance, so that both distributions keep their sums in expectation.
 """
 
@@ -25,15 +25,17 @@ class SampledHead:
     whole: SharedWeights
     seed: int
     chances: NDArray[np.float64]
+    """Of each word, to be drawn for a batch without it."""
 
     def __call__(self, batch: Batch, step: int) -> SharedWeights:
-        likely = self.chances.copy()
-        likely[np.unique(batch.ids)] = 1.0
-        luck = np.random.default_rng([self.seed, step, int(batch.rows[0])])
-        drawn = np.flatnonzero(luck.random(len(likely)) < likely)
-        chosen = torch.from_numpy(drawn).to(self.whole.head.device)
-        bias = -torch.from_numpy(np.log(likely[drawn])).float().to(chosen.device)
-        return replace(self.whole, head=self.whole.head[chosen], bias=bias)
+        """The embedding, and the part of the head for this batch."""
+        chances = self.chances.copy()
+        chances[np.unique(batch.ids)] = 1.0
+        random = np.random.default_rng([self.seed, step, int(batch.rows[0])])
+        words = np.flatnonzero(random.random(len(chances)) < chances)
+        rows = torch.from_numpy(words).to(self.whole.head.device)
+        bias = -torch.from_numpy(np.log(chances[words])).float().to(rows.device)
+        return replace(self.whole, head=self.whole.head[rows], bias=bias)
 
 
 def chances(weights: NDArray[np.floating], words: int) -> NDArray[np.float64]:
@@ -41,7 +43,10 @@ def chances(weights: NDArray[np.floating], words: int) -> NDArray[np.float64]:
     on average."""
     if words >= len(weights):
         return np.ones(len(weights))
-    order = np.sort(weights)[::-1]
-    rest = np.cumsum(order[::-1])[::-1]
-    certain = int(np.argmax(order * (words - np.arange(len(order))) < rest))
-    return np.minimum(1.0, weights * (words - certain) / rest[certain])
+    heaviest_first = np.sort(weights)[::-1]
+    rest = np.cumsum(heaviest_first[::-1])[::-1]  # the weight of this word and all lighter ones
+    # If the n heaviest words are certain, `words - n` are left for the others in proportion to their
+    # weights. Enough are certain at the first n at which the next word's chance is below 1.
+    left = words - np.arange(len(weights))
+    certain = int(np.argmax(heaviest_first * left < rest))
+    return np.minimum(1.0, weights * left[certain] / rest[certain])

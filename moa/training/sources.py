@@ -17,20 +17,19 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from moa.errors import UsageError
 from moa.process.user_folders import expanded
+from moa.target.loading import first_line
 from moa.training.data import Document
 
 JSON_LINES = (".jsonl", ".ndjson")
 IN_FOLDERS = (*JSON_LINES, ".txt", ".md", ".rst", ".py")
 """Files of these endings are read from a folder; a file that is named itself may have any."""
-KINDS = ("messages", "prompt", "text", "ids")
-
 _DATASET_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?(:[\w\[\]%.:+-]+)?")
 
 
@@ -58,9 +57,9 @@ def examples(sources: Iterable[str]) -> Iterator[SourceExample]:
 def files_of(folder: Path) -> list[Path]:
     """The data files under a folder, sorted; none is an error."""
     files = sorted(
-        p
-        for p in folder.rglob("*")
-        if p.suffix in IN_FOLDERS and p.is_file() and not p.name.startswith(".")
+        path
+        for path in folder.rglob("*")
+        if path.suffix in IN_FOLDERS and path.is_file() and not path.name.startswith(".")
     )
     if not files:
         raise UsageError(
@@ -71,20 +70,22 @@ def files_of(folder: Path) -> list[Path]:
 
 def fingerprint(sources: Iterable[str]) -> list[dict[str, Any]]:
     """Identity of the data: every file's size and sha256; for a dataset only its id."""
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for source in sources:
         path = expanded(source)
         if not path.exists():
-            found.append({"dataset": source})
+            entries.append({"dataset": source})
             continue
-        for file in files_of(path) if path.is_dir() else [path]:
+        files = files_of(path) if path.is_dir() else [path]
+        for file in files:
             with file.open("rb") as data:
                 digest = hashlib.file_digest(data, "sha256").hexdigest()
-            found.append({"file": file.name, "bytes": file.stat().st_size, "sha256": digest})
-    return found
+            entries.append({"file": file.name, "bytes": file.stat().st_size, "sha256": digest})
+    return entries
 
 
 def _of_file(path: Path) -> Iterator[SourceExample]:
+    """The examples of a file: one a line of JSON, or the whole text."""
     try:
         if path.suffix in JSON_LINES:
             with path.open(encoding="utf-8") as lines:
@@ -100,6 +101,7 @@ def _of_file(path: Path) -> Iterator[SourceExample]:
 
 
 def _of_line(where: str, line: str) -> SourceExample:
+    """The example of a line of JSON."""
     try:
         fields = json.loads(line)
     except json.JSONDecodeError as error:
@@ -110,12 +112,9 @@ def _of_line(where: str, line: str) -> SourceExample:
 
 
 def _of_dataset(source: str) -> Iterator[SourceExample]:
-    path = Path(source)
-    if (
-        not _DATASET_ID.fullmatch(source)
-        or path.suffix in IN_FOLDERS
-        or source.startswith(("/", ".", "~"))
-    ):
+    """The rows of a dataset, if that is what the source names."""
+    names_a_file = Path(source).suffix in IN_FOLDERS or source.startswith(("/", ".", "~"))
+    if names_a_file or not _DATASET_ID.fullmatch(source):
         raise UsageError(f"no training data at {source}: there is no such file or folder")
     try:
         import datasets  # type: ignore[import-not-found, unused-ignore]
@@ -128,9 +127,7 @@ def _of_dataset(source: str) -> Iterator[SourceExample]:
     try:
         rows = datasets.load_dataset(name, split=split or "train", trust_remote_code=False)
     except Exception as error:  # the library raises its own errors, the hub's and pyarrow's
-        raise UsageError(
-            f"cannot load dataset {source}: {next(iter(str(error).splitlines()), 'unknown')}"
-        ) from None
+        raise UsageError(f"cannot load dataset {source}: {first_line(error)}") from None
     for number, row in enumerate(rows):
         yield SourceExample(f"{source}[{number}]", row)
 
@@ -150,22 +147,20 @@ class DocumentReader:
         """The documents of an example: one, none, or several if the template requires it."""
         fields = example.fields
         where = example.where
-        kind = next((kind for kind in KINDS if kind in fields), None)
-        if kind == "messages":
+        if "messages" in fields:
             return self._chat(_messages(fields["messages"], where), where)
-        if kind == "prompt":
+        if "prompt" in fields:
             prompt = string(fields, "prompt", where)
             answer = string(fields, "answer", where)
             if self.tokenizer.chat_template:
                 return self._chat([_message("user", prompt), _message("assistant", answer)], where)
-            end = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
-            return [
-                Document.answer(self._opening() + self.encode(prompt), self.encode(answer) + end)
-            ]
-        if kind == "text":
-            return [Document.text(self._opening() + self.encode(string(fields, "text", where)))]
-        if kind == "ids":
-            return [self._ready(fields, where)]
+            prompt_ids = self._start() + self.encode(prompt)
+            return [Document.answer(prompt_ids, self.encode(answer) + self._end())]
+        if "text" in fields:
+            text = string(fields, "text", where)
+            return [Document.text(self._start() + self.encode(text))]
+        if "ids" in fields:
+            return [self._of_ids(fields, where)]
         raise UsageError(f'{where}: no "messages", "text", "prompt" with "answer", or "ids" in it')
 
     def prompt(self, example: SourceExample, text_tokens: int) -> list[int]:
@@ -175,17 +170,16 @@ class DocumentReader:
         where = example.where
         if "messages" in fields:
             messages = _messages(fields["messages"], where)
-            asked = max(
-                (i for i, message in enumerate(messages) if message["role"] == "user"), default=None
-            )
-            if asked is None:
+            while messages and messages[-1]["role"] != "user":
+                messages = messages[:-1]
+            if not messages:
                 raise UsageError(f"{where}: no message of the user to answer")
-            return self.encode(self._render(messages[: asked + 1], where, ask=True))
+            return self.encode(self._render(messages, where, ask=True))
         if "prompt" in fields:
             prompt = string(fields, "prompt", where)
             if self.tokenizer.chat_template:
                 return self.encode(self._render([_message("user", prompt)], where, ask=True))
-            return self._opening() + self.encode(prompt)
+            return self._start() + self.encode(prompt)
         return self.documents(example)[0].prompt(text_tokens)
 
     def encode(self, text: str) -> list[int]:
@@ -193,8 +187,13 @@ class DocumentReader:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    def _opening(self) -> list[int]:
+    def _start(self) -> list[int]:
+        """The tokenizer's start token, if it has one."""
         return [] if self.tokenizer.bos_token_id is None else [self.tokenizer.bos_token_id]
+
+    def _end(self) -> list[int]:
+        """The tokenizer's end token, if it has one."""
+        return [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
 
     def _chat(self, messages: list[dict[str, str]], where: str) -> list[Document]:
         """The whole conversation as one document; each answer and its end mark are encoded as a
@@ -206,60 +205,74 @@ class DocumentReader:
         """
         if not any(message["role"] == "assistant" for message in messages):
             raise UsageError(f"{where}: no message of the assistant to learn from")
-        spans: list[tuple[str, str]] = []
-        for i, message in enumerate(messages):
-            if message["role"] == "assistant":
-                before = self._render(messages[:i], where, ask=True)
-                after = self._render(messages[: i + 1], where)
-                if not after.startswith(before):
-                    raise UsageError(
-                        f"{where}: the chat template puts no answer behind its own generation prompt"
-                    )
-                spans.append((before, after[: len(after.rstrip())]))
+        answers: list[_Answer] = []
+        for place, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            prompt = self._render(messages[:place], where, ask=True)
+            rendered = self._render(messages[: place + 1], where)
+            if not rendered.startswith(prompt):
+                raise UsageError(
+                    f"{where}: the chat template puts no answer behind its own generation prompt"
+                )
+            answers.append(_Answer(prompt, rendered.rstrip()))
         whole = self._render(messages, where)
-        stable = all(whole.startswith(after) for _, after in spans)
-        return [self._document(spans)] if stable else [self._document([span]) for span in spans]
+        if all(whole.startswith(answer.text) for answer in answers):
+            return [self._document(answers)]
+        return [self._document([answer]) for answer in answers]
 
-    def _document(self, spans: list[tuple[str, str]]) -> Document:
+    def _document(self, answers: list[_Answer]) -> Document:
+        """A document of answers of one conversation, each of which begins with the one before it."""
         ids: list[int] = []
         wanted: list[bool] = []
-        done = 0
-        for before, after in spans:
-            for part, is_wanted in ((before[done:], False), (after[len(before) :], True)):
-                tokens = self.encode(part)
-                ids += tokens
-                wanted += [is_wanted] * len(tokens)
-            done = len(after)
+        done = 0  # characters of the conversation
+        for prompt, text in answers:
+            asked = self.encode(prompt[done:])
+            answered = self.encode(text[len(prompt) :])
+            ids += asked + answered
+            wanted += [False] * len(asked) + [True] * len(answered)
+            done = len(text)
         return Document(ids, wanted)
 
     def _render(self, messages: list[dict[str, str]], where: str, *, ask: bool = False) -> str:
+        """The text of messages by the chat template; with `ask` up to the start of an answer."""
         if not self.tokenizer.chat_template:
             raise UsageError(
                 f"{where}: the target's tokenizer has no chat template for messages",
                 hint="use prompt and answer",
             )
         try:
-            text = str(
-                self.tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=ask
-                )
+            text = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=ask
             )
         except (TemplateError, TypeError, ValueError) as error:
             raise UsageError(
                 f"{where}: the chat template refuses these messages: {error}"
             ) from None
-        return text
+        return str(text)
 
-    def _ready(self, fields: Mapping[str, Any], where: str) -> Document:
+    def _of_ids(self, fields: Mapping[str, Any], where: str) -> Document:
+        """The document of an example that is in tokens already."""
         ids = fields["ids"]
-        asked = fields.get("prompt_tokens", 0)
-        if not isinstance(ids, list) or not all(
-            isinstance(i, int) and 0 <= i < self.vocab_size for i in ids
-        ):
+        prompt_tokens = fields.get("prompt_tokens", 0)
+        are_ids = isinstance(ids, list) and all(self._is_id(value) for value in ids)
+        if not are_ids:
             raise UsageError(f"{where}: ids must be a list of token ids below {self.vocab_size}")
-        if not isinstance(asked, int) or not 0 <= asked <= len(ids):
+        if not isinstance(prompt_tokens, int) or not 0 <= prompt_tokens <= len(ids):
             raise UsageError(f"{where}: prompt_tokens must be within 0..{len(ids)}")
-        return Document.answer(ids[:asked], ids[asked:])
+        return Document.answer(ids[:prompt_tokens], ids[prompt_tokens:])
+
+    def _is_id(self, value: Any) -> bool:
+        return isinstance(value, int) and 0 <= value < self.vocab_size
+
+
+class _Answer(NamedTuple):
+    """An answer in a conversation, as the chat template writes it."""
+
+    prompt: str
+    """The conversation up to the start of the answer."""
+    text: str
+    """The conversation with the answer and its end mark, without white space behind it."""
 
 
 def _message(role: str, content: str) -> dict[str, str]:
@@ -267,12 +280,14 @@ def _message(role: str, content: str) -> dict[str, str]:
 
 
 def _messages(value: Any, where: str) -> list[dict[str, str]]:
+    """The messages of an example, each with a role and a content."""
     if not isinstance(value, list) or not value:
         raise UsageError(f"{where}: messages must be a list with a message or more")
     for message in value:
-        if not isinstance(message, dict) or not all(
+        has_both = isinstance(message, dict) and all(
             isinstance(message.get(key), str) for key in ("role", "content")
-        ):
+        )
+        if not has_both:
             raise UsageError(f"{where}: a message needs a role and a content, both text")
     return value
 

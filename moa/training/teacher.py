@@ -61,53 +61,58 @@ class Teacher:
         self.caches = True
         """Whether outputs have keys and values: a drafter of states reads none."""
         self._taps: Taps | None = None
-        self._final = False
+        self._taps_final_state = False
 
     def tap(self, layers: Sequence[int]) -> None:
-        """From now on lessons have the inputs of these layers too, numbered as for `Target.tap`."""
-        self._final = layers[-1] == len(self.backbone.layers)  # type: ignore[arg-type]
-        self._taps = Taps(self.backbone, layers[: len(layers) - self._final])
+        """Let outputs have the inputs of these layers too, numbered as for `Target.tap`."""
+        self._taps_final_state = layers[-1] == len(self.backbone.layers)  # type: ignore[arg-type]
+        if self._taps_final_state:
+            layers = layers[:-1]
+        self._taps = Taps(self.backbone, layers)
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> TeacherOutput:
+        """The target's results for a batch."""
         device = self.model.device
         segments = torch.from_numpy(batch.segments).to(device)
-        index = torch.arange(segments.shape[1], device=device)
-        kept = DynamicCache() if self.caches else None
+        cache = DynamicCache() if self.caches else None
         hidden = self.backbone(
             input_ids=torch.from_numpy(batch.ids).to(device),
             position_ids=torch.from_numpy(batch.positions).to(device),
-            attention_mask=self._mask(causal(segments), index),
+            attention_mask=self._masks(causal(segments)),
             use_cache=self.caches,
-            **{cache_argument(self.backbone): kept},
+            **{cache_argument(self.backbone): cache},
         ).last_hidden_state
-        keys = values = hidden.new_zeros(0)
-        if kept is not None:
+        keys = hidden.new_zeros(0)
+        values = hidden.new_zeros(0)
+        if cache is not None:
             facts_of(self.model.config, None).check_readable()
-            keys, values = (
-                torch.stack([getattr(layer, half) for layer in kept.layers]).transpose(2, 3)
-                for half in ("keys", "values")
-            )
-        tapped = self._taps.take() if self._taps else None
-        if tapped is not None and self._final:
-            tapped = torch.cat([tapped, hidden], -1)
+            # From `[B, kv_heads, L, D]` of each layer to `[layers, B, L, kv_heads, D]`.
+            layers: list[Any] = cache.layers
+            keys = torch.stack([layer.keys for layer in layers]).transpose(2, 3)
+            values = torch.stack([layer.values for layer in layers]).transpose(2, 3)
+        tapped = None
+        if self._taps is not None:
+            tapped = self._taps.take()
+            if self._taps_final_state:
+                tapped = torch.cat([tapped, hidden], -1)
         return TeacherOutput(keys, values, hidden, tapped)
 
-    def _mask(self, allowed: Tensor, index: Tensor) -> Any:
-        """One mask, or one per kind of layer where the model mixes full attention with a sliding
-        window."""
-        device = allowed.device.type
-        dtype = (
-            torch.get_autocast_dtype(device)
-            if torch.is_autocast_enabled(device)
-            else self.model.dtype
-        )
+    def _masks(self, visible: Tensor) -> Any:
+        """The additive mask of what each token sees, `[B, L, L]`; or one for each kind of layer
+        where the model mixes full attention with a sliding window."""
+        device = visible.device.type
+        dtype = self.model.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        index = torch.arange(visible.shape[1], device=visible.device)
         distance = index.view(1, -1, 1) - index.view(1, 1, -1)
         plan = mask_plan(self.model.config)
-        masks = {
-            kind: additive(
-                allowed if window is None else allowed & (distance < window), dtype
-            ).unsqueeze(1)
-            for kind, window in plan.windows.items()
-        }
-        return masks if plan.per_layer_type else next(iter(masks.values()))
+        masks = {}
+        for kind, window in plan.windows.items():
+            within = visible if window is None else visible & (distance < window)
+            masks[kind] = additive(within, dtype).unsqueeze(1)
+        if plan.per_layer_type:
+            return masks
+        (only,) = masks.values()
+        return only

@@ -49,20 +49,20 @@ def write_outputs(
     """Write what is not there yet of this process's share of the rows."""
     (out / _STATES).mkdir(parents=True, exist_ok=True)
     missing = [row for row in range(rank, len(rows), world) if not _file(out, row).exists()]
-    began = time.monotonic()
+    started = time.monotonic()
     tokens = 0
-    for at in range(0, len(missing), AT_ONCE):
-        batch = rows.rows(np.array(missing[at : at + AT_ONCE]))
+    for first in range(0, len(missing), AT_ONCE):
+        batch = rows.rows(np.array(missing[first : first + AT_ONCE]))
         known = teacher(batch)
         for place, row in enumerate(batch.rows):
             _write(_file(out, int(row)), _of_row(known, place, caches=caches))
         tokens += int((batch.segments > 0).sum())
-        rate = tokens / (time.monotonic() - began)
-        tell(at + len(batch.rows), len(missing), rate)
+        rate = tokens / (time.monotonic() - started)
+        tell(first + len(batch.rows), len(missing), rate)
 
 
 def bytes_per_token(hidden_size: int) -> int:
-    """What a token takes on disk, without caches."""
+    """Bytes that a token takes on disk, without caches."""
     return _BYTES * hidden_size * (TAPS + 1)
 
 
@@ -73,7 +73,7 @@ class StoredTeacher:
     def __init__(
         self, shared: SharedWeights, folder: Path, dtype: torch.dtype | None = None
     ) -> None:
-        """In the precision of `shared`, unless another is given."""
+        """Results are in the precision of `shared`, unless another is given."""
         self.shared = shared
         self.folder = folder
         self._dtype = dtype or shared.head.dtype
@@ -87,25 +87,31 @@ class StoredTeacher:
     def __call__(self, batch: Batch) -> TeacherOutput:
         """The results for a batch."""
         device = self.shared.head.device
-        parts = [read_output(self.folder, int(row)) for row in batch.rows]
-        found = {
-            name: torch.stack([part[name] for part in parts]).to(device, self._dtype)
-            for name in parts[0]
-        }
-        none = found["hidden"].new_zeros(0)
-        keys, values = (
-            found[name].transpose(0, 1) if name in found else none for name in ("keys", "values")
-        )
-        tapped = found.get("tapped") if self._taps else None
+        rows = [read_output(self.folder, int(row)) for row in batch.rows]
+        stacked = {}
+        for name in rows[0]:
+            stacked[name] = torch.stack([row[name] for row in rows]).to(device, self._dtype)
+        hidden = stacked["hidden"]
+        keys = hidden.new_zeros(0)
+        values = hidden.new_zeros(0)
+        if "keys" in stacked:
+            # The layers first, as a teacher has them.
+            keys = stacked["keys"].transpose(0, 1)
+            values = stacked["values"].transpose(0, 1)
+        tapped = None
+        if self._taps:
+            tapped = stacked.get("tapped")
         if tapped is not None and self._taps > TAPS:
-            tapped = torch.cat([tapped, found["hidden"]], -1)
-        return TeacherOutput(keys=keys, values=values, hidden=found["hidden"], tapped=tapped)
+            tapped = torch.cat([tapped, hidden], -1)
+        return TeacherOutput(keys=keys, values=values, hidden=hidden, tapped=tapped)
 
 
 def written(folder: Path) -> PackedRows:
     """The rows whose results are there, from the first on without a gap."""
     rows = PackedRows(folder)
-    count = next((row for row in range(len(rows)) if not _file(folder, row).exists()), len(rows))
+    count = 0
+    while count < len(rows) and _file(folder, count).exists():
+        count += 1
     if not count:
         raise UsageError(f"{folder} holds no results of a target yet")
     return rows.first(count)
@@ -114,8 +120,8 @@ def written(folder: Path) -> PackedRows:
 def read_output(folder: Path, row: int) -> dict[str, Tensor]:
     """What was written of a row: hidden and tapped states `[L, ...]`, and, if it was, keys and
     values `[layers, L, kv_heads, D]`."""
-    found: dict[str, Tensor] = load_file(_file(folder, row))
-    return found
+    tensors: dict[str, Tensor] = load_file(_file(folder, row))
+    return tensors
 
 
 def _file(folder: Path, row: int) -> Path:
@@ -123,16 +129,20 @@ def _file(folder: Path, row: int) -> Path:
 
 
 def _of_row(known: TeacherOutput, place: int, *, caches: bool) -> dict[str, Tensor]:
-    rows = {"hidden": known.hidden[place]}
+    """What is written of one row of a batch."""
+    tensors = {"hidden": known.hidden[place]}
     if known.tapped is not None:
+        # The final state, which may be tapped too, is there already.
         width = TAPS * known.hidden.shape[-1]
-        rows["tapped"] = known.tapped[place][:, :width]
+        tensors["tapped"] = known.tapped[place][:, :width]
     if caches:
-        rows |= {"keys": known.keys[:, place], "values": known.values[:, place]}
-    return {name: row.to(torch.bfloat16).contiguous() for name, row in rows.items()}
+        tensors["keys"] = known.keys[:, place]
+        tensors["values"] = known.values[:, place]
+    return {name: value.to(torch.bfloat16).contiguous() for name, value in tensors.items()}
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write a row's file; it appears whole."""
     fresh = path.with_suffix(".part")
     save_file(tensors, fresh)
     os.replace(fresh, path)
