@@ -58,7 +58,12 @@ class Verifier(Server):
         if not served.target.capabilities.trees:
             shape = TreeShape.chain(shape.depth, min_score=shape.min_score)
         drafting = stream_drafter(
-            served.target, served.stream_drafter, served.graph, recorder, shape=shape
+            served.target,
+            served.stream_drafter,
+            served.graph,
+            recorder,
+            shape=shape,
+            small=served.small.drafting if served.small is not None else None,
         )
         self.engine: Engine = Engine(
             served.target,

@@ -33,11 +33,13 @@ _MODEL = {
     "quantize": "int8",
     "gpu_layers": "N",
     "kv_type": "TYPE",
+    "cpu_moe": "",
+    "rpc": "HOST:PORT",
     "threads": "N",
     "llama_library": "FILE",
     "inexact": "",
 }
-_SERVED = _MODEL | {"server_drafter": "ID_OR_DIR", "emulate": "TIME"}
+_SERVED = _MODEL | {"server_drafter": "ID_DIR_OR_FILE", "emulate": "TIME"}
 _UPSTREAM = {
     "upstream": "URL",
     "upstream_model": "NAME",

@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from cloud_verifier.emulated import slowed_down
+from cloud_verifier.engine.stream_drafting import drafting_slots
 from cloud_verifier.engine.work import ModelFacts
 from cloud_verifier.logs import log
 from cloud_verifier.settings import Settings
 from moa import __version__
 from moa.bundle import Bundle
-from moa.drafters.contract import Drafter
+from moa.drafters.contract import Drafter, RecordReader
+from moa.drafters.onnx_drafting import OnnxDrafting
 from moa.drafters.registry import StoredDrafter, find
 from moa.errors import UsageError
+from moa.gguf.reader import is_gguf
 from moa.graph.load import LoadedGraph
 from moa.process.memory import resident_bytes
 from moa.records import DTYPES
@@ -35,8 +38,19 @@ _TELL_SECONDS = 5.0
 """Between two lines of the log while the model is being loaded."""
 _PREPARATION_SECONDS = 2.0
 """Processor time for what could also be made later, when a request first needs it."""
+INDEPENDENT = "independent"
+"""A manifest's word for a sibling, which reads nothing of its target."""
 _USUAL_DRAFT = 8
 """Tokens of a session's draft in the forwards that an accelerator is prepared for at start."""
+
+
+@dataclass(frozen=True)
+class SmallModel:
+    """A small model of the target's tokenizer, which drafts streams for any target."""
+
+    name: str
+    """For people."""
+    drafting: RecordReader
 
 
 @dataclass(frozen=True)
@@ -53,10 +67,14 @@ class Served:
     """Drafts streams here: the same one, unless another was given for that."""
     graph: LoadedGraph | None = None
     """That one as it was exported, which drafts in its place."""
+    small: SmallModel | None = None
+    """Drafts streams and reads nothing of the target but tokens."""
 
     @property
     def drafts(self) -> str:
         """What drafts streams."""
+        if self.small is not None:
+            return self.small.name
         if self.stream_drafter is None:
             return "none"
         name = self.stream_drafter.name
@@ -117,10 +135,13 @@ def _load(settings: Settings) -> Served:
     if settings.bundle:
         Bundle.open(settings.bundle)  # that it cannot be used is said before the target is loaded
     stored = stored_drafter(settings)
-    streams = find(settings.server_drafter) if settings.server_drafter else stored
+    streams = stored
+    if settings.server_drafter and not is_gguf(settings.server_drafter):
+        streams = find(settings.server_drafter)
     taps = taps_of(settings, stored, streams)
     target = load_target(settings)
     facts = target.facts
+    small = small_model(settings, target)
     drafter = None
     if stored is not None:
         drafter = stored.load(with_states(target).model, facts)
@@ -133,8 +154,10 @@ def _load(settings: Settings) -> Served:
     # The identity that `moa-export` writes into a bundle's manifest for the same drafter.
     name = stored.weights_id(facts) if stored is not None else ""
     machine = target.machine
-    graph = load_graph(settings, machine.device, name) if streams is stored else None
-    from_records = reads_records(drafter, stream_drafter, graph)
+    graph = None
+    if streams is stored and small is None:
+        graph = load_graph(settings, machine.device, name)
+    from_records = small is None and reads_records(drafter, stream_drafter, graph)
     return Served(
         target=target,
         drafter=drafter,
@@ -145,7 +168,46 @@ def _load(settings: Settings) -> Served:
         ),
         stream_drafter=stream_drafter,
         graph=graph,
+        small=small,
     )
+
+
+def small_model(settings: Settings, target: Target) -> SmallModel | None:
+    """A GGUF file given as --server-drafter, or a bundle of a sibling that no drafter goes with."""
+    if is_gguf(settings.server_drafter):
+        if settings.bundle:
+            raise UsageError(
+                f"--bundle is of no use: {settings.server_drafter} drafts streams",
+                hint="leave one out",
+            )
+        from moa.llama.drafting import LlamaDrafting  # loaded where it is asked for
+
+        options = LoadOptions(
+            device=settings.device,
+            slots=drafting_slots(target),
+            capacity=target.cache.capacity,
+            gpu_layers=settings.gpu_layers,
+            threads=settings.threads,
+            library=settings.llama_library,
+        )
+        path = Path(settings.server_drafter)
+        drafting = LlamaDrafting.load(path, target.facts, options)
+        return SmallModel(name=path.name, drafting=drafting)
+    if settings.bundle and not settings.drafter and not settings.server_drafter:
+        bundle = Bundle.open(settings.bundle)
+        if bundle.manifest.drafter.kind != INDEPENDENT:
+            return None
+        if bundle.manifest.tokenizer.hash != target.facts.tokenizer_hash:
+            raise UsageError(
+                f"the bundle {settings.bundle} has another tokenizer than the target",
+                hint="a sibling drafts for models of its own tokenizer",
+            )
+        graph = LoadedGraph.load(bundle)
+        return SmallModel(
+            name=f"sibling, {graph.variant}",
+            drafting=OnnxDrafting(None, graph, slots=drafting_slots(target)),
+        )
+    return None
 
 
 def decoder_of(target: Target) -> Decode:
@@ -184,6 +246,8 @@ def load_target(settings: Settings) -> Target:
         exact=not settings.inexact,
         gpu_layers=settings.gpu_layers,
         kv_type=settings.kv_type,
+        cpu_moe=settings.cpu_moe,
+        rpc=settings.rpc,
         threads=settings.threads,
         library=settings.llama_library,
     )

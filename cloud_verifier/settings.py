@@ -27,10 +27,11 @@ class Settings:
     drafter: str = ""
     """Its drafter, for activation records."""
     bundle: str = ""
-    """The drafter as exported: on a CPU its graph drafts streams, ten times as fast as torch."""
+    """The drafter as exported: on a CPU its graph drafts streams, ten times as fast as torch. A
+    device's sibling needs no --drafter beside it."""
     server_drafter: str = ""
-    """A drafter of streams: by `moa-train`, or a published EAGLE-3; --drafter still makes
-    records."""
+    """A drafter of streams: by `moa-train`, a published EAGLE-3, or a GGUF file of a small model of
+    the target's tokenizer; --drafter still makes records."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or, untested, mps."""
     dtype: str = "auto"
@@ -42,6 +43,12 @@ class Settings:
     kv_type: str = ""
     """Of a GGUF file: what keys and values are kept in, f16 unless given: f32, f16, bf16, q8_0, q5_1,
     q5_0, q4_1, q4_0 or iq4_nl."""
+    cpu_moe: bool = False
+    """Of a GGUF file: keep a mixture's experts in the machine's memory, and the rest of a layer on
+    the card."""
+    rpc: tuple[str, ...] = ()
+    """Of a GGUF file: HOST:PORT of llama.cpp's rpc-server on another machine, which takes layers as a
+    card does; trusted networks only."""
     threads: int = 0
     """Of a GGUF file: threads of a forward; 0: as many as this process has cores."""
     llama_library: str = ""

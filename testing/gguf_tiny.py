@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "mistral": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
 }
 _NORMAL = 1
@@ -57,6 +58,10 @@ def save(model: PreTrainedModel, path: Path, *, kind: str = "F32", **metadata: A
     writer.add_vocab_size(config.vocab_size)
     if architecture == "llama":
         writer.add_rope_dimension_count(config.head_dim)
+    if architecture == "qwen3moe":
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture == "gemma3":
         writer.add_sliding_window(config.sliding_window)
         local = [kind == "sliding_attention" for kind in config.layer_types]
@@ -135,6 +140,7 @@ def _tensors(model: PreTrainedModel) -> dict[str, np.ndarray]:
         "self_attn.o_proj": "attn_output",
         "self_attn.q_norm": "attn_q_norm",
         "self_attn.k_norm": "attn_k_norm",
+        "mlp.gate": "ffn_gate_inp",
         "mlp.gate_proj": "ffn_gate",
         "mlp.up_proj": "ffn_up",
         "mlp.down_proj": "ffn_down",
@@ -148,6 +154,10 @@ def _tensors(model: PreTrainedModel) -> dict[str, np.ndarray]:
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         path, _, kind = name.rpartition(".")
+        if path.endswith(".mlp.experts"):
+            number = path.split(".")[2]
+            found |= _experts(f"blk.{number}.", kind, weight.detach().float())
+            continue
         prefix = ""
         if path.startswith("model.layers."):
             _, _, number, path = path.split(".", 3)
@@ -159,6 +169,17 @@ def _tensors(model: PreTrainedModel) -> dict[str, np.ndarray]:
             value = _interleaved(value, config.head_dim)
         found[f"{prefix}{names[path]}.{kind}"] = value.contiguous().numpy()
     return found
+
+
+def _experts(prefix: str, kind: str, weight: torch.Tensor) -> dict[str, np.ndarray]:
+    """The library keeps a mixture's experts in two stacks, llama.cpp in three."""
+    if kind == "down_proj":
+        return {f"{prefix}ffn_down_exps.weight": weight.contiguous().numpy()}
+    gate, up = weight.chunk(2, dim=1)
+    return {
+        f"{prefix}ffn_gate_exps.weight": gate.contiguous().numpy(),
+        f"{prefix}ffn_up_exps.weight": up.contiguous().numpy(),
+    }
 
 
 def _interleaved(weight: torch.Tensor, head_dim: int) -> torch.Tensor:

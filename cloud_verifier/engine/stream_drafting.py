@@ -15,7 +15,7 @@ from moa.grammar.matcher import forced_draft
 from moa.graph.load import LoadedGraph
 from moa.speculation.policy import Drafted, Policy, RoundTime, TextAcceptance
 from moa.target import contract
-from moa.target.torch_target import Committed, Target, with_states
+from moa.target.torch_target import Committed, with_states
 from moa.tree import DraftTree, TreeShape
 from moa.wire.messages import Stream
 
@@ -76,7 +76,7 @@ class TreeDrafter(StreamDrafter):
 
     def __init__(
         self,
-        target: Target,
+        target: contract.Target,
         drafting: Drafting,
         shape: TreeShape,
         *,
@@ -211,9 +211,12 @@ class TreeDrafter(StreamDrafter):
         raise NotImplementedError
 
 
-def drafting_slots(target: Target) -> int:
-    """As many full contexts as the target's KV cache holds; further sessions stream without drafts."""
-    return max(1, min(target.cache.slots, target.cache.pages // target.cache.pages_per_slot))
+def drafting_slots(target: contract.Target) -> int:
+    """As many full contexts as the target's KV cache holds; further sessions stream without
+    drafts."""
+    cache = target.cache
+    pages_of_a_full_slot = -(-cache.capacity // cache.page_tokens)
+    return max(1, min(cache.slots, cache.pages // pages_of_a_full_slot))
 
 
 def stream_drafter(
@@ -223,9 +226,12 @@ def stream_drafter(
     recorder: Recorder,
     *,
     shape: TreeShape,
+    small: RecordReader | None = None,
 ) -> StreamDrafter:
-    """Who drafts streams: nobody, the drafter's exported graph, or the drafter in torch, whose
-    chains are captured graphs on an accelerator."""
+    """Who drafts streams: nobody, a small model, the drafter's exported graph, or the drafter in
+    torch, whose chains are captured graphs on an accelerator."""
+    if small is not None:
+        return RecordFollower(served_by, small, recorder, shape=shape)
     if drafter is None:
         return StreamDrafter()
     target = with_states(served_by)
@@ -285,7 +291,7 @@ class RecordFollower(TreeDrafter):
     _drafting: RecordReader
 
     def __init__(
-        self, target: Target, drafting: RecordReader, recorder: Recorder, *, shape: TreeShape
+        self, target: contract.Target, drafting: RecordReader, recorder: Recorder, *, shape: TreeShape
     ) -> None:
         super().__init__(target, drafting, shape)
         self._recorder = recorder

@@ -22,8 +22,8 @@ class OnnxDrafting:
     """`Drafting` by an exported graph. It drafts for one sequence after another: on a CPU a batch
     would gain little."""
 
-    def __init__(self, drafter: Drafter, loaded: LoadedGraph, *, slots: int = 1) -> None:
-        """`drafter`, which the graph was made of, makes the records."""
+    def __init__(self, drafter: Drafter | None, loaded: LoadedGraph, *, slots: int = 1) -> None:
+        """`drafter`, which the graph was made of, makes the records; a sibling reads none."""
         self._drafter = drafter
         self._loaded = loaded
         self._slots = slots
@@ -34,8 +34,8 @@ class OnnxDrafting:
         self._due: dict[int, list[Committed]] = {}
         """Observed tokens whose records have not been made, by slot."""
         self._states: dict[int, StatesBefore] = {}
-        self.reads_records = drafter.record_layout is not None
-        self.record_lag = drafter.record_lag
+        self.reads_records = drafter is not None and drafter.record_layout is not None
+        self.record_lag = drafter.record_lag if drafter is not None else 0
 
     @property
     def free(self) -> bool:
@@ -73,7 +73,7 @@ class OnnxDrafting:
     def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
         """The target has run `tokens`: store the graph's keys and values, and make records when
         they are many."""
-        if self.reads_records:
+        if self._drafter is not None and self.reads_records:
             due = self._due[slot]
             due.append(self._states[slot].of(committed) if self._drafter.taps else committed)
             if committed.stop - due[0].start > self.record_lag:

@@ -14,7 +14,7 @@ import hashlib
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes import (
     POINTER,
     Structure,
@@ -47,8 +47,8 @@ LOG_CALLBACK = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 ABORT_CALLBACK = ctypes.CFUNCTYPE(c_bool, c_void_p)
 
 
-class _Override(Structure):
-    """Where tensors whose name matches a pattern go."""
+class Override(Structure):
+    """`llama_model_tensor_buft_override`: where tensors whose name matches a pattern go."""
 
     _fields_ = [("pattern", c_char_p), ("buffer_type", c_void_p)]
 
@@ -252,6 +252,9 @@ _PROTOTYPES: Mapping[str, tuple[Any, list[Any]]] = {
         c_size_t,
         [c_void_p, c_char_p, c_size_t, c_int32, c_uint32],
     ),
+    "ggml_backend_cpu_buffer_type": (c_void_p, []),
+    "ggml_backend_reg_by_name": (c_void_p, [c_char_p]),
+    "ggml_backend_register": (None, [c_void_p]),
     "ggml_backend_dev_count": (c_size_t, []),
     "ggml_backend_dev_get": (c_void_p, [c_size_t]),
     "ggml_backend_dev_type": (c_int32, [c_void_p]),
@@ -295,6 +298,8 @@ class Library:
         init = self.c.llama_init_from_model
         init.restype = c_void_p
         init.argtypes = [c_void_p, self.context_parameters]
+        self._servers: set[str] = set()
+        """Those that were added: a process keeps them for good."""
         self.complaints: list[str] = []
         """What llama.cpp has complained of since this was last emptied; the cause comes first."""
         self._log = LOG_CALLBACK(self._logged)
@@ -340,6 +345,27 @@ class Library:
         make = ctypes.CFUNCTYPE(c_void_p, POINTER(_ThreadPoolParameters))(new)
         pool = make(ctypes.byref(parameters))
         return pool or 0, ctypes.CFUNCTYPE(None, c_void_p)(free)
+
+    def add_servers(self, addresses: Sequence[str]) -> None:
+        """Have layers computed by these machines, too, each `HOST:PORT` of llama.cpp's
+        `rpc-server`."""
+        backend = self.c.ggml_backend_reg_by_name(b"RPC")
+        add = None
+        if backend:
+            add = self.c.ggml_backend_reg_get_proc_address(backend, b"ggml_backend_rpc_add_server")
+        if not add:
+            raise UsageError(
+                f"--rpc: the build of llama.cpp in {self.path} has no RPC backend",
+                hint="build it with GGML_RPC=ON, and name it with --llama-library",
+            )
+        for address in addresses:
+            if address in self._servers:
+                continue
+            registry = ctypes.CFUNCTYPE(c_void_p, c_char_p)(add)(address.encode())
+            if not registry:
+                raise UsageError(f"--rpc: no rpc-server answers at {address}")
+            self.c.ggml_backend_register(registry)
+            self._servers.add(address)
 
     @cached_property
     def build(self) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moa.errors import ConfigError, MoaError, UsageError
-from moa.llama.library import CPU, Batch, Library
+from moa.llama.library import CPU, Batch, Library, Override
 
 KV_TYPES = {
     "f32": 0,
@@ -44,6 +44,8 @@ _CELLS = 256
 """llama.cpp rounds a sequence's cells up to a multiple of this."""
 
 
+EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+"""Names of the tensors that hold a mixture's experts, as llama.cpp's own `--cpu-moe` has them."""
 _STATES_ALONE = 1
 """LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: what cannot be cut at a position."""
 
@@ -72,6 +74,8 @@ class Shape:
     gpu_layers: int
     """-1: all."""
     threads: int
+    experts_on_host: bool = False
+    """Whether a mixture's experts stay in the machine's memory, whatever layers are on a card."""
     repack: bool = True
     """Whether weights are laid out anew in memory for this processor's kernels."""
 
@@ -106,6 +110,11 @@ class Runtime:
         parameters = self._c.llama_model_default_params()
         parameters.n_gpu_layers = self.shape.gpu_layers
         parameters.use_extra_bufts = self.shape.repack
+        if self.shape.experts_on_host:
+            host = self._c.ggml_backend_cpu_buffer_type()
+            # llama.cpp reads the list up to an entry without a pattern, while it loads.
+            overrides = (Override * 2)(Override(EXPERTS.encode(), host), Override())
+            parameters.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
         self._library.complaints.clear()
         model = self._c.llama_model_load_from_file(str(path).encode(), parameters)
         if not model:
@@ -278,6 +287,7 @@ class Runtime:
             "kv_type": self.shape.kv_type,
             "batch": self.shape.batch,
             "repack": self.shape.repack,
+            "experts_on_host": self.shape.experts_on_host and not self.on_cpu,
         }
 
     def ends(self) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,7 +34,7 @@ from moa.gguf.tokenizer import GgufTokenizer, tokenizer_of
 from moa.grammar.matcher import GrammarCompiler
 from moa.llama.calls import Calls, Pieces
 from moa.llama.library import Library, find, load
-from moa.llama.runtime import KV_BITS, Run, Runtime, Shape, check_kv_type
+from moa.llama.runtime import EXPERTS, KV_BITS, Run, Runtime, Shape, check_kv_type
 from moa.llama.sequences import Sequences
 from moa.sampling import NO_LOGITS
 from moa.target.contract import (
@@ -143,6 +144,8 @@ class LlamaTarget:
         """Load; errors are one clear line, those of a damaged file before it is loaded."""
         self._head = read_head(path)
         self._words = tokenizer_of(self._head)
+        if options.rpc:
+            library.add_servers(options.rpc)
         capacity = min(options.capacity, max(1, self._head.number("{arch}.context_length")))
         kv_type = options.kv_type or _KV_TYPE
         check_kv_type(kv_type)  # before anything is computed from it
@@ -158,7 +161,12 @@ class LlamaTarget:
             gpu_layers = options.gpu_layers
             if gpu_layers < 0:
                 kv = kv_bytes_per_token(self._head, kv_type) * sequences * capacity
-                gpu_layers = layers_that_fit(self._head, library.card_memory(), kv)
+                gpu_layers = layers_that_fit(
+                    self._head,
+                    library.card_memory(),
+                    kv,
+                    experts_on_host=options.cpu_moe,
+                )
         self.runtime = Runtime(
             library,
             path,
@@ -169,6 +177,7 @@ class LlamaTarget:
                 kv_type=kv_type,
                 gpu_layers=gpu_layers,
                 threads=options.threads or _threads(),
+                experts_on_host=options.cpu_moe,
             ),
         )
         self.facts = _facts(self._head, self._words, self.runtime)
@@ -392,13 +401,18 @@ def _most_common_kind(head: GgufHead) -> str:
     return max(sizes, key=sizes.__getitem__, default="F32")
 
 
-def layers_that_fit(head: GgufHead, free: int, kv_bytes: int) -> int:
+def layers_that_fit(
+    head: GgufHead, free: int, kv_bytes: int, *, experts_on_host: bool = False
+) -> int:
     """How many of a file's layers a card with so many free bytes takes, their keys and values
     with them; one more than there are stands for the head, too."""
+    experts = re.compile(EXPERTS)
     layers = head.number("{arch}.block_count")
     sizes = [0] * layers
     others = 0
     for tensor in head.tensors:
+        if experts_on_host and experts.search(tensor.name):
+            continue
         place = tensor.name.split(".")
         number = int(place[1]) if place[0] == "blk" and place[1].isdecimal() else layers
         if number < layers:

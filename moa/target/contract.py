@@ -111,6 +111,11 @@ class LoadOptions:
     """Layers on a card; -1: as many as fit."""
     kv_type: str = ""
     """What keys and values are kept in, other than the target's own choice."""
+    cpu_moe: bool = False
+    """Whether a mixture's experts stay in the machine's memory while its other weights are on a
+    card."""
+    rpc: tuple[str, ...] = ()
+    """Other machines that compute layers, each `HOST:PORT`."""
     threads: int = 0
     """Of a forward; 0: as many as this process has cores."""
     library: str = ""

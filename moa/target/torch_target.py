@@ -337,7 +337,7 @@ class Target:
     @classmethod
     def open(cls, source: str, options: LoadOptions) -> Self:
         """Load a hub id or a folder, with the fastest products of this machine."""
-        options.refuse(source, "gpu_layers", "kv_type", "threads", "library")
+        options.refuse(source, "gpu_layers", "kv_type", "cpu_moe", "rpc", "threads", "library")
         device = pick_device(options.device)
         return cls.load(
             source,

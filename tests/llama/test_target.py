@@ -29,6 +29,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "gemma3": {"query_pre_attn_scalar": 16},
 }
+MIXTURE = {"norm_topk_prob": True}
 OPTIONS = LoadOptions(slots=4, capacity=256, threads=1)
 
 
@@ -47,7 +48,7 @@ def opened(tmp_path: Path) -> Iterator[Any]:
     ) -> LlamaTarget:
         file = tmp_path / f"{family}-{kind}.gguf"
         if not file.exists():
-            gguf_tiny.save(tiny(family, **FAMILIES[family]), file, kind=kind)
+            gguf_tiny.save(tiny(family, **FAMILIES.get(family, MIXTURE)), file, kind=kind)
         target = open_target(str(file), options)
         assert isinstance(target, LlamaTarget)
         made.append(target)
@@ -271,6 +272,33 @@ def test_what_verified_means_is_said_of_each_way_to_compute(opened: Any) -> None
     assert (
         "as close as rounding" in opened(options=replace(OPTIONS, exact=False)).capabilities.promise
     )
+
+
+def test_a_mixture_is_the_librarys_and_its_experts_may_be_told_to_stay(opened: Any) -> None:
+    """On a processor they are there anyway: the same text. That they leave a card is not shown."""
+    target = opened("qwen3_moe")
+    assert not target.capabilities.batch_invariant, "experts see other tokens of the batch"
+    ids = text(6, 30)
+    with torch.inference_mode():
+        truth = tiny("qwen3_moe", **MIXTURE)(torch.tensor([ids])).logits[0].numpy()
+    slot = target.cache.acquire()
+    step = target.forward([Row.chain(slot, ids, "all")])
+    found = step.host_logits([Node(0, node) for node in range(len(ids))])
+    assert np.abs(found - truth).max() < 0.2
+    staying = opened("qwen3_moe", options=replace(OPTIONS, cpu_moe=True))
+    assert plain(target, ids, 12)[0] == plain(staying, ids, 12)[0]
+    head = target._head
+    experts = sum(tensor.size for tensor in head.tensors if "_exps" in tensor.name)
+    weights = sum(tensor.size for tensor in head.tensors)
+    room = 2**30 + weights - experts
+    assert layers_that_fit(head, room, kv_bytes=0, experts_on_host=True) == 5
+    assert layers_that_fit(head, room, kv_bytes=0) < 5
+
+
+def test_other_machines_need_a_build_that_can_reach_them(opened: Any) -> None:
+    with pytest.raises(UsageError, match="has no RPC backend") as refused:
+        opened(options=replace(OPTIONS, rpc=("127.0.0.1:1",)))
+    assert "GGML_RPC" in refused.value.hint
 
 
 def test_as_many_layers_go_to_a_card_as_it_has_memory_for(opened: Any) -> None:

@@ -1,0 +1,196 @@
+"""A small model in a GGUF file, which drafts for a target beside it: by llama.cpp, token by token.
+
+It reads nothing of the target but tokens, so any target will do that has the same tokenizer. What
+it has drafted stays in llama.cpp's memory until the verdict: accepted tokens are not run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moa.config import TargetFacts
+from moa.drafters.contract import DraftRequest
+from moa.errors import FullError, UsageError
+from moa.grammar.matcher import unpacked
+from moa.llama.calls import Calls, Pieces
+from moa.llama.runtime import Run
+from moa.llama.target import LlamaTarget
+from moa.sampling import gumbel
+from moa.target.contract import LoadOptions
+from moa.target.torch_target import Committed
+from moa.tree import MASKED, DraftTree, TreeGrower
+
+_FEW = 16
+"""Tokens that are not run before a draft is asked for: with the draft's first token they are one
+call."""
+
+
+@dataclass
+class _Text:
+    """A session's text, and what llama.cpp's memory holds of it."""
+
+    ids: list[int] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+    """The tokens in memory: of the text, and of the latest draft."""
+
+
+class LlamaDrafting:
+    """`moa.drafters.contract.RecordReader`, of chains."""
+
+    reads_records = False
+    record_lag = 0
+
+    def __init__(self, model: LlamaTarget, vocab_size: int) -> None:
+        """`model` is loaded for this alone; guesses are below the target's `vocab_size`."""
+        self._runtime = model.runtime
+        self._vocab_size = min(vocab_size, model.runtime.vocab_size)
+        self._capacity = model.cache.capacity
+        batch = model.runtime.shape.batch
+        self._calls = Calls(unit=1, longest=batch, batch=batch)
+        self._texts: dict[int, _Text] = {}
+        self._unused = list(range(model.runtime.shape.sequences - 1, -1, -1))
+
+    @classmethod
+    def load(cls, path: Path, target: TargetFacts, options: LoadOptions) -> Self:
+        """Load a file for the target with these facts, whose tokenizer it must have."""
+        # No number has to be the same in every batch: the target decides.
+        model = LlamaTarget.open(str(path), replace(options, exact=False))
+        reason = ""
+        if model.facts.tokenizer_hash != target.tokenizer_hash:
+            reason = "it has another tokenizer than the target"
+        elif model.runtime.recurrent:
+            reason = "its running state cannot go back to where a draft was rejected"
+        if reason:
+            model.close()
+            raise UsageError(f"{path} cannot draft: {reason}", hint="leave --server-drafter out")
+        return cls(model, target.vocab_size)
+
+    # ---- texts
+
+    @property
+    def free(self) -> bool:
+        """Whether there is an empty slot."""
+        return bool(self._unused)
+
+    def open(self) -> int:
+        """Take an empty slot."""
+        if not self._unused:
+            raise FullError("all slots of the drafter are in use")
+        slot = self._unused.pop()
+        self._texts[slot] = _Text()
+        return slot
+
+    def close(self, slot: int) -> None:
+        """Give a slot back."""
+        del self._texts[slot]
+        self._runtime.clear(slot)
+        # The lowest is given first: llama.cpp runs sequences at once whose numbers follow each other.
+        self._unused = sorted([*self._unused, slot], reverse=True)
+
+    def known(self, slot: int) -> int:
+        """How many tokens of its text a slot has read."""
+        return len(self._texts[slot].ids)
+
+    def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
+        """The target has run `tokens`."""
+        self.read(slot, tokens)
+
+    def missing(self, slot: int, start: int, stop: int) -> tuple[int, int] | None:
+        """It wants no records."""
+        return None
+
+    def give(self, slot: int, start: int, keys: NDArray[np.float32], values: object) -> None:
+        """It reads no records."""
+
+    def read(self, slot: int, tokens: Sequence[int]) -> None:
+        """Read more tokens of a text."""
+        text = self._texts[slot]
+        text.ids += tokens
+        if len(text.ids) <= self._capacity and len(self._rest(text)) > _FEW:
+            self._run({slot: []})
+
+    # ---- drafts
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        """A chain for each request, level by level together."""
+        growers = [
+            TreeGrower(request.pending, replace(request.shape, breadth=1)) for request in requests
+        ]
+        growing = {
+            at: grower
+            for at, grower in enumerate(growers)
+            if self.known(requests[at].slot) + 1 + grower.shape.depth <= self._capacity
+        }
+        while growing:
+            asked = {requests[at].slot: at for at in growing}
+            chains = {
+                slot: [requests[at].pending, *growing[at].path(growing[at].frontier[0])]
+                for slot, at in asked.items()
+            }
+            for slot, logits in self._run(chains).items():
+                at = asked[slot]
+                scores = self._scores(requests[at], logits, chains[slot][1:])
+                best = int(scores.argmax())
+                growing[at].expand(np.array([[best]]), scores[best].reshape(1, 1))
+            growing = {at: grower for at, grower in growing.items() if grower.frontier}
+        return [grower.tree() for grower in growers]
+
+    def _scores(
+        self, request: DraftRequest, logits: NDArray[np.float32], path: Sequence[int]
+    ) -> NDArray[np.float32]:
+        """Log-probabilities of the next token: with the noise by which the target's is drawn, so
+        that the likeliest is the one that it is likely to draw."""
+        scores = logits[: self._vocab_size].astype(np.float64)
+        sampling = request.sampling
+        if not sampling.greedy:
+            position = self.known(request.slot) + 1 + len(path)
+            noise = gumbel(sampling.seed, position, self._vocab_size)
+            scores = scores / sampling.temperature + noise
+        if request.grammar is not None and (bits := request.grammar.guesses(path)) is not None:
+            scores = np.where(unpacked(bits, self._vocab_size), scores, MASKED)
+        scores -= scores.max()
+        found: NDArray[np.float32] = (scores - np.log(np.exp(scores).sum())).astype(np.float32)
+        return found
+
+    # ---- llama.cpp
+
+    def _rest(self, text: _Text, draft: Sequence[int] = ()) -> list[int]:
+        """What is to be run of a text and a draft behind it: what is not in memory."""
+        wanted = [*text.ids, *draft]
+        return wanted[self._common(text, wanted) :]
+
+    @staticmethod
+    def _common(text: _Text, wanted: Sequence[int]) -> int:
+        pairs = zip(text.held, wanted, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    def _run(self, drafts: dict[int, list[int]]) -> dict[int, NDArray[np.float32]]:
+        """Bring these slots' texts, and drafts behind them, into memory; the logits after each
+        draft's last token."""
+        rows = []
+        for slot, draft in drafts.items():
+            text = self._texts[slot]
+            wanted = [*text.ids, *draft]
+            keep = self._common(text, wanted)
+            if draft:
+                keep = min(keep, len(wanted) - 1)  # its last token's logits are wanted
+            self._runtime.cut(slot, keep)  # what fills a call up is behind the held tokens, too
+            text.held = wanted
+            rest = wanted[keep:]
+            if rest:
+                judged = [len(rest) - 1] if draft else []
+                rows.append(Pieces(slot, slot, keep, rest, 0, judged))
+        found = {}
+        for call in self._calls.of(rows):
+            runs = [Run(part.sequence, part.start, part.tokens, part.judged) for part in call]
+            for part, logits in zip(call, self._runtime.run(runs), strict=True):
+                if part.judged:
+                    found[part.row] = logits[0]
+        return found
