@@ -160,6 +160,8 @@ class Replay:
             for layer in runner.spec.cache
             for _ in "kv"
         ]
+        self._states: tuple[int, list[Float]] = (0, [])
+        """Running states, and how many of the text's tokens they stand for."""
         self.advance(
             len(trace.ids)
         )  # cache rows depend on tokens, and on the records that carry some
@@ -170,6 +172,7 @@ class Replay:
             # Without records each token of a drafter of states reads what the one before it made.
             stop = min(end, start + (1 if self.runner.spec.features else _CHUNK))
             out = self.runner.step(self._text(start, stop, start, queries=[stop - start - 1]))
+            self._states = stop, out.states
             own = len(out.rows) - len(self.trace.borrowed)
             theirs = [rows[:, start : min(stop, self.held)] for rows in self.trace.borrowed]
             lent = [
@@ -197,6 +200,7 @@ class Replay:
     def _tree(self, pending: int, shape: TreeShape) -> DraftTree:
         grower = TreeGrower(self.trace.ids[pending], shape)
         place = {-1: pending - 1}
+        states = self._states_at(pending)
         drafted = [row[:, :pending] for row in self.rows]
         while grower.frontier:
             above = [place[grower.parents[node]] for node in grower.frontier]
@@ -207,8 +211,18 @@ class Replay:
             ids = grower.frontier_tokens
             records = self._records(pending)
             out = self.runner.step(
-                StepInput(ids, range(len(tree)), at, mask, drafted, *records, feature_rows=above)
+                StepInput(
+                    ids,
+                    range(len(tree)),
+                    at,
+                    mask,
+                    drafted,
+                    *records,
+                    feature_rows=above,
+                    states=states,
+                )
             )
+            states = out.states
             drafted = [np.concatenate(pair, axis=1) for pair in zip(drafted, out.rows, strict=True)]
             grower.expand(out.top_tokens, out.top_logp)
         return grower.tree()
@@ -239,8 +253,30 @@ class Replay:
         positions = range(start, end)
         known = [start - 1, *[-1] * (end - start - 1)]
         return StepInput(
-            ids, queries, positions, causal, past, *self._records(held), feature_rows=known
+            ids,
+            queries,
+            positions,
+            causal,
+            past,
+            *self._records(held),
+            feature_rows=known,
+            states=self._states_at(start),
         )
+
+    def _states_at(self, start: int) -> list[Float]:
+        """Running states after the text's first tokens. They are kept at one place alone: further
+        ones are found from there, earlier ones from the beginning."""
+        if not self.runner.spec.states:
+            return []
+        known, _ = self._states
+        if known > start:
+            self._states = (known := 0), []
+        while known < start:
+            stop = min(start, known + _CHUNK)
+            step = self._text(known, stop, known, queries=[stop - known - 1])
+            known = stop
+            self._states = known, self.runner.step(step).states
+        return self._states[1]
 
     def _records(self, held: int) -> tuple[Float | None, Float | None]:
         key = self.trace.record_k
@@ -314,9 +350,14 @@ class Reference:
         """Tokens of the target's continuations."""
         return sum(len(trace.ids) - trace.prompt for trace in self.traces)
 
+    @property
+    def _shape(self) -> TreeShape:
+        """A tree, or a chain where layers keep running states, which cannot branch."""
+        return CHAIN if self.reference.spec.states else TREE
+
     @cached_property
     def _reference_rounds(self) -> AcceptedRounds:
-        return rounds(self.reference, self.traces, TREE)
+        return rounds(self.reference, self.traces, self._shape)
 
     @cached_property
     def _reference_guesses(self) -> list[int]:
@@ -325,7 +366,7 @@ class Reference:
     def judge(self, runner: Runner) -> Agreement:
         """Compare a form with the float32 drafter."""
         pairs = list(first_guesses(runner, self.traces))
-        found = rounds(runner, self.traces, TREE).tokens_per_round
+        found = rounds(runner, self.traces, self._shape).tokens_per_round
         same = [
             guess == wanted
             for (guess, _), wanted in zip(pairs, self._reference_guesses, strict=True)
@@ -343,7 +384,8 @@ class Reference:
         """Calibration for the controller and the offline guard."""
         chain = rounds(self.reference, self.traces, CHAIN)
         tree = self._reference_rounds
-        shape = TreeUsed(breadth=TREE.breadth, depth=TREE.depth, nodes=TREE.nodes)
+        used = self._shape
+        shape = TreeUsed(breadth=used.breadth, depth=used.depth, nodes=used.nodes)
         return Calibration(
             prompts=len(self.traces),
             tokens=self.tokens,

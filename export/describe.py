@@ -7,14 +7,16 @@ import platform
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from export.kinds import VariantKind
 from export.source import Source
 from export.variants import Made, this_runtime
-from moa.bundle import OPSETS
+from moa.bundle import OLDEST_WITH_LINEAR_ATTENTION, OPSETS
 from moa.drafters.registry import PREFIX
 from moa.graph.step import open_session
 from moa.manifest import StepTime, TokenizerFiles, Variant, Vocabulary
@@ -53,6 +55,15 @@ def public_name(source: str) -> str:
     return prefix + (folder.resolve().name if folder.exists() else rest)
 
 
+def _oldest_runtime(kind: VariantKind, session: Any, model: Path) -> str:
+    """By the opset, and by the one operator that is newer than it."""
+    if any(value.name.startswith("past_state_") for value in session.get_inputs()):
+        nodes = onnx.load(model, load_external_data=False).graph.node
+        if any(node.op_type == "LinearAttention" for node in nodes):
+            return OLDEST_WITH_LINEAR_ATTENTION
+    return OPSETS[kind.opset]
+
+
 def describe(
     kind: VariantKind, made: Made, folder: Path, *, parity: float, times: Sequence[StepTime] = ()
 ) -> Variant:
@@ -65,7 +76,7 @@ def describe(
         precision=made.precision,
         form=kind.form,
         opset=kind.opset,
-        min_onnxruntime=OPSETS[kind.opset],
+        min_onnxruntime=_oldest_runtime(kind, session, made.files[0]),
         size=sum(file.stat().st_size for file in made.files),
         checked=made.checked,
         checked_with=made.checked_with or this_runtime(),

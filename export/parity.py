@@ -24,7 +24,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from export.runner import OrtRunner, StepInput, StepParts, TorchRunner
+from export.runner import OrtRunner, StepInput, StepParts, TorchRunner, split_rows
 from export.source import Source
 from moa.drafters.graph import GraphSpec
 from moa.errors import MoaError
@@ -102,18 +102,25 @@ def working_steps(
     rng = np.random.default_rng(0)
     text = _sample_ids(source, rng)
     records = _records(source, max(case.records for case in cases))
-    first = StepInput(
-        ids=text,
-        queries=[_PROMPT - 1],
-        positions=list(range(_PROMPT)),
-        mask=np.tri(_PROMPT, dtype=np.bool_),
-        past=_nothing(spec),
-        feature_rows=[-1] * _PROMPT if spec.features else (),
-    )
-    cache = reference.parts(first).rows
+    cache = reference.parts(_beginning(text, _PROMPT, spec)).rows
     for case in cases:
         tokens = text if case is _TEXT else rng.choice(text, case.tokens).tolist()
-        yield case, _step(case, tokens, cache, records, rng, spec)
+        step = _step(case, tokens, cache, records, rng, spec)
+        if spec.states and case.past:
+            step.states = reference.parts(_beginning(text, case.past, spec)).states
+        yield case, step
+
+
+def _beginning(text: Sequence[int], count: int, spec: GraphSpec) -> StepInput:
+    """The step over a text's first tokens."""
+    return StepInput(
+        ids=text[:count],
+        queries=[count - 1],
+        positions=list(range(count)),
+        mask=np.tri(count, dtype=np.bool_),
+        past=_nothing(spec),
+        feature_rows=[-1] * count if spec.features else (),
+    )
 
 
 def _step(
@@ -125,7 +132,7 @@ def _step(
     spec: GraphSpec,
 ) -> StepInput:
     parents = [node - 1 for node in range(case.tokens)]
-    if case.queries > 1:  # a tree, not a chain
+    if case.queries > 1 and not spec.states:  # a tree, not a chain
         parents = [int(rng.integers(-1, node)) if node else -1 for node in range(case.tokens)]
     depths: list[int] = []
     for parent in parents:
@@ -185,8 +192,9 @@ class _Part:
     take: Callable[[StepParts], NDArray[Any]]
 
 
-def _parts(layers: int) -> Iterator[_Part]:
+def _parts(spec: GraphSpec) -> Iterator[_Part]:
     """From the first to the last: the first that is wrong is where the graph is."""
+    layers = len(spec.cache)
     for layer in range(layers):
         above = f"layer {layer - 1}'s attention or MLP" if layer else "the embedding"
         both = f"{above}, or layer {layer}'s input norm"
@@ -197,6 +205,12 @@ def _parts(layers: int) -> Iterator[_Part]:
                 f"their {own}; if keys and values: {both}",
                 lambda parts, place=2 * layer + at: parts.rows[place],  # type: ignore[misc]
             )
+    for at in range(len(spec.states)):
+        yield _Part(
+            f"running state {at}",
+            "the layer that keeps it, or those before it",
+            lambda parts, place=at: parts.states[place],  # type: ignore[misc]
+        )
     yield _Part(
         "the final states",
         f"layer {layers - 1}'s attention or MLP, records or the last norm",
@@ -215,12 +229,12 @@ def _compared(
     plain = reference.parts(step)
     with _InDouble():
         exact = reference.parts(step)
-    _, _, *rows, hidden, logits = runner.run(step)
-    found = StepParts(hidden[0], logits[0], [value[0] for value in rows])
+    _, _, *new, hidden, logits = runner.run(step)
+    found = StepParts(hidden[0], logits[0], *split_rows(reference.spec, new))
     if draft_to_target is not None:
         plain, exact = plain.of_words(draft_to_target), exact.of_words(draft_to_target)
     worst = 0.0
-    for part in _parts(len(reference.spec.cache)):
+    for part in _parts(reference.spec):
         truth = part.take(exact)
         own = max(_error(part.take(plain), truth), _LEAST_ERROR)
         error = _error(part.take(found), truth)

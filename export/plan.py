@@ -84,6 +84,7 @@ def make_plan(
     facts, folder = read_facts(target)
     sizes = find(drafter).sizes(facts, folder)
     _refuse_static(kinds, sizes.no_static_form)
+    _refuse_other_hosts(kinds, sizes)
     drafted = sizes.vocabulary if draft_vocab is None else draft_vocab
     if not 1 <= drafted <= sizes.vocabulary:
         raise UsageError(
@@ -108,6 +109,20 @@ def _refuse_static(kinds: Sequence[VariantKind], why_not: str) -> None:
     if static and why_not:
         raise UsageError(
             f"{static} is only for MoA drafters with CA, a body of their own and no borrowed layers: {why_not}",
+            hint="leave this variant out",
+        )
+
+
+_KEEPS_STATES = ("onnxruntime", "onnxruntime-openvino")
+"""Runtimes of variants that this project's own program for devices drives."""
+
+
+def _refuse_other_hosts(kinds: Sequence[VariantKind], sizes: GraphSizes) -> None:
+    other = next((kind for kind in kinds if kind.runtime not in _KEEPS_STATES), None)
+    if other is not None and sizes.running_states:
+        raise UsageError(
+            f"{other.name}: this model's layers keep running states, which {other.runtime}'s hosts"
+            " do not carry on",
             hint="leave this variant out",
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,6 +35,8 @@ class StepInput:
     feature_rows: Sequence[int] = ()
     """In a drafter of states: for each token the row of the cache in which its feature lies, -1 for
     none."""
+    states: Sequence[Float] = ()
+    """Running states before the step; none for those before any text."""
 
     def feeds(self, spec: GraphSpec) -> dict[str, Array]:
         """The graph's inputs."""
@@ -68,6 +70,9 @@ class StepInput:
                 )
         for i in range(len(spec.cache)):
             feeds |= {f"past_k_{i}": past[2 * i][None], f"past_v_{i}": past[2 * i + 1][None]}
+        for i, shape in enumerate(spec.states):
+            state = self.states[i] if self.states else np.zeros(shape, np.float32)
+            feeds[f"past_state_{i}"] = state[None]
         return feeds
 
 
@@ -79,19 +84,23 @@ class StepOutput:
     top_logp: Float
     top_tokens: NDArray[np.int64]
     rows: list[Float]
+    states: list[Float] = field(default_factory=list)
+    """Running states after the step."""
 
 
 @dataclass(frozen=True)
 class StepParts:
-    """Final states `[N, hidden]`, logits `[N, V]` of the whole vocabulary, and new cache rows."""
+    """Final states `[N, hidden]`, logits `[N, V]` of the whole vocabulary, new cache rows, and
+    running states after the step."""
 
     hidden: Array
     logits: Array
     rows: list[Array]
+    states: list[Array]
 
     def of_words(self, words: NDArray[np.int64]) -> StepParts:
         """The logits of these words alone."""
-        return StepParts(self.hidden, self.logits[:, words], self.rows)
+        return StepParts(self.hidden, self.logits[:, words], self.rows, self.states)
 
 
 class Runner(Protocol):
@@ -113,11 +122,6 @@ class TorchRunner:
         self._layers = source.module.graph_module()
         self._top_k = top_k
 
-    def logits(self, step: StepInput) -> tuple[torch.Tensor, list[Float]]:
-        """Logits of the whole target vocabulary `[N, V]`, and the new cache rows."""
-        parts = self.parts(step)
-        return torch.from_numpy(parts.logits), parts.rows
-
     def parts(self, step: StepInput) -> StepParts:
         """All that a step computes."""
         feeds = {
@@ -128,15 +132,29 @@ class TorchRunner:
         others = [feeds[name] for name in self.spec.inputs if name != "x"]
         with torch.inference_mode():
             x = module.shared.embed(feeds["ids"]).to(module.weight.dtype)
-            hidden, *rows = self._layers(x, *others)
+            hidden, *new = self._layers(x, *others)
             logits = module.shared.logits(hidden)[0, :, : self.source.vocabulary]
-        return StepParts(hidden[0].numpy(), logits.numpy(), [row[0].numpy() for row in rows])
+        rows, states = split_rows(self.spec, [value.numpy() for value in new])
+        return StepParts(hidden[0].numpy(), logits.numpy(), rows, states)
+
+    def logits(self, step: StepInput) -> tuple[torch.Tensor, list[Float]]:
+        """Logits of the whole target vocabulary `[N, V]`, and the new cache rows."""
+        parts = self.parts(step)
+        return torch.from_numpy(parts.logits), parts.rows
 
     def step(self, step: StepInput) -> StepOutput:
         """One step."""
-        logits, rows = self.logits(step)
-        top = logits.log_softmax(-1).topk(self._top_k, dim=-1)
-        return StepOutput(top.values.numpy(), top.indices.numpy(), rows)
+        parts = self.parts(step)
+        top = torch.from_numpy(parts.logits).log_softmax(-1).topk(self._top_k, dim=-1)
+        return StepOutput(top.values.numpy(), top.indices.numpy(), parts.rows, parts.states)
+
+
+def split_rows(spec: GraphSpec, new: Sequence[Array]) -> tuple[list[Array], list[Array]]:
+    """What a step gives in the order of `GraphSpec.rows`, `[1, ...]` each: cache rows and running
+    states."""
+    found = [value[0] for value in new]
+    cached = 2 * len(spec.cache)
+    return found[:cached], found[cached:]
 
 
 class OrtRunner:
@@ -157,8 +175,8 @@ class OrtRunner:
 
     def step(self, step: StepInput) -> StepOutput:
         """One step."""
-        logp, tokens, *rows = self.run(step)
-        return StepOutput(logp[0], tokens[0], [value[0] for value in rows])
+        logp, tokens, *new = self.run(step)
+        return StepOutput(logp[0], tokens[0], *split_rows(self.spec, new))
 
 
 # (tokens, queries, past, records): no past, no records, one of each, sizes the trace did not see
@@ -189,6 +207,8 @@ def random_steps(
 
     for tokens, queries, past, records in sizes:
         parents = [int(rng.integers(-1, node)) if node else -1 for node in range(tokens)]
+        if spec.states:
+            parents = list(range(-1, tokens - 1))
         held = spec.records if records else None
         yield StepInput(
             ids=rng.integers(0, vocabulary, tokens).tolist(),
@@ -201,4 +221,5 @@ def random_steps(
             record_k=rows(held.kv_heads, records, held.head_dim) if held else None,
             record_v=rows(held.kv_heads, records, held.head_dim) if held else None,
             feature_rows=rng.integers(-1, past, tokens).tolist() if spec.features else (),
+            states=[rng.standard_normal(shape, np.float32) for shape in spec.states],
         )

@@ -32,6 +32,8 @@ from moa.safe_text import safe_line
 SCHEMA = 1
 MANIFEST = "manifest.json"
 GOLDEN = "golden.npz"
+OLDEST_WITH_LINEAR_ATTENTION = "1.30"
+"""The first ONNX Runtime that has the gated delta rule as an operator on a processor."""
 OPSETS = {20: "1.17", 23: "1.23"}
 """ONNX opsets that bundles use, and the first ONNX Runtime that has their operators."""
 _LONGEST_NAME = 512

@@ -149,7 +149,7 @@ def _tensors(model: PreTrainedModel) -> dict[str, np.ndarray]:
         "pre_feedforward_layernorm": "ffn_norm",
         "post_feedforward_layernorm": "post_ffw_norm",
     }
-    found = {}
+    found: dict[str, np.ndarray] = {}
     for name, weight in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue

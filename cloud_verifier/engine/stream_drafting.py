@@ -291,7 +291,12 @@ class RecordFollower(TreeDrafter):
     _drafting: RecordReader
 
     def __init__(
-        self, target: contract.Target, drafting: RecordReader, recorder: Recorder, *, shape: TreeShape
+        self,
+        target: contract.Target,
+        drafting: RecordReader,
+        recorder: Recorder,
+        *,
+        shape: TreeShape,
     ) -> None:
         super().__init__(target, drafting, shape)
         self._recorder = recorder

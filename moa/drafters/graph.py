@@ -27,6 +27,9 @@ class GraphSpec:
     """Of how many of these layers, the last ones, records carry the rows."""
     features: bool = False
     """Whether each token reads a feature from the last layer of the cache."""
+    states: tuple[tuple[int, ...], ...] = ()
+    """Shapes of the running states that other layers keep: of a step's tokens, a chain, the states
+    after the last one come out."""
 
     @property
     def inputs(self) -> dict[str, Sizes]:
@@ -42,12 +45,16 @@ class GraphSpec:
             shapes["record_mask"] = (1, 1, 1, "R")
         if self.features:
             shapes["feature_rows"] = ("T",)
-        return shapes | self._cached("past", "P")
+        return shapes | self._cached("past", "P") | self._running("past")
 
     @property
     def rows(self) -> dict[str, Sizes]:
-        """Its outputs besides the states: new cache rows, in the order of the past ones."""
-        return self._cached("new", "T")
+        """Its outputs besides the final states: new cache rows, in the order of the past ones, and
+        running states."""
+        return self._cached("new", "T") | self._running("new")
+
+    def _running(self, what: str) -> dict[str, Sizes]:
+        return {f"{what}_state_{i}": (1, *shape) for i, shape in enumerate(self.states)}
 
     def _cached(self, what: str, rows: str) -> dict[str, Sizes]:
         layers = enumerate(self.cache)
@@ -73,6 +80,8 @@ class GraphSizes:
     """Heads and their width, for each layer with a cache."""
     record_width: int
     layer_weights: int
+    running_states: bool = False
+    """Whether layers keep running states, which only the programs of this project carry on."""
     no_static_form: str = ""
     """Why there is no form with fixed sizes for other runtimes; empty if there is."""
 

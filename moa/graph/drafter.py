@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from moa.grammar.matcher import Bits, TextMask, has, unpacked
 from moa.graph.cache import KVBuffer, RecordBuffer
+from moa.graph.states import StateHistory
 from moa.graph.step import Call, Float, Heads, StepGraph
 from moa.sampling import SamplingSettings, adjust, gumbel
 from moa.speculation.guess_tree import GuessTreeGrower
@@ -72,6 +74,8 @@ class OnnxDrafter:
         """Tokens whose rows are committed: row r is position r."""
         self.answer_at = 0
         """Where the answer begins, whose tokens penalties count."""
+        self._states = StateHistory(graph.states) if graph.states else None
+        """Running states; with them drafts are chains."""
         self._rows = KVBuffer(graph.cache)
         """The cache: the committed rows, then those of the latest tree."""
         self._tree_rows: dict[tuple[int, int], int] = {}
@@ -108,6 +112,8 @@ class OnnxDrafter:
     ) -> Steps:
         """A tree of guesses after `ids`, whose last is the tree's root; under a grammar, of what
         may follow."""
+        if self._states is not None:
+            shape = replace(shape, breadth=1)
         call = yield from self._follow(ids, sampling, grammar)
         grower = TreeGrower(ids[-1], shape)
         first_row = len(self.ids)  # of the root; the rows of the other nodes follow
@@ -157,6 +163,8 @@ class OnnxDrafter:
         """Add to the tree of guesses after `ids`: run its `breadth` likeliest open nodes, and keep
         of what may follow each the best, and others that are likelier than `least` in all. The tree
         is kept, and what is below the new end of `ids` stays."""
+        if self._states is not None:
+            breadth = 1
         growth = self._growth_after(ids)
         if growth is None:
             call = yield from self._follow(ids, sampling, grammar)
@@ -350,8 +358,11 @@ class OnnxDrafter:
         self._rows.gather(path, common)
         self._note_own_rows(common, common + len(path))
         self._tree_rows.clear()
-        self.ids = ids[: common + len(path)]
-        return len(self.ids)
+        kept = common + len(path)
+        if self._states is not None:
+            kept = self._states.latest(kept)
+        self.ids = ids[:kept]
+        return kept
 
     def _note_own_rows(self, start: int, stop: int) -> None:
         """Tell the records that the cache has rows of our own at these positions now."""
@@ -372,6 +383,8 @@ class OnnxDrafter:
             if len(tokens) <= _MOST_KEPT_TOKENS:
                 self._calls[key] = call
         call.ids[0] = tokens
+        if self._states is not None:
+            call.carry(*self._states.step(first_row, first_row + len(tokens)))
         if call.masked_for != self._version:  # within a draft the mask only grows
             call.masked_for = self._version
             call.mask[..., len(self.ids) : -len(tokens)] = MASKED

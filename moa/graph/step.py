@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,8 @@ _STEP_BYTES = 2**30
 operator such as `Expand` or `Tile` needs a few bytes to ask for terabytes."""
 _UNPACKED = 8
 """Bytes of memory for each byte of the bundle: 4-bit weights may be unpacked to float32."""
+_MOST_STATE_BYTES = 2**28
+"""Of all running states of a text; a model of 2B parameters keeps 40 MB."""
 _arena_limits: list[int] = []
 """The limit in bytes of the arena that all graphs of this process share, once there is one: ONNX
 Runtime has one for a process, and its first graph decides."""
@@ -94,6 +97,9 @@ class StepGraph:
         self.cache = [_heads(shapes[f"past_k_{layer}"]) for layer in range(self.layers)]
         """Heads of each layer with a cache."""
         self.records = _heads(shapes["record_k"]) if "record_k" in shapes else None
+        self.states = _states(shapes, model)
+        """Shapes of the running states that other layers keep. With any, a call's tokens are a
+        chain, and the states after the last of them come out."""
         self.features = "feature_rows" in shapes
         """Whether each token reads a feature, from a row of the last layer of the cache."""
         top = self.session.get_outputs()[0].shape[-1]
@@ -108,6 +114,8 @@ class StepGraph:
         for layer in range(self.layers):
             self.cache_inputs += [f"past_k_{layer}", f"past_v_{layer}"]
             self.outputs += [f"new_k_{layer}", f"new_v_{layer}"]
+        self.state_inputs = [f"past_state_{place}" for place in range(len(self.states))]
+        self.state_outputs = [f"new_state_{place}" for place in range(len(self.states))]
 
     def run(self, binding: Any) -> None:
         """One step."""
@@ -217,8 +225,19 @@ class Call:
         outputs: list[Array] = [self.top_logp, self.top_tokens, *self.rows.arrays]
         for name, out in zip(graph.outputs, outputs, strict=True):
             self._binding.bind_output(name, "cpu", 0, out.dtype.type, out.shape, out.ctypes.data)
+        if graph.states:
+            self.carry(no_states(graph.states), no_states(graph.states))
         self._noise: Float | None = None
         """The noise that is bound."""
+
+    def carry(self, before: Sequence[Float], after: Sequence[Float]) -> None:
+        """Let the next runs go on from these running states, and write those after their last token
+        into `after`: other arrays."""
+        for name, state in zip(self._graph.state_inputs, before, strict=True):
+            self._binding.bind_cpu_input(name, state)
+        for name, out in zip(self._graph.state_outputs, after, strict=True):
+            self._binding.bind_output(name, "cpu", 0, out.dtype.type, out.shape, out.ctypes.data)
+        self._carried = before, after  # the binding holds addresses alone
 
     def run(self, noise: Float) -> float:
         """Run the tokens; `noise` is added to the logits, `[1, 1, 1]` of zeros for none. Returns
@@ -230,6 +249,11 @@ class Call:
             self._noise = noise
         graph.run(self._binding)
         return perf_counter() - start
+
+
+def no_states(shapes: Sequence[tuple[int, ...]]) -> list[Float]:
+    """Running states before any text."""
+    return [np.zeros(shape, np.float32) for shape in shapes]
 
 
 def memory_limit(model: Path) -> int:
@@ -252,6 +276,21 @@ def _bound_memory(model: Path) -> None:
     arena = onnxruntime.OrtArenaCfg({"max_mem": limit})
     onnxruntime.create_and_register_allocator(memory, arena)
     _arena_limits.append(limit)
+
+
+def _states(shapes: Mapping[str, Sequence[int | str]], model: Path) -> list[tuple[int, ...]]:
+    """The sizes of the running states among a graph's inputs."""
+    count = sum(name.startswith("past_state_") for name in shapes)
+    found: list[tuple[int, ...]] = []
+    numbers = 0
+    for place in range(count):
+        shape = shapes.get(f"past_state_{place}", ())
+        sizes = tuple(size for size in shape if isinstance(size, int) and size > 0)
+        numbers += math.prod(sizes)
+        if not shape or len(sizes) < len(shape) or 4 * numbers > _MOST_STATE_BYTES:
+            raise BundleError(f"{model} keeps running states of an impossible size: {list(shape)}")
+        found.append(sizes)
+    return found
 
 
 def _heads(shape: Sequence[int | str]) -> Heads:

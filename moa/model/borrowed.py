@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from moa.errors import ConfigError
-from moa.target.families import refuse_as_sibling, scaling_of
+from moa.model.gated_delta import GatedDelta
+from moa.target.families import (
+    cached_layers,
+    refuse_as_sibling,
+    running_states,
+    scaling_of,
+)
 from moa.target.library import ATTENTION, cache_argument
 from moa.target.rope import settle_rope
 
@@ -88,6 +94,45 @@ class _Past:
         return all_keys, all_values
 
 
+class _Running:
+    """The same for a layer that keeps running states: the latest inputs of its convolution, and
+    perhaps the memory of a recurrence."""
+
+    def __init__(self, past: Sequence[Tensor]) -> None:
+        self.inputs, *memory = past
+        self.memory = tuple(memory)
+
+    def is_recording_past(self, layer: int) -> bool:
+        """Yes: no state is changed in place."""
+        return True
+
+    def get_conv_state(self, layer: int, state_idx: int = 0) -> Tensor:
+        """The state before the step."""
+        return self.inputs
+
+    def update_conv_state(
+        self, new: Tensor, layer: int, *_: Any, conv_kernel_size: int, **__: Any
+    ) -> Tensor:
+        """All inputs `[B, channels, kernel + T]`; keeps the last ones."""
+        whole = torch.cat([self.inputs.to(new), new], dim=-1)
+        self.inputs = whole[..., -conv_kernel_size:]
+        return whole
+
+    def get_recurrent_state(self, layer: int, state_idx: int = 0) -> Tensor:
+        """The memory before the step."""
+        (memory,) = self.memory
+        return memory
+
+    def update_recurrent_state(self, memory: Tensor, layer: int) -> None:
+        """The memory after it."""
+        self.memory = (memory,)
+
+    @property
+    def new(self) -> tuple[Tensor, ...]:
+        """The states after the step."""
+        return (self.inputs, *self.memory)
+
+
 class BorrowedLayers(nn.Module):
     """The last `count` decoder layers of a model, its rotary embedding and its final norm.
 
@@ -99,7 +144,8 @@ class BorrowedLayers(nn.Module):
     def __init__(self, backbone: nn.Module, count: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(list(backbone.layers)[-count:])  # type: ignore[arg-type]
-        self.norm = cast(nn.Module, backbone.norm)
+        last_norm = backbone.norm if hasattr(backbone, "norm") else backbone.embedding_norm
+        self.norm = cast(nn.Module, last_norm)
         self._rotary = _rotary_of(backbone)
         self._cache_argument = cache_argument(self.layers[0])
         kinds = getattr(backbone.config, "layer_types", None)
@@ -127,10 +173,22 @@ class BorrowedLayers(nn.Module):
     ) -> tuple[Tensor, Rows]:
         """States after one layer, and its new rows."""
         cache = _Past(past)
+        return self._run(index, x, positions, mask, cache), cache.new
+
+    def running_layer(
+        self, index: int, x: Tensor, positions: Tensor, past: Sequence[Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The same of a layer with running states, over a chain: its states after the last token."""
+        cache = _Running(past)
+        return self._run(index, x, positions, None, cache), cache.new
+
+    def _run(
+        self, index: int, x: Tensor, positions: Tensor, mask: Tensor | None, cache: Any
+    ) -> Tensor:
         arguments = self._rotary(x, positions, self._kinds[index]) | {self._cache_argument: cache}
         out = self.layers[index](x, attention_mask=mask, position_ids=positions, **arguments)
-        states = out[0] if isinstance(out, tuple) else out  # some versions return a tuple
-        return states, cache.new
+        states: Tensor = out[0] if isinstance(out, tuple) else out  # some versions return a tuple
+        return states
 
 
 class Sibling(nn.Module):
@@ -149,11 +207,13 @@ class Sibling(nn.Module):
         is_tied = head.weight is self.embedding.weight
         self.head = None if is_tied else head
         self._scaling = scaling_of(model.config)
-        width = getattr(model.config, "head_dim", None)
-        if not width:
-            width = model.config.hidden_size // model.config.num_attention_heads
-        self.heads = int(model.config.num_key_value_heads), int(width)
+        (self.heads,) = {*cached_layers(model.config).values()}
         """KV heads of a layer, and their width."""
+        for layer in self.decoder.layers:
+            if isinstance(own := getattr(layer, "linear_attn", None), nn.Module):
+                layer.linear_attn = GatedDelta(own)
+        self.running = running_states(model.config)
+        """Layers that keep running states instead, and the states' shapes."""
         self.requires_grad_(False)
 
     @classmethod

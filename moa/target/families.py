@@ -251,12 +251,32 @@ def facts_of(config: PretrainedConfig, eos: int | list[int] | None) -> TargetFac
     )
 
 
+def running_states(config: PretrainedConfig) -> dict[int, tuple[tuple[int, ...], ...]]:
+    """Layers that keep running states which an exported graph can carry, and the states' shapes."""
+    shapes: dict[int, tuple[tuple[int, ...], ...]] = {}
+    for layer in recurrent_layers(config):
+        if config.layer_types[layer] == "conv":
+            shapes[layer] = ((config.hidden_size, config.conv_L_cache),)
+        elif config.model_type == "qwen3_5_text":
+            heads = config.linear_num_value_heads
+            key_width = config.linear_key_head_dim
+            value_width = config.linear_value_head_dim
+            channels = 2 * config.linear_num_key_heads * key_width + heads * value_width
+            shapes[layer] = (
+                (channels, config.linear_conv_kernel_dim),
+                (heads, key_width, value_width),
+            )
+    return shapes
+
+
 def refuse_as_sibling(config: PretrainedConfig) -> None:
     """Raise unless the layers of a supported model can be exported as a drafter for the device."""
     reason = ""
-    if chains_only(config):
+    if len(running_states(config)) < len(recurrent_layers(config)):
         reason = "its running states have no place in the exported graph's cache yet"
-    elif not facts_of(config, None).uniform_cache:
+    elif len({*cached_layers(config).values()}) != 1 or getattr(
+        config, "num_kv_shared_layers", None
+    ):
         reason = (
             "its layers cache keys and values of different shapes, which the graph does not yet"
         )

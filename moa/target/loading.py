@@ -343,6 +343,11 @@ def read_facts(source: str | Path) -> tuple[TargetFacts, Path]:
     return _facts(folder)[0], folder
 
 
+def read_shape(source: str | Path) -> tuple[TargetFacts, PretrainedConfig]:
+    """The facts of a model, and the library's own config of it, without reading its weights."""
+    return _facts(locate(source, weights=False))
+
+
 def _facts(folder: Path) -> tuple[TargetFacts, PretrainedConfig]:
     refuse_unsupported(read_config(folder))
     with _in_one_line(f"read the config in {folder}"):

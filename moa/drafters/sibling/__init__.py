@@ -14,7 +14,8 @@ from moa.config import TargetFacts
 from moa.drafters.contract import DrafterKind
 from moa.drafters.graph import GraphSizes
 from moa.drafters.sibling.config import SiblingConfig
-from moa.target.loading import read_facts
+from moa.target.families import running_states
+from moa.target.loading import read_facts, read_shape
 
 if TYPE_CHECKING:
     from moa.drafters.sibling.model import SiblingDrafter
@@ -35,7 +36,8 @@ class SiblingKind(DrafterKind):
 
     def config(self, folder: Path, facts: TargetFacts) -> SiblingConfig:
         """Of the model's own facts."""
-        return SiblingConfig.of(read_facts(folder)[0])
+        own, shape = read_shape(folder)
+        return SiblingConfig.of(own, running_states(shape))
 
     def load(
         self,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from moa.config import TargetFacts
-from moa.drafters.body_drafting import BodyModel
+from moa.drafters.body_drafting import BodyDrafting, BodyModel
 from moa.drafters.graph import GraphSpec
 from moa.drafters.sibling.config import SiblingConfig
 from moa.drafters.sibling.graph import SiblingGraph
@@ -18,6 +18,9 @@ from moa.errors import UsageError
 from moa.manifest import KVHeads
 from moa.model.borrowed import Rows, SharedWeights, Sibling
 from moa.target.loading import load_model
+
+if TYPE_CHECKING:
+    from moa.target.cuda.graphs import Graphs
 
 
 class SiblingDrafter(BodyModel):
@@ -40,8 +43,9 @@ class SiblingDrafter(BodyModel):
         """The model in `folder` beside the target with these facts, whose tokenizer it must have."""
         loaded = load_model(folder, device=device, dtype=dtype)
         refuse_another_tokenizer(folder, loaded.facts, facts)
-        config = SiblingConfig.of(loaded.facts)
-        return cls(config, Sibling(loaded.model), facts.vocab_size).eval()
+        body = Sibling(loaded.model)
+        config = SiblingConfig.of(loaded.facts, body.running)
+        return cls(config, body, facts.vocab_size).eval()
 
     @property
     def shared(self) -> SharedWeights:  # type: ignore[override]
@@ -59,7 +63,8 @@ class SiblingDrafter(BodyModel):
     ) -> tuple[Tensor, list[Rows]]:
         """States that the head reads, and new rows of the cache; it reads no records."""
         x = self.shared.embed(ids).to(self.weight.dtype)
-        return self.states(x, positions, mask, past, queries=queries)
+        x, rows, _ = self.states(x, positions, mask, past, queries=queries)
+        return x, rows
 
     def states(
         self,
@@ -68,15 +73,25 @@ class SiblingDrafter(BodyModel):
         mask: Tensor,
         past: Sequence[Rows],
         queries: Tensor | None = None,
-    ) -> tuple[Tensor, list[Rows]]:
-        """`features` after embedded tokens; states of the `queries` alone, if given."""
+        running: Sequence[Tensor] = (),
+    ) -> tuple[Tensor, list[Rows], list[Tensor]]:
+        """`features` after embedded tokens, and the new running states; final states of the
+        `queries` alone, if given."""
         rows: list[Rows] = []
-        for index, before in enumerate(past):
-            x, new = self.body.decoder.layer(index, x, positions, mask, before)
-            rows.append(new)
+        after: list[Tensor] = []
+        cached = iter(past)
+        states = iter(running)
+        for index in range(self.config.layers):
+            if shapes := self.body.running.get(index):
+                before = tuple(next(states) for _ in shapes)
+                x, new = self.body.decoder.running_layer(index, x, positions, before)
+                after += new
+            else:
+                x, row = self.body.decoder.layer(index, x, positions, mask, next(cached))
+                rows.append(row)
         if queries is not None:
             x = x.index_select(1, queries)
-        return self.body.decoder.norm(x), rows
+        return self.body.decoder.norm(x), rows, after
 
     def extend(
         self, ids: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows]
@@ -90,7 +105,23 @@ class SiblingDrafter(BodyModel):
         """A cache for each layer, and nothing else."""
         config = self.config
         heads = KVHeads(kv_heads=config.kv_heads, head_dim=config.head_dim)
-        return GraphSpec(config.hidden_size, (heads,) * config.layers, records=None)
+        return GraphSpec(
+            config.hidden_size,
+            (heads,) * config.cached_layers,
+            records=None,
+            states=config.states,
+        )
+
+    def drafting(
+        self, *, slots: int, capacity: int, scratch: int = 256, graphs: Graphs | None = None
+    ) -> BodyDrafting:
+        """In torch, where all layers keep keys and values."""
+        if self.config.running:
+            raise UsageError(
+                f"a {self.config.family} drafts as an exported graph alone: its running states",
+                hint="give its bundle",
+            )
+        return super().drafting(slots=slots, capacity=capacity, scratch=scratch, graphs=graphs)
 
     @property
     def bundle_kind(self) -> Any:

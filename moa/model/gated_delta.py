@@ -1,0 +1,88 @@
+"""The gated delta rule as one operator, for a graph: the library's own layers loop over tokens, and a
+graph of a stranger may have no loops (`moa/graph/control_flow.py`). ONNX Runtime has it as one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def gated_delta(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The recurrence over a chain of tokens. Of query and key `[B, T, heads * key width]`, value
+    `[B, T, heads * value width]`, decay (its logarithm) and rate `[B, T, heads]`; the state is
+    `[B, heads, key width, value width]`. Returns what is read after each token, `[B, T, heads *
+    value width]`, and the state after the last."""
+    heads, width = state.shape[1:3]
+    if torch.compiler.is_exporting():
+        read, after = torch.onnx.ops.symbolic_multi_out(
+            "com.microsoft::LinearAttention",
+            (query, key, value, state, decay, rate),
+            {"q_num_heads": heads, "kv_num_heads": heads, "update_rule": "gated_delta"},
+            dtypes=(value.dtype, state.dtype),
+            shapes=(value.shape, state.shape),
+            version=1,
+        )
+        return read, after
+
+    def by_head(packed: Tensor) -> Tensor:
+        return packed.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    query, key, value, decay, rate = map(by_head, (query, key, value, decay, rate))
+    state = state.to(value)
+    found = []
+    for at in range(value.shape[2]):
+        state = state * decay[:, :, at, :, None].exp()
+        known = key[:, :, at, None] @ state
+        error = (value[:, :, at, None] - known) * rate[:, :, at, :, None]
+        state = state + key[:, :, at, :, None] * error
+        found.append((query[:, :, at, None] @ state).squeeze(2) * width**-0.5)
+    return torch.stack(found, dim=1).flatten(2), state
+
+
+class GatedDelta(nn.Module):
+    """A gated delta layer of the library (Qwen3.5), with its recurrence as that operator."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, hidden_states: Tensor, cache: Any, **_: Any) -> Tensor:
+        """As the library's layer does; states are taken from `cache`, and put there."""
+        layer = self.layer
+        tokens = hidden_states.shape[1]
+        mixed = cache.update_conv_state(
+            layer.in_proj_qkv(hidden_states).transpose(1, 2),
+            layer.layer_idx,
+            conv_kernel_size=layer.conv_kernel_size,
+        )
+        conv = layer.conv1d
+        mixed = F.silu(F.conv1d(mixed, conv.weight, conv.bias, groups=conv.groups))
+        mixed = mixed[:, :, -tokens:].transpose(1, 2)
+        widths = [layer.key_dim, layer.key_dim, layer.value_dim]
+        query, key, value = torch.split(mixed, widths, dim=-1)
+        rate = layer.in_proj_b(hidden_states).sigmoid()
+        steps = F.softplus(layer.in_proj_a(hidden_states).float() + layer.dt_bias)
+        decay = -layer.A_log.float().exp() * steps
+        read, memory = gated_delta(
+            self._unit(query), self._unit(key), value, decay, rate, cache.get_recurrent_state(0)
+        )
+        cache.update_recurrent_state(memory, layer.layer_idx)
+        width = layer.head_v_dim
+        gate = layer.in_proj_z(hidden_states).reshape(-1, width)
+        normed = layer.norm(read.reshape(-1, width), gate)
+        out: Tensor = layer.out_proj(normed.reshape(1, tokens, layer.value_dim))
+        return out
+
+    def _unit(self, packed: Tensor) -> Tensor:
+        """Heads of length one, each for as many heads of values as it serves: `[B, T, heads *
+        width]`."""
+        layer = self.layer
+        heads = packed.unflatten(-1, (layer.num_k_heads, layer.head_k_dim))
+        heads = heads * torch.rsqrt((heads * heads).sum(-1, keepdim=True) + 1e-6)
+        return heads.repeat_interleave(layer.num_v_heads // layer.num_k_heads, dim=2).flatten(2)
