@@ -14,7 +14,7 @@ from export.plan import ExportPlan, make_plan
 from export.source import TargetTokenizer
 from moa.drafters.registry import PREFIX
 from moa.errors import UsageError
-from moa.target.identity import tensor_shapes
+from moa.target.identity import text_shapes
 from moa.target.loading import read_facts
 
 VARIANTS = ("cpu-int4",)
@@ -109,7 +109,7 @@ def make_setup_plan(setup: Setup) -> SetupPlan:
             f"{setup.sibling} has another tokenizer than {setup.target}",
             hint="take a small model of the same family and generation",
         )
-    weights = sum(map(math.prod, tensor_shapes(folder).values()))
+    weights = sum(map(math.prod, text_shapes(folder).values()))
     return SetupPlan(
         family=facts.family,
         target_weights=weights,

@@ -42,6 +42,17 @@ class TargetFacts:
             )
 
 
+def text_part(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of the language model in one that takes pictures or sound, too; of any other, the
+    config itself."""
+    part = config.get("text_config")
+    if not isinstance(part, dict) or "model_type" not in part:
+        return config
+    # Makers leave it to either of the two whether the head is the embedding.
+    shared = {name: config[name] for name in ("tie_word_embeddings",) if name in config}
+    return shared | part
+
+
 def read_config(folder: Path, what: str = "model") -> dict[str, Any]:
     """A model's `config.json`, as it is."""
     path = folder / "config.json"

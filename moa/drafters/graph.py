@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moa.manifest import KVHeads
-from moa.target.identity import tensor_shapes
+from moa.target.identity import text_shapes
 
 Sizes = tuple[int | str, ...]
 """Sizes, and names of those that a step may choose."""
@@ -88,7 +88,7 @@ class GraphSizes:
 
 def count_weights(folder: Path, wanted: Callable[[str], bool]) -> int:
     """Numbers in the stored tensors of these names."""
-    return sum(math.prod(shape) for name, shape in tensor_shapes(folder).items() if wanted(name))
+    return sum(math.prod(shape) for name, shape in text_shapes(folder).items() if wanted(name))
 
 
 def layer_number(name: str) -> int:

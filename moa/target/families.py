@@ -143,11 +143,6 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
         raise UnsupportedModelError("config.json says layer_types that are no list of names")
     if reason := next(_reasons(config, family), None):
         raise UnsupportedModelError(f"{family} cannot be a target: {reason}")
-    if family not in FAMILIES:
-        raise UnsupportedModelError(
-            f"{family} is not a family that tree verification was checked with",
-            hint=f"supported: {', '.join(FAMILIES)}",
-        )
     _check_numbers(config)
 
 
@@ -186,9 +181,14 @@ def _reasons(config: Mapping[str, Any], family: str) -> Iterator[str]:
         yield "all of its layers read another model's keys and values"
 
 
+def _family(name: str) -> Family:
+    """What differs in a family; nothing in a plain model of another one (`plain.py`)."""
+    return _FAMILIES.get(name, _LLAMA)
+
+
 def mask_plan(config: PretrainedConfig) -> MaskPlan:
     """How to mask this model."""
-    family = _FAMILIES[config.model_type]
+    family = _family(config.model_type)
     window = getattr(config, "sliding_window", None)
     if family.masks == "by kind":
         kinds = sorted(set(config.layer_types))
@@ -201,7 +201,7 @@ def mask_plan(config: PretrainedConfig) -> MaskPlan:
 
 def chains_only(config: PretrainedConfig) -> bool:
     """Whether layers keep one running state, so that drafts cannot branch."""
-    return _FAMILIES[config.model_type].chains_only
+    return _family(config.model_type).chains_only
 
 
 def recurrent_layers(config: PretrainedConfig) -> list[int]:
@@ -242,13 +242,18 @@ def facts_of(config: PretrainedConfig, eos: int | list[int] | None) -> TargetFac
         kv_heads=kv_heads,
         head_dim=head_dim,
         rope_theta=_rope_theta(config),
-        rms_norm_eps=config.norm_eps if hasattr(config, "norm_eps") else config.rms_norm_eps,
+        rms_norm_eps=_norm_eps(config),
         max_positions=config.max_position_embeddings,
         tie_embeddings=bool(config.tie_word_embeddings),
         eos_ids=tuple(eos_ids),
         bos_id=config.bos_token_id,
         uniform_cache=list(shapes.values()) == [(kv_heads, head_dim)] * config.num_hidden_layers,
     )
+
+
+def _norm_eps(config: PretrainedConfig) -> float:
+    names = ("norm_eps", "rms_norm_eps", "layer_norm_eps", "norm_epsilon")
+    return next((float(getattr(config, name)) for name in names if hasattr(config, name)), 0.0)
 
 
 def running_states(config: PretrainedConfig) -> dict[int, tuple[tuple[int, ...], ...]]:
@@ -272,7 +277,9 @@ def running_states(config: PretrainedConfig) -> dict[int, tuple[tuple[int, ...],
 def refuse_as_sibling(config: PretrainedConfig) -> None:
     """Raise unless the layers of a supported model can be exported as a drafter for the device."""
     reason = ""
-    if len(running_states(config)) < len(recurrent_layers(config)):
+    if config.model_type not in FAMILIES:
+        reason = "exported graphs were not checked with this family"
+    elif len(running_states(config)) < len(recurrent_layers(config)):
         reason = "its running states have no place in the exported graph's cache yet"
     elif len({*cached_layers(config).values()}) != 1 or getattr(
         config, "num_kv_shared_layers", None
@@ -292,7 +299,7 @@ def refuse_as_sibling(config: PretrainedConfig) -> None:
 def scaling_of(config: PretrainedConfig) -> Scaling:
     """How this model scales embeddings and logits."""
     embedding = 1.0
-    known = _FAMILIES.get(config.model_type, _LLAMA)
+    known = _family(config.model_type)
     if known.embedding == "root of width":
         embedding = float(config.hidden_size**0.5)
     elif known.embedding == "multiplier":

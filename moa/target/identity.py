@@ -13,10 +13,11 @@ import hashlib
 import json
 import math
 import os
+import re
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -356,6 +357,38 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
         return {name: tensor.shape for name, tensor in stored_tensors(folder).items()}
     listed: dict[str, list[int]] = json.loads((folder / SHAPES).read_bytes())
     return {name: tuple(shape) for name, shape in listed.items()}
+
+
+WITHIN_OTHERS = {
+    r"^model\.language_model\.": "model.",
+    r"^language_model\.model\.": "model.",
+    r"^language_model\.lm_head\.": "lm_head.",
+}
+"""How tensors of a language model are called in a model that takes pictures or sound, too, and how
+alone: patterns, and what takes their place."""
+
+
+def text_names(names: Iterable[str]) -> dict[str, str]:
+    """The tensors of a folder's language model: their names in it, and those that are stored. All of
+    them, unless the folder is of a model that takes more than text."""
+    found = {}
+    for name in names:
+        alone = name
+        for pattern, own in WITHIN_OTHERS.items():
+            alone = re.sub(pattern, own, alone)
+        found[name] = alone
+    within = any(alone != name for name, alone in found.items())
+    return {
+        alone: name
+        for name, alone in found.items()
+        if not within or alone != name or name.startswith("lm_head.")
+    }
+
+
+def text_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors of a folder's language model."""
+    shapes = tensor_shapes(folder)
+    return {alone: shapes[name] for alone, name in text_names(shapes).items()}
 
 
 def _weight_files(folder: Path) -> list[Path]:

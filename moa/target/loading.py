@@ -30,20 +30,23 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from moa.config import TargetFacts, read_config
+from moa.config import TargetFacts, read_config, text_part
 from moa.errors import ConfigError, MoaError, UnsupportedModelError, UsageError, how_to_install
 from moa.gguf.reader import is_gguf
 from moa.process.user_folders import expanded
-from moa.target.families import facts_of, refuse_unsupported
+from moa.target.families import FAMILIES, facts_of, refuse_unsupported
 from moa.target.gguf_folder import folder_of
 from moa.target.identity import (
+    WITHIN_OTHERS,
     WeightsHash,
     stored_tensors,
-    tensor_shapes,
+    text_names,
+    text_shapes,
     tokenizer_hash,
     weights_id,
 )
 from moa.target.library import ATTENTION
+from moa.target.plain import refuse_unless_plain
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _WANTED = (
@@ -83,10 +86,10 @@ def load_model(
     where = checked_device(device)
     folder = locate(source)
     config = read_config(folder)
-    refuse_unsupported(config)
+    shape = checked_shape(folder)
     hashed = WeightsHash(folder)  # it finds missing or damaged files before any is loaded
     try:
-        return _load(folder, config, hashed, where, dtype, quantize)
+        return _load(folder, config, shape, hashed, where, dtype, quantize)
     except BaseException:
         hashed.cancel()
         raise
@@ -95,6 +98,7 @@ def load_model(
 def _load(
     folder: Path,
     config: dict[str, Any],
+    shape: PretrainedConfig,
     hashed: WeightsHash,
     where: torch.device,
     dtype: torch.dtype,
@@ -104,9 +108,11 @@ def _load(
     quantization = _quantization(quantize, folder, config, where) if quantize else {}
     with _in_one_line(f"load the model in {folder}"):
         with _without_progress_bar(), without_foreign_warnings():
-            _compare_shapes(folder)
+            _compare_shapes(folder, shape)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
+                config=shape,
+                **_renamed(config),
                 dtype=dtype,
                 attn_implementation=ATTENTION,
                 use_safetensors=True,
@@ -149,13 +155,17 @@ _MOST_NUMBERS = 16
 weights into one."""
 
 
-def _compare_shapes(folder: Path) -> None:
+def _renamed(config: dict[str, Any]) -> dict[str, Any]:
+    """How the library finds a language model's tensors in a model that takes more than text."""
+    return {} if text_part(config) is config else {"key_mapping": WITHIN_OTHERS}
+
+
+def _compare_shapes(folder: Path, config: PretrainedConfig) -> None:
     """Refuse weights that are not those of the config before memory is taken: the library makes the
     whole model first, as large as the config says."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
-    stored = tensor_shapes(folder)
+    stored = text_shapes(folder)
     for name, wanted in empty.state_dict().items():
         if name in stored and tuple(wanted.shape) != stored[name]:
             raise ValueError(
@@ -196,6 +206,8 @@ def prepare(model: PreTrainedModel) -> TargetFacts:
     """Make a model that is already in memory usable as a target; its facts have no hashes, which
     need files."""
     refuse_unsupported(model.config.to_dict())
+    if model.config.model_type not in FAMILIES:
+        refuse_unless_plain(model.config)
     model.set_attn_implementation(ATTENTION)
     model.eval()
     return facts_of(
@@ -348,10 +360,26 @@ def read_shape(source: str | Path) -> tuple[TargetFacts, PretrainedConfig]:
     return _facts(locate(source, weights=False))
 
 
+def checked_shape(folder: Path) -> PretrainedConfig:
+    """The library's config of the language model in a folder; an `UnsupportedModelError` unless it
+    can be a target."""
+    values = text_part(read_config(folder))
+    refuse_unsupported(values)
+    try:
+        shape = AutoConfig.for_model(**values)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UnsupportedModelError(
+            f"{values.get('model_type')} is no family that is known here: {first_line(error)[:200]}",
+            hint=f"known: {', '.join(FAMILIES)}",
+        ) from None
+    if shape.model_type not in FAMILIES:
+        refuse_unless_plain(shape)
+    return shape
+
+
 def _facts(folder: Path) -> tuple[TargetFacts, PretrainedConfig]:
-    refuse_unsupported(read_config(folder))
     with _in_one_line(f"read the config in {folder}"):
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = checked_shape(folder)
         facts = facts_of(config, _end_tokens(folder, config))
     return dataclasses.replace(facts, weights_id=weights_id(folder, facts)), config
 
@@ -375,7 +403,8 @@ def _name_in_target(name: str, skipped: int) -> str:
 
 
 def _read(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
-    stored = stored_tensors(folder)
+    tensors = stored_tensors(folder)
+    stored = text_names(tensors)
     wanted = list(names)
     if missing := sorted(set(wanted) - set(stored)):
         raise UsageError(
@@ -383,8 +412,8 @@ def _read(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
         )
     found = {}
     for name in wanted:
-        with safe_open(stored[name].path, framework="pt") as file:
-            found[name] = file.get_tensor(name)
+        with safe_open(tensors[stored[name]].path, framework="pt") as file:
+            found[name] = file.get_tensor(stored[name])
     return found
 
 

@@ -36,13 +36,14 @@ from moa.target.cuda.runner import Accelerator, GraphRunner
 from moa.target.cuda.sampling import choose
 from moa.target.cuda.weights import can_run
 from moa.target.decoder import Decoder, Forward
-from moa.target.families import cached_layers, chains_only, mask_plan, scaling_of
+from moa.target.families import FAMILIES, cached_layers, chains_only, mask_plan, scaling_of
 from moa.target.head import Head
 from moa.target.identity import computation_id
 from moa.target.library import LibraryDecoder
 from moa.target.loading import load_model, load_tokenizer, prepare
 from moa.target.packed import PACKED_FAMILIES, PackedDecoder
 from moa.target.pages import PagePool
+from moa.target.plain import refuse_unless_shown
 from moa.target.products import can_pack
 from moa.target.recurrent import RecurrentPool
 from moa.target.registry import registered
@@ -363,12 +364,19 @@ class Target:
     ) -> Self:
         """Load from a hub id or a folder; `how` is passed to the constructor."""
         loaded = load_model(source, device=device, dtype=dtype, quantize=quantize)
-        return cls(loaded.model, loaded.facts, folder=loaded.folder, quantize=quantize, **how)
+        made = cls(loaded.model, loaded.facts, folder=loaded.folder, quantize=quantize, **how)
+        return made._shown()
 
     @classmethod
     def from_model(cls, model: PreTrainedModel, **how: Any) -> Self:
         """Use a model that is in memory; its attention function is replaced by this project's."""
-        return cls(model, prepare(model), **how)
+        return cls(model, prepare(model), **how)._shown()
+
+    def _shown(self) -> Self:
+        """Itself; a family that is not known is compared with the library first."""
+        if self.facts.family not in FAMILIES:
+            refuse_unless_shown(self, self.model)
+        return self
 
     # ---- what it is
 

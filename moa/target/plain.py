@@ -1,0 +1,115 @@
+"""A model that is no family of ours runs by the library if it is plain: if all that its layers keep of
+a text are keys and values, which they attend over as they are told.
+
+That is decided by its modules, not by its name, and then shown: before it serves anything, a text in
+pieces with a branching draft must say what the library says of each text as a whole.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from moa.errors import UnsupportedModelError
+from moa.target.contract import Node, Target
+from moa.target.library import ATTENTION, cache_argument
+from moa.target.rows import Row
+
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+_SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "max_position_embeddings",
+)
+_TEXT = 10
+"""Tokens of the text that is compared, and those of the draft behind it."""
+_PARENTS = (-1, 0, 1, 0, 3)
+_FLOAT32_ERROR = 1e-3
+"""As a part of the spread of logits."""
+_LOW_PRECISION_ERROR = 0.1
+
+
+def refuse_unless_plain(config: PretrainedConfig) -> None:
+    """Raise `UnsupportedModelError`, with the reason, for a model that must be a family of ours to
+    be run."""
+    if reason := _why_not(config):
+        raise UnsupportedModelError(
+            f"{config.model_type} is no family that is known here, and not plain: {reason}",
+            hint="docs/real-models.md lists the families; llama.cpp may run a GGUF file of it",
+        )
+
+
+def _why_not(config: PretrainedConfig) -> str:
+    """Empty for a plain model. No weights are made."""
+    kinds = {*(getattr(config, "layer_types", None) or ()), "full_attention"}
+    if len(kinds) > 1 or getattr(config, "sliding_window", None):
+        return "its layers differ, or look through a window"
+    for name in _SIZES:
+        if type(getattr(config, name, None)) is not int:
+            return f"its config does not say {name}"
+    try:
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
+        backbone = model.get_decoder()
+        layers = list(backbone.layers)
+    except (ValueError, AttributeError, TypeError, KeyError, ImportError) as error:
+        said = next(iter(str(error).splitlines()), type(error).__name__)
+        return f"the library makes no decoder of layers of it ({said[:120]})"
+    if not getattr(model, "_supports_attention_backend", False):
+        return "its attention cannot be replaced"
+    if getattr(model.get_output_embeddings(), "bias", None) is not None:
+        return "its head has a bias"
+    for number, layer in enumerate(layers):
+        keeping = [one for one in layer.modules() if one is not layer and _takes_cache(one)]
+        if len(keeping) != 1 or not all(hasattr(keeping[0], name) for name in _PROJECTIONS):
+            return f"layer {number} keeps something else than keys and values"
+        if any(isinstance(one, nn.modules.conv._ConvNd) for one in layer.modules()):
+            return f"layer {number} has a convolution"
+    return ""
+
+
+def _takes_cache(module: nn.Module) -> bool:
+    return cache_argument(module) in inspect.signature(module.forward).parameters
+
+
+def refuse_unless_shown(target: Target, model: Any) -> None:
+    """Raise unless this target says, of a text in pieces and every path of a draft, what the
+    library's `model` says of it as a whole."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, target.facts.vocab_size, _TEXT).tolist()
+    draft = rng.integers(0, target.facts.vocab_size, len(_PARENTS)).tolist()
+    slot = target.cache.acquire()
+    try:
+        step = target.forward([Row.chain(slot, ids)])
+        target.commit(step, 0, range(_TEXT))
+        row = Row(slot, draft, list(_PARENTS), "all")
+        found = target.forward([row]).host_logits([Node(0, node) for node in range(len(draft))])
+    finally:
+        target.cache.release(slot)
+    for node, logits in enumerate(found):
+        path = []
+        at = node
+        while at >= 0:
+            path.append(draft[at])
+            at = _PARENTS[at]
+        whole = torch.tensor([[*ids, *reversed(path)]], device=model.device)
+        with torch.inference_mode():
+            wanted = model(whole, use_cache=False).logits[0, -1].float().cpu().numpy()
+        exact = model.dtype == torch.float32
+        allowed = (_FLOAT32_ERROR if exact else _LOW_PRECISION_ERROR) * max(
+            1.0, float(wanted.std())
+        )
+        if not np.abs(logits[: len(wanted)] - wanted).max() <= allowed:
+            raise UnsupportedModelError(
+                f"{target.facts.family} cannot be a target: in pieces it says something else than"
+                " as a whole",
+                hint="it is no family that is known here; llama.cpp may run a GGUF file of it",
+            )
