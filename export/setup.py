@@ -3,21 +3,28 @@ steps, the commands."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from huggingface_hub import scan_cache_dir
+from huggingface_hub.errors import CacheNotFound
 
 from export.atomic_folder import gigabytes
 from export.build import BuildSettings, Notify, build
 from export.plan import ExportPlan, make_plan
 from export.source import TargetTokenizer
 from moa.drafters.registry import PREFIX
-from moa.errors import UsageError
+from moa.errors import UnsupportedModelError, UsageError
+from moa.target.families import refuse_as_sibling
 from moa.target.identity import text_shapes
-from moa.target.loading import read_facts
+from moa.target.loading import read_facts, read_shape
 
 VARIANTS = ("cpu-int4",)
+_MOST_LOOKED_AT = 64
+"""Folders in which another sibling is looked for."""
 _BYTES_PER_TARGET_WEIGHT = 2
 """The verifier loads a target in bfloat16 on a GPU."""
 _GPUS = {"H100": 2600, "RTX 4090": 900}
@@ -109,6 +116,15 @@ def make_setup_plan(setup: Setup) -> SetupPlan:
             f"{setup.sibling} has another tokenizer than {setup.target}",
             hint="take a small model of the same family and generation",
         )
+    try:
+        export = make_plan(setup.target, PREFIX + setup.sibling, setup.variants, None)
+    except UnsupportedModelError as error:
+        others = others_of_its_tokenizer(folder, small)
+        if not others:
+            raise
+        raise UnsupportedModelError(
+            str(error), hint=f"here are models of the same tokenizer: {', '.join(others)}"
+        ) from None
     weights = sum(map(math.prod, text_shapes(folder).values()))
     return SetupPlan(
         family=facts.family,
@@ -119,10 +135,38 @@ def make_setup_plan(setup: Setup) -> SetupPlan:
         * facts.kv_heads
         * facts.head_dim
         * _BYTES_PER_TARGET_WEIGHT,
-        export=make_plan(setup.target, PREFIX + setup.sibling, setup.variants, None),
+        export=export,
         trains=bool(setup.records),
         calibrates=bool(setup.calibration),
     )
+
+
+def others_of_its_tokenizer(target: Path, sibling: Path) -> list[str]:
+    """Models on this machine that could be the sibling instead, the smallest first: beside the two,
+    and in the hub's cache."""
+    wanted = TargetTokenizer.of(target).hash
+    beside = {folder for model in (target, sibling) for folder in model.parent.iterdir()}
+    cached = {Path(path).parent: name for name, path in _cached_models()}
+    found: list[tuple[int, str]] = []
+    for folder in sorted((beside - {target, sibling}) | cached.keys())[:_MOST_LOOKED_AT]:
+        with contextlib.suppress(UsageError, OSError, ValueError):
+            if not (folder / "tokenizer.json").is_file():
+                continue
+            refuse_as_sibling(read_shape(folder)[1])
+            if TargetTokenizer.of(folder).hash == wanted:
+                size = sum(map(math.prod, text_shapes(folder).values()))
+                found.append((size, cached.get(folder, str(folder))))
+    return [name for _, name in sorted(found)][:3]
+
+
+def _cached_models() -> Iterator[tuple[str, str]]:
+    """Names of models in the hub's cache, and one file of each."""
+    with contextlib.suppress(CacheNotFound):
+        for repository in scan_cache_dir().repos:
+            for revision in repository.revisions:
+                for file in revision.files:
+                    if file.file_name == "config.json":
+                        yield repository.repo_id, str(file.file_path)
 
 
 def training_command(setup: Setup) -> list[str]:

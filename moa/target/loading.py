@@ -86,7 +86,8 @@ def load_model(
     where = checked_device(device)
     folder = locate(source)
     config = read_config(folder)
-    shape = checked_shape(folder)
+    with _in_one_line(f"read the config in {folder}"):
+        shape = checked_shape(folder)
     hashed = WeightsHash(folder)  # it finds missing or damaged files before any is loaded
     try:
         return _load(folder, config, shape, hashed, where, dtype, quantize)
@@ -373,6 +374,7 @@ def checked_shape(folder: Path) -> PretrainedConfig:
             hint=f"known: {', '.join(FAMILIES)}",
         ) from None
     if shape.model_type not in FAMILIES:
+        refuse_unsupported(shape.to_dict())  # what its file leaves to the library's defaults
         refuse_unless_plain(shape)
     return shape
 

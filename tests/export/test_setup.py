@@ -17,7 +17,9 @@ from edge_client import EdgeClient
 from edge_client.events import AnswerSoFar
 from export.build import step_times
 from export.cli import main
+from export.setup import Setup, make_setup_plan
 from moa.bundle import Bundle
+from moa.errors import UnsupportedModelError
 from testing import gguf_tiny
 from testing.tiny import save_tiny, tiny
 from tests.target.test_gguf_folder import rounded, written
@@ -100,6 +102,21 @@ async def test_with_records_the_sibling_stays_and_its_attention_to_records_is_tr
     assert [(layer.kv_heads, layer.head_dim) for layer in manifest.cache] == [(2, 16)]
     serve = ["--target", str(target), "--drafter", str(out / "drafter"), "--dtype", "float32"]
     assert await verified_text(out / "bundle", serve, 16) == generate(tiny("llama"), IDS, 16)
+
+
+def test_what_cannot_be_a_sibling_is_refused_and_others_here_are_named(tmp_path: Path) -> None:
+    target = save_tiny("llama", tmp_path / "target")
+    small = save_tiny("mixtral", tmp_path / "small")
+    setup = Setup(target=str(target), sibling=str(small), out=tmp_path / "out")
+    with pytest.raises(UnsupportedModelError, match="mixtral cannot be a sibling") as alone:
+        make_setup_plan(setup)
+    assert "here are" not in alone.value.hint
+    other = save_tiny("qwen3", tmp_path / "other")
+    save_tiny("qwen3", tmp_path / "foreign", vocab_size=120)
+    (tmp_path / "no model").mkdir()
+    with pytest.raises(UnsupportedModelError, match="experts") as refused:
+        make_setup_plan(setup)
+    assert refused.value.hint == f"here are models of the same tokenizer: {other}"
 
 
 def test_a_dry_run_says_sizes_and_writes_nothing(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from moa.config import TargetFacts
 from moa.drafters.graph import GraphSizes, count_weights, layer_number
-from moa.target.families import running_states
+from moa.target.families import refuse_as_sibling, running_states
 from moa.target.loading import read_facts, read_shape
 
 
@@ -35,7 +35,9 @@ class SiblingGraph(nn.Module):
 def sizes(folder: Path, facts: TargetFacts) -> GraphSizes:
     """From the headers of the model's files."""
     own, unpacked = read_facts(folder)
-    running = running_states(read_shape(folder)[1])
+    shape = read_shape(folder)[1]
+    refuse_as_sibling(shape)
+    running = running_states(shape)
     return GraphSizes(
         kind="independent",
         hidden_size=own.hidden_size,
