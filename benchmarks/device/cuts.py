@@ -41,7 +41,6 @@ from edge_client.serve.endpoint import endpoint as device_endpoint
 from edge_client.serve.settings import ServeSettings
 from moa.errors import MoaError
 from moa.process.listening import Port
-from moa.text_stream import common_prefix
 
 NEVER = 0.0
 """As seconds: the endpoint does not come back."""
@@ -110,6 +109,8 @@ class Seen:
     withdrawn: int = 0
     marked: bool = False
     """Whether text was shown as the device's own."""
+    alone_at: float = 0.0
+    """When the first of it was shown."""
     cut_at: float = 0.0
     error: str = ""
 
@@ -442,8 +443,10 @@ async def ours(there: World, case: Case) -> Seen:
                     case Token(position=position, text=text, status=status):
                         first = position if first < 0 else first
                         shown.append((text, status == "verified"))
-                        seen.marked = seen.marked or status != "verified"
                         seen.pieces.append(time.monotonic())
+                        if status != "verified" and not seen.marked:
+                            seen.marked = True
+                            seen.alone_at = seen.pieces[-1]
                     case Confirm(start=start, stop=stop):
                         for at in range(start - first, stop - first):
                             shown[at] = (shown[at][0], True)
@@ -482,13 +485,16 @@ def rows(
         mine = [case for case in cases if case.away == away]
         judged = [judge(seen[case.number], there.truth[case.prompt, case.sampled]) for case in mine]
         waits = [one["next"] for one in judged if one["next"] is not None]
-        counts = {name: sum(bool(one[name]) for one in judged) for name in judged[0]}
+        counts = {
+            name: sum(bool(one[name]) for one in judged) for name in judged[0] if name != "next"
+        }
         found.append(
             {
                 "client": client,
                 "away": away,
                 "asked": len(mine),
                 **counts,
+                "timeouts": sum(seen[case.number].error.startswith("Timeout") for case in mine),
                 "went_on": len(waits),
                 "next": median(waits) if waits else None,
                 "errors": sorted({seen[case.number].error[:120] for case in mine} - {""}),
@@ -501,7 +507,10 @@ def judge(seen: Seen, truth: str) -> dict[str, Any]:
     """What an answer is, beside the uninterrupted one."""
     begins = truth[:_REPEATED]
     foreign = not truth.startswith(seen.unmarked)
-    after = [piece for piece in seen.pieces if piece >= seen.cut_at > 0]
+    # Text that was on its way may still come after a cut: who ends with an error has not gone on.
+    after = [piece for piece in seen.pieces if seen.ended and piece >= seen.cut_at > 0]
+    if seen.marked:
+        after = [seen.alone_at]
     same = seen.ended and seen.unmarked == truth
     return {
         "ended": seen.ended,
@@ -509,9 +518,8 @@ def judge(seen: Seen, truth: str) -> dict[str, Any]:
         "twice": len(begins) == _REPEATED and seen.text.count(begins) > truth.count(begins),
         "lost": not foreign and seen.text == seen.unmarked and len(seen.unmarked) < len(truth),
         "wrong": foreign,
-        "marked": seen.text != truth and seen.text != seen.unmarked,
+        "marked": seen.text != seen.unmarked,
         "corrected": seen.marked and same,
-        "parted": common_prefix(seen.text, truth),
         "next": after[0] - seen.cut_at if after else None,
     }
 
@@ -535,13 +543,14 @@ def tables(result: Mapping[str, Any]) -> str:
             "text twice": share("twice"),
             "text lost": share("lost"),
             "other text shown as the model's": share("wrong"),
-            "other text left, marked": share("marked"),
+            "text left marked as the device's own": share("marked"),
             "device's text first, then the model's": share("corrected"),
         },
     )
+    late = sum(run["timeouts"] for run in result["runs"])
     return (
         f"{shown}\n\n{result['cuts']} cuts for each client at random bytes of the answer's body, half greedy, half "
         f"sampled; connections are reset until the endpoint is back. Seconds: median of those that went on, their "
         f"number in brackets. The endpoint repeated {result['repeats']} of {2 * result['prompts']} uninterrupted texts "
-        "exactly. Ours waits a second before the device writes, and up to 45 s for the endpoint at the end."
+        f"exactly. {late} answers of others were given up after 300 s. Ours waits a second before the device writes, and up to 45 s for the endpoint at the end."
     )
