@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test avx2 cover torture audit dist oldest optimum clients ray check fix bench gpu docs clean
+.PHONY: help demo test avx2 cover torture audit dist oldest optimum clients ray check fix bench gpu upstreams docs clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -90,6 +90,9 @@ fix: $(STAMP) ## repair formatting and what lint can repair
 bench: $(STAMP) ## the experiments; writes tables and pictures
 	$(BIN)/python -m benchmarks --out benchmarks/results
 	$(MAKE) docs
+
+upstreams: $(STAMP) ## greedy answers of other engines, cut and resumed (GGUF=file for a llama.cpp server, ENGINE=url for one that runs)
+	$(BIN)/python -m benchmarks upstreams $(if $(GGUF),--gguf $(GGUF)) $(if $(BUNDLE),--bundle $(BUNDLE)) $(if $(ENGINE),--url $(ENGINE))
 
 gpu: $(STAMP) ## on a machine with a card, check and measure the accelerator in at most 8 minutes
 	$(BIN)/python -m benchmarks.gpu --out benchmarks/results/gpu

@@ -50,6 +50,18 @@ _ON_REQUEST = (
         "device.cuts",
         10,
     ),
+    Experiment(
+        "upstreams",
+        "greedy answers of other engines, cut and resumed: their own text?",
+        "device.upstreams",
+        10,
+    ),
+    Experiment(
+        "upstream_overhead",
+        "first token and throughput through --upstream, beside the bare engine",
+        "device.upstream_overhead",
+        5,
+    ),
     Experiment("server_load", "the verifier under load", "server.load", 3),
     Experiment("masks", "what a grammar costs, and what it wins", "server.masks", 1),
     Experiment(

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MAIN = {"client_links": "Tokens a second"}
 """How the caption of an experiment's main table begins, where that is not its first."""
 TITLES = {
+    "cuts": "An answer is cut at a random byte: four clients",
     "acceptance": "Tokens won per verification",
     "acceptance_long": "Tokens won per verification, with room for sixteen",
     "capacity": "Readers that one verifier holds",

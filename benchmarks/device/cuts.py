@@ -550,7 +550,8 @@ def tables(result: Mapping[str, Any]) -> str:
     late = sum(run["timeouts"] for run in result["runs"])
     return (
         f"{shown}\n\n{result['cuts']} cuts for each client at random bytes of the answer's body, half greedy, half "
-        f"sampled; connections are reset until the endpoint is back. Seconds: median of those that went on, their "
+        "sampled; connections are reset until the endpoint is back. Seconds: median of those that went on, their "
         f"number in brackets. The endpoint repeated {result['repeats']} of {2 * result['prompts']} uninterrupted texts "
-        f"exactly. {late} answers of others were given up after 300 s. Ours waits a second before the device writes, and up to 45 s for the endpoint at the end."
+        f"exactly. {late} answers of others were given up after 300 s. Ours waits a second before the device writes, "
+        "and up to 45 s for the endpoint at the end."
     )
