@@ -42,6 +42,10 @@ _FULL["grammars"] = 2000
 _SHORT["grammars"] = 200
 _FULL["draws"] = 5_000_000
 _SHORT["draws"] = 40_000
+_FULL["clients"] = 1000
+_SHORT["clients"] = 60
+_FULL["minutes"] = 10.0
+_SHORT["minutes"] = 0.2
 _FULL["damaged"] = 500
 _SHORT["damaged"] = 25
 

@@ -25,6 +25,7 @@ from tests.torture.schema_table import table
 from tests.torture.server import mortal, server
 from tests.torture.soak import soak
 from tests.torture.tally import Found, Tally
+from tests.torture.thousand import thousand
 
 _LANES = 4
 
@@ -120,5 +121,6 @@ PARTS: dict[str, Callable[[argparse.Namespace], Awaitable[Found]]] = {
     "bundles": bundles,
     "files": files,
     "sampling": sampling,
+    "thousand": thousand,
     "soak": soak,
 }
