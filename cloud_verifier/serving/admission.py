@@ -42,7 +42,8 @@ class Admission:
         wrong: Callable[[], str],
         hosts: Sequence[str] = (),
     ) -> None:
-        """`wrong`: the model's problem; empty if it is healthy. `hosts`: names of this port."""
+        """`wrong` returns the model's problem, empty if it is healthy; `hosts` are names of this
+        port."""
         self._hosts = Hosts(hosts)
         self._service = service
         self._auth = auth
@@ -54,10 +55,13 @@ class Admission:
         """The answer to a request with these Authorization headers, or the principal whose
         websocket may open. Where nobody needs a token, `host` must be a name of this port."""
         path = target.partition("?")[0]
-        wrong = "draining" if self._service.draining and path != "/health/live" else self._wrong()
+        problem = self._wrong()
+        if self._service.draining and path != "/health/live":  # it lives while it drains
+            problem = "draining"
         if path in ("/health/live", "/health/ready"):
-            status = http.HTTPStatus.SERVICE_UNAVAILABLE if wrong else http.HTTPStatus.OK
-            return text_reply(status, wrong or path.removeprefix("/health/"))
+            if problem:
+                return text_reply(http.HTTPStatus.SERVICE_UNAVAILABLE, problem)
+            return text_reply(http.HTTPStatus.OK, path.removeprefix("/health/"))
         principal = self._auth.principal(authorization)
         if principal is None:
             log.warning("unauthorized", extra={"peer": peer, "event": "unauthorized"})
@@ -71,26 +75,29 @@ class Admission:
                 http.HTTPStatus.FORBIDDEN,
                 "this name is not served here: allow it with --openai-host, or give tokens",
             )
-        if path == "/metrics" and not may_measure(principal):
-            return text_reply(http.HTTPStatus.FORBIDDEN, NOT_MEASURED)
         if path == "/metrics":
-            self._service.observe()
-            return Reply(
-                http.HTTPStatus.OK, self._service.metrics.page(), {"Content-Type": CONTENT_TYPE}
-            )
+            return self._metrics(principal)
         if path != "/":
             return text_reply(http.HTTPStatus.NOT_FOUND, "not found")
-        if wrong:
-            return text_reply(http.HTTPStatus.SERVICE_UNAVAILABLE, wrong)
+        if problem:
+            return text_reply(http.HTTPStatus.SERVICE_UNAVAILABLE, problem)
         if self._service.full(principal):
             return text_reply(
                 http.HTTPStatus.SERVICE_UNAVAILABLE, "too many connections", {"Retry-After": "1"}
             )
         return principal
 
+    def _metrics(self, principal: str) -> Reply:
+        """The page of metrics, for those who may read it."""
+        if not may_measure(principal):
+            return text_reply(http.HTTPStatus.FORBIDDEN, NOT_MEASURED)
+        self._service.observe()
+        page = self._service.metrics.page()
+        return Reply(http.HTTPStatus.OK, page, {"Content-Type": CONTENT_TYPE})
+
 
 def text_reply(status: http.HTTPStatus, line: str, extra: dict[str, str] | None = None) -> Reply:
-    """A line of text."""
+    """A response with a line of text."""
     return Reply(status, f"{line}\n".encode(), extra or {})
 
 

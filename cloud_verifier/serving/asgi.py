@@ -34,6 +34,7 @@ AsgiReceive = Callable[[], Awaitable[AsgiMessage]]
 AsgiSend = Callable[[AsgiMessage], Awaitable[None]]
 
 _LONGEST_NAP = 0.25
+"""Seconds that a connection over its budget sleeps at once, at most."""
 _REPLIES = "websocket.http.response"
 """The extension of servers that can refuse a handshake with any HTTP status, not just 403."""
 
@@ -48,32 +49,38 @@ class AsgiVerifier:
         self._origins = frozenset(origins)
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        """One request, one websocket, or the life of the server."""
+        """Serve one request, one websocket, or the life of the server."""
         match scope["type"]:
             case "lifespan":
                 await self._live(receive, send)
             case "http":
                 answer = self._answer(scope)
-                await _reply(
-                    answer if isinstance(answer, Reply) else _ONLY_WEBSOCKETS, send, "http.response"
-                )
+                if not isinstance(answer, Reply):  # a websocket might open, and this is none
+                    answer = _ONLY_WEBSOCKETS
+                await _reply(answer, send, "http.response")
             case "websocket":
                 await self._websocket(scope, receive, send)
 
     async def _live(self, receive: AsgiReceive, send: AsgiSend) -> None:
-        await receive()
+        """Run the verifier from the server's start to its end."""
+        await receive()  # lifespan.startup
         async with self._verifier.running():
             await send({"type": "lifespan.startup.complete"})
-            await receive()
+            await receive()  # lifespan.shutdown
             await self._verifier.drain()
         await send({"type": "lifespan.shutdown.complete"})
 
     def _answer(self, scope: AsgiScope) -> Reply | str:
-        path = scope["path"].removeprefix(scope.get("root_path", "").rstrip("/"))
+        """The answer to a request, or the principal whose websocket may open."""
+        mounted_at = scope.get("root_path", "").rstrip("/")
+        path = scope["path"].removeprefix(mounted_at)
         given = authorizations(_values(scope, b"authorization"), scope.get("subprotocols", ()))
-        return self._admission.answer(path, given, _peer(scope), ",".join(_values(scope, b"host")))
+        # Several Host headers are none that is served.
+        host = ",".join(_values(scope, b"host"))
+        return self._admission.answer(path, given, _peer(scope), host)
 
     async def _websocket(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        """Serve one websocket, or refuse it."""
         await receive()  # the request itself
         answer = self._answer(scope)
         if SUBPROTOCOL not in scope.get("subprotocols", ()):
@@ -87,9 +94,8 @@ class AsgiVerifier:
                 await send({"type": "websocket.close", "code": CloseCode.POLICY, "reason": ""})
             return
         await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL, "headers": []})
-        await converse(
-            self._service, AsgiSocket(receive, send, self._service.limits, _peer(scope)), answer
-        )
+        socket = AsgiSocket(receive, send, self._service.limits, _peer(scope))
+        await converse(self._service, socket, principal=answer)
 
 
 class AsgiSocket:
@@ -107,7 +113,10 @@ class AsgiSocket:
 
     async def __aiter__(self) -> AsyncIterator[str | bytes]:
         """Frames as they come, and as the budget allows."""
-        while (message := await self._receive())["type"] != "websocket.disconnect":
+        while True:
+            message = await self._receive()
+            if message["type"] == "websocket.disconnect":
+                break
             self.arrived = time.monotonic()
             frame: str | bytes = message.get("bytes") or message.get("text") or b""
             if len(frame) > self._limits.max_frame_bytes:
@@ -122,7 +131,7 @@ class AsgiSocket:
         """Send a frame; a reader that is too slow ends the connection."""
         try:
             async with asyncio.timeout(self._limits.send_timeout):
-                await self._tell({"type": "websocket.send", "bytes": frame})
+                await self._send_message({"type": "websocket.send", "bytes": frame})
         except TimeoutError:
             log.warning(
                 "too slow a reader",
@@ -134,10 +143,13 @@ class AsgiSocket:
     async def close(self, code: int, reason: str) -> None:
         """End the connection in an orderly way."""
         if self._open:
-            await self._tell({"type": "websocket.close", "code": int(code), "reason": reason})
+            await self._send_message(
+                {"type": "websocket.close", "code": int(code), "reason": reason}
+            )
             self._open = False
 
-    async def _tell(self, message: AsgiMessage) -> None:
+    async def _send_message(self, message: AsgiMessage) -> None:
+        """Send a message to the server; an error if the connection is closed."""
         if not self._open:
             raise ConnectionClosedError(None, None)
         try:
@@ -147,9 +159,14 @@ class AsgiSocket:
             raise ConnectionClosedError(None, None) from None
 
     async def _hold_back(self) -> None:
-        while (wait := self.meter.wait(time.monotonic())) > 0:
+        """Wait until the budget allows more; a connection that floods is ended."""
+        while True:
+            wait = self.meter.wait(time.monotonic())
+            if wait <= 0:
+                return
             nap = min(wait, _LONGEST_NAP)
-            if limit := self.meter.held_back(nap, time.monotonic()):
+            limit = self.meter.held_back(nap, time.monotonic())
+            if limit:
                 self.flooded(limit)
                 raise CloseConnection(CloseCode.POLICY, limit)
             await asyncio.sleep(nap)
@@ -163,19 +180,25 @@ _OTHER_ORIGIN = text_reply(HTTPStatus.FORBIDDEN, "this origin may not connect")
 
 
 async def _reply(reply: Reply, send: AsgiSend, kind: str) -> None:
+    """Send a whole response; `kind` is what the types of its two messages begin with."""
     fields = [
         (name.lower().encode(), value.encode())
         for name, value in reply.headers.items()
-        if name != "Connection"
+        if name != "Connection"  # the server's own business
     ]
     await send({"type": f"{kind}.start", "status": int(reply.status), "headers": fields})
     await send({"type": f"{kind}.body", "body": reply.content})
 
 
 def _values(scope: AsgiScope, name: bytes) -> list[str]:
+    """The values of all header fields of this name."""
     return [value.decode("latin-1") for field, value in scope["headers"] if field.lower() == name]
 
 
 def _peer(scope: AsgiScope) -> str:
+    """The other end's address, for the log."""
     client = scope.get("client")
-    return f"{client[0]}:{client[1]}" if client else ""
+    if not client:
+        return ""
+    host, port = client
+    return f"{host}:{port}"

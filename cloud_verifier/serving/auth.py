@@ -95,32 +95,35 @@ class Authenticator:
         header = authorization[0] if len(authorization) == 1 else ""
         scheme, _, token = header.partition(" ")
         presented = _digest(token.strip())
-        found = None
         # Compare with every entry in constant time, so that timing does not reveal which entry
         # matches.
-        for name, digest in self._entries:
-            if hmac.compare_digest(presented, digest) and found is None:
-                found = name
-        return found if scheme.lower() == "bearer" else None
+        matching = [
+            name for name, digest in self._entries if hmac.compare_digest(presented, digest)
+        ]
+        if not matching or scheme.lower() != "bearer":
+            return None
+        return matching[0]
 
 
 def authorizations(headers: Sequence[str], subprotocols: Iterable[str]) -> list[str]:
     """A handshake's Authorization headers, and those that a web page offers as subprotocols
     instead."""
-    tokens = (
-        name.removeprefix(TOKEN_SUBPROTOCOL)
-        for name in subprotocols
-        if name.startswith(TOKEN_SUBPROTOCOL)
-    )
-    return [*headers, *(f"Bearer {token}" for token in tokens)]
+    found = list(headers)
+    for name in subprotocols:
+        if name.startswith(TOKEN_SUBPROTOCOL):
+            found.append(f"Bearer {name.removeprefix(TOKEN_SUBPROTOCOL)}")
+    return found
 
 
 def _stamp(path: Path | None) -> tuple[int, int, int]:
+    """What changes when a file does; zeros for one that is not there."""
+    if path is None:
+        return (0, 0, 0)
     try:
-        found = path.stat() if path is not None else None
+        stat = path.stat()
     except OSError:
-        found = None
-    return (found.st_ino, found.st_mtime_ns, found.st_size) if found is not None else (0, 0, 0)
+        return (0, 0, 0)
+    return (stat.st_ino, stat.st_mtime_ns, stat.st_size)
 
 
 def _digest(token: str) -> bytes:

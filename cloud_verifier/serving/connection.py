@@ -31,12 +31,13 @@ _PIECE = 1024
 _TURN_SECONDS = 0.001
 """How long one connection may use the event loop before others get their turn."""
 _LONGEST_NAP = 0.25
-_WORDS = b"this port speaks websocket: point edge-client at it\n"
+"""Seconds that a connection over its budget is held back at once, at most."""
+_ONLY_GET_LINE = b"this port speaks websocket: point edge-client at it\n"
 _ONLY_GET = (
     b"HTTP/1.1 405 Method Not Allowed\r\nAllow: GET\r\nContent-Type: text/plain; charset=utf-8\r\n"
-    b"Content-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(_WORDS), _WORDS)
+    b"Content-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(_ONLY_GET_LINE), _ONLY_GET_LINE)
 )
-"""The library closes the connection on a POST without an answer."""
+"""The answer to another method. The library closes the connection on a POST without one."""
 
 
 class Connection(ServerConnection):
@@ -55,10 +56,14 @@ class Connection(ServerConnection):
         self.flooded: Callable[[str], None] = lambda limit: self.abort()
         """Called with the name of the limit if the other end floods."""
         self._bytes = bytearray()
+        """What was read and not yet handed on."""
         self._reading = True
+        """Whether the socket is read."""
         self._ended = False
         self._next: asyncio.Handle | None = None
-        self._unread: asyncio.TimerHandle | None = None
+        """The call that goes on handing on, if one is scheduled."""
+        self._send_deadline: asyncio.TimerHandle | None = None
+        """Ends the connection if the other end does not read until then."""
 
     @property
     def peer(self) -> str:
@@ -73,51 +78,53 @@ class Connection(ServerConnection):
     # ---- asyncio's callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is established, and secured where that is wanted."""
+        """Begin to read: the connection is established, and secured where that is wanted."""
         super().connection_made(transport)
+        # The library would pause and resume the socket itself; here that is `_hand_on`'s to decide.
         self.recv_messages.pause = lambda: None
-        self.recv_messages.resume = self._soon
+        self.recv_messages.resume = self._hand_on_soon
         self._half_open.enter(self)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """It is gone."""
+        """Stop everything: the connection is gone."""
         self._half_open.leave(self)
         self.end()
-        if self._unread is not None:
-            self._unread.cancel()
+        if self._send_deadline is not None:
+            self._send_deadline.cancel()
         super().connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes from the socket."""
-        first = not self.arrived
+        """Take bytes from the socket."""
+        is_first = not self.arrived
         self.arrived = time.monotonic()
-        if first and data[:1].isalpha() and not b"GET ".startswith(data[:4]):
+        is_other_method = data[:1].isalpha() and not b"GET ".startswith(data[:4])
+        if is_first and is_other_method:
             self.end()
             self.transport.write(_ONLY_GET)
             self.transport.close()
         elif not self._ended:
             self._bytes += data
-            self._take()
+            self._hand_on()
 
     def eof_received(self) -> None:
-        """End of input: treated as a lost connection."""
+        """Treat the end of input as a lost connection."""
         self.end()
         super().eof_received()
 
     def pause_writing(self) -> None:
-        """The other end does not read."""
+        """Give the other end, which does not read, so much time to do so."""
         super().pause_writing()
-        self._unread = self.loop.call_later(self._limits.send_timeout, self._too_slow)
+        self._send_deadline = self.loop.call_later(self._limits.send_timeout, self._too_slow)
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """Go on: the other end reads again."""
         super().resume_writing()
-        if self._unread is not None:
-            self._unread.cancel()
-        self._soon()
+        if self._send_deadline is not None:
+            self._send_deadline.cancel()
+        self._hand_on_soon()
 
     def process_event(self, event: Event) -> None:
-        """A frame, of whatever kind."""
+        """Charge the budget for a frame, of whatever kind."""
         self.meter.spend(FRAMES)
         super().process_event(event)
 
@@ -130,45 +137,57 @@ class Connection(ServerConnection):
         if self._next is not None:
             self._next.cancel()
 
-    def _soon(self) -> None:
+    def _hand_on_soon(self) -> None:
+        """Go on handing on in the next turn of the event loop."""
         if self._next is None and not self._ended:
-            self._next = self.loop.call_soon(self._again)
+            self._next = self.loop.call_soon(self._go_on)
 
-    def _again(self) -> None:
+    def _go_on(self) -> None:
         self._next = None
-        self._take()
+        self._hand_on()
 
-    def _take(self) -> None:
-        began = time.monotonic()
+    def _hand_on(self) -> None:
+        """Hand bytes on to the library, piece by piece, as long as they may be; the socket is read
+        only when there are none left."""
+        started = time.monotonic()
         while self._bytes and self._next is None and not self._ended:
             if self.paused or self.recv_messages.paused:
                 break  # `resume_writing` and the queue of messages call again
             now = time.monotonic()
-            if (wait := self.meter.wait(now)) > 0:
+            wait = self.meter.wait(now)
+            if wait > 0:
                 self._hold_back(min(wait, _LONGEST_NAP), now)
                 break
-            if now - began > _TURN_SECONDS:
-                self._soon()
+            if now - started > _TURN_SECONDS:
+                self._hand_on_soon()
                 break
             piece = bytes(self._bytes[:_PIECE])
             del self._bytes[:_PIECE]
             self.meter.spend(BYTES, len(piece))
             super().data_received(piece)
-        self._read(not self._bytes and not self._ended)
+        self._set_reading(not self._bytes and not self._ended)
 
     def _hold_back(self, seconds: float, now: float) -> None:
-        if limit := self.meter.held_back(seconds, now):
+        """Go on after so many seconds; a connection that floods is ended."""
+        limit = self.meter.held_back(seconds, now)
+        if limit:
             self.end()
             self.flooded(limit)
         else:
-            self._next = self.loop.call_later(seconds, self._again)
+            self._next = self.loop.call_later(seconds, self._go_on)
 
-    def _read(self, reading: bool) -> None:
-        if reading != self._reading and not self.transport.is_closing():
-            self._reading = reading
-            (self.transport.resume_reading if reading else self.transport.pause_reading)()
+    def _set_reading(self, reading: bool) -> None:
+        """Read the socket, or let TCP make the other end wait."""
+        if reading == self._reading or self.transport.is_closing():
+            return
+        self._reading = reading
+        if reading:
+            self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
 
     def _too_slow(self) -> None:
+        """End the connection of a reader that is too slow."""
         log.warning(
             "too slow a reader",
             extra={"peer": self.peer, "event": "slow_reader", "limit": "send_timeout"},
@@ -190,4 +209,5 @@ def connection_type(
         "_tls": tls,
         "_handshake_seconds": limits.handshake_timeout,
     }
-    return type("BoundedConnection", (Connection if tls is None else SecuredConnection,), parts)
+    base = Connection if tls is None else SecuredConnection
+    return type("BoundedConnection", (base,), parts)

@@ -61,22 +61,22 @@ async def converse(service: Service, socket: Socket, principal: str) -> None:
     who: Who = {"peer": socket.peer, "principal": principal}
     async with _orderly_end(socket, who):
         channel = Channel(service, principal, socket.meter, socket.peer)
-        began = service.clock()
+        started = service.clock()
         tasks: list[asyncio.Task[None]] = []
         try:
             log.info("connected", extra=who | {"event": "connected"})
             socket.meter.belongs_to(service.principal(principal))
             socket.flooded = channel.flooded
             tasks.append(asyncio.create_task(_await_hello(socket, channel)))
-            tasks.append(writer := asyncio.create_task(_write(socket, channel.outbox, who)))
+            writer = asyncio.create_task(_write(socket, channel.outbox, who))
+            tasks.append(writer)
             try:
                 async for frame in socket:
                     if not isinstance(frame, bytes):
                         raise CloseConnection(CloseCode.BAD_DATA, "frames are binary")
                     await channel.receive(frame, socket.arrived)
-                    await asyncio.sleep(
-                        0
-                    )  # between frames that arrived together, other connections get their turn
+                    # Between frames that arrived together, other connections get their turn.
+                    await asyncio.sleep(0)
             except CloseConnection as end:
                 channel.outbox.end(end)
                 await writer
@@ -85,11 +85,12 @@ async def converse(service: Service, socket: Socket, principal: str) -> None:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             channel.close()
-            seconds = round(service.clock() - began, 3)
+            seconds = round(service.clock() - started, 3)
             log.info("disconnected", extra=who | {"event": "disconnected", "seconds": seconds})
 
 
 async def _write(socket: Socket, outbox: Outbox, who: Who) -> None:
+    """Send what is in the outbox, until it or the connection ends."""
     try:
         async with _orderly_end(socket, who):
             await outbox.write(socket.send)
@@ -99,10 +100,11 @@ async def _write(socket: Socket, outbox: Outbox, who: Who) -> None:
 
 @contextlib.asynccontextmanager
 async def _orderly_end(socket: Socket, who: Who) -> AsyncIterator[None]:
+    """Whatever ends the body, the other end is told by the code of the connection's end."""
     try:
         yield
     except ConnectionClosed:
-        pass
+        pass  # it has ended already
     except CloseConnection as end:
         log.info("hung up: %s", end, extra=who | {"event": "hang_up"})
         await socket.close(end.code, end.reason)
@@ -112,6 +114,7 @@ async def _orderly_end(socket: Socket, who: Who) -> AsyncIterator[None]:
 
 
 async def _await_hello(socket: Socket, channel: Channel) -> None:
+    """End a connection that does not begin with a hello in time."""
     try:
         async with asyncio.timeout(channel.service.limits.hello_timeout):
             await channel.welcomed.wait()

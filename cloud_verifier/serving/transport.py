@@ -24,7 +24,9 @@ from moa.process.listening import Port
 from moa.wire.codes import CloseCode
 from moa.wire.versions import SUBPROTOCOL
 
-_BACKLOG = 128  # also the connections accepted at once: more would delay all others
+_BACKLOG = 128
+"""Connections that the system holds for us; and that are accepted at once: more would delay all
+others."""
 
 
 class Transport:
@@ -38,7 +40,7 @@ class Transport:
         self._port: Port | None = None
         limits = service.limits
         self._protocol: dict[str, Any] = {
-            "origins": [None, *(Origin(o) for o in settings.origins)],
+            "origins": [None, *(Origin(origin) for origin in settings.origins)],
             "subprotocols": [Subprotocol(SUBPROTOCOL)],
             "max_size": limits.max_frame_bytes,
         }
@@ -95,20 +97,22 @@ class Transport:
 
     def _fit_descriptors(self) -> None:
         limits = self._service.limits
-        most, half = room_for_connections(
-            limits.max_connections, limits.max_half_open, ports=2 if self._settings.openai else 1
+        ports = 2 if self._settings.openai else 1
+        most, most_half_open = room_for_connections(
+            limits.max_connections, limits.max_half_open, ports=ports
         )
-        if (most, half) != (limits.max_connections, limits.max_half_open):
+        if (most, most_half_open) != (limits.max_connections, limits.max_half_open):
             log.warning(
                 "this process may open few files: at most %d connections and %d half-open ones (raise `ulimit -n`)",
                 most,
-                half,
+                most_half_open,
                 extra={"event": "descriptors"},
             )
         self._service.max_connections = most
-        self._half_open.most = half
+        self._half_open.most = most_half_open
 
     def _dropped(self, peer: str, count: int) -> None:
+        """Log that a half-open connection of an address was dropped, which had so many."""
         log.warning(
             "too many half-open connections: the oldest of this address is dropped, it has %d",
             count,
@@ -117,6 +121,7 @@ class Transport:
         self._service.metrics.half_open_dropped.inc()
 
     def _exhausted(self, peer: str) -> None:
+        """Make room after a connection was refused for lack of file descriptors."""
         log.error(
             "this process has no free file descriptor: a connection was refused (raise `ulimit -n`)",
             extra={"peer": peer, "event": "descriptors"},
@@ -126,18 +131,17 @@ class Transport:
     # ---- HTTP
 
     async def _request(self, connection: ServerConnection, request: Request) -> Response | None:
+        """The response to a request; None for one whose websocket may open."""
         ours = _ours(connection)
+        headers = request.headers
         try:
             self._half_open.leave(ours)
-            offered = (
-                ",".join(request.headers.get_all("Sec-WebSocket-Protocol"))
-                .replace(" ", "")
-                .split(",")
-            )
-            given = authorizations(request.headers.get_all("Authorization"), offered)
-            answer = self._admission.answer(
-                request.path, given, ours.peer, ",".join(request.headers.get_all("Host"))
-            )
+            offered = ",".join(headers.get_all("Sec-WebSocket-Protocol"))
+            subprotocols = offered.replace(" ", "").split(",")
+            given = authorizations(headers.get_all("Authorization"), subprotocols)
+            # Several Host headers are none that is served.
+            host = ",".join(headers.get_all("Host"))
+            answer = self._admission.answer(request.path, given, ours.peer, host)
         except Exception:
             log.exception("a request failed", extra={"peer": ours.peer, "event": "request_failed"})
             answer = FAILED
@@ -151,18 +155,20 @@ class Transport:
     # ---- websockets
 
     async def _connection(self, connection: ServerConnection) -> None:
+        """Serve one websocket until it ends."""
         _bound_kernel_buffer(connection, self._service.limits.send_buffer_bytes)
         await converse(self._service, _ours(connection), connection.username)
 
 
 def _ours(connection: ServerConnection) -> Connection:
+    """A connection of the library's as the one of ours that it is."""
     if not isinstance(connection, Connection):
         raise TypeError("connections are made by `create_connection`")
     return connection
 
 
 def _bound_kernel_buffer(connection: ServerConnection, size: int) -> None:
-    """A verdict cannot overtake bytes in the kernel's send buffer, so keep it small."""
+    """Keep the kernel's send buffer small: a verdict cannot overtake the bytes in it."""
     sock = connection.transport.get_extra_info("socket")
     if sock is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)

@@ -22,7 +22,7 @@ from moa.errors import how_to_install, run_cli
 
 SHELLS = ("bash", "zsh", "fish")
 MAIN_MODULES = {"verifier": "torch", "train": "torch", "export": "onnxscript"}
-"""What tells whether an extra is installed."""
+"""A module of each extra, which tells whether it is installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +74,23 @@ PROGRAMS = (
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of `moa-edge`."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     for program in PROGRAMS:
-        if words and words[0] in (program.short, program.name):
-            sys.exit(start(program, words[1:]))
-    top = parser([extra for extra, module in MAIN_MODULES.items() if find_spec(module) is not None])
-    options = top.parse_args(words)
+        if arguments and arguments[0] in (program.short, program.name):
+            sys.exit(start(program, arguments[1:]))
+    installed = [extra for extra, module in MAIN_MODULES.items() if find_spec(module) is not None]
+    top = parser(installed)
+    options = top.parse_args(arguments)
     if options.command == "up":
         sys.exit(up.run(options))
-    tell = top.format_help if options.command != "completion" else lambda: completion(options.shell)
-    sys.exit(run_cli("moa-edge", lambda: print(tell().rstrip()), stdout_needed=True))
+
+    def show() -> None:
+        if options.command == "completion":
+            print(completion(options.shell).rstrip())
+        else:
+            print(top.format_help().rstrip())
+
+    sys.exit(run_cli("moa-edge", show, stdout_needed=True))
 
 
 def parser(installed: Collection[str] = ()) -> argparse.ArgumentParser:
@@ -124,13 +131,14 @@ def train() -> None:
     sys.exit(start(PROGRAMS[2], sys.argv[1:]))
 
 
-def start(program: Program, words: Sequence[str]) -> int:
-    """Run one of the programs."""
+def start(program: Program, arguments: Sequence[str]) -> int:
+    """Run one of the programs; returns its exit code."""
 
     def run() -> int:
-        if program.extra:  # --help and mistakes need nothing but the parser
-            _load(program.parser)().parse_args(words)
-        return int(_load(program.main)(words) or 0)
+        if program.extra:
+            # First, for --help and mistakes need nothing but the parser.
+            _load(program.parser)().parse_args(arguments)
+        return int(_load(program.main)(arguments) or 0)
 
     return run_cli(program.name, run, extra=program.extra)
 
@@ -139,10 +147,13 @@ def completion(shell: str) -> str:
     """A script that completes every program of ours."""
     import shtab
 
-    made = [parser(), *(_load(program.parser)() for program in PROGRAMS)]
-    return "\n".join(shtab.complete(each, shell) for each in made)
+    parsers = [parser()]
+    for program in PROGRAMS:
+        parsers.append(_load(program.parser)())
+    return "\n".join(shtab.complete(each, shell) for each in parsers)
 
 
 def _load(where: str) -> Any:
+    """What `module:name` names."""
     module, _, name = where.partition(":")
     return getattr(import_module(module), name)

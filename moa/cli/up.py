@@ -28,6 +28,7 @@ from moa.process.children import end_child, start_child
 from moa.safe_text import safe_line
 
 PROGRAM = "moa-edge up"
+# The programs, as `module:function`.
 _PLAN = "export.quick_start:main"
 _BUILD = "export.cli:main"
 _VERIFY = "cloud_verifier.cli:main"
@@ -35,8 +36,11 @@ _SERVE = "edge_client.cli:main"
 _PAGE = "chat page and API at "
 """How `edge-client serve` begins the line with its address."""
 _START_SECONDS = 900.0
-"""For a large target on a slow disk."""
+"""Seconds that a program has to start: a large target may lie on a slow disk."""
 _LONGEST_LINE = 400
+"""Characters of a program's line that are shown."""
+_LEAST_SECONDS_LEFT = 5
+"""Below this the time that is left is not shown: the estimate was too low."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
     return run_cli(PROGRAM, lambda: asyncio.run(_up(options)))
 
 
-class _Told(Exception):
+class _ChildFailed(Exception):
     """A child has failed and said why, on the terminal that both share."""
 
     def __init__(self, code: int) -> None:
@@ -98,6 +102,7 @@ class _Told(Exception):
 
 
 async def _up(options: argparse.Namespace) -> int:
+    """Start everything, until something ends or a signal comes; returns the exit code."""
     if bool(options.target) != bool(options.device_model):
         raise UsageError(
             "TARGET and --device-model belong together",
@@ -120,11 +125,12 @@ async def _up(options: argparse.Namespace) -> int:
     stopped.cancel()
     try:
         return work.result()
-    except _Told as told:
-        return told.code
+    except _ChildFailed as failure:
+        return failure.code
 
 
 async def _start_and_watch(options: argparse.Namespace) -> int:
+    """Make the bundle if there is none, run the programs, and raise when one of them ends."""
     plan = await _plan(options) if options.target else None
     if options.dry_run:
         _show_plan(plan, options)
@@ -134,29 +140,38 @@ async def _start_and_watch(options: argparse.Namespace) -> int:
         bundle = str(plan["bundle"])
         if options.again or not plan["made"]:
             await _build(options, plan)
+        _say_memory(plan)
     async with contextlib.AsyncExitStack() as stack:
         with tempfile.TemporaryFile() as log:
-            if plan is not None and plan["memory"] is not None:
-                _say(
-                    f"the verifier takes {plan['memory']['at_start_mb'] / 1000:.1f} GB of memory, and"
-                    f" up to {plan['memory']['at_most_mb'] / 1000:.1f} GB with many long chats"
-                )
             verifier, address = await _verifier(stack, options, log)
             device, page = await _endpoint(stack, options, bundle, address)
-            _tell(options, Place(page, address, bundle))
-            ends = {
+            _show_addresses(options, Place(page=page, verifier=address, bundle=bundle))
+            programs = {
                 asyncio.ensure_future(device.wait()): "the endpoint",
                 asyncio.ensure_future(verifier.wait()): "the verifier",
             }
-            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            raise MoaError(f"{ends[done.pop()]} has ended: {_last_line(log) or 'it said nothing'}")
+            ended, _ = await asyncio.wait(programs, return_when=asyncio.FIRST_COMPLETED)
+            name = programs[ended.pop()]
+            raise MoaError(f"{name} has ended: {_last_line(log) or 'it said nothing'}")
+
+
+def _say_memory(plan: dict[str, Any]) -> None:
+    """Say what the verifier takes, if that was planned."""
+    memory = plan["memory"]
+    if memory is None:
+        return
+    _say(
+        f"the verifier takes {memory['at_start_mb'] / 1000:.1f} GB of memory, and"
+        f" up to {memory['at_most_mb'] / 1000:.1f} GB with many long chats"
+    )
 
 
 # ---- plan and bundle
 
 
 async def _plan(options: argparse.Namespace) -> dict[str, Any]:
-    """Computed in a process of its own: what it needs to read models stays out of this one."""
+    """What will be made, and what it takes. Computed in a process of its own: what it needs to read
+    models stays out of this one."""
     with _status("reading what the files say of both models"):
         child = await start_child(
             _PLAN,
@@ -170,12 +185,13 @@ async def _plan(options: argparse.Namespace) -> dict[str, Any]:
             said = await child.stdout.read()
             code = await child.wait()
     if code:
-        raise _Told(code)
-    found: dict[str, Any] = json.loads(said)
-    return found
+        raise _ChildFailed(code)
+    plan: dict[str, Any] = json.loads(said)
+    return plan
 
 
 def _show_plan(plan: dict[str, Any] | None, options: argparse.Namespace) -> None:
+    """Print what would be made; `plan` is None for the embedded pair."""
     if options.json:
         print(json.dumps(plan or {"bundle": "", "made": True}, indent=2))
         return
@@ -190,41 +206,43 @@ def _show_plan(plan: dict[str, Any] | None, options: argparse.Namespace) -> None
 
 async def _build(options: argparse.Namespace, plan: dict[str, Any]) -> None:
     """Make the bundle, with what it is doing, for how long, and how long it may take."""
-    words = ["build", "-t", options.target, "-d", f"independent:{options.device_model}"]
-    words += ["-o", str(plan["bundle"]), "-v", "cpu-int4", *(["--force"] if plan["made"] else [])]
-    began = time.monotonic()
+    arguments = ["build", "-t", options.target, "-d", f"independent:{options.device_model}"]
+    arguments += ["-o", str(plan["bundle"]), "-v", "cpu-int4"]
+    if plan["made"]:
+        arguments.append("--force")
+    started = time.monotonic()
     child = await start_child(
-        _BUILD, *words, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+        _BUILD, *arguments, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )
-    last = ""
+    last_line = ""
     async with _ended_after(child):
         with _status("making the bundle") as status:
-            clock = asyncio.ensure_future(_show_time(status, began, plan["seconds"]))
+            clock = asyncio.ensure_future(_show_time(status, started, plan["seconds"]))
             assert child.stderr is not None
             try:
                 async for raw in child.stderr:
                     line = _clean(raw)
                     if line:
-                        last = line
-                        status.says = line.removeprefix("moa-export: ")
+                        last_line = line
+                        status.doing = line.removeprefix("moa-export: ")
                 code = await child.wait()
             finally:
                 clock.cancel()
     if code:
-        raise MoaError(f"the bundle was not made: {last}")
-    _say(f"made the bundle in {time.monotonic() - began:.0f} s: {plan['bundle']}")
+        raise MoaError(f"the bundle was not made: {last_line}")
+    _say(f"made the bundle in {time.monotonic() - started:.0f} s: {plan['bundle']}")
 
 
-async def _show_time(status: _Shown, began: float, estimated: float) -> None:
+async def _show_time(status: _StatusLine, started: float, estimated: float) -> None:
+    """Show every second how long it has taken, and how long it may take."""
     while True:
-        taken = time.monotonic() - began
+        taken = time.monotonic() - started
         left = estimated - taken
-        rest = (
-            f"about {left:.0f} s left"
-            if left > 5
-            else f"longer than the {estimated:.0f} s expected"
-        )
-        status.show(f"making the bundle: {status.says} ({taken:.0f} s, {rest})")
+        if left > _LEAST_SECONDS_LEFT:
+            rest = f"about {left:.0f} s left"
+        else:
+            rest = f"longer than the {estimated:.0f} s expected"
+        status.show(f"making the bundle: {status.doing} ({taken:.0f} s, {rest})")
         await asyncio.sleep(1)
 
 
@@ -234,14 +252,15 @@ async def _show_time(status: _Shown, began: float, estimated: float) -> None:
 async def _verifier(
     stack: contextlib.AsyncExitStack, options: argparse.Namespace, log: IO[bytes]
 ) -> tuple[asyncio.subprocess.Process, str]:
-    words = ["serve", "--port=0", "--log-level=warning"]
+    """Start the verifier; returns it, and its address once it listens."""
+    arguments = ["serve", "--port=0", "--log-level=warning"]
     if options.target:
-        words += [f"--target={options.target}", f"--dtype={options.dtype}"]
-    child = await start_child(_VERIFY, *words, stdout=asyncio.subprocess.PIPE, stderr=log)
+        arguments += [f"--target={options.target}", f"--dtype={options.dtype}"]
+    child = await start_child(_VERIFY, *arguments, stdout=asyncio.subprocess.PIPE, stderr=log)
     await stack.enter_async_context(_ended_after(child))
-    began = time.monotonic()
+    started = time.monotonic()
     with _status("loading the target") as status:
-        clock = asyncio.ensure_future(_show_loading(status, began))
+        clock = asyncio.ensure_future(_show_loading(status, started))
         try:
             line = await _line_with(child.stdout, "listening on ")
         finally:
@@ -252,19 +271,22 @@ async def _verifier(
     return child, line.split()[-1]
 
 
-async def _show_loading(status: _Shown, began: float) -> None:
+async def _show_loading(status: _StatusLine, started: float) -> None:
+    """Show every second how long it has taken."""
     while True:
-        status.show(f"loading the target ({time.monotonic() - began:.0f} s)")
+        status.show(f"loading the target ({time.monotonic() - started:.0f} s)")
         await asyncio.sleep(1)
 
 
 async def _endpoint(
     stack: contextlib.AsyncExitStack, options: argparse.Namespace, bundle: str, verifier: str
 ) -> tuple[asyncio.subprocess.Process, str]:
-    words = ["serve", f"--verifier={verifier}", f"--port={options.port}"]
-    words += [f"--bundle={bundle}"] if bundle else []
+    """Start the endpoint; returns it, and the address of its page once it listens."""
+    arguments = ["serve", f"--verifier={verifier}", f"--port={options.port}"]
+    if bundle:
+        arguments.append(f"--bundle={bundle}")
     child = await start_child(
-        _SERVE, *words, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+        _SERVE, *arguments, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )
     await stack.enter_async_context(_ended_after(child))
     others: list[str] = []
@@ -280,7 +302,8 @@ async def _endpoint(
 async def _line_with(
     stream: asyncio.StreamReader | None, wanted: str, *, others: list[str] | None = None
 ) -> str:
-    """The first line that begins so; empty where the stream ends before."""
+    """The first line that begins with `wanted`, empty where the stream ends before it; lines before
+    it are added to `others`."""
     assert stream is not None
     async with asyncio.timeout(_START_SECONDS):
         async for raw in stream:
@@ -294,24 +317,27 @@ async def _line_with(
 
 @contextlib.asynccontextmanager
 async def _passed_on(stream: asyncio.StreamReader) -> AsyncIterator[None]:
-    pump = asyncio.ensure_future(_pass_on(stream))
+    """Show what a program says for as long as the body runs."""
+    passing_on = asyncio.ensure_future(_pass_on(stream))
     try:
         yield
     finally:
-        pump.cancel()
+        passing_on.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await pump
+            await passing_on
 
 
 async def _pass_on(stream: asyncio.StreamReader) -> None:
-    """What a program says once it runs."""
+    """Show the lines of a program that runs."""
     async for raw in stream:
-        if line := _clean(raw):
+        line = _clean(raw)
+        if line:
             _say(line)
 
 
 @contextlib.asynccontextmanager
 async def _ended_after(child: asyncio.subprocess.Process) -> AsyncIterator[None]:
+    """End a child after the body, if it has not ended."""
     try:
         yield
     finally:
@@ -322,10 +348,16 @@ async def _ended_after(child: asyncio.subprocess.Process) -> AsyncIterator[None]
 # ---- the screen
 
 
-def _tell(options: argparse.Namespace, place: Place) -> None:
+def _show_addresses(options: argparse.Namespace, place: Place) -> None:
+    """Say where everything is, and open the page."""
     if options.json:
-        found = {"page": place.page, "api": f"{place.page}/v1", "verifier": place.verifier}
-        print(json.dumps(found | {"bundle": place.bundle}), flush=True)
+        addresses = {
+            "page": place.page,
+            "api": f"{place.page}/v1",
+            "verifier": place.verifier,
+            "bundle": place.bundle,
+        }
+        print(json.dumps(addresses), flush=True)
     _say(f"chat page at {place.page}, OpenAI's API at {place.page}/v1; Ctrl-C ends all")
     bundle = f" --bundle {place.bundle}" if place.bundle else ""
     target = f" --target {options.target}" if options.target else ""
@@ -344,35 +376,39 @@ def _has_screen() -> bool:
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-class _Shown:
-    """A line that changes, on a terminal; elsewhere each new thing to do is a line."""
+class _StatusLine:
+    """A line on a terminal that changes; elsewhere it is not shown."""
 
     def __init__(self, status: Status | None) -> None:
         self._status = status
-        self.says = "starting"
+        self.doing = "starting"
+        """What is being done, in a few words."""
 
     def show(self, line: str) -> None:
-        """Change it."""
+        """Change the line."""
         if self._status is not None:
             self._status.update(line)
 
 
 @contextlib.contextmanager
-def _status(line: str) -> Iterator[_Shown]:
+def _status(line: str) -> Iterator[_StatusLine]:
+    """A line while the body runs, which can be changed on a terminal."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         _say(line)
-        yield _Shown(None)
+        yield _StatusLine(None)
         return
     with console.status(line) as status:
-        yield _Shown(status)
+        yield _StatusLine(status)
 
 
 def _say(line: str) -> None:
+    """Print a line for the user."""
     print(line, file=sys.stderr, flush=True)
 
 
 def _clean(raw: bytes) -> str:
+    """A line of a program, safe to show."""
     return safe_line(raw.decode(errors="replace").strip(), _LONGEST_LINE)
 
 

@@ -19,8 +19,9 @@ threading.Thread(target=end_with_parent, daemon=True).start()
 from {module} import {function}
 raise SystemExit({function}())
 """
-"""However the parent ends, the pipe that is this program's standard input closes."""
-_PATIENCE = 10.0
+"""What a child runs. However its parent ends, the pipe that is the child's standard input closes: then
+it ends itself."""
+_END_SECONDS = 10.0
 """Seconds that a child has to end by itself."""
 
 
@@ -46,11 +47,11 @@ async def start_child(
 
 
 async def end_child(process: asyncio.subprocess.Process) -> None:
-    """Ask it to end, and see that it has."""
+    """Ask a child to end, and see that it has."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_END_SECONDS):
             await process.communicate()
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):

@@ -80,8 +80,9 @@ def replace_known(path: Path, content: bytes, known: bytes | None) -> None:
 
 
 def _create(path: Path, content: bytes) -> None:
+    """Create a file; `Changed` if there is one. An empty file is made first, for a lock needs one."""
     try:
-        path.open("xb").close()  # exclusively
+        path.open("xb").close()  # fails if there is one
     except FileExistsError:
         raise Changed from None
     try:
@@ -91,7 +92,7 @@ def _create(path: Path, content: bytes) -> None:
             write_whole(path, content)
     except OSError:
         with contextlib.suppress(OSError):
-            if path.stat().st_size == 0:
+            if path.stat().st_size == 0:  # ours: nothing is in it
                 path.unlink()
         raise
 
@@ -99,7 +100,7 @@ def _create(path: Path, content: bytes) -> None:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[BinaryIO]:
     """The file, locked for the processes that lock it, too; not one that was replaced meanwhile."""
-    while True:
+    while True:  # until the file that was locked is the one at this path
         with path.open("rb") as file:
             _lock(file)
             if _still_at(path, file):
@@ -108,7 +109,7 @@ def _locked(path: Path) -> Iterator[BinaryIO]:
 
 
 def _lock(file: BinaryIO) -> None:
-    """Until it is closed."""
+    """Lock a file until it is closed."""
     try:
         import fcntl
     except ImportError:  # not a Unix: between comparing and replacing another process can write
@@ -117,6 +118,7 @@ def _lock(file: BinaryIO) -> None:
 
 
 def _still_at(path: Path, file: BinaryIO) -> bool:
+    """Whether an open file is still the one at this path."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:

@@ -38,13 +38,15 @@ class HalfOpen:
         self.most = most
         self._dropped = dropped
         self._waiting: dict[HalfOpenConnection, str] = {}
+        """The address of each, the oldest first."""
         self._hosts: Counter[str] = Counter()
+        """How many each address has."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def enter(self, connection: HalfOpenConnection) -> None:
-        """A connection begins its handshake, or goes on with it after that of TLS."""
+        """Count a connection that begins its handshake, or goes on with it after that of TLS."""
         if connection in self._waiting:
             return
         host = connection.peer.rpartition(":")[0]
@@ -54,15 +56,16 @@ class HalfOpen:
             self.make_room()
 
     def leave(self, connection: HalfOpenConnection) -> None:
-        """It has finished its handshake, or is gone."""
+        """Forget a connection that has finished its handshake, or is gone."""
         host = self._waiting.pop(connection, None)
-        if host is not None:
-            self._hosts[host] -= 1
-            if not self._hosts[host]:
-                del self._hosts[host]
+        if host is None:
+            return
+        self._hosts[host] -= 1
+        if not self._hosts[host]:
+            del self._hosts[host]
 
     def close(self) -> None:
-        """Abort all of them."""
+        """Abort all half-open connections."""
         for connection in list(self._waiting):
             self.leave(connection)
             connection.abort()
@@ -71,7 +74,7 @@ class HalfOpen:
         """Drop the oldest connection of the most crowded address, if there is one."""
         if not self._waiting:
             return
-        (crowded, count), *_ = self._hosts.most_common(1)
+        crowded, count = self._hosts.most_common(1)[0]
         oldest = next(connection for connection, host in self._waiting.items() if host == crowded)
         self._dropped(oldest.peer, count)
         self.leave(oldest)
@@ -82,11 +85,14 @@ def room_for_connections(wanted: int, half_open: int, *, ports: int = 1) -> tupl
     """How many connections, and half-open ones, fit the process's limit of open files, which it
     shares among so many ports."""
     free = _free_descriptors()
-    if free is None or wanted + half_open <= free // ports:
+    if free is None:
         return wanted, half_open
-    free //= ports
-    half = max(1, min(half_open, free // 4))
-    return max(1, min(wanted, free - half)), half
+    share = free // ports
+    if wanted + half_open <= share:
+        return wanted, half_open
+    fitting_half_open = max(1, min(half_open, share // 4))
+    fitting = max(1, min(wanted, share - fitting_half_open))
+    return fitting, fitting_half_open
 
 
 def _free_descriptors() -> int | None:

@@ -42,6 +42,7 @@ class _ListeningSocket(socket.socket):
         super().close()
 
     def _refuse_one(self) -> None:
+        """Accept a connection by the spare descriptor, and close it."""
         self._give_up_spare()
         try:
             connection, address = super().accept()
@@ -58,6 +59,7 @@ class _ListeningSocket(socket.socket):
 
 
 def _any_descriptor() -> int:
+    """A descriptor of no use; -1 if the process has none left."""
     try:
         return os.open(os.devnull, os.O_RDONLY)
     except OSError:
@@ -75,11 +77,10 @@ class Port:
         self.number = port
         self._flag = flag
         try:
-            families = [
-                found[0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            ]
+            addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
             raise self._refusal(error) from None
+        families = [family for family, *_ in addresses]
         family = socket.AF_INET if socket.AF_INET in families else families[0]
         self.socket = _ListeningSocket(family, socket.SOCK_STREAM)
         try:
@@ -109,14 +110,15 @@ class Port:
 
     def url(self, scheme: str) -> str:
         """The address for clients."""
-        return f"{scheme}://{f'[{self._host}]' if ':' in self._host else self._host}:{self.number}"
+        is_ipv6 = ":" in self._host
+        host = f"[{self._host}]" if is_ipv6 else self._host
+        return f"{scheme}://{host}:{self.number}"
 
     def _refusal(self, error: OSError) -> UsageError:
-        hint = (
-            f"{self._flag} N takes another, {self._flag} 0 any free one"
-            if error.errno == errno.EADDRINUSE
-            else ""
-        )
+        """The error for the user where this port cannot be had."""
+        hint = ""
+        if error.errno == errno.EADDRINUSE:
+            hint = f"{self._flag} N takes another, {self._flag} 0 any free one"
         return UsageError(
             f"cannot listen on {self._host}:{self.number}: {error.strerror or error}", hint=hint
         )

@@ -20,11 +20,13 @@ class Secured(asyncio.Protocol):
     loop: asyncio.AbstractEventLoop
     transport: Any
     _secured = False
+    """Whether the TLS handshake is over."""
     _handshake: asyncio.Task[None] | None = None
     _early = b""
+    """Bytes of the other protocol that came before its connection was established."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The TCP connection is established."""
+        """Count the connection, and begin the TLS handshake."""
         self.transport = cast(asyncio.Transport, transport)
         self._half_open.enter(self)
         handshake = self.loop.start_tls(
@@ -37,37 +39,39 @@ class Secured(asyncio.Protocol):
         self._handshake = self.loop.create_task(self._secure(_Begun(handshake)))
 
     def connection_lost(self, error: Exception | None) -> None:
-        """It is gone, perhaps before it was established."""
+        """Tell the other protocol, if its connection was established; else forget the connection."""
         if self._secured:
             super().connection_lost(error)
         else:
             self._half_open.leave(self)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of the other protocol; the first may come with the last of the TLS handshake."""
+        """Pass bytes to the other protocol; the first may come with the last of the TLS handshake."""
         if self._secured:
             super().data_received(data)
         else:
             self._early += data
 
     def eof_received(self) -> None:
-        """End of input."""
+        """Pass the end of input on."""
         if self._secured:
             super().eof_received()
 
     async def _secure(self, handshake: _Begun) -> None:
+        """Wait for the TLS handshake, and establish the other protocol's connection."""
         try:
             transport = await handshake
         except OSError:  # TLS's own errors are among these
             self.transport.abort()
-        else:
-            if transport is not None and not transport.is_closing():
-                self._secured = True
-                super().connection_made(transport)
-                if self._early:
-                    super().data_received(self._early)
-                return
-        self._half_open.leave(self)
+            self._half_open.leave(self)
+            return
+        if transport is None or transport.is_closing():
+            self._half_open.leave(self)
+            return
+        self._secured = True
+        super().connection_made(transport)
+        if self._early:
+            super().data_received(self._early)
 
 
 class _Begun:

@@ -21,6 +21,7 @@ class NoHomeError(UsageError):
     """This user has no home folder."""
 
     def __init__(self, instead: str) -> None:
+        """`instead` is an environment variable that can name the folder."""
         super().__init__(
             "there is no home folder: HOME is not set, and the system does not know this user",
             hint=f"set HOME or {instead}",
@@ -28,6 +29,8 @@ class NoHomeError(UsageError):
 
 
 def _below(variable: str, usual: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """Our folder in the one that an environment variable names, or in the usual one, which is below
+    the home folder."""
     given = environment.get(variable)
     if given:
         return Path(given) / _NAME

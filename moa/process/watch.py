@@ -18,41 +18,50 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 STEP_SECONDS = 8.0
-"""Of one step, by the clock and of the processor, after which it is told to end. A prompt's piece
-takes a second or two on a small device; on a busy machine the clock alone says little."""
+"""Seconds of one step, by the clock and of the processor, after which it is told to end. A prompt's
+piece takes a second or two on a small device; on a busy machine the clock alone says little."""
 _LOOK_SECONDS = 0.25
+"""Seconds between two looks at the steps that run."""
 _LEAVE_SECONDS = 1.0
-"""From a Ctrl-C to the end of a program that does not hear it."""
-_INTERRUPTED = 128 + signal.SIGINT
-_MAIN = threading.main_thread().ident
+"""Seconds from a Ctrl-C to the end of a program that does not hear it."""
+_EXIT_INTERRUPTED = 128 + signal.SIGINT
+_MAIN_THREAD = threading.main_thread().ident
 
 
 class _Work:
     """Something native that runs. Made for each step: it must cost next to nothing."""
 
-    __slots__ = ("began", "in_main", "options", "used")
+    __slots__ = ("first_seen", "in_main_thread", "options", "processor_time")
 
     def __init__(self, options: Any) -> None:
         self.options = options
         """RunOptions of a step, to end it."""
-        self.in_main = threading.get_ident() == _MAIN
-        self.began = 0.0
-        """When the watch saw it first, and how much of the processor this program had used then."""
-        self.used = 0.0
+        self.in_main_thread = threading.get_ident() == _MAIN_THREAD
+        self.first_seen = 0.0
+        """When the watch saw it first."""
+        self.processor_time = 0.0
+        """How much of the processor this program had used then."""
 
     def takes_too_long(self) -> bool:
         """Whether nobody should wait for it any more."""
-        now, used = time.monotonic(), time.process_time()
-        if not self.began:
-            self.began, self.used = now, used
-        return now - self.began > STEP_SECONDS and used - self.used > STEP_SECONDS
+        now = time.monotonic()
+        used = time.process_time()
+        if not self.first_seen:
+            self.first_seen = now
+            self.processor_time = used
+        by_the_clock = now - self.first_seen
+        of_the_processor = used - self.processor_time
+        return by_the_clock > STEP_SECONDS and of_the_processor > STEP_SECONDS
 
 
 _running: dict[int, _Work] = {}
-_some = threading.Event()
+"""The work that runs, by its identity."""
+_steps_run = threading.Event()
+"""Set while some of it are steps: the watch sleeps without."""
 _watches: list[threading.Thread] = []
-"""The one that ends steps, once there was a step."""
+"""The thread that ends steps, once there was a step."""
 _wakeup: list[tuple[socket.socket, socket.socket]] = []
+"""The pair of sockets by which signals are heard of, once they are."""
 _forward: list[int] = []
 """The descriptor that somebody else wants to be told of signals by."""
 
@@ -65,8 +74,8 @@ def watched(options: Any = None) -> Iterator[None]:
     if options is not None:
         if not _watches:
             _watches.append(_started(_watch_steps))
-        if not _some.is_set():
-            _some.set()
+        if not _steps_run.is_set():  # cheaper than to set it each time
+            _steps_run.set()
     try:
         yield
     finally:
@@ -79,23 +88,29 @@ def is_busy() -> bool:
 
 
 def _started(body: Callable[[], None]) -> threading.Thread:
+    """A thread that has started, and does not keep the program from ending."""
     thread = threading.Thread(target=body, name="graph-watch", daemon=True)
     thread.start()
     return thread
 
 
 def _watch_steps() -> None:
+    """End steps that take too long, for as long as the program runs."""
     while True:
-        _some.wait()
+        _steps_run.wait()
         time.sleep(_LOOK_SECONDS)
-        steps = [work for work in list(_running.values()) if work.options is not None]
+        steps = _running_steps()
         if not steps:
-            _some.clear()
-            if any(work.options is not None for work in list(_running.values())):
-                _some.set()  # one began between the look and the clearing
+            _steps_run.clear()
+            if _running_steps():
+                _steps_run.set()  # one began between the look and the clearing
         for work in steps:
             if work.takes_too_long():
                 work.options.terminate = True
+
+
+def _running_steps() -> list[_Work]:
+    return [work for work in list(_running.values()) if work.options is not None]
 
 
 # ---- Ctrl-C
@@ -112,25 +127,29 @@ def end_by_ctrl_c() -> None:
             end.setblocking(False)
         _wakeup.append(pair)
         _started(_hear_signals)
-    ours = _wakeup[0][1].fileno()
+    _, sender = _wakeup[0]
+    ours = sender.fileno()
     before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
     if before not in (-1, ours):
         _forward[:] = [before]
 
 
 def _hear_signals() -> None:
-    heard, _ = _wakeup[0]
-    heard.setblocking(True)
-    while signals := heard.recv(64):
+    """Pass signals on to whoever wanted to hear of them; and end the program after a Ctrl-C that
+    the main thread does not hear, because it is inside native work."""
+    receiver, _ = _wakeup[0]
+    receiver.setblocking(True)
+    while signals := receiver.recv(64):  # a byte for each signal
         for descriptor in _forward:
             with contextlib.suppress(OSError):
                 os.write(descriptor, signals)
-        stuck = [work for work in list(_running.values()) if work.in_main]
-        if signal.SIGINT not in signals or not stuck:
+        in_main_thread = [work for work in list(_running.values()) if work.in_main_thread]
+        if signal.SIGINT not in signals or not in_main_thread:
             continue
         if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
-            continue
+            continue  # nobody wants to be interrupted
         time.sleep(_LEAVE_SECONDS)
-        if any(id(work) in _running for work in stuck):
+        still_inside = any(id(work) in _running for work in in_main_thread)
+        if still_inside:
             print("\ninterrupted", file=sys.stderr, flush=True)
-            os._exit(_INTERRUPTED)
+            os._exit(_EXIT_INTERRUPTED)
