@@ -55,9 +55,10 @@ def new_folder(
     except MoaError:
         raise
     except Exception as error:
-        if refused := _refused_by_the_disk(error, parent, needed):
-            raise refused from error
-        raise
+        refusal = _refused_by_the_disk(error, parent, needed)
+        if refusal is None:
+            raise
+        raise refusal from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -69,29 +70,34 @@ def clean_up_when_ended() -> None:
 
 def gigabytes(size: float) -> str:
     """A size for people."""
-    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+    if size >= 1e8:
+        return f"{size / 1e9:.2f} GB"
+    return f"{size / 1e6:.1f} MB"
 
 
 def _refused_by_the_disk(error: Exception, parent: Path, needed: int) -> UsageError | None:
     """Turn errors of a full disk into one line: each library reports them in its own way, some only
-    with a traceback."""
-    if (
-        getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-        or shutil.disk_usage(parent).free < _FULL
-    ):
+    with a traceback. None for another error."""
+    says_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+    if says_full or shutil.disk_usage(parent).free < _FULL:
         hint = f"about {gigabytes(needed)} are wanted" if needed else ""
         return UsageError(f"no room left in {parent}", hint=hint)
-    if (
-        isinstance(error, OSError) and not error.filename
-    ):  # not from opening a file, so from writing
-        return UsageError(f"cannot write to {parent}: {error.strerror or error}")
+    is_from_writing = isinstance(error, OSError) and not error.filename  # opening names the file
+    if is_from_writing:
+        return UsageError(f"cannot write to {parent}: {getattr(error, 'strerror', None) or error}")
     return None
 
 
 def _refuse_to_lose(out: Path, force: bool) -> None:
+    """Raise if `out` holds something that may not be replaced."""
     if not out.exists():
         return
-    if not out.is_dir() or (any(out.iterdir()) and not (out / MANIFEST).is_file()):
+    if not out.is_dir():
         raise UsageError(f"{out} exists and is no bundle: choose another --out")
-    if any(out.iterdir()) and not force:
+    is_empty = not any(out.iterdir())
+    if is_empty:
+        return
+    if not (out / MANIFEST).is_file():
+        raise UsageError(f"{out} exists and is no bundle: choose another --out")
+    if not force:
         raise UsageError(f"{out} holds a bundle already", hint="--force replaces it")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from export.atomic_folder import gigabytes
-from moa.manifest import Manifest, Variant
+from moa.manifest import Manifest, Offline, Variant
 
 
 def model_card(manifest: Manifest) -> str:
@@ -35,7 +35,8 @@ def _lines(manifest: Manifest) -> Iterator[str]:
     yield f"| cache layers | {len(manifest.cache)} |"
     if manifest.records:
         yield f"| activation record | {manifest.records.numbers} numbers a token |"
-    yield f"| made | {manifest.created}, {', '.join(f'{k} {v}' for k, v in manifest.producer.items())} |"
+    tools = ", ".join(f"{name} {version}" for name, version in manifest.producer.items())
+    yield f"| made | {manifest.created}, {tools} |"
     yield ""
     yield "## Variants"
     yield ""
@@ -61,19 +62,23 @@ def _lines(manifest: Manifest) -> Iterator[str]:
 
 
 def _table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> Iterator[str]:
-    for number, cells in enumerate((header, *rows)):
-        yield f"| {' | '.join(map(str, cells))} |"
-        if number == 0:
-            yield "|---" * len(cells) + "|"
+    """The lines of a table."""
+    yield _table_line(header)
+    yield "|---" * len(header) + "|"
+    for cells in rows:
+        yield _table_line(cells)
+
+
+def _table_line(cells: Sequence[object]) -> str:
+    return f"| {' | '.join(str(cell) for cell in cells)} |"
 
 
 def _row(name: str, variant: Variant) -> list[object]:
-    found = variant.agreement
-    quality = (
-        [f"{found.acceptance:.2f}", f"{found.acceptance_ratio:.3f}"]
-        if found
-        else ["not measured", ""]
-    )
+    """What the table says of a variant."""
+    agreement = variant.agreement
+    quality = ["not measured", ""]
+    if agreement:
+        quality = [f"{agreement.acceptance:.2f}", f"{agreement.acceptance_ratio:.3f}"]
     size = gigabytes(variant.size)
     return [
         name,
@@ -88,51 +93,51 @@ def _row(name: str, variant: Variant) -> list[object]:
 
 
 def _times(manifest: Manifest) -> Iterator[str]:
-    timed = {
-        name: variant.step_times
+    """Step times, of the variants for which they were measured: all with the same columns."""
+    timed = [
+        (name, variant.step_times)
         for name, variant in manifest.variants.items()
         if variant.step_times
-    }
+    ]
     if not timed:
         return
-    columns = [f"T={time.tokens}, {time.threads} thread" for time in next(iter(timed.values()))]
+    _, first_times = timed[0]
+    columns = [f"T={time.tokens}, {time.threads} thread" for time in first_times]
+    rows = [(name, *_shown(time.ms for time in times)) for name, times in timed]
     yield "## Step time on the machine that built it, ms"
     yield ""
-    yield from _table(
-        ("variant", *columns),
-        [(name, *_shown(t.ms for t in times)) for name, times in timed.items()],
-    )
+    yield from _table(("variant", *columns), rows)
     yield ""
 
 
 def _calibration(manifest: Manifest) -> Iterator[str]:
-    found = manifest.calibration
-    if found is None:
+    """What was measured on held-out prompts."""
+    measured = manifest.calibration
+    if measured is None:
         yield "Acceptance and offline agreement were not measured: no held-out prompts were given."
         return
-    yield f"## Measured on {found.prompts} held-out prompts ({found.source}), {found.tokens} tokens"
-    yield ""
-    chain = _shown(found.acceptance.chain)
-    tree = _shown(found.acceptance.tree)
-    yield from _table(
-        ("accepted drafts at least", *range(1, len(tree) + 1)), (("chain", *chain), ("tree", *tree))
+    yield (
+        f"## Measured on {measured.prompts} held-out prompts ({measured.source}),"
+        f" {measured.tokens} tokens"
     )
-    for when, curve in (
-        ("after the link was lost", found.offline),
-        ("asked without a network", found.cold),
-    ):
-        if curve is not None:
-            agreement = _shown(curve.agreement)
-            unbroken = _shown(curve.unbroken)
-            yield ""
-            yield from _table(
-                (f"{when}, tokens", *curve.lengths),
-                (
-                    ("agreement with the target", *agreement),
-                    ("text still the target's own", *unbroken),
-                ),
-            )
+    yield ""
+    chain = _shown(measured.acceptance.chain)
+    tree = _shown(measured.acceptance.tree)
+    depths = range(1, len(tree) + 1)
+    yield from _table(("accepted drafts at least", *depths), (("chain", *chain), ("tree", *tree)))
+    yield from _offline("after the link was lost", measured.offline)
+    if measured.cold is not None:
+        yield from _offline("asked without a network", measured.cold)
+
+
+def _offline(when: str, curve: Offline) -> Iterator[str]:
+    """The quality of offline text by its length."""
+    agreement = ("agreement with the target", *_shown(curve.agreement))
+    unbroken = ("text still the target's own", *_shown(curve.unbroken))
+    yield ""
+    yield from _table((f"{when}, tokens", *curve.lengths), (agreement, unbroken))
 
 
 def _shown(figures: Iterable[float]) -> list[str]:
+    """Figures with two places."""
     return [f"{figure:.2f}" for figure in figures]

@@ -4,7 +4,7 @@ few tokens."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +40,8 @@ def most_frequent(counts: Counter[int], size: int, source: Source) -> NDArray[np
     special = {
         token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special
     }
-    by_use: Iterable[int] = (token for token, _ in counts.most_common())
+    by_use = [token for token, _ in counts.most_common()]
+    # The most important first; a dict keeps each once.
     order = dict.fromkeys([*source.facts.eos_ids, *sorted(special), *by_use, *range(whole)])
     chosen = [token for token in order if token < whole][:size]
     return np.array(sorted(chosen), np.int64)

@@ -27,15 +27,18 @@ from moa.drafters.graph import Sizes
 
 @dataclass(frozen=True)
 class Blocks:
-    """How to store four-bit weights; `tables` are the bits of embedding and head."""
+    """How to store four-bit weights."""
 
     block: int
+    """Weights that share a scale."""
     tables: int
+    """Bits of embedding and head."""
 
     def __str__(self) -> str:
-        return f"int4 in blocks of {self.block}" + (
-            f", embedding and head int{self.tables}" if self.tables != 4 else ""
-        )
+        text = f"int4 in blocks of {self.block}"
+        if self.tables != 4:
+            text += f", embedding and head int{self.tables}"
+        return text
 
 
 BLOCKS = (Blocks(32, 4), Blocks(32, 8))
@@ -65,11 +68,9 @@ class Workshop:
     def head_rows(self) -> NDArray[np.float32]:
         """The head's matrix: only the rows of the draft vocabulary."""
         head = self.source.head()
-        return (
-            head[: self.source.vocabulary]
-            if self.draft_to_target is None
-            else head[self.draft_to_target]
-        )
+        if self.draft_to_target is None:
+            return head[: self.source.vocabulary]
+        return head[self.draft_to_target]
 
     @property
     def tied(self) -> bool:
@@ -79,15 +80,17 @@ class Workshop:
     @property
     def parameters(self) -> int:
         """How many weights the graph has."""
-        tables = self.source.shared.embedding.numel() + (0 if self.tied else self.head_rows.size)
-        return tables + sum(weight.numel() for weight in self.source.module.parameters())
+        count = self.source.shared.embedding.numel()
+        if not self.tied:
+            count += self.head_rows.size
+        return count + sum(weight.numel() for weight in self.source.module.parameters())
 
     def float_graph(self, opset: int) -> WeightedModel:
-        """Float32, exact."""
+        """The graph in float32, exact."""
         return self._graph(onnx.load(self.layers(opset)), FloatTable)
 
     def int8_graph(self, opset: int) -> tuple[WeightedModel, str]:
-        """Eight bits with dynamically quantized activations; returns also the name of the
+        """The graph in eight bits, with dynamically quantized activations; and the name of the
         quantizer."""
         if opset not in self._int8:
             work = self.folder / f"int8-{opset}"
@@ -97,41 +100,52 @@ class Workshop:
         return self._graph(onnx.load(layers), Int8Table), maker
 
     def unpacked_graph(self, opset: int) -> WeightedModel:
-        """Weights in eight bits, products in float32."""
+        """The graph with weights in eight bits, and products in float32."""
         return self._graph(unpacked_layers(self.layers(opset)), UnpackedTable)
 
     def block_graph(self, opset: int, blocks: Blocks) -> WeightedModel:
-        """Four bits in blocks."""
+        """The graph in four bits, in blocks."""
+
+        def table(name: str, rows: NDArray[np.float32]) -> Table:
+            return BlockTable(name, rows, bits=blocks.tables, block=blocks.block)
+
         layers = block_layers(self.layers(opset), bits=4, block=blocks.block)
-        return self._graph(
-            layers,
-            lambda name, rows: BlockTable(name, rows, bits=blocks.tables, block=blocks.block),
-        )
+        return self._graph(layers, table)
 
     def _graph(
         self, layers: onnx.ModelProto, table: Callable[[str, NDArray[np.float32]], Table]
     ) -> WeightedModel:
-        """The step graph: `docs/export.md` has its inputs and outputs."""
+        """The step graph of these layers, with the embedding before them and the head behind;
+        `docs/export.md` has its inputs and outputs. `table` makes a matrix of a name and rows."""
         model = WeightedModel.take(layers)
         spec = self.source.spec
         graph = model.proto.graph
-        kinds = {
+        types = {
             value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)
         }
-        nodes = list(graph.node)
-        for part in (graph.node, graph.input, graph.output):
-            del part[:]
+        layer_nodes = list(graph.node)
+        del graph.node[:]
+        del graph.input[:]
+        del graph.output[:]
+        # Nodes are in the order in which they are computed.
         embedding = table("embedding", self.source.embedding())
+        head = embedding if self.tied else table("head", self.head_rows)
         self._embed(model, embedding)
-        graph.node.extend(nodes)
-        self._project(model, embedding if self.tied else table("head", self.head_rows))
-        best: Sizes = (1, "N", self.top_k)
+        graph.node.extend(layer_nodes)
+        self._project(model, head)
         inputs: list[tuple[str, int, Sizes]] = [("ids", TensorProto.INT64, (1, "T"))]
-        inputs += [(name, kinds[name], shape) for name, shape in spec.inputs.items() if name != "x"]
-        inputs += [("scale", TensorProto.FLOAT, (1,)), ("noise", TensorProto.FLOAT, (1, "n", "v"))]
-        outputs: list[tuple[str, int, Sizes]]
-        outputs = [("top_logp", TensorProto.FLOAT, best), ("top_tokens", TensorProto.INT64, best)]
-        outputs += [(name, kinds[name], shape) for name, shape in spec.rows.items()]
+        for name, shape in spec.inputs.items():
+            if name != "x":  # the embedded ids
+                inputs.append((name, types[name], shape))
+        inputs.append(("scale", TensorProto.FLOAT, (1,)))
+        inputs.append(("noise", TensorProto.FLOAT, (1, "n", "v")))
+        best: Sizes = (1, "N", self.top_k)
+        outputs: list[tuple[str, int, Sizes]] = [
+            ("top_logp", TensorProto.FLOAT, best),
+            ("top_tokens", TensorProto.INT64, best),
+        ]
+        for name, shape in spec.rows.items():
+            outputs.append((name, types[name], shape))
         graph.input.extend(helper.make_tensor_value_info(*value) for value in inputs)
         graph.output.extend(helper.make_tensor_value_info(*value) for value in outputs)
         graph.name = "drafter_step"
@@ -140,24 +154,30 @@ class Workshop:
         return model
 
     def _embed(self, model: WeightedModel, table: Table) -> None:
+        """From `ids` to `x`."""
         factor = self.source.shared.embedding_scale
-        table.embed(model, "ids", "x" if factor == 1.0 else "x_unscaled")
-        if factor != 1.0:
-            scale = model.constant("embedding_scale", np.array(factor, np.float32))
-            model.node("Mul", ["x_unscaled", scale], ["x"])
+        if factor == 1.0:
+            table.embed(model, "ids", "x")
+            return
+        table.embed(model, "ids", "x_unscaled")
+        scale = model.constant("embedding_scale", np.array(factor, np.float32))
+        model.node("Mul", ["x_unscaled", scale], ["x"])
 
     def _project(self, model: WeightedModel, table: Table) -> None:
+        """From `hidden` to `top_logp` and `top_tokens`."""
         cap = self.source.shared.logit_softcap
         factor = self.source.shared.logit_scale
         uncapped = "logits" if cap is None else "logits_uncapped"
-        table.project(model, "hidden", uncapped if factor == 1.0 else "logits_unscaled")
-        if factor != 1.0:
+        if factor == 1.0:
+            table.project(model, "hidden", uncapped)
+        else:
+            table.project(model, "hidden", "logits_unscaled")
             scale = model.constant("logit_scale", np.array(factor, np.float32))
             model.node("Mul", ["logits_unscaled", scale], [uncapped])
         if cap is not None:
             limit = model.constant("logit_softcap", np.array(cap, np.float32))
-            small = model.node("Div", ["logits_uncapped", limit], ["logits_over_cap"])
-            bent = model.node("Tanh", [small], ["logits_bent"])
+            over_cap = model.node("Div", ["logits_uncapped", limit], ["logits_over_cap"])
+            bent = model.node("Tanh", [over_cap], ["logits_bent"])
             model.node("Mul", [bent, limit], ["logits"])
         scaled = model.node("Mul", ["logits", "scale"], ["logits_scaled"])
         noisy = model.node("Add", [scaled, "noise"], ["logits_noisy"])
@@ -172,8 +192,8 @@ class Workshop:
 
 
 def int8_layers(layers: Path, work: Path, cpu: str) -> tuple[Path, str]:
-    """Dynamically quantized products, written into `work`; returns the model and the quantizer's
-    name.
+    """Layers with dynamically quantized products, written into `work`; returns the model and the
+    quantizer's name.
 
     With optimum installed (which keeps transformers below 5) its quantizer is used, otherwise ONNX
     Runtime's own with the same settings: both give the same bits.
@@ -221,7 +241,8 @@ def int8_by_optimum(layers: Path, work: Path, cpu: str, skip: Sequence[str]) -> 
 
 
 def block_layers(layers: Path, *, bits: int, block: int) -> onnx.ModelProto:
-    """Weights in blocks of `block`; products computed in eight bits (accuracy level 4)."""
+    """Layers with weights in blocks of `block`; products are computed in eight bits (accuracy level
+    4)."""
     model = onnx.load(layers)
     settings = DefaultWeightOnlyQuantConfig(
         block_size=block,
@@ -240,31 +261,32 @@ def block_layers(layers: Path, *, bits: int, block: int) -> onnx.ModelProto:
 
 
 def unpacked_layers(layers: Path) -> onnx.ModelProto:
-    """Weights in eight bits with a scale for each column; products in float32, for the runtime
-    unpacks them at load."""
+    """Layers with weights in eight bits and a scale for each column; products are in float32, for
+    the runtime unpacks the weights when it loads them."""
     model = onnx.load(layers)
     graph = model.graph
     weights = {tensor.name: tensor for tensor in graph.initializer}
-    products = [
-        node.input[1]
-        for node in graph.node
-        if node.op_type == "MatMul" and node.input[1] in weights
-    ]
+    factors = [node.input[1] for node in graph.node if node.op_type == "MatMul"]
     unpacking = []
-    for name in dict.fromkeys(products):
+    for name in dict.fromkeys(factors):  # each once
+        if name not in weights:
+            continue  # an activation
         value = numpy_helper.to_array(weights[name])
         scale = np.abs(value).max(axis=-2, keepdims=True) / np.float32(127)
         scale[scale == 0] = 1
-        codes = f"{name}.int8"
-        wide = f"{name}.wide"
-        scales = f"{name}.scale"
+        codes = np.rint(value / scale).astype(np.int8)
+        codes_name = f"{name}.int8"
+        wide_name = f"{name}.wide"
+        scale_name = f"{name}.scale"
         graph.initializer.remove(weights[name])
-        graph.initializer.append(
-            numpy_helper.from_array(np.rint(value / scale).astype(np.int8), codes)
+        graph.initializer.append(numpy_helper.from_array(codes, codes_name))
+        graph.initializer.append(numpy_helper.from_array(scale, scale_name))
+        unpacking.append(
+            helper.make_node("Cast", [codes_name], [wide_name], wide_name, to=TensorProto.FLOAT)
         )
-        graph.initializer.append(numpy_helper.from_array(scale, scales))
-        unpacking.append(helper.make_node("Cast", [codes], [wide], wide, to=TensorProto.FLOAT))
-        unpacking.append(helper.make_node("Mul", [wide, scales], [name], f"{name}.unpacked"))
+        unpacking.append(
+            helper.make_node("Mul", [wide_name, scale_name], [name], f"{name}.unpacked")
+        )
     nodes = [*unpacking, *graph.node]
     del graph.node[:]
     graph.node.extend(nodes)

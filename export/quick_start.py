@@ -7,6 +7,7 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,9 @@ from moa.bundle import MANIFEST, SCHEMA
 from moa.cli.command_line import CommandParser
 from moa.errors import UsageError, run_cli
 from moa.process.user_folders import cache_folder
+
+_LONGEST_NAME = 40
+"""Characters of a model's name in that of its bundle."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,13 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print(arguments: argparse.Namespace) -> None:
-    found = plan_pair(arguments.target, arguments.sibling, dtype=arguments.dtype)
-    json.dump(found, sys.stdout)
+    plan = plan_pair(arguments.target, arguments.sibling, dtype=arguments.dtype)
+    json.dump(plan, sys.stdout)
 
 
 def plan_pair(target: str, sibling: str, *, dtype: str = "auto") -> dict[str, Any]:
-    """Refuses what cannot work: other tokenizers, families that are not supported, too little memory
-    or disk."""
+    """The plan of a pair. Raises for what cannot work: other tokenizers, families that are not
+    supported, too little memory or disk."""
     from export.setup import Setup, make_setup_plan
     from moa.gguf.reader import is_gguf
     from moa.target.contract import LoadOptions
@@ -45,16 +49,17 @@ def plan_pair(target: str, sibling: str, *, dtype: str = "auto") -> dict[str, An
     from moa.target.memory_plan import plan_memory
 
     facts, _ = read_facts(target)
-    small, _ = read_facts(sibling)
-    words = [facts.weights_id, small.weights_id, str(SCHEMA), __version__]
-    key = hashlib.sha256("\n".join(words).encode()).hexdigest()[:12]
+    sibling_facts, _ = read_facts(sibling)
+    made_of = [facts.weights_id, sibling_facts.weights_id, str(SCHEMA), __version__]
+    key = hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:12]
     name = f"{_short(target)}+{_short(sibling)}-{key}"
     bundle = cache_folder("bundles") / name
     setup = Setup(target, sibling, bundle)
     plan = make_setup_plan(setup)
     made = (bundle / MANIFEST).is_file()
     bundle.parent.mkdir(parents=True, exist_ok=True)
-    if not made and (free := shutil.disk_usage(bundle.parent).free) < plan.export.disk:
+    free = shutil.disk_usage(bundle.parent).free
+    if not made and free < plan.export.disk:
         raise UsageError(
             f"the bundle takes {plan.export.disk / 1e9:.1f} GB of disk while it is made, and"
             f" {bundle.parent} has {free / 1e9:.1f} GB free",
@@ -63,6 +68,9 @@ def plan_pair(target: str, sibling: str, *, dtype: str = "auto") -> dict[str, An
     memory = None
     if not is_gguf(target):
         memory = plan_memory(target, LoadOptions(dtype=dtype, slots=256, kv_tokens=131072))
+    lines = list(plan.lines())
+    if memory is not None:
+        lines.append(f"the verifier {memory}")
     # A file in GGUF is unpacked here, not while the bundle is made: it says so.
     locate(sibling, say=lambda line: print(f"moa-edge up: {line}", file=sys.stderr, flush=True))
     return {
@@ -73,14 +81,14 @@ def plan_pair(target: str, sibling: str, *, dtype: str = "auto") -> dict[str, An
         "bundle_bytes": plan.export.variant_bytes,
         "target": dataclasses.asdict(facts),
         "memory": None if memory is None else memory.figures,
-        "lines": [*plan.lines(), *([] if memory is None else [f"the verifier {memory}"])],
+        "lines": lines,
     }
 
 
 def _short(source: str) -> str:
     """The last part of where a model comes from, as a name of a folder."""
     name = Path(source).expanduser().name.removesuffix(".gguf") or "model"
-    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)[:40]
+    return re.sub(r"[^\w.-]", "-", name)[:_LONGEST_NAME]
 
 
 if __name__ == "__main__":

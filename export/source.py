@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from moa.config import TargetFacts
 from moa.drafters.contract import Drafter
@@ -33,20 +34,23 @@ class TargetTokenizer:
 
     @classmethod
     def of(cls, folder: Path) -> TargetTokenizer:
-        """That of a model's folder."""
-        file = folder / "tokenizer.json"
+        """The tokenizer of a model's folder."""
         tokenizer = load_tokenizer(folder)
-        content = (
-            file.read_bytes() if file.is_file() else tokenizer.backend_tokenizer.to_str().encode()
-        )
+        file = folder / "tokenizer.json"
+        content = file.read_bytes() if file.is_file() else _as_json(tokenizer)
         template = tokenizer.chat_template
-        named = {
+        if not isinstance(template, str):  # none, or several by name
+            template = None
+        special_tokens = {
             name: text
             for name, text in tokenizer.special_tokens_map.items()
             if isinstance(text, str)
         }
         return cls(
-            content, tokenizer_hash(content), template if isinstance(template, str) else None, named
+            json=content,
+            hash=tokenizer_hash(content),
+            chat_template=template,
+            special_tokens=special_tokens,
         )
 
 
@@ -80,11 +84,11 @@ class Source:
         return min(self.facts.vocab_size, len(self.shared.head))
 
     def embedding(self) -> NDArray[np.float32]:
-        """`[vocabulary, hidden]`."""
+        """The embedding's matrix, `[vocabulary, hidden]`."""
         return _numpy(self.shared.embedding)
 
     def head(self) -> NDArray[np.float32]:
-        """`[vocabulary, hidden]`."""
+        """The head's matrix, `[vocabulary, hidden]`."""
         return _numpy(self.shared.head)
 
 
@@ -105,6 +109,11 @@ def load_source(target: str, drafter: str) -> Source:
         model = part.model
     module = stored.load(model, dataclasses.replace(facts, tokenizer_hash=tokenizer.hash))
     return Source(facts, tokenizer, module.eval(), stored.weights_id(facts))
+
+
+def _as_json(tokenizer: PreTrainedTokenizerBase) -> bytes:
+    """The `tokenizer.json` of a tokenizer that was read in another form."""
+    return str(tokenizer.backend_tokenizer.to_str()).encode()
 
 
 def _numpy(weight: Tensor) -> NDArray[np.float32]:

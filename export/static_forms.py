@@ -35,7 +35,9 @@ from moa.graph.step import open_session
 from moa.model.blocks import Attention, Block
 
 STATIC_MASKED = -30.0
+"""What an additive mask holds where a token may not look."""
 EMBEDDING = "embedding.npy"
+"""The file with the host's embedding."""
 Feeds = dict[str, NDArray[Any]]
 
 
@@ -83,14 +85,14 @@ class StaticStep(nn.Module):
         for block, keys, values in zip(blocks, past[0::2], past[1::2], strict=True):
             attention = block.self_attn
             normed = self._norm(block.input_layernorm, x)
-            key = _turn(attention.key(normed), cos, sin)
+            key = _rotated(attention.key(normed), cos, sin)
             value = attention.value(normed)
             rows += [key, value]
-            query = _turn(attention.query(normed), cos, sin)
-            seen = _attend(
-                attention, query, torch.cat([keys, key], 2), torch.cat([values, value], 2), mask
-            )
-            x = self._feed_forward(block, x + seen)
+            query = _rotated(attention.query(normed), cos, sin)
+            all_keys = torch.cat([keys, key], 2)
+            all_values = torch.cat([values, value], 2)
+            attended = _attend(attention, query, all_keys, all_values, mask)
+            x = self._feed_forward(block, x + attended)
         x = self._cross(x, cos, sin, *records)
         hidden = x if self.final_norm is None else self._norm(self.final_norm, x)
         logits = self.head(hidden)
@@ -110,25 +112,31 @@ class StaticStep(nn.Module):
         mask: Tensor,
         has_records: Tensor,
     ) -> Tensor:
+        """States after cross-attention over records; as they are where `has_records` is 0."""
         block = self.crossing
-        query = _turn(block.self_attn.query(self._norm(block.input_layernorm, x)), cos, sin)
-        told = self._feed_forward(block, x + _attend(block.self_attn, query, key, value, mask))
-        return x + (told - x) * has_records
+        normed = self._norm(block.input_layernorm, x)
+        query = _rotated(block.self_attn.query(normed), cos, sin)
+        attended = _attend(block.self_attn, query, key, value, mask)
+        with_records = self._feed_forward(block, x + attended)
+        return x + (with_records - x) * has_records
 
     def _feed_forward(self, block: Block, x: Tensor) -> Tensor:
+        """The second half of a layer, with its residual: SwiGLU in elementary operators."""
         mlp = block.mlp
         normed = self._norm(block.post_attention_layernorm, x)
         gate = mlp.gate_proj(normed)
         return x + mlp.down_proj(gate * torch.sigmoid(gate) * mlp.up_proj(normed))
 
     def _norm(self, norm: Any, x: Tensor) -> Tensor:
+        """RMSNorm, as one operator or in elementary ones."""
         if self.native_norm:
             normed: Tensor = norm(x)
             return normed
         return x / torch.sqrt((x * x).mean(-1, keepdim=True) + norm.eps) * norm.weight
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Heads rotated by their positions; `sin` includes the sign of the first half."""
     low, high = x.chunk(2, dim=-1)
     return x * cos.unsqueeze(1) + torch.cat([high, low], dim=-1) * sin.unsqueeze(1)
 
@@ -138,18 +146,17 @@ def _attend(
 ) -> Tensor:
     """Query heads that share a key head become rows of one product, so that no operator has to
     repeat keys."""
-    group = attention.heads // attention.kv_heads
+    heads = attention.heads
+    width = attention.head_dim
+    sharing = heads // attention.kv_heads
     tokens = query.shape[2]
-    query = (
-        query.reshape(1, attention.kv_heads, group * tokens, attention.head_dim)
-        * attention.head_dim**-0.5
-    )
+    query = query.reshape(1, attention.kv_heads, sharing * tokens, width) * width**-0.5
     if mask.shape[2] != 1:
-        mask = torch.cat([mask] * group, dim=2)
-    seen = torch.softmax(query @ key.transpose(2, 3) + mask, dim=-1) @ value
-    seen = seen.reshape(1, attention.heads, tokens, attention.head_dim).transpose(1, 2)
-    out: Tensor = attention.o_proj(seen.reshape(1, tokens, attention.heads * attention.head_dim))
-    return out
+        mask = torch.cat([mask] * sharing, dim=2)
+    result = torch.softmax(query @ key.transpose(2, 3) + mask, dim=-1) @ value
+    result = result.reshape(1, heads, tokens, width).transpose(1, 2)
+    projected: Tensor = attention.o_proj(result.reshape(1, tokens, heads * width))
+    return projected
 
 
 def export_static(
@@ -161,32 +168,33 @@ def export_static(
     config = drafter.config
     spec = shop.source.spec
     assert spec.records is not None
-    t = shape.tokens
-    p = shape.past
-    r = shape.records
-    d = config.head_dim
-    args = (
-        torch.randn(1, t, config.hidden_size),
-        torch.randn(1, t, d),
-        torch.randn(1, t, d),
-        torch.zeros(1, 1, t, p + t),
-        *(torch.randn(1, layer.kv_heads, p, d) for layer in spec.cache for _ in "kv"),
-        *(torch.randn(1, spec.records.kv_heads, r, d) for _ in "kv"),
-        torch.zeros(1, 1, 1, r),
-        torch.ones(1, 1, 1),
-    )
-    inputs = ["x", "cos", "sin", "mask", *(name for name in spec.inputs if name.startswith("past"))]
-    inputs += ["record_k", "record_v", "record_mask", "has_records"]
-    outputs = ["logits", *spec.rows]
+    width = config.head_dim
+    # An example of each input, by its name in the graph.
+    examples = {
+        "x": torch.randn(1, shape.tokens, config.hidden_size),
+        "cos": torch.randn(1, shape.tokens, width),
+        "sin": torch.randn(1, shape.tokens, width),
+        "mask": torch.zeros(1, 1, shape.tokens, shape.past + shape.tokens),
+    }
+    for number, layer in enumerate(spec.cache):
+        for part in "kv":
+            examples[f"past_{part}_{number}"] = torch.randn(1, layer.kv_heads, shape.past, width)
+    record_heads = spec.records.kv_heads
+    examples |= {
+        "record_k": torch.randn(1, record_heads, shape.records, width),
+        "record_v": torch.randn(1, record_heads, shape.records, width),
+        "record_mask": torch.zeros(1, 1, 1, shape.records),
+        "has_records": torch.ones(1, 1, 1),
+    }
     module = StaticStep(drafter, shop.head_rows, native_norm=native_norm).eval()
     with torch.inference_mode(), quiet():
         program = torch.onnx.export(
             module,
-            args,
+            tuple(examples.values()),
             dynamo=True,
             opset_version=opset,
-            input_names=inputs,
-            output_names=outputs,
+            input_names=list(examples),
+            output_names=["logits", *spec.rows],
             verbose=False,
         )
         assert program is not None
@@ -205,6 +213,8 @@ def write_embedding(shop: Workshop, folder: Path) -> Path:
 
 
 class _Feeds(CalibrationDataReader):
+    """Calibration inputs, one after another."""
+
     def __init__(self, feeds: list[Feeds]) -> None:
         self._feeds = iter(feeds)
 
@@ -218,14 +228,15 @@ def quantize_for_htp(model: Path, feeds: list[Feeds]) -> None:
     prepared = model.with_name("prepared.onnx")
     quantized = model.with_name("quantized.onnx")
     with quiet():
-        changed = qnn_preprocess_model(model, prepared)
+        was_changed = qnn_preprocess_model(model, prepared)
+        source = prepared if was_changed else model
         config = get_qnn_qdq_config(
-            prepared if changed else model,
+            source,
             _Feeds(feeds),
             activation_type=QuantType.QUInt16,
             weight_type=QuantType.QUInt8,
         )
-        quantize(prepared if changed else model, quantized, config)
+        quantize(source, quantized, config)
     prepared.unlink(missing_ok=True)
     quantized.replace(model)
 
@@ -236,17 +247,19 @@ def partitions(model: Path, runtime: Literal["CoreML", "NNAPI"]) -> str:
     proto = onnx.shape_inference.infer_shapes(onnx.load(model))
     with quiet():
         if runtime == "CoreML":
-            found = usability_checker.check_coreml_partitions(
+            checked = usability_checker.check_coreml_partitions(
                 proto, True, "coreml_supported_mlprogram_ops.md"
             )
         else:
-            found = usability_checker.check_nnapi_partitions(proto, True)
-    if found.num_partitions != 1 or found.num_supported_nodes != found.num_nodes:
+            checked = usability_checker.check_nnapi_partitions(proto, True)
+    nodes = checked.num_nodes
+    if checked.num_partitions != 1 or checked.num_supported_nodes != nodes:
+        lacking = ", ".join(sorted(checked.unsupported_ops)) or "fixed shapes"
         raise MoaError(
-            f"{runtime} would take {found.num_supported_nodes} of {found.num_nodes} nodes in {found.num_partitions}"
-            f" partitions, not all in one: it lacks {', '.join(sorted(found.unsupported_ops)) or 'fixed shapes'}"
+            f"{runtime} would take {checked.num_supported_nodes} of {nodes} nodes in {checked.num_partitions}"
+            f" partitions, not all in one: it lacks {lacking}"
         )
-    return f"onnxruntime's {runtime} checker: {found.num_nodes} of {found.num_nodes} nodes in one partition"
+    return f"onnxruntime's {runtime} checker: {nodes} of {nodes} nodes in one partition"
 
 
 class StaticRunner:
@@ -259,72 +272,73 @@ class StaticRunner:
         self.session = open_session(model)
         self._embedding = np.load(model.parent / EMBEDDING, mmap_mode="r")
         self._top_k = shop.top_k
-        self._map = shop.draft_to_target
+        self._draft_to_target = shop.draft_to_target
         width = self.spec.cache[0].head_dim
-        self._steps = shop.source.module.config.rope_theta ** (
-            -np.arange(0, width, 2, dtype=np.float32) / width
-        )
+        even = np.arange(0, width, 2, dtype=np.float32)
+        self._frequencies = shop.source.module.config.rope_theta ** (-even / width)
 
     def step(self, step: StepInput) -> StepOutput:
         """One step of any size."""
-        past = list(step.past)
+        rows = list(step.past)
+        past_count = rows[0].shape[1]
         logits = []
-        before = past[0].shape[1]
         for start in range(0, len(step.ids), self.shape.tokens):
             part = slice(start, min(start + self.shape.tokens, len(step.ids)))
-            out, *rows = self.session.run(None, self.feeds(step, part, past))
-            used = part.stop - start
-            logits.append(out[0, :used])
-            past = [
-                np.concatenate([old, new[0, :, :used]], axis=1)
-                for old, new in zip(past, rows, strict=True)
+            used = part.stop - part.start
+            piece_logits, *piece_rows = self.session.run(None, self.feeds(step, part, rows))
+            logits.append(piece_logits[0, :used])
+            rows = [
+                np.concatenate([before, new[0, :, :used]], axis=1)
+                for before, new in zip(rows, piece_rows, strict=True)
             ]
-        scores = np.concatenate(logits)[list(step.queries)]
-        best = np.argsort(-scores, axis=-1, kind="stable")[:, : self._top_k]
-        logp = np.take_along_axis(scores, best, -1) - np.logaddexp.reduce(
-            scores, axis=-1, keepdims=True
-        )
-        tokens = best if self._map is None else self._map[best]
-        new = [row[:, before:] for row in past]
-        return StepOutput(logp.astype(np.float32), tokens.astype(np.int64), new)
+        of_queries = np.concatenate(logits)[list(step.queries)]
+        best = np.argsort(-of_queries, axis=-1, kind="stable")[:, : self._top_k]
+        normalizer = np.logaddexp.reduce(of_queries, axis=-1, keepdims=True)
+        logp = np.take_along_axis(of_queries, best, -1) - normalizer
+        tokens = best if self._draft_to_target is None else self._draft_to_target[best]
+        new_rows = [row[:, past_count:] for row in rows]
+        return StepOutput(logp.astype(np.float32), tokens.astype(np.int64), new_rows)
 
     def feeds(self, step: StepInput, part: slice, past: list[Float]) -> Feeds:
         """The graph's inputs for some of a step's tokens; `past` holds the rows of all tokens
         before them."""
-        shape, used, held = (
-            self.shape,
-            part.stop - part.start,
-            min(past[0].shape[1], self.shape.past),
-        )
+        shape = self.shape
+        used = part.stop - part.start
+        held = min(past[0].shape[1], shape.past)  # past rows that there is room for
         skipped = past[0].shape[1] - held
         ids = np.zeros(shape.tokens, np.int64)
         positions = np.zeros(shape.tokens, np.float32)
-        ids[:used], positions[:used] = step.ids[part], step.positions[part]
-        angles = np.tile(positions[:, None] * self._steps, 2)
-        sign = np.repeat(np.array([-1.0, 1.0], np.float32), len(self._steps))
+        ids[:used] = step.ids[part]
+        positions[:used] = step.positions[part]
+        angles = np.tile(positions[:, None] * self._frequencies, 2)
+        sign = np.repeat(np.array([-1.0, 1.0], np.float32), len(self._frequencies))
+        # Columns are the past rows, with room for `shape.past`, then the tokens.
         mask = np.full((shape.tokens, shape.past + shape.tokens), STATIC_MASKED, np.float32)
         visible = step.mask[part, skipped : part.stop + step.past[0].shape[1]]
         mask[:used, :held][visible[:, :held]] = 0.0
         mask[:used, shape.past : shape.past + used][visible[:, held:]] = 0.0
-        mask[range(used, shape.tokens), range(shape.past + used, shape.past + shape.tokens)] = 0.0
+        padding = np.arange(used, shape.tokens)
+        mask[padding, shape.past + padding] = 0.0  # sees itself: a row may not be all masked
         feeds: Feeds = {
             "x": self._embedding[ids].astype(np.float32)[None],
             "cos": np.cos(angles).astype(np.float32)[None],
             "sin": (np.sin(angles) * sign).astype(np.float32)[None],
             "mask": mask[None, None],
         }
-        for i, rows in enumerate(past):
-            feeds[f"past_{'kv'[i % 2]}_{i // 2}"] = _padded(rows[:, skipped:], shape.past)
+        for number, (keys, values) in enumerate(zip(past[0::2], past[1::2], strict=True)):
+            feeds[f"past_k_{number}"] = _padded(keys[:, skipped:], shape.past)
+            feeds[f"past_v_{number}"] = _padded(values[:, skipped:], shape.past)
         return feeds | self._records(step)
 
     def _records(self, step: StepInput) -> Feeds:
-        of = self.spec.records
-        assert of is not None
-        none = np.zeros((of.kv_heads, 0, of.head_dim), np.float32)
-        key, value = (
-            none if rows is None else rows[:, -self.shape.records :]
-            for rows in (step.record_k, step.record_v)
-        )
+        """The graph's record inputs: the newest that there is room for."""
+        heads = self.spec.records
+        assert heads is not None
+        key = np.zeros((heads.kv_heads, 0, heads.head_dim), np.float32)
+        value = key
+        if step.record_k is not None and step.record_v is not None:
+            key = step.record_k[:, -self.shape.records :]
+            value = step.record_v[:, -self.shape.records :]
         mask = np.full((1, 1, 1, self.shape.records), STATIC_MASKED, np.float32)
         mask[..., : key.shape[1]] = 0.0
         return {
@@ -336,6 +350,7 @@ class StaticRunner:
 
 
 def _padded(rows: Float, capacity: int) -> Float:
-    out = np.zeros((1, rows.shape[0], capacity, rows.shape[2]), np.float32)
-    out[0, :, : rows.shape[1]] = rows
-    return out
+    """Rows `[heads, n, width]` with zeros behind them: `[1, heads, capacity, width]`."""
+    padded = np.zeros((1, rows.shape[0], capacity, rows.shape[2]), np.float32)
+    padded[0, :, : rows.shape[1]] = rows
+    return padded

@@ -21,9 +21,12 @@ from onnx import TensorProto, helper, numpy_helper
 from moa.errors import UsageError
 
 Array = NDArray[Any]
-_PAGE = 4096  # memory maps need page-aligned offsets
-_LARGEST_MESSAGE = 2**31 - 2**24  # protobuf's limit, less the graph itself
-_INLINE = 1024  # bytes; shape inference reads small constants, so they stay in the graph
+_PAGE = 4096
+"""Bytes to whose multiples weights are aligned: memory maps need page-aligned offsets."""
+_LARGEST_MESSAGE = 2**31 - 2**24
+"""Bytes of weights in one file: protobuf's limit, less the graph itself."""
+_INLINE = 1024
+"""Bytes of a constant that stays in the graph: shape inference reads small ones."""
 
 
 @contextlib.contextmanager
@@ -68,9 +71,8 @@ class WeightedModel:
     def constant(self, name: str, value: Array) -> str:
         """Add an initializer, inline when small, unless it is there: a tied table adds it twice.
         Returns its name."""
-        if name in self.weights or any(
-            tensor.name == name for tensor in self.proto.graph.initializer
-        ):
+        inline = {tensor.name for tensor in self.proto.graph.initializer}
+        if name in self.weights or name in inline:
             return name
         if value.nbytes <= _INLINE:
             self.proto.graph.initializer.append(numpy_helper.from_array(value, name))
@@ -112,24 +114,26 @@ class WeightedModel:
         data = path.with_name(f"{path.name}.data")
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
+        # Offset and length of each weight in the file, by its hash.
         written: dict[bytes, tuple[int, int]] = {}
         with data.open("wb") as file:
             for name, value in self.weights.items():
                 content = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
                 key = hashlib.sha256(content).digest()
                 if key not in written:
-                    file.write(b"\0" * (-file.tell() % _PAGE))
+                    padding = -file.tell() % _PAGE
+                    file.write(b"\0" * padding)
                     written[key] = (file.tell(), len(content))
                     file.write(content)
+                offset, length = written[key]
                 tensor = proto.graph.initializer.add(
                     name=name,
                     dims=value.shape,
                     data_type=helper.np_dtype_to_tensor_dtype(value.dtype),
                     data_location=TensorProto.EXTERNAL,
                 )
-                for setting, at in zip(
-                    ("location", "offset", "length"), (data.name, *written[key]), strict=True
-                ):
-                    tensor.external_data.add(key=setting, value=str(at))
+                tensor.external_data.add(key="location", value=data.name)
+                tensor.external_data.add(key="offset", value=str(offset))
+                tensor.external_data.add(key="length", value=str(length))
         onnx.save(proto, path)
         return [path, data]

@@ -22,6 +22,10 @@ from export.storage import WeightedModel
 
 Matrix = NDArray[np.float32]
 MICROSOFT = "com.microsoft"
+"""The domain of ONNX Runtime's own operators."""
+_ROWS_AT_ONCE = 8192
+"""Rows that are quantized at once: a float or transposed copy of the whole table would double the
+memory."""
 
 
 class Table(Protocol):
@@ -42,7 +46,7 @@ class FloatTable:
     rows: Matrix
 
     def embed(self, model: WeightedModel, ids: str, out: str) -> None:
-        """A Gather."""
+        """Gather the rows."""
         model.node("Gather", [model.constant(f"table.{self.name}.weight", self.rows), ids], [out])
 
     def project(self, model: WeightedModel, hidden: str, out: str) -> None:
@@ -62,27 +66,23 @@ class Int8Table:
         scale[scale == 0] = 1.0
         self.scale: Matrix = scale.astype(np.float32)
         self.rows = np.empty(rows.shape, np.int8)
-        for start in range(
-            0, len(rows), 8192
-        ):  # a float copy of the whole table would double the memory
-            part = slice(start, start + 8192)
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
             self.rows[part] = np.rint(rows[part] / self.scale[part])
 
     def embed(self, model: WeightedModel, ids: str, out: str) -> None:
-        """Standard operators only, so that every runtime has them."""
-        codes = model.node(
-            "Gather", [model.constant(f"table.{self.name}.int8", self.rows), ids], [f"{out}_codes"]
-        )
-        scale = model.node(
-            "Gather",
-            [model.constant(f"table.{self.name}.scale", self.scale), ids],
-            [f"{out}_row_scale"],
-        )
+        """Gather rows and scales, and multiply. Standard operators only, so that every runtime has
+        them."""
+        all_codes = model.constant(f"table.{self.name}.int8", self.rows)
+        all_scales = model.constant(f"table.{self.name}.scale", self.scale)
+        codes = model.node("Gather", [all_codes, ids], [f"{out}_codes"])
+        scale = model.node("Gather", [all_scales, ids], [f"{out}_row_scale"])
         wide = model.node("Cast", [codes], [f"{out}_wide"], to=TensorProto.FLOAT)
         model.node("Mul", [wide, scale], [out])
 
     def project(self, model: WeightedModel, hidden: str, out: str) -> None:
-        """The pattern that ONNX Runtime fuses into one dynamically quantized product."""
+        """Multiply in eight bits, in the pattern that ONNX Runtime fuses into one dynamically
+        quantized product."""
         codes = model.constant(f"table.{self.name}.int8", self.rows)
         columns = model.node("Transpose", [codes], [f"table.{self.name}.columns"], perm=[1, 0])
         zero = model.constant(f"table.{self.name}.zero", np.array(0, np.int8))
@@ -102,7 +102,7 @@ class UnpackedTable(Int8Table):
     """Stored in eight bits; the head is unpacked when the runtime loads, by folding constants."""
 
     def project(self, model: WeightedModel, hidden: str, out: str) -> None:
-        """A product in float32."""
+        """Unpack, and multiply in float32."""
         codes = model.constant(f"table.{self.name}.int8", self.rows)
         wide = model.node("Cast", [codes], [f"table.{self.name}.wide"], to=TensorProto.FLOAT)
         scale = model.constant(f"table.{self.name}.scale", self.scale)
@@ -120,20 +120,20 @@ class BlockTable:
         self.block = block
         self.count, self.width = rows.shape
         settings = DefaultWeightOnlyQuantConfig(block_size=block, is_symmetric=True, bits=bits)
-        # In parts: the quantizer needs columns, and a transposed copy of the whole table is large
-        parts = [
-            DefaultWeightOnlyQuantizer(settings).qbits_block_quant(
-                np.ascontiguousarray(rows[at : at + 8192].T)
-            )
-            for at in range(0, self.count, 8192)
-        ]
-        self.codes = np.concatenate([codes for codes, _, _ in parts])
-        self.scales: Matrix = np.concatenate(
-            [scales.reshape(len(codes), -1) for codes, scales, _ in parts]
-        )
+        code_parts = []
+        scale_parts = []
+        for start in range(0, self.count, _ROWS_AT_ONCE):
+            # The quantizer needs columns.
+            columns = np.ascontiguousarray(rows[start : start + _ROWS_AT_ONCE].T)
+            quantizer = DefaultWeightOnlyQuantizer(settings)
+            codes, scales, _ = quantizer.qbits_block_quant(columns)
+            code_parts.append(codes)
+            scale_parts.append(scales.reshape(len(codes), -1))
+        self.codes = np.concatenate(code_parts)
+        self.scales: Matrix = np.concatenate(scale_parts)
 
     def embed(self, model: WeightedModel, ids: str, out: str) -> None:
-        """One block is one row of the last axis, so the head's quantized data can be gathered."""
+        """Gather the head's quantized data, in which a block is one row of the last axis."""
         codes = model.constant(f"table.{self.name}.codes", self.codes)
         scales = model.constant(f"table.{self.name}.block_scales", self.scales[:, :, None])
         blocks = model.node(
@@ -147,19 +147,19 @@ class BlockTable:
             quantize_axis=2,
         )
         shape = model.constant(f"{out}_shape", np.array([0, 0, -1], np.int64))
-        padded = self.codes.shape[1] * self.block
-        rows = model.node(
-            "Reshape", [blocks, shape], [out if padded == self.width else f"{out}_padded"]
-        )
-        if padded != self.width:
-            cut = [
-                model.constant(f"{out}_cut_{i}", np.array([v], np.int64))
-                for i, v in enumerate((0, self.width, 2))
-            ]
-            model.node("Slice", [rows, *cut], [out])
+        padded_width = self.codes.shape[1] * self.block
+        if padded_width == self.width:
+            model.node("Reshape", [blocks, shape], [out])
+            return
+        rows = model.node("Reshape", [blocks, shape], [f"{out}_padded"])
+        start = model.constant(f"{out}_cut_0", np.array([0], np.int64))
+        stop = model.constant(f"{out}_cut_1", np.array([self.width], np.int64))
+        axis = model.constant(f"{out}_cut_2", np.array([2], np.int64))
+        model.node("Slice", [rows, start, stop, axis], [out])
 
     def project(self, model: WeightedModel, hidden: str, out: str) -> None:
-        """Accuracy level 4 computes in eight bits: three times as fast as float."""
+        """Multiply by the quantized matrix. Accuracy level 4 computes in eight bits: three times as
+        fast as float."""
         model.node(
             "MatMulNBits",
             [

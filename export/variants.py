@@ -40,6 +40,7 @@ products of more are in eight bits: half as fast."""
 ENOUGH = 0.97
 """Share of the float32 graph's acceptance length that four bits must keep."""
 _CALIBRATION_STEPS = 64
+"""Steps along all texts, beside the first and the last token of each."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,14 @@ def make_dynamic(shop: Workshop, kind: VariantKind, folder: Path, judge: Judge) 
     """Write a dynamic variant into `folder`, and judge it."""
     folder.mkdir(parents=True)
     made = _written(shop, kind, folder, judge)
-    return replace(
-        made, agreement=made.agreement or judge(OrtRunner(made.files[0], shop.source.spec))
-    )
+    if made.agreement is not None:  # it was judged to choose its form
+        return made
+    runner = OrtRunner(made.files[0], shop.source.spec)
+    return replace(made, agreement=judge(runner))
 
 
 def _written(shop: Workshop, kind: VariantKind, folder: Path, judge: Judge) -> Made:
+    """Write a dynamic variant in the form of its kind."""
     path = folder / "model.onnx"
     if kind.name == "cpu-fp32":
         return Made(shop.float_graph(kind.opset).save(path), "fp32")
@@ -106,10 +109,10 @@ def _to_ort(path: Path) -> list[Path]:
         convert_onnx_models_to_ort(path, optimization_styles=[OptimizationStyle.Fixed])
     path.unlink()
     files = [path.with_suffix(".ort"), path.with_name("required_operators.config")]
-    found = next(iter(path.parent.glob("*required_operators*.config")), None)
-    if found is None or not files[0].is_file():
+    operator_lists = list(path.parent.glob("*required_operators*.config"))
+    if not operator_lists or not files[0].is_file():
         raise MoaError("ONNX Runtime did not convert the model to its .ort format")
-    found.rename(files[1])
+    operator_lists[0].rename(files[1])
     return files
 
 
@@ -120,33 +123,35 @@ def make_static(
     that is run too."""
     folder.mkdir(parents=True)
     model = folder / "model.onnx"
-    htp = kind.name == "npu-qnn"
-    export_static(shop, shape, model, opset=kind.opset, native_norm=htp)
+    is_for_htp = kind.name == "npu-qnn"
+    export_static(shop, shape, model, opset=kind.opset, native_norm=is_for_htp)
     files = [model, write_embedding(shop, folder)]
     notes = [
         f"tokens {shape.tokens}, past {shape.past}, records {shape.records}; {EMBEDDING} is the host's embedding"
     ]
-    if htp:
+    if is_for_htp:
         traces = reference.traces if reference else ()
         quantize_for_htp(model, calibration_feeds(shop, StaticRunner(shop, model, shape), traces))
-        learned = (
-            "the prompts it is judged on" if reference else "random steps: judge it before use"
-        )
-        notes.append(f"ranges from {learned}")
-    here = f"{this_runtime()}, not with {kind.runtime}"
-    seen = None
+        if reference:
+            notes.append("ranges from the prompts it is judged on")
+        else:
+            notes.append("ranges from random steps: judge it before use")
+    checked: Literal["executed", "static"] = "executed"
+    checked_with = f"{this_runtime()}, not with {kind.runtime}"
     if kind.name in ("coreml", "nnapi"):
-        seen = partitions(model, "CoreML" if kind.name == "coreml" else "NNAPI")
-        notes.append(f"its arithmetic ran with {here}")
-    agreement = reference.judge(StaticRunner(shop, model, shape)) if reference else None
-    precision = "a16w8" if htp else "fp32"
+        notes.append(f"its arithmetic ran with {checked_with}")
+        checked = "static"
+        checked_with = partitions(model, "CoreML" if kind.name == "coreml" else "NNAPI")
+    agreement = None
+    if reference:
+        agreement = reference.judge(StaticRunner(shop, model, shape))
     return Made(
-        files,
-        precision,
-        "; ".join(notes),
-        agreement,
-        "static" if seen else "executed",
-        seen or here,
+        files=files,
+        precision="a16w8" if is_for_htp else "fp32",
+        notes="; ".join(notes),
+        agreement=agreement,
+        checked=checked,
+        checked_with=checked_with,
     )
 
 
@@ -155,23 +160,22 @@ def calibration_feeds(
 ) -> list[Feeds]:
     """Calibration inputs for the quantizer: steps along real texts, or random ones, also without
     past or records."""
-    width = runner.shape.tokens
-    if not traces:
-        sizes = ((width, width, 40, 30), (1, 1, 0, 0), (width, width, 0, 0), (1, 1, 40, 0)) * 3
-        steps = list(random_steps(shop.source.spec, shop.source.vocabulary, sizes=sizes))
-        return [runner.feeds(step, slice(0, len(step.ids)), step.past) for step in steps]
-    chosen: list[StepInput] = []
-    every = max(1, sum(len(trace.ids) - trace.prompt for trace in traces) // _CALIBRATION_STEPS)
-    for trace in traces:
-        replay = Replay(runner, trace)
-        length = len(trace.ids)
-        chosen += [
-            replay.along(0, min(width, length), held=0),
-            replay.along(length - 1, length, held=0),
-        ]
-        for at in range(trace.prompt, length - 1, every):
-            chosen.append(replay.along(at, min(at + width, length), held=at))
-    return [runner.feeds(step, slice(0, len(step.ids)), step.past) for step in chosen]
+    tokens = runner.shape.tokens
+    steps: list[StepInput] = []
+    if traces:
+        answer_tokens = sum(len(trace.ids) - trace.prompt for trace in traces)
+        distance = max(1, answer_tokens // _CALIBRATION_STEPS)
+        for trace in traces:
+            replay = Replay(runner, trace)
+            length = len(trace.ids)
+            steps.append(replay.along(0, min(tokens, length), held=0))
+            steps.append(replay.along(length - 1, length, held=0))
+            for start in range(trace.prompt, length - 1, distance):
+                steps.append(replay.along(start, min(start + tokens, length), held=start))
+    else:
+        sizes = ((tokens, tokens, 40, 30), (1, 1, 0, 0), (tokens, tokens, 0, 0), (1, 1, 40, 0))
+        steps += random_steps(shop.source.spec, shop.source.vocabulary, sizes=sizes * 3)
+    return [runner.feeds(step, slice(0, len(step.ids)), step.past) for step in steps]
 
 
 def this_runtime() -> str:
