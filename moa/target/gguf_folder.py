@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -31,7 +32,7 @@ from moa.target.identity import SHAPES, SOURCE_ID, file_id
 
 WEIGHTS = "model.safetensors"
 _FORMAT = 1
-"""Of the folders: another number makes them anew."""
+"""The number of the folders' format: another one makes them anew."""
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 _FREE = 2**28
 """Bytes of disk that stay free."""
@@ -67,11 +68,16 @@ _FAMILIES = {
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
 }
-"""By llama.cpp's name: transformers'."""
+"""llama.cpp's names of families, and transformers'."""
 _ROTATIONS = "rope_freqs.weight"
-_LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
-"""How Llama 3.1 and its successors stretch their rotation: by wavelengths of this context. A file
-has the resulting table, and not these numbers."""
+# How Llama 3.1 and its successors stretch their rotation. A file has the resulting table, and not
+# these numbers.
+_LLAMA3_CONTEXT = 8192
+"""Tokens of the context with which wavelengths are compared."""
+_LLAMA3_LOW = 1.0
+"""Wavelengths in the context up to which a rotation is stretched by the whole factor."""
+_LLAMA3_HIGH = 4.0
+"""Wavelengths in the context from which on a rotation is not stretched."""
 
 
 @dataclass(frozen=True)
@@ -82,18 +88,20 @@ class GgufModel:
 
     @classmethod
     def read(cls, path: Path) -> GgufModel:
-        """Its heads; `path` is the file, or any of the shards."""
-        return cls(tuple(map(read_head, _shards(path))))
+        """Read a model's heads; `path` is the file, or any of the shards."""
+        return cls(tuple(read_head(shard) for shard in _shards(path)))
 
     @property
     def head(self) -> GgufHead:
-        """The one with the metadata."""
+        """The head with the metadata."""
         return self.heads[0]
 
     @property
     def tensors(self) -> Iterator[tuple[Path, StoredBlocks]]:
-        """All of all files."""
-        return ((head.path, tensor) for head in self.heads for tensor in head.tensors)
+        """All tensors, each with the file that it is in."""
+        for head in self.heads:
+            for tensor in head.tensors:
+                yield head.path, tensor
 
     @property
     def names(self) -> set[str]:
@@ -102,12 +110,12 @@ class GgufModel:
 
     @property
     def bfloat16_bytes(self) -> int:
-        """What the weights take when they are unpacked."""
-        return sum(2 * int(np.prod(tensor.shape, dtype=np.int64)) for _, tensor in self.tensors)
+        """Bytes that the weights take when they are unpacked."""
+        return sum(2 * math.prod(tensor.shape) for _, tensor in self.tensors)
 
     @property
     def identity(self) -> str:
-        """Follows from every byte of all files."""
+        """A hash that follows from every byte of all files."""
         digest = hashlib.sha256(f"gguf {_FORMAT}".encode())
         for head in self.heads:
             digest.update(file_id(head.path).encode())
@@ -126,7 +134,8 @@ def folder_of(path: Path, *, weights: bool, say: Say = lambda _: None) -> Path:
         _put(folder / SOURCE_ID, identity.encode())
     if weights and not (folder / WEIGHTS).is_file():
         needed = model.bfloat16_bytes
-        if needed + _FREE > (free := shutil.disk_usage(folder).free):
+        free = shutil.disk_usage(folder).free
+        if needed + _FREE > free:
             raise UsageError(
                 f"{path.name} takes {needed / 1e9:.1f} GB unpacked, and {folder} has {free / 1e9:.1f}",
                 hint="set XDG_CACHE_HOME to a folder on another disk",
@@ -198,25 +207,24 @@ _ARCHITECTURES = {
 def _gemma(head: GgufHead, config: Mapping[str, Any]) -> dict[str, Any]:
     """Windows, caps and scales, some of which the files leave to the family."""
     layers = config["num_hidden_layers"]
-    third = config["model_type"] == "gemma3_text"
-    every = 6 if third else 2
-    """Each layer of that many sees all tokens, the others a window."""
-    kinds = [
-        "sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)
-    ]
+    is_gemma3 = config["model_type"] == "gemma3_text"
+    # Every sixth or second layer sees all tokens, the others a window.
+    distance = 6 if is_gemma3 else 2
+    kinds = ["sliding_attention"] * layers
+    kinds[distance - 1 :: distance] = ["full_attention"] * (layers // distance)
+    # The largest model of each generation, 27B, is the only one whose scale is not its heads' width.
+    is_largest = layers == (62 if is_gemma3 else 46)
+    scale = config["head_dim"]
+    if is_largest:
+        scale = config["hidden_size"] // config["num_attention_heads"]
     found: dict[str, Any] = {
         "sliding_window": head.number("{arch}.attention.sliding_window"),
         "layer_types": kinds,
         "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": config["head_dim"],
+        "query_pre_attn_scalar": scale,
     }
-    if third:
-        # The largest, 27B, is the only one whose scale is not its heads' width
-        if layers == 62:
-            found["query_pre_attn_scalar"] = config["hidden_size"] // config["num_attention_heads"]
+    if is_gemma3:
         return found | {"rope_local_base_freq": 10000.0}
-    if layers == 46:
-        found["query_pre_attn_scalar"] = config["hidden_size"] // config["num_attention_heads"]
     return found | {
         "attn_logit_softcapping": head.real("{arch}.attn_logit_softcapping", 50.0),
         "final_logit_softcapping": head.real("{arch}.final_logit_softcapping", 30.0),
@@ -225,16 +233,18 @@ def _gemma(head: GgufHead, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _llama3_rotation(model: GgufModel, config: Mapping[str, Any]) -> dict[str, Any]:
     """The scaling behind a table of rotations, if it is Llama 3's."""
-    found = [(path, tensor) for path, tensor in model.tensors if tensor.name == _ROTATIONS]
-    if not found:
+    tables = [(path, tensor) for path, tensor in model.tensors if tensor.name == _ROTATIONS]
+    if not tables:
         return {}
-    table = np.concatenate(list(rows_of(*found[0]))).ravel()
+    path, tensor = tables[0]
+    table = np.concatenate(list(rows_of(path, tensor))).ravel()
     factor = float(table.max())
-    turns = np.arange(0, config["head_dim"], 2, dtype=np.float64) / config["head_dim"]
-    wavelengths = 2 * np.pi * config["rope_theta"] ** turns
-    smooth = (_LLAMA3_CONTEXT / wavelengths - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)
-    smooth = smooth.clip(0, 1)
-    expected = 1 / ((1 - smooth) / factor + smooth)
+    exponents = np.arange(0, config["head_dim"], 2, dtype=np.float64) / config["head_dim"]
+    wavelengths = 2 * np.pi * config["rope_theta"] ** exponents
+    # From 0, where a rotation is stretched by the whole factor, to 1, where it is not.
+    in_context = _LLAMA3_CONTEXT / wavelengths
+    kept = ((in_context - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)).clip(0, 1)
+    expected = 1 / ((1 - kept) / factor + kept)
     if table.shape != expected.shape or not np.allclose(table, expected, rtol=1e-3):
         raise UnsupportedModelError(
             f"{model.head.path}: its table of rotations is not that of Llama 3",
@@ -251,12 +261,13 @@ def _llama3_rotation(model: GgufModel, config: Mapping[str, Any]) -> dict[str, A
 
 
 def _token(head: GgufHead, use: str) -> int | None:
+    """The id of a special token, if the file names one for this use."""
     key = f"tokenizer.ggml.{use}_token_id"
     return head.number(key) if head.has(key) else None
 
 
 def _describe(model: GgufModel, config: Mapping[str, Any], folder: Path) -> None:
-    """Everything but the weights."""
+    """Write everything but the weights."""
     head = model.head
     tokenizer = tokenizer_of(head)
     ends = [_token(head, use) for use in ("eos", "eot", "eom")]
@@ -273,12 +284,10 @@ def _describe(model: GgufModel, config: Mapping[str, Any], folder: Path) -> None
         "model_max_length": config["max_position_embeddings"],
         **{name: token for name, token in named.items() if token is not None},
     }
-    for name, content in (
-        ("config.json", config),
-        ("generation_config.json", {"eos_token_id": eos, "bos_token_id": config["bos_token_id"]}),
-        ("tokenizer_config.json", settings),
-    ):
-        _put(folder / name, json.dumps(content, indent=2).encode())
+    generation = {"eos_token_id": eos, "bos_token_id": config["bos_token_id"]}
+    _put(folder / "config.json", json.dumps(config, indent=2).encode())
+    _put(folder / "generation_config.json", json.dumps(generation, indent=2).encode())
+    _put(folder / "tokenizer_config.json", json.dumps(settings, indent=2).encode())
     shapes = {tensor.name: tensor.shape for tensor in _renamed(model, config)}
     _put(folder / SHAPES, json.dumps(shapes).encode())
     _put(folder / "tokenizer.json", tokenizer.json.encode())
@@ -301,41 +310,47 @@ class _Tensor:
 
     @property
     def shape(self) -> list[int]:
-        """As torch has it."""
+        """The shape as torch has it; a file has it the other way round."""
         return list(reversed(self.stored.shape))
 
     @property
     def nbytes(self) -> int:
         """Its size in the folder."""
-        return int(np.prod(self.shape, dtype=np.int64)) * (4 if self.dtype == "F32" else 2)
+        itemsize = 4 if self.dtype == "F32" else 2
+        return itemsize * math.prod(self.shape)
 
 
 def _write_weights(model: GgufModel, config: Mapping[str, Any], path: Path) -> None:
-    """A safetensors file, some rows at a time: nothing is held whole."""
+    """Write a safetensors file, some rows at a time: nothing is held whole."""
     tensors = list(_renamed(model, config))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
+    start = 0
     for tensor in tensors:
-        places = [at, at + tensor.nbytes]
-        header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": places}
-        at += tensor.nbytes
+        stop = start + tensor.nbytes
+        header[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": [start, stop],
+        }
+        start = stop
     content = json.dumps(header).encode()
-    content += b" " * (-len(content) % 8)
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    content += b" " * (-len(content) % 8)  # the format asks for it
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        with beside.open("wb") as file:
+        with unfinished.open("wb") as file:
             file.write(len(content).to_bytes(8, "little") + content)
             for tensor in tensors:
                 for part in _parts_of(tensor):
                     file.write(part)
-        beside.replace(path)
+        unfinished.replace(path)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
     finally:
-        beside.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
 
 
 def _parts_of(tensor: _Tensor) -> Iterator[memoryview]:
+    """The bytes of a tensor as the folder has it, some rows at a time."""
     rows = rows_of(tensor.path, tensor.stored)
     if tensor.change is not None:  # heads are turned as a whole; such matrices are not large
         rows = iter([tensor.change(np.concatenate(list(rows)))])
@@ -347,35 +362,39 @@ def _parts_of(tensor: _Tensor) -> Iterator[memoryview]:
 
 
 def _renamed(model: GgufModel, config: Mapping[str, Any]) -> Iterator[_Tensor]:
-    gemma = config["model_type"].startswith("gemma")
-    llama = config["model_type"] == "llama"
+    """The folder's tensors, each under transformers' name."""
+    is_gemma = config["model_type"].startswith("gemma")
+    is_llama = config["model_type"] == "llama"
     for path, stored in model.tensors:
         if stored.name == _ROTATIONS:
-            continue
+            continue  # the config says it
         part, _, leaf = stored.name.rpartition(".")
-        name = _name(part, _GEMMA_NAMES if gemma else _LAYER_NAMES)
+        name = _name(part, _GEMMA_NAMES if is_gemma else _LAYER_NAMES)
         if name is None or leaf not in ("weight", "bias"):
             raise UnsupportedModelError(
                 f"{path}: tensor {stored.name} has no place in a {config['model_type']} model",
                 hint="take the model's folder",
             )
         change: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None
-        if gemma and "norm" in name:
+        if is_gemma and "norm" in name:
             change = _less_one
-        elif llama and name.endswith(("q_proj", "k_proj")):
-            queries = name.endswith("q_proj")
-            heads = config["num_attention_heads" if queries else "num_key_value_heads"]
-            change = partial(_halves_apart, heads=heads)
+        elif is_llama and name.endswith("q_proj"):
+            change = partial(_halves_apart, heads=config["num_attention_heads"])
+        elif is_llama and name.endswith("k_proj"):
+            change = partial(_halves_apart, heads=config["num_key_value_heads"])
         dtype = "F32" if len(stored.shape) == 1 else "BF16"
         yield _Tensor(f"{name}.{leaf}", path, stored, change, dtype)
 
 
 def _name(part: str, layer_names: Mapping[str, str]) -> str | None:
+    """transformers' name of a part of a model; None for one that it does not have."""
     if not part.startswith("blk."):
         return _NAMES.get(part)
     layer, _, rest = part.removeprefix("blk.").partition(".")
     own = layer_names.get(rest)
-    return None if own is None else f"model.layers.{layer}.{own}"
+    if own is None:
+        return None
+    return f"model.layers.{layer}.{own}"
 
 
 def _less_one(weight: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -396,18 +415,22 @@ def _halves_apart(weight: NDArray[np.float32], *, heads: int) -> NDArray[np.floa
 
 
 def _shards(path: Path) -> Sequence[Path]:
+    """All files of the model of which this is one."""
     found = _SHARD.fullmatch(path.name)
     if found is None:
         return [path]
     name, _, count = found.groups()
-    paths = [path.with_name(f"{name}-{n:05}-of-{count}.gguf") for n in range(1, int(count) + 1)]
-    if missing := [one.name for one in paths if not one.is_file()]:
+    paths = []
+    for number in range(1, int(count) + 1):
+        paths.append(path.with_name(f"{name}-{number:05}-of-{count}.gguf"))
+    missing = [shard.name for shard in paths if not shard.is_file()]
+    if missing:
         raise UsageError(f"{len(missing)} of {len(paths)} shards are missing: {missing[0]}")
     return paths
 
 
 def _put(path: Path, content: bytes) -> None:
-    """Whole, or not at all."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
-    beside.write_bytes(content)
-    beside.replace(path)
+    """Write a file whole, or not at all."""
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    unfinished.write_bytes(content)
+    unfinished.replace(path)

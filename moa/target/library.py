@@ -34,6 +34,7 @@ from moa.target.rows import Row, RowBatch
 # transformers 5 refuses any name with "sdpa" in it for models, such as Gemma 2, whose soft cap its
 # own sdpa drops.
 ATTENTION = "moa_tree"
+"""The name under which the library knows our attention function."""
 _CATCH_UP_AT_ONCE = 256
 """Tokens of a forward that runs a shared prefix again; bounds its memory."""
 
@@ -70,19 +71,37 @@ def tree_sdpa(
             query, key, value, attn_mask=attention_mask, scale=scaling
         )
     else:
-        scores = torch.matmul(query, key.transpose(2, 3)) * (
-            width**-0.5 if scaling is None else scaling
-        )
-        if softcap is not None:
-            scores = torch.tanh(scores / softcap) * softcap
-        if attention_mask is not None:
-            scores = scores + attention_mask
+        sinks = None
         if s_aux is not None:
-            sinks = s_aux.to(scores).view(1, kv_heads, groups, 1).expand(batch, -1, -1, length)
-            scores = torch.cat([scores, sinks.reshape(batch, kv_heads, -1, 1)], dim=-1)
-        shares = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-        out = torch.matmul(shares[..., : key.shape[-2]], value)
+            # One for each row of the product: `[B, Hkv, G*T, 1]`.
+            of_heads = s_aux.to(query).view(1, kv_heads, groups, 1)
+            sinks = of_heads.expand(batch, -1, -1, length).reshape(batch, kv_heads, -1, 1)
+        if scaling is None:
+            scaling = width**-0.5
+        out = _explicit_attention(query, key, value, attention_mask, scaling, softcap, sinks)
     return out.reshape(batch, heads, length, width).transpose(1, 2), None
+
+
+def _explicit_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attention step by step, with a soft cap of the scores and sinks, where there are any."""
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores + mask
+    if sinks is not None:
+        scores = torch.cat([scores, sinks], dim=-1)
+    shares = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    # A sink's share has no value: it goes nowhere.
+    return torch.matmul(shares[..., : key.shape[-2]], value)
 
 
 # With the library's eager mask registered too, a model with this attention still runs plain
@@ -94,7 +113,8 @@ AttentionMaskInterface.register(ATTENTION, eager_mask)
 def cache_argument(module: nn.Module) -> str:
     """The name by which a model or a layer of the library takes its cache: `past_key_values`, and
     `cache` in later releases of transformers 5."""
-    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
+    parameters = inspect.signature(module.forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"
 
 
 class Taps:
@@ -136,14 +156,15 @@ class LibraryDecoder:
         self._cache_argument = cache_argument(self._backbone)
         self._plan = plan
         self._head = head
-        self._cached = {layer: at for at, layer in enumerate(cached_layers(model.config))}
+        self._cached = {layer: place for place, layer in enumerate(cached_layers(model.config))}
+        """The place in the pool of each layer that has keys and values."""
         self._running = _RunningLayers(self._backbone) if chains_only(model.config) else None
         self._taps: Taps | None = None
         self.logits = head.logits
         self.samples = head.weight.device.type != "cpu"
 
     def check(self, batch: RowBatch) -> None:
-        """It computes any batch, but only chains where a layer keeps a running state."""
+        """A `UsageError` for a branch where a layer keeps a running state."""
         if self._running is None:
             return
         for b, slot in enumerate(batch.slots):
@@ -158,26 +179,29 @@ class LibraryDecoder:
         self._taps = Taps(self._backbone, layers)
 
     def run(self, batch: RowBatch) -> Forward:
-        """Keys and values go to the pages of the batch's slots."""
+        """Compute a batch; keys and values go to the pages of its slots."""
         if isinstance(self._cache, RecurrentPool):
             for slot in self._cache.behind.intersection(batch.slots):
                 self._catch_up(self._cache, slot)
         return self._run(batch)
 
     def _run(self, batch: RowBatch) -> Forward:
+        """Compute a batch whose slots all have their running states."""
+        repeats = 1  # where layers differ, masks are repeated in attention
+        if self._cache.uniform:
+            repeats = self._facts.heads // self._facts.kv_heads
         layout = Layout(
             batch,
             self._cache,
             windows=self._plan.windows,
-            # Masks are repeated in attention where layers differ.
-            repeats=self._facts.heads // self._facts.kv_heads if self._cache.uniform else 1,
+            repeats=repeats,
             together=self._running is None,
             same_size=self._running is not None,
         )
         ids = torch.from_numpy(batch.ids).to(self._head.weight.device)
         parts = [self._run_group(batch, ids, layout, group) for group in layout.groups]
         hidden, tapped = parts[0]
-        if len(parts) > 1:
+        if len(parts) > 1:  # back into the order of the batch
             order = torch.cat([_indices(group, len(ids)) for group in layout.groups]).argsort()
             hidden = torch.cat([part for part, _ in parts])[order]
             if tapped is not None:
@@ -206,18 +230,21 @@ class LibraryDecoder:
                 self._cache.propose(
                     batch.slots[b], layers.after(states, row=row, tokens=batch.sizes[b])
                 )
-        return (
-            _packed(out.last_hidden_state, group.real),
-            None if self._taps is None else _packed(self._taps.take(), group.real),
-        )
+        hidden = _packed(out.last_hidden_state, group.real)
+        if self._taps is None:
+            return hidden, None
+        return hidden, _packed(self._taps.take(), group.real)
 
     def _masks(self, group: Group) -> Any:
+        """The mask of a group as the model takes it: one, or one for each kind of layer."""
         if not self._plan.per_layer_type:
             return group.masks["all"]
         # Nothing is padded in a group of one length, so a running state needs no mask.
-        return {
-            kind: None if kind in RECURRENT_KINDS else mask for kind, mask in group.masks.items()
-        }
+        masks = dict(group.masks)
+        for kind in masks:
+            if kind in RECURRENT_KINDS:
+                masks[kind] = None
+        return masks
 
     def _catch_up(self, cache: RecurrentPool, slot: int) -> None:
         """Run the committed tokens of a slot again, of which no state is known."""
@@ -246,9 +273,9 @@ class _RunningLayers:
         self._inputs: dict[int, Tensor] = {}
         for layer in recurrent_layers(backbone.config):
             module = next(
-                one
-                for one in backbone.layers[layer].children()
-                if cache_argument(one) in inspect.signature(one.forward).parameters
+                part
+                for part in backbone.layers[layer].children()
+                if cache_argument(part) in inspect.signature(part.forward).parameters
             )
             self._modules[layer] = module
             module.register_forward_pre_hook(self._hook(layer), with_kwargs=True)
@@ -260,7 +287,7 @@ class _RunningLayers:
         return keep
 
     def take(self) -> _LayerInputs:
-        """Those of the latest forward."""
+        """The layers with their inputs in the latest forward."""
         inputs = self._inputs
         self._inputs = {}
         return _LayerInputs(self._modules, inputs)
@@ -276,19 +303,21 @@ class _LayerInputs:
     def after(
         self, states: RunningStates, *, row: int, tokens: int
     ) -> Callable[[int], dict[int, LayerState]]:
-        """The states of a row of `tokens` after its first n."""
+        """A function of n that returns the states of a row of `tokens` after its first n."""
 
         def after(accepted: int) -> dict[int, LayerState]:
-            found = states.after(row, accepted)
+            result = states.after(row, accepted)
             if accepted == tokens:
-                return found
+                return result
+            # The recurrence's states are those after all tokens: compute them again, from the state
+            # before the row, over the accepted ones alone.
             for layer in states.memory:
-                again = RunningStates([states.before[row]])
+                recomputed = RunningStates([states.before[row]])
                 module = self.modules[layer]
                 inputs = self.inputs[layer][row : row + 1, :accepted]
-                module(inputs, **{cache_argument(module): _StateView(again)})
-                found[layer] = LayerState(found[layer].inputs, again.memory[layer][0])
-            return found
+                module(inputs, **{cache_argument(module): _StateView(recomputed)})
+                result[layer] = LayerState(result[layer].inputs, recomputed.memory[layer][0])
+            return result
 
         return after
 
@@ -302,7 +331,7 @@ class _StateView(Cache):
 
     @property
     def states(self) -> RunningStates:
-        """Those of the rows of this forward."""
+        """The states of the rows of this forward."""
         assert self._states is not None
         return self._states
 
@@ -363,9 +392,9 @@ class _PageView(_StateView):
         return 0
 
     def _store(self, memory: Tensor, new: Tensor) -> Tensor:
+        """Write the group's new keys or values to their columns; returns what its rows may read."""
         group = self._group
-        tokens = new.transpose(1, 2).flatten(0, 1)
-        tokens = tokens if group.real is None else tokens.index_select(0, group.real)
+        tokens = _packed(new.transpose(1, 2), group.real)
         memory.index_copy_(0, self._layout.columns[group.tokens], tokens)
         return group.read(memory)
 
@@ -378,11 +407,15 @@ def _indices(group: Group, tokens: int) -> Tensor:
 
 
 def _packed(padded: Tensor, real: Tensor | None) -> Tensor:
+    """Rows `[rows, width, ...]` as tokens one after another, without padding."""
     flat = padded.flatten(0, 1)
-    return flat if real is None else flat.index_select(0, real)
+    if real is None:
+        return flat
+    return flat.index_select(0, real)
 
 
 def _padded(packed: Tensor, group: Group) -> Tensor:
+    """The tokens of a group, out of those of the batch, with padding: `[rows * width, ...]`."""
     if group.picks is None:
         return packed[group.tokens]
     return torch.index_select(packed, 0, group.picks)
