@@ -80,6 +80,13 @@ export function writerOf(node) {
   return node.settled ? `${name}, and this device` : `This device, for ${name}`;
 }
 
+// The same of an answer that is being written.
+export function writingOf(node, live) {
+  const name = node.model || "Assistant";
+  if (live.verified === live.characters.length) return name;
+  return live.verified ? `${name}, and this device` : `This device, for ${name}`;
+}
+
 function measured(usage) {
   if (!usage?.tokens) return "";
   const parts = [`${usage.tokens} tokens`];
@@ -190,7 +197,7 @@ export class ChatView {
     const note = box.querySelector(".note");
     note.classList.toggle("error", Boolean(node.error));
     note.classList.toggle("ended", !live && Boolean(node.verified));
-    box.querySelector(".who").textContent = node.role === "user" ? "You" : live ? node.model || "Assistant" : writerOf(node);
+    box.querySelector(".who").textContent = node.role === "user" ? "You" : live ? writingOf(node, live) : writerOf(node);
     if (live && node.check) note.textContent = checkOf(node.check);
     else if (live) note.textContent = progressOf(node, live);
     else note.textContent = node.role === "assistant" ? noteOf(node) : "";

@@ -186,10 +186,10 @@ export class Endpoint {
     if (this.cut) abort.abort(LEFT);
     if (this.running.size === 1) this.signAt = this.environment.now();
     const given = this.token ? { Authorization: `Bearer ${this.token}`, ...headers } : headers;
-    this.sentBytes += path.length + (how.body?.length ?? 0);
     const { fetch } = this.environment;
     const response = await fetch(this.address + path, { ...how, headers: given, signal: abort.signal, cache: "no-store" });
     this.signAt = this.environment.now();
+    this.sentBytes += path.length + (how.body?.length ?? 0);
     if (!response.ok) throw await refusal(response);
     this.#up();
     return response;
