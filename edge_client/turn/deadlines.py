@@ -154,6 +154,8 @@ class Deadlines:
         if self._blocked_since is None:
             self._blocked_since = now
         patience = self.patience.answer if patient else self.patience.settle
+        if self._down_since is not None:  # nothing is on its way
+            return self._blocked_since + patience
         return max(self._blocked_since, self._expected_at) + patience
 
     @property

@@ -248,6 +248,14 @@ def test_a_second_outage_does_not_restart_the_settle_clock() -> None:
     assert world.now - world.reader.told_at[-1] == pytest.approx(5.0, abs=0.1)
 
 
+def test_nobody_waits_for_the_answer_of_a_slow_target_that_is_known_to_be_away() -> None:
+    """With 4 s a forward the prompt came back 4 s late after a cut."""
+    world = World(count=12, draft="server", forward=4.0, patience=Patience(settle=1.0), tells=True)
+    world.outage(9.0, 300.0)
+    assert world.run() == "length"
+    assert world.now - world.reader.told_at[-1] == pytest.approx(1.0, abs=0.2)
+
+
 def test_what_stays_unverified_ends_the_turn_after_a_while_and_can_be_checked_later() -> None:
     world = unreachable(patience=Patience(settle=5.0), right=0.5)
     assert world.run() == "length"
