@@ -13,6 +13,7 @@ from rich.console import Console
 
 from edge_client.cli import options
 from edge_client.screen.views import make_console
+from edge_client.screen.words import calls, tokens
 from edge_client.settings import ClientSettings
 from edge_client.text.codec import TextCodec
 from edge_client.tools.compare import TimedAnswer, ask
@@ -133,7 +134,8 @@ def margin(
 def show(console: Console, audit: Audit) -> None:
     """As text."""
     for name, answer in (("with drafts", audit.drafted), ("target alone", audit.alone)):
-        console.print(f"{name:13} {len(answer.ids)} tokens in {answer.stats['calls']} calls")
+        took = f"{tokens(len(answer.ids))} in {calls(answer.stats['calls'])}"
+        console.print(f"{name:13} {took}")
     if audit.promise:
         console.print(f"verified      {safe_line(audit.promise)}", markup=False, highlight=False)
     if audit.at is None:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from edge_client.events import AnswerSoFar, Done, Event, Link, Notice, Progress, Retract, Status
 from edge_client.screen.pipe import ENDS, View
-from edge_client.screen.words import tokens, waiting
+from edge_client.screen.words import calls, tokens, waiting
 from moa.safe_text import safe_line, safe_text
 
 PROVISIONAL = "dim italic"
@@ -171,11 +171,14 @@ def summary(done: Done, statuses: Sequence[Status], *, more: str = "") -> str:
     """One line about a turn, whose tokens have these statuses; `more`: how to go on with one that
     was cut."""
     stats = done.stats
-    calls = "1 call" if stats["calls"] == 1 else f"{stats['calls']} calls"
     # a wait for the link at the end is no part
     first = stats["first_token_seconds"]
     last = stats["last_token_seconds"]
-    parts = [tokens(stats["tokens"]), f"{stats['tokens'] / max(1e-3, last):.0f}/s", calls]
+    parts = [
+        tokens(stats["tokens"]),
+        f"{stats['tokens'] / max(1e-3, last):.0f}/s",
+        calls(stats["calls"]),
+    ]
     if first >= _LONG_SECONDS:
         parts.insert(2, f"first after {first:.1f} s")
     if stats["tokens_per_round"]:

@@ -8,6 +8,11 @@ def tokens(count: int) -> str:
     return "1 token" if count == 1 else f"{count:,} tokens"
 
 
+def calls(count: int) -> str:
+    """So many requests to the verifier."""
+    return "1 call" if count == 1 else f"{count:,} calls"
+
+
 _LONG = 1.0
 """Seconds without news after which a reader wants to know that it still goes on."""
 
