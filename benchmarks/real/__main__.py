@@ -194,7 +194,7 @@ def _guesses(args: argparse.Namespace) -> None:
 
 _SHORT = 120
 """Tokens of a prompt for `exact`: what is compared is the answer."""
-_AT_ONCE = 16
+_AT_ONCE = 8
 """Answers of which all ways are run before the next ones: a run that is stopped has some of each."""
 
 

@@ -6,6 +6,7 @@ import math
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -147,6 +148,9 @@ def figures(answers: Lines, judged: Lines, cuts: Sequence[int] = CUTS) -> dict[s
         measured = [name for name in names if f"{way}/{min(cuts)}/{name}" in judged]
         for m in cuts:
             found = []
+            if not any(key.startswith(f"{way}/{m}/") for key in judged.found):
+                right[way][m] = found
+                continue
             for name in measured:
                 ended = len(answers.found[name]["ids"]) <= m
                 line = judged.found.get(f"{way}/{m}/{name}")
@@ -155,6 +159,15 @@ def figures(answers: Lines, judged: Lines, cuts: Sequence[int] = CUTS) -> dict[s
             right[way][m] = found
     client = {
         m: sum(target[name] for name in names if len(answers.found[name]["ids"]) <= m) for m in cuts
+    }
+    first = min(cuts)
+    by_first = {
+        way: {
+            name: judged.found[f"{way}/{first}/{name}"]["right"]
+            for name in names
+            if f"{way}/{first}/{name}" in judged
+        }
+        for way in ways
     }
     lengths = sorted(len(answers.found[name]["ids"]) for name in names)
     return {
@@ -165,8 +178,25 @@ def figures(answers: Lines, judged: Lines, cuts: Sequence[int] = CUTS) -> dict[s
             way: {str(m): {"right": sum(found), "of": len(found)} for m, found in by_cut.items()}
             for way, by_cut in right.items()
         },
+        "pairs": _pairs(by_first),
         "median_tokens": lengths[len(lengths) // 2] if lengths else 0,
     }
+
+
+def _pairs(right: dict[str, dict[str, bool]]) -> list[dict[str, Any]]:
+    """Of two ways, the problems that one alone solves."""
+    found = []
+    for one, other in combinations(right, 2):
+        both = [name for name in right[one] if name in right[other]]
+        found.append(
+            {
+                "ways": [one, other],
+                "only_first": sum(right[one][n] and not right[other][n] for n in both),
+                "only_second": sum(right[other][n] and not right[one][n] for n in both),
+                "of": len(both),
+            }
+        )
+    return found
 
 
 def tables(result: dict[str, Any]) -> str:
@@ -180,7 +210,15 @@ def tables(result: dict[str, Any]) -> str:
     client = [percent(count, result["problems"]) for count in result["client"].values()]
     rows.append(["a client of the API, whose answer is lost", *client, whole])
     header = ["right answers (pass@1), cut after m tokens", *[f"m = {m}" for m in cuts], "never"]
-    return table(header, rows)
+    said = [
+        f"{result['problems']} problems, greedy, answers of {result['median_tokens']} tokens in the median."
+    ]
+    said += [
+        f"Alone from the start, {pair['ways'][0]} solves {pair['only_first']} that {pair['ways'][1]} "
+        f"does not, and that solves {pair['only_second']} others."
+        for pair in result["pairs"]
+    ]
+    return f"{table(header, rows)}\n\n{' '.join(said)}"
 
 
 def percent(right: int, of: int) -> str:
