@@ -38,6 +38,15 @@ def who_wins(result: Result) -> Figure:
     return _winners(result, "Who is fastest where, and how near auto comes")
 
 
+@picture("a-real-pair-by-link", "real_links")
+def a_real_pair(result: Result) -> Figure:
+    """Where a device that drafts pays, for a real pair of 1.5B and 0.5B: the fastest way of decoding
+    by round trip of the link and step time of the target, and how near `auto` comes."""
+    return _winners(
+        result, "A pair of 1.5B and 0.5B: who is fastest where, and how near auto comes"
+    )
+
+
 def _winners(result: Result, title: str) -> Figure:
     """A square for each link and time of a forward."""
     found = places(result)

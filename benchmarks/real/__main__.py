@@ -296,6 +296,8 @@ def _show(
     result: dict[str, Any],
     tables: Callable[[dict[str, Any]], str],
 ) -> None:
+    if result.get("runs") == []:
+        return  # nothing of it is whole yet
     text = tables(result)
     print(text, file=sys.stdout)
     if args.out is not None:
