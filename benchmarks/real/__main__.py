@@ -29,7 +29,6 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from benchmarks.device import winners
 from benchmarks.provenance import write_result
 from benchmarks.real import acceptance, answers, cuts, exact, faults, links, peers
 from benchmarks.real.lines import Lines, read
@@ -287,7 +286,7 @@ def _tables(args: argparse.Namespace) -> None:
         _show(args, "real_faults", faults.figures(asked, own), faults.tables)
     linked = Lines(args.work / "links.jsonl")
     if linked.found:
-        _show(args, "real_links", links.figures(linked), winners.tables)
+        _show(args, "real_links", links.figures(linked), links.tables)
 
 
 def _show(

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.device import winners
 from benchmarks.device.grid import Answers, Network
 from benchmarks.kit.lab import mean_rtt, turned
 from benchmarks.kit.progress import Progress
@@ -40,6 +41,8 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 LINKS = ("loopback", "wifi", "5g", "4g", "4g-weak")
 STEPS_MS = (10.0, 30.0, 60.0, 120.0, 230.0)
+_NOT_MEASURED = ("edge_cpu_ms_per_token", "server_seconds")
+_CPU = "**Milliseconds of CPU"
 STEP_MS = 17.0
 TOKEN_MS = 5.5
 """The int4 sibling on two cores with AVX-512 takes 22.5, 37, 57 and 105 ms for 1, 4, 8 and 16
@@ -194,20 +197,38 @@ def figures(found: Lines) -> dict[str, Any]:
                     "link": cell["link"],
                     "temperature": 0.0,
                     "way": way,
-                    **run,
+                    **{name: value for name, value in run.items() if name not in _NOT_MEASURED},
                 }
             )
-    late = {cell["step_ms"]: cell["late"] for cell in cells}
-    steps = [
-        {"step_ms": step, "lanes": len(links), "late_forwards": share, "cores_busy": 0.0}
-        for step, share in late.items()
-    ]
     return {
         "prompts": len(cells[0]["kinds"]),
         "tokens": cells[0]["tokens"],
         "repeats": 1,
         "kinds": cells[0]["kinds"],
         "rtt_ms": {link: mean_rtt(PROFILES[link]) for link in links},
-        "steps": steps,
+        "steps": [],
+        "late": {f"{cell['step_ms']:g}": cell["late"] for cell in cells},
         "runs": runs,
     }
+
+
+def tables(result: dict[str, Any]) -> str:
+    """As of any grid, without what is not measured here: processor time."""
+    shown = {
+        **result,
+        "runs": [
+            {"edge_cpu_ms_per_token": 0.0, "server_seconds": [], **run} for run in result["runs"]
+        ],
+    }
+    blocks = winners.tables(shown).split("\n\n")
+    kept = [
+        block
+        for before, block in zip(["", *blocks], blocks, strict=False)
+        if not block.startswith(_CPU) and not before.startswith(_CPU)
+    ]
+    late = ", ".join(f"{share:.0%} at {step} ms" for step, share in result["late"].items())
+    kept.append(
+        "Links, the time of a forward and the time of the device's step are emulated; answers and "
+        f"guesses are looked up. Forwards that took longer than stated: {late}."
+    )
+    return "\n\n".join(kept)

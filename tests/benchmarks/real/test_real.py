@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.device import winners
 from benchmarks.real import acceptance, cuts, exact, links
 from benchmarks.real.__main__ import main
 from benchmarks.real.lines import Lines, read
@@ -227,7 +226,7 @@ def test_every_way_over_a_link_gives_the_recorded_text(pair: Path, tmp_path: Pat
     links.measure(tmp_path, pair / "out" / "bundle", settings)
     result = links.figures(Lines(tmp_path / "links.jsonl"))
     assert {run["way"] for run in result["runs"]} == set(links.WAYS)
-    assert "auto" in winners.tables(result)
+    assert "auto" in links.tables(result)
 
 
 def test_a_fixed_shape_gives_one_text_alone_and_among_others(tmp_path: Path) -> None:
