@@ -147,7 +147,7 @@ def figures(answers: Lines, judged: Lines, cuts: Sequence[int] = CUTS) -> dict[s
     for way in ways:
         measured = [name for name in names if f"{way}/{min(cuts)}/{name}" in judged]
         for m in cuts:
-            found = []
+            found: list[bool] = []
             if not any(key.startswith(f"{way}/{m}/") for key in judged.found):
                 right[way][m] = found
                 continue
