@@ -304,13 +304,16 @@ class RecordedGraph(StepGraph):
         self.layers = 1
         self.cache = [Heads(1, 1)]
         self.records = None
+        self.states = []
+        self.state_inputs = []
+        self.state_outputs = []
         self.features = False
         self.top = len(known[0].tokens[0])
         self.cache_inputs = ["past_k_0", "past_v_0"]
         self.outputs = ["top_logp", "top_tokens", "new_k_0", "new_v_0"]
         self._known = list(known)
         self._seconds = step_ms / 1000, token_ms / 1000
-        self._options = None
+        self._latest_options = None
 
     def io_binding(self) -> _Binding:
         """As ONNX Runtime's session has it."""

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moa.bundle import Bundle
+from moa.errors import UsageError
 from moa.graph.cache import KVBuffer
 from moa.graph.load import LoadedGraph
 from moa.graph.step import Call
@@ -60,7 +61,9 @@ class Sibling:
     def __init__(self, bundle: Path, *, threads: int = 0) -> None:
         loaded = LoadedGraph.load(Bundle.open(bundle), threads=threads)
         if loaded.draft_tokens is not None:
-            raise NotImplementedError("a sibling has the target's whole vocabulary")
+            raise UsageError(f"{bundle} guesses a part of the vocabulary only: it is no sibling")
+        if loaded.graph.states:
+            raise UsageError(f"{bundle} keeps running states: it cannot go on from several places")
         self.graph = loaded.graph
         self.variant = loaded.variant
         self.eos = frozenset(loaded.bundle.manifest.tokenizer.eos_ids)
