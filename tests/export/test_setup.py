@@ -23,7 +23,7 @@ from moa.errors import UnsupportedModelError
 from testing import gguf_tiny
 from testing.tiny import save_tiny, tiny
 from tests.target.test_gguf_folder import rounded, written
-from tests.verifier.kit import generate
+from tests.verifier.kit import client, generate
 
 IDS = [20, 31, 42, 53, 64]
 SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48}
@@ -70,6 +70,16 @@ async def test_a_sibling_drafts_and_the_text_is_the_targets(
     assert not (out / "drafter").exists()
     text = await verified_text(out / "bundle", ["--target", str(target), "--dtype", "float32"], 16)
     assert text == generate(tiny("gemma3"), IDS, 16)
+    # The same bundle drafts at the server, too.
+    words = ["serve", "--target", str(target), "--dtype", "float32", "--port", "0"]
+    settings = settings_from(parser().parse_args([*words, "--bundle", str(out / "bundle")]))
+    served = load(settings)
+    assert served.drafts == "sibling, cpu-int4"
+    async with Verifier(served, settings).open() as running, client(running) as edge:
+        session = await edge.start(IDS, max_new_tokens=16)
+        while not session.finish:
+            await edge.stream(session)
+    assert session.log[len(IDS) :] == text
 
 
 async def test_with_records_the_sibling_stays_and_its_attention_to_records_is_trained(
