@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge_client.events import Reason
-from moa.tree import TreeShape
 from moa.wire.messages import ClientMessage
 
 
@@ -18,20 +17,11 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """Draft a tree after `ids`. Like all work of the drafter it takes a few milliseconds at a time,
-    after which the machine is asked again, and the result goes to `TurnMachine.ran`."""
-
-    ids: Sequence[int]
-    shape: TreeShape
-    quick: bool
-    """It will be ready soon: the latest tokens can be shown after it is sent."""
-
-
-@dataclass(frozen=True, slots=True)
 class Grow:
     """Grow the tree of guesses after `ids` by a step of the drafter over its `breadth` likeliest
-    nodes; guesses of log-probability `least` and more are kept."""
+    nodes; guesses of log-probability `least` and more are kept. Like all work of the drafter it
+    takes a few milliseconds at a time, after which the machine is asked again, and the result goes
+    to `TurnMachine.ran`."""
 
     ids: Sequence[int]
     breadth: int
@@ -65,4 +55,4 @@ class End:
     reason: Reason
 
 
-Action = Send | Draft | Grow | Write | Wait | Drop | End
+Action = Send | Grow | Write | Wait | Drop | End

@@ -5,15 +5,15 @@ own, no await.
     machine.receive(message, now)
     match machine.next_action(now):
         Send(messages)    the shell sends them
-        Draft(ids)        the shell runs the drafter, then `machine.ran(action, result, now)`
-        Grow(ids)         the same: a tree of guesses
-        Write(ids)        the same: a token written offline
+        Grow(ids)         the shell runs the drafter for a tree of guesses, then
+                          `machine.ran(action, result, now)`
+        Write(ids)        the same for a token written offline
         Wait(until)       the shell waits for news
         Drop()            the shell gives the connection up
         End(reason)       the turn is over
     machine.drain()       what the user is told, at any time
 
-The answer comes by rounds (`rounds.py`) or as a stream with guesses (`ahead.py`). Deadlines are in
+The answer comes as a stream, beside which guesses go up (`ahead.py`). Deadlines are in
 `deadlines.py`, the link and classes of refusal in `reachability.py`, the session on it in
 `session_state.py`, pauses between attempts in `link/retry.py`. The user sees the same whatever the
 cause of a failure: after a wait of more than `offline_after` the device writes offline, and that
@@ -27,15 +27,14 @@ from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 from edge_client.events import Event, Link, LinkState, Notice, Progress, Reason
-from edge_client.turn.actions import Action, Draft, Drop, End, Grow, Send, Wait, Write
+from edge_client.turn.actions import Action, Drop, End, Grow, Send, Wait, Write
 from edge_client.turn.ahead import Ahead
 from edge_client.turn.budget import Spending
-from edge_client.turn.controller import Controller, Plan, WhoDrafts
+from edge_client.turn.controller import Controller, WhoDrafts
 from edge_client.turn.deadlines import Deadlines, Moment
 from edge_client.turn.guard import OfflineGuard
 from edge_client.turn.reachability import Failure, Reachability, classify
 from edge_client.turn.records import Records
-from edge_client.turn.rounds import Rounds
 from edge_client.turn.session_state import SessionState
 from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import Transcript
@@ -45,14 +44,12 @@ from moa.speculation.prediction import Prediction
 from moa.wire import Advanced, ClientSession, Ready, Recovered, Working
 from moa.wire.messages import (
     Activations,
-    Cancel,
     ClientMessage,
     Close,
     Error,
     Foresee,
     ServerMessage,
     Stream,
-    Verify,
     Welcome,
 )
 
@@ -79,18 +76,13 @@ class TurnMachine:
     has cached."""
     who_drafts: WhoDrafts = "auto"
     guesses: InitVar[bool] = False
-    """Whether guesses may go ahead of the answers."""
+    """Whether guesses may go ahead of the answers, or are waited for."""
     prediction: InitVar[Prediction | None] = None
     _vocab_size: int | None = None
     _computes: str = ""
     """The identity of what the verifier computes that began the turn."""
-    _plan: Plan | None = None
-    """The plan for the next round, if it is already made."""
     _outbox: list[ClientMessage] = field(default_factory=list)
     _no_drafter: bool = False
-    _unguessed: Stream | None = None
-    """The stream under way when the drafter failed: it may wait for guesses, and the next one does
-    not."""
     _state: LinkState | None = None
     _rechecks: bool = False
     """Whether the answer had ended, and its text is checked while nobody waits."""
@@ -99,15 +91,14 @@ class TurnMachine:
     _events: list[Event] = field(default_factory=list)
 
     def __post_init__(self, guesses: bool, prediction: Prediction | None) -> None:
-        self.rounds = Rounds(self.transcript, self.controller, self.records, self.stats, prediction)
-        wanted = guesses and self.who_drafts in ("auto", "device") and prediction is None
         self.ahead = Ahead(
             self.transcript,
             self.controller,
             self.deadlines,
             self.stats,
-            wanted,
-            chooses=self.who_drafts == "auto",
+            who_drafts=self.who_drafts,
+            ahead=guesses,
+            prediction=prediction,
         )
         self.controller.begin()
 
@@ -128,7 +119,6 @@ class TurnMachine:
         self.session.tells_messages = "messages" in welcome.features
         self.controller.agreed(welcome)
         self.ahead.agreed(welcome)
-        self.rounds.record_service = welcome.records is not None
         self.deadlines.connected()
         self.transcript.limit(welcome.limits.max_new_tokens)
         if self.session.penalties is not None and "penalties" not in welcome.features:
@@ -155,7 +145,6 @@ class TurnMachine:
         self.deadlines.lost(since)
         self.session_state.lost()
         self.ahead.lost()
-        self._plan = None
 
     def receive(self, message: ServerMessage, now: float) -> None:
         """Take in a message that arrived at `now`."""
@@ -185,16 +174,11 @@ class TurnMachine:
 
     # ---- what the drafter has done
 
-    def ran(self, action: Draft | Grow | Write, result: Any, now: float) -> None:
+    def ran(self, action: Grow | Write, result: Any, now: float) -> None:
         """The drafter's result; void if the turn has changed meanwhile."""
-        log = self.session.log
         match action:
-            case Draft(ids):
-                may = self._may_ask and not self.transcript.provisional
-                if may and ids is log and result.tokens[0] == log[-1]:
-                    self._request(self.rounds.drafted(result), now)
             case Grow(ids):
-                if ids is log:
+                if ids is self.session.log:
                     self.ahead.grew(action, result)
             case Write(ids):
                 if self._may_write and ids == self.transcript.ids:
@@ -204,43 +188,30 @@ class TurnMachine:
         self.transcript.extend(token)
         self.stats.offline_tokens += 1
         self.deadlines.written(now)
-        self._plan = None
         if warning := self.guard.warning(len(self.transcript.provisional)):
             self._events.append(Notice(message=warning))
 
     def drafter_failed(self, why: str) -> None:
         """The turn goes on without a drafter: the verifier drafts, and nothing is written offline."""
         self._events.append(Notice(message=f"{why}: the verifier drafts the rest of this answer"))
-        self.who_drafts = "server" if self.controller.can_stream else "single"
         self._no_drafter = True
-        self.ahead.wanted = False
-        self._plan = None
-        self._unguessed = self.session.streaming
-        if self._usable:
-            self._cancel_unguessed()
+        self.ahead.no_drafter()
 
     # ---- what to do
 
     def next_action(self, now: float) -> Action:
         """The most useful thing to do now."""
         moment = Moment(now)
-        action: Action | None = None
         if self._usable:
             if again := self.session_state.due(moment):
                 self._repeat(again, now)
             elif self.session.unsettled and moment.reached(self.deadlines.give_up_at()):
                 return Drop()
-        if self.records.arrived and self.rounds.lacks_records:
-            self._store_records()  # the next draft waits for them
-        if not self._outbox and self._may_ask:
-            match self._ask(moment):
-                case Verify() | Stream() as request:
-                    self._request(request, now)
-                case draft:
-                    action = draft
-            if self._outbox or action is not None:
-                self._say("online")
-        if not self._outbox and action is None:
+        if not self._outbox and self._may_ask and moment.reached(self._may_send_at(now)):
+            self._request(self.ahead.begin(), now)
+            self._say("online")
+        action: Action | None = None
+        if not self._outbox:
             action = End(self._reason()) if self.transcript.over else self._while_waiting(moment)
         if self._outbox:
             messages = tuple(self._outbox)
@@ -248,22 +219,9 @@ class TurnMachine:
             return Send(messages)
         return action or Wait(moment.next)
 
-    def _ask(self, moment: Moment) -> Verify | Stream | Draft | None:
-        """The next round, or the draft to make for it; None if it must wait."""
-        if not moment.reached(moment.now + self.spending.wait(moment.now)):
-            return None
-        if self.controller.takes_drafts and (check := self.rounds.check()):
-            return check
-        plan = self._plan = self._plan or self._next_plan()
-        if plan.who_drafts == "single" or (plan.who_drafts == "device" and not self.ahead.on):
-            return self.rounds.next(plan, moment)
-        return self.ahead.begin(plan)
-
-    def _next_plan(self) -> Plan:
-        blind = not self.transcript.length and self.records.misses(self.transcript.rules.start)
-        return self.controller.plan(
-            self.transcript.remaining, self.who_drafts, blind=blind, guesses=self.ahead.on
-        )
+    def _may_send_at(self, now: float) -> float:
+        """When the budget of bytes allows the next request or guesses."""
+        return now + self.spending.wait(now)
 
     def drain(self) -> list[Event]:
         """The events for the user since the last call."""
@@ -300,11 +258,9 @@ class TurnMachine:
     def _may_ask(self) -> bool:
         return self._usable and self.session_state.usable and not self.session.busy
 
-    def _request(self, request: Verify | Stream, now: float) -> None:
-        """Send a round, and set the time after which its answer is late."""
+    def _request(self, request: Stream, now: float) -> None:
+        """Send a request, and set the time after which its answer is late."""
         self.stats.calls += 1
-        self.stats.drafted += len(request.tokens) - 1 if isinstance(request, Verify) else 0
-        self._plan = None
         self.deadlines.asked(now)
         self._outbox.append(request)
 
@@ -312,15 +268,6 @@ class TurnMachine:
         """Send messages again; this does not restart `offline_after`."""
         self._outbox += messages
         self.deadlines.asked_at = now
-        if self.session_state.established:
-            self._cancel_unguessed()
-
-    def _cancel_unguessed(self) -> None:
-        """End the stream that may wait for guesses, on each connection until it has ended."""
-        stream = self.session.streaming
-        before = self._unguessed
-        if stream and before and (stream.session, stream.round) == (before.session, before.round):
-            self._outbox.append(Cancel(stream.session, stream.round))
 
     def _bring_up(self, connection: int, now: float) -> None:
         self._agree()
@@ -340,23 +287,19 @@ class TurnMachine:
         waited = now - self.deadlines.asked_at
         event = _credible(event, 1000 * max(0.0, waited))
         unread = self.deadlines.unread
-        if event.path:
-            self.rounds.answered(event, waited, prompt=unread > 0)
+        self.ahead.answered(event, now, prompt=unread > 0)
         if event.tokens and unread:
-            # The first verdict of a turn waited this long for so many tokens of the prompt.
+            # The first answer of a turn waited this long for so many tokens of the prompt.
             self.controller.prefill.add(event.queue_ms / 1000 / unread)
             self.deadlines.unread = 0
-        if not event.path:
-            self.ahead.answered(event, now)
         if event.tokens:
             self.stats.forwards += 1
             self._progressed(now, (event.queue_ms + event.forward_ms) / 1000)
-        elif event.done:  # after a round without tokens do not ask again at once
+        elif event.done:  # after a stream without tokens do not ask again at once
             self._try_again(now)
         self._absorb(now)
 
     def _recovered(self, event: Recovered, now: float) -> None:
-        self.rounds.forget()
         if event.outcome == "gone":
             self._reopen(now)
             return
@@ -441,9 +384,7 @@ class TurnMachine:
             return True
         self.transcript.superseded = None
         self._agree()
-        self.rounds.forget()
         self.ahead.lost()
-        self._plan = None
         self.records.truncate(max((stop for _, stop in self.session.held), default=0))
         before = self.session_state
         self.session_state = SessionState(self.session)
@@ -483,9 +424,9 @@ class TurnMachine:
             if over:
                 return End(self._reason())
         self._use_the_wait(moment.now)
-        if not (self._usable and self.session_state.usable and self.ahead.on):
+        if not (self._usable and self.session_state.usable and self.session.busy):
             return None
-        if not moment.reached(moment.now + self.spending.wait(moment.now)):
+        if not moment.reached(self._may_send_at(moment.now)):
             return None
         match self.ahead.next(moment):
             case Foresee() as message:
@@ -495,12 +436,10 @@ class TurnMachine:
         return None
 
     def _use_the_wait(self, now: float) -> None:
-        """Idle: store records, plan the next round."""
+        """Idle: store records."""
         self._store_records()
         if self.reach.link != "up":
             return
-        if self.session.busy and self._plan is None and self.transcript.length:
-            self._plan = self._next_plan()
         if ack := self.records.flow.acknowledge():
             self._outbox.append(ack)
             if change := self.records.adjust(self.session, self.stats.speed(now)):

@@ -9,7 +9,7 @@ from typing import Any
 from edge_client.events import Event, Progress, Reason
 from edge_client.link.mailbox import Mailbox
 from edge_client.link.websocket import VerifierLink
-from edge_client.turn.actions import Draft, Drop, End, Grow, Send, Wait, Write
+from edge_client.turn.actions import Drop, End, Grow, Send, Wait, Write
 from edge_client.turn.machine import TurnMachine
 from edge_client.turn.worker import DrafterWorker
 from moa.errors import DeviceError
@@ -41,8 +41,7 @@ class TurnShell:
         while True:
             self._update(box)
             action = machine.next_action(perf_counter())
-            urgent = isinstance(action, Send) or (isinstance(action, Draft) and action.quick)
-            if not urgent and (told := self._drain()):
+            if not isinstance(action, Send) and (told := self._drain()):
                 told_at = perf_counter()
                 for event in told:
                     yield event
@@ -52,7 +51,7 @@ class TurnShell:
             match action:
                 case Send(messages):
                     await self._send(messages, box)
-                case Draft() | Grow() | Write():
+                case Grow() | Write():
                     try:
                         result = await self.worker.run(action)
                         if result is not None:

@@ -124,10 +124,6 @@ class Transcript:
         self.provisional.append(token)
         self._emit(len(self.session.log) + len(self.provisional) - 1, token, "provisional")
 
-    def bulk(self, limit: int) -> list[int]:
-        """Provisional text as a draft to check: a chain from the pending token on."""
-        return [self.session.log[-1], *self.provisional[: limit - 1]]
-
     def limit(self, most: int) -> None:
         """This verifier writes so many tokens in a turn: it would refuse one that asks for more."""
         if self.length < most < self.rules.max_new_tokens and not self.session.settled:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from edge_client.turn.actions import Draft, Grow, Write
+from edge_client.turn.actions import Grow, Write
 from edge_client.turn.controller import GUESSED, Controller
 from moa.errors import DeviceError
 from moa.grammar.matcher import Matcher
@@ -68,7 +68,7 @@ class DrafterWorker:
     failed: bool = False
     """Whether its caches can be trusted no longer: the next turn needs another drafter."""
     _steps: Generator[None, None, Any] | None = None
-    _action: Draft | Grow | Write | None = None
+    _action: Grow | Write | None = None
     """The current work, and the length that its ids had."""
     _length: int = 0
     _seen: int = 0
@@ -81,9 +81,9 @@ class DrafterWorker:
     _yield_at: float = 0.0
     """When the event loop must have had a turn, although every result is ready at once."""
 
-    async def run(self, action: Draft | Grow | Write) -> Any:
-        """Work for a few milliseconds; returns the tree, the tree of guesses or the token, once it
-        is ready, else None.
+    async def run(self, action: Grow | Write) -> Any:
+        """Work for a few milliseconds; returns the tree of guesses or the token, once it is ready,
+        else None.
 
         Whatever the drafter raises is a `DeviceError`.
         """
@@ -130,17 +130,15 @@ class DrafterWorker:
             self.failed |= not self._pending.done() or self._pending.exception() is not None
             self._give_up_step()
 
-    def _begin(self, action: Draft | Grow | Write) -> Generator[None, None, Any]:
+    def _begin(self, action: Grow | Write) -> Generator[None, None, Any]:
         mask = self.matcher.after(action.ids) if self.matcher is not None else None
         match action:
-            case Draft(ids, shape):
-                return self.drafter.draft(list(ids), shape, self.sampling, mask)
             case Grow(ids, breadth, least):
                 return self.drafter.grow(list(ids), breadth, least, self.sampling, mask)
             case Write(ids):
                 return self.drafter.guess(list(ids), self.sampling, mask)
 
-    def _is_about(self, action: Draft | Grow | Write) -> bool:
+    def _is_about(self, action: Grow | Write) -> bool:
         """Whether this is the current work; a log grows in place and is then different work."""
         current = self._action
         if (
@@ -223,13 +221,13 @@ class DrafterWorker:
         return self._pending.done()
 
 
-def _check(action: Draft | Grow | Write, result: Any) -> None:
+def _check(action: Grow | Write, result: Any) -> None:
     """Refuse what is no result of this action."""
     if isinstance(action, Write):
         if not 0 <= result < _IDS:
             raise DeviceError(f"the drafter failed: {result} is no token")
         return
-    tree: DraftTree = result if isinstance(action, Draft) else result.tree
+    tree: DraftTree = result.tree
     tokens = tree.tokens
     parents = tree.parents
     sound = (
@@ -244,5 +242,5 @@ def _check(action: Draft | Grow | Write, result: Any) -> None:
         and all(map(math.isfinite, tree.scores))
     ):
         raise DeviceError("the drafter failed: its tree does not follow the text")
-    if isinstance(action, Grow) and len(tree) < 2:
+    if len(tree) < 2:
         raise DeviceError("the drafter failed: it has no guess")

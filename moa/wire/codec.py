@@ -89,7 +89,8 @@ def check(message: ClientMessage, limits: Limits, vocab_size: int) -> None:
         case Verify():
             check_draft(message.tokens, message.parents, limits, vocab_size)
         case Foresee():
-            check_draft(message.tokens, message.parents, limits, vocab_size)
+            _at_most(len(message.tokens), limits.max_chain_tokens, "max_chain_tokens", "guesses")
+            check_tree(message.tokens, message.parents, vocab_size)
             if len(message.neg_log_probs) != len(message.tokens):
                 raise Refusal(
                     Code.BAD_MESSAGE,
@@ -132,16 +133,22 @@ def check_draft(
         _at_most(len(tokens), limits.max_chain_tokens, "max_chain_tokens", "tokens in a chain")
     else:
         _at_most(len(tokens), limits.max_tree_nodes, "max_tree_nodes", "nodes in a tree")
-        if len(parents) != len(tokens):
-            raise Refusal(Code.BAD_MESSAGE, f"{len(tokens)} tokens but {len(parents)} parents")
-        if parents[0] != -1:
-            raise Refusal(Code.BAD_MESSAGE, "node 0 is the root: its parent must be -1")
-        for node, parent in enumerate(parents):
-            if node and not 0 <= parent < node:
-                raise Refusal(
-                    Code.BAD_MESSAGE,
-                    f"parent of node {node} must be in 0..{node - 1}, not {parent}",
-                )
+        check_tree(tokens, parents, vocab_size)
+        return
+    _in_vocab(tokens, vocab_size)
+
+
+def check_tree(tokens: Sequence[int], parents: Sequence[int], vocab_size: int) -> None:
+    """The same of a tree of any size."""
+    if len(parents) != len(tokens):
+        raise Refusal(Code.BAD_MESSAGE, f"{len(tokens)} tokens but {len(parents)} parents")
+    if parents[0] != -1:
+        raise Refusal(Code.BAD_MESSAGE, "node 0 is the root: its parent must be -1")
+    for node, parent in enumerate(parents):
+        if node and not 0 <= parent < node:
+            raise Refusal(
+                Code.BAD_MESSAGE, f"parent of node {node} must be in 0..{node - 1}, not {parent}"
+            )
     _in_vocab(tokens, vocab_size)
 
 

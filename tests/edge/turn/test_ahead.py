@@ -3,6 +3,7 @@ to guesses."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import pytest
 from edge_client.turn.controller import WhoDrafts
 from edge_client.turn.deadlines import Patience
 from moa.wire import encode
-from moa.wire.messages import Foresee, Stream, Verify
+from moa.wire.messages import Foresee, Stream
 from tests.edge.turn import world as worlds
 from tests.edge.turn.world import World
 
@@ -199,23 +200,64 @@ def test_what_was_written_alone_is_checked_by_the_stream_that_waits() -> None:
     assert not world.machine.stats.retracted
 
 
+@pytest.mark.parametrize("draft", ["device", "auto"])
 @pytest.mark.parametrize("prediction", [[], [5, 6, 7]])
-def test_predicted_text_and_a_verifier_of_before_go_by_rounds(
-    monkeypatch: pytest.MonkeyPatch, prediction: list[int]
+def test_a_verifier_that_takes_no_guesses_is_sent_none(
+    monkeypatch: pytest.MonkeyPatch, draft: Any, prediction: list[int]
 ) -> None:
-    if not prediction:
-        features = [name for name in worlds.WELCOME.features if name != "foresee"]
-        monkeypatch.setattr(
-            worlds, "WELCOME", msgspec.structs.replace(worlds.WELCOME, features=features)
-        )
-    world = World(guess_ahead=True, prediction=prediction)
+    features = [name for name in worlds.WELCOME.features if name != "foresee"]
+    monkeypatch.setattr(
+        worlds, "WELCOME", msgspec.structs.replace(worlds.WELCOME, features=features)
+    )
+    world = World(draft=draft, guess_ahead=True, prediction=prediction)
+    world.outage(0.2, 1.5)
     assert world.run() == "length"
-    assert asked(world, Verify)
+    assert world.answer == world.expected
+    assert all(world.reader.verified)
     assert not asked(world, Foresee)
-    assert not asked(world, Stream)
+    assert not any(message.waits for message in asked(world, Stream))
 
 
-@pytest.mark.parametrize("how", [{"guess_ahead": True}, {"draft": "single"}], ids=str)
+@pytest.mark.parametrize("draft", ["device", "server", "none", "auto"])
+def test_a_text_that_is_known_is_sent_before_the_first_forward(draft: Any) -> None:
+    """What was written alone, and what is predicted: whoever drafts, a forward takes many tokens."""
+    world = World(draft=draft, count=60, right=1.0, patience=Patience(settle=60.0))
+    world.outage(0.0, 4.0)
+    assert world.run(seconds=3.5) == ""
+    assert len(world.transcript.provisional) == 60
+    world.verifier.most = 63
+    assert world.run() == "length"
+    assert world.answer == world.expected
+    assert world.verifier.forwards <= 2
+    predicted = World(draft=draft, count=60, prediction=worlds.truth((3, 1, 4), 60), right=0.0)
+    predicted.verifier.most = 63
+    assert predicted.run() == "length"
+    assert predicted.answer == predicted.expected
+    assert predicted.verifier.forwards <= 2
+
+
+def test_a_device_that_does_not_guess_ahead_waits_for_each_answer() -> None:
+    world = World(draft="device", guess_ahead=False, right=0.9)
+    foreseen: list[float] = []
+    send = world._send
+
+    def sent(message: Any) -> None:
+        if isinstance(message, Foresee):
+            foreseen.append(world.now)
+        send(message)
+
+    world._send = sent  # type: ignore[method-assign]
+    assert world.run() == "length"
+    assert world.answer == world.expected
+    round_trip = 2 * world.latency + world.forward
+    pauses = [later - sooner for sooner, later in itertools.pairwise(foreseen)]
+    assert min(pauses) >= round_trip
+    assert world.machine.stats.by == {"device": 40}
+
+
+@pytest.mark.parametrize(
+    "how", [{"guess_ahead": True}, {"draft": "device", "guess_ahead": False}], ids=str
+)
 def test_bytes_are_waited_for(how: dict[str, Any]) -> None:
     world = World(count=100, max_kbps=8.0, **how)
     real = world._send

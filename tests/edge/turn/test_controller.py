@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,139 +9,82 @@ from hypothesis import strategies as st
 from edge_client.link.estimates import RoundTrip, Smoothed
 from edge_client.turn.controller import Controller, Usefulness
 from edge_client.turn.deadlines import Deadlines, Moment, Patience
-from moa.tree import DraftTree
 from moa.wire import Refusal, decode_client, encode
-from moa.wire.messages import Verify, Welcome, WireLimits
-
-
-def chain(depth: int) -> DraftTree:
-    return DraftTree(list(range(depth + 1)), list(range(-1, depth)), [0.0] * (depth + 1))
+from moa.wire.messages import Foresee, Welcome, WireLimits
 
 
 def measured(
-    *, rtt: float, forward: float, step: float, accepted: int, depth: int = 8, **how: Any
+    *, rtt: float, forward: float, step: float, accepted: int, depth: int = 8, nodes: int = 9
 ) -> Controller:
-    """A controller after many rounds of a chain of which `accepted` tokens were right."""
-    controller = Controller(**how)
+    """A controller after many answers to guesses of which `accepted` in a row were right."""
+    controller = Controller()
     for _ in range(60):
         controller.rtt.add(rtt)
         controller.step.observe(1, step)
-        controller.verified(chain(depth), accepted, forward)
+        controller.guessed(accepted, accepted < depth)
+        controller.ran(nodes, forward)
     return controller
 
 
 def depth_of(controller: Controller) -> int:
-    return controller.plan(200, "device").shape.depth
+    return controller.first_guesses(200).depth
 
 
-@pytest.mark.parametrize(
-    ("how", "stream", "draft"),
-    [
-        ({"rtt": 0.2, "forward": 0.02, "step": 0.002, "accepted": 4}, 0.02, "server"),
-        ({"rtt": 0.0005, "forward": 0.03, "step": 0.001, "accepted": 4}, 0.04, "device"),
-        ({"rtt": 0.001, "forward": 0.01, "step": 0.01, "accepted": 0}, 0.01, "server"),
-        (
-            {"rtt": 0.5, "forward": 0.01, "step": 0.01, "accepted": 1, "can_stream": False},
-            0.01,
-            "device",
-        ),
-    ],
-    ids=[
-        "a slow link",
-        "on the same machine",
-        "a drafter that is never right",
-        "a verifier without streams",
-    ],
-)
-def test_who_drafts(how: dict[str, Any], stream: float, draft: str) -> None:
-    controller = measured(**how)
-    for _ in range(5):
-        controller.streamed(10, 10 * stream, drafts="server")
-    assert controller.plan(200).who_drafts == draft
-
-
-@pytest.mark.parametrize("draft", ["device", "server", "none", "single"])
-def test_what_the_user_says_is_done(draft: Any) -> None:
-    assert measured(rtt=0.1, forward=0.1, step=0.1, accepted=1).plan(10, draft).who_drafts == draft
-
-
-def test_a_verifier_that_takes_no_drafts_is_asked_for_single_tokens() -> None:
-    controller = measured(
-        rtt=0.1, forward=0.01, step=0.01, accepted=1, can_tree=False, can_stream=False
-    )
-    controller.max_chain = 0
-    assert controller.plan(10).who_drafts == controller.plan(10, "device").who_drafts == "single"
-
-
-def test_no_draft_is_larger_than_a_frame_may_carry() -> None:
+def test_no_message_is_larger_than_a_frame_may_carry() -> None:
     limits = WireLimits(2**20, 8192, 8192, 4096, max_tree_nodes=2**20, max_chain_tokens=2**20)
     controller = Controller()
     controller.agreed(Welcome(2, ["tree"], "", "", "", "", "", 128, [2], limits))
-    for most in (controller.max_nodes, controller.max_chain):
-        assert decode_client(encode(Verify(bytes(16), 1, 0, [5] * (most + 1)))), (
-            "node 0 is the pending token"
+    most = controller.most_guesses + 1
+    for tokens in (most, most + 1):  # node 0 is the pending token
+        frame = encode(
+            Foresee(bytes(16), 1, 0, [5] * tokens, [*range(-1, tokens - 1)], [0] * tokens)
         )
+        if tokens == most:
+            assert decode_client(frame)
+            continue
         with pytest.raises(Refusal):
-            decode_client(encode(Verify(bytes(16), 1, 0, [5] * (most + 2))))
+            decode_client(frame)
 
 
-def test_long_waits_and_sure_drafters_deserve_longer_drafts_and_costly_nodes_shorter_ones() -> None:
-    near, far = (
-        measured(rtt=rtt, forward=0.005, step=0.004, accepted=3, can_tree=False)
-        for rtt in (0.001, 0.3)
-    )
+def test_long_waits_and_sure_drafters_deserve_deeper_guesses_and_costly_nodes_shallower() -> None:
+    near, far = (measured(rtt=rtt, forward=0.005, step=0.004, accepted=3) for rtt in (0.001, 0.3))
     assert depth_of(far) > depth_of(near)
-    assert (
-        depth_of(measured(rtt=0.2, forward=0.03, step=0.001, accepted=16, depth=16, can_tree=False))
-        == 16
-    )
-    cheap, costly = (
-        measured(rtt=0.02, forward=0.05, step=0.001, accepted=5, can_tree=False) for _ in range(2)
-    )
+    assert depth_of(measured(rtt=0.2, forward=0.03, step=0.001, accepted=16, depth=16)) == 16
+    cheap, costly = (measured(rtt=0.02, forward=0.05, step=0.001, accepted=5) for _ in range(2))
     for _ in range(60):  # a mixture-of-experts target: every node wakes other experts
-        cheap.verified(chain(24), 5, 0.055)
-        costly.verified(chain(24), 5, 0.5)
+        cheap.ran(25, 0.055)
+        costly.ran(25, 0.5)
     assert depth_of(costly) < depth_of(cheap)
 
 
-def test_a_costly_step_ends_a_draft_sooner() -> None:
+def test_a_costly_step_ends_a_path_sooner() -> None:
     """A path is followed while its chance is worth the time of a step."""
     cheap, costly = (
-        measured(rtt=0.1, forward=0.03, step=step, accepted=4, can_tree=False)
-        .plan(200, "device")
-        .shape.min_score
+        measured(rtt=0.1, forward=0.03, step=step, accepted=4).first_guesses(200).least
         for step in (0.0001, 0.01)
     )
     assert cheap < costly < 0
 
 
 def test_calibration_is_a_beginning_that_measurements_overrule() -> None:
-    controller = Controller(can_tree=False)
-    controller.calibrate([0.5, 0.95], [])
-    chances = controller.acceptance[False].chances()
+    controller = Controller()
+    controller.calibrate([0.4, 0.6], [0.5, 0.95])
+    chances = controller.acceptance.chances()
     assert chances[10] == pytest.approx(chances[1]), (
         "levels deeper than were measured are taken to be like the last"
     )
     assert chances[1] > 0.8
+    assert controller.server_acceptance == pytest.approx(0.5)
     hopeful = depth_of(controller)
     for _ in range(100):
-        controller.verified(chain(8), 0, 0.03)
+        controller.guessed(0, wrong=True)
+        controller.ran(9, 0.03)
     assert depth_of(controller) < hopeful
-
-
-def test_a_blind_draft_is_short_whoever_drafts() -> None:
-    sure = measured(rtt=0.01, forward=0.05, step=0.001, accepted=16, depth=16, can_tree=False)
-    seeing = sure.plan(200)
-    blind = sure.plan(200, blind=True)
-    assert seeing.who_drafts == blind.who_drafts == "device"
-    assert blind.shape.depth < 6 < seeing.shape.depth
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e5])
 def test_times_that_no_machine_takes_are_survived(seconds: float) -> None:
-    assert (
-        measured(rtt=seconds, forward=seconds, step=seconds, accepted=3).plan(100).shape.depth >= 1
-    )
+    assert depth_of(measured(rtt=seconds, forward=seconds, step=seconds, accepted=3)) >= 1
 
 
 def test_deadlines_follow_the_link_and_a_smoothed_value_starts_as_a_mean() -> None:

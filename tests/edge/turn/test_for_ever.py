@@ -33,7 +33,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "device, ahead": {"draft": "device", "guess_ahead": True},
     "server": {"draft": "server"},
     "auto": {"draft": "auto", "guess_ahead": True},
-    "single": {"draft": "single"},
 }
 REFUSED: dict[str, tuple[type, ...]] = {
     "every round": (Verify, Stream, Foresee),
@@ -44,7 +43,7 @@ CASES = [
     (way, refused)
     for way in WAYS
     for refused in REFUSED
-    if refused == "every round" or way in ("auto", "single")
+    if refused == "every round" or way in ("auto", "server")
 ]
 """Until its session is open a turn goes on alike in all ways: two stand for all."""
 FAULTS = [*(code.value for code in Code), "from_the_future", "mute"]

@@ -71,7 +71,7 @@ class AnyHistory:
                     if world.machine._computes:
                         world.fail_over(choice(["sound", "damaged"]))
                 case 7:
-                    self._another_turn(choice(["device", "server", "none", "auto", "single"]))
+                    self._another_turn(choice(["device", "server", "none", "auto"]))
                 case _:
                     if world.run(seconds=choice([0.01, 0.05, 0.3, 1.0, 3.0])):
                         self._turn_is_over()
@@ -121,7 +121,7 @@ class AnyHistory:
 @pytest.mark.parametrize("seed", range(16))
 def test_eight_thousand_steps(seed: int) -> None:
     history = AnyHistory(
-        seed, ["device", "server", "auto", "single"][seed // 2 % 4], guess_ahead=seed % 2 > 0
+        seed, ["device", "server", "auto", "none"][seed // 2 % 4], guess_ahead=seed % 2 > 0
     )
     history.happens(500)
     history.ends_well()

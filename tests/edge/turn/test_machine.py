@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from edge_client.turn.deadlines import Patience
 from moa.errors import RemoteError
-from moa.wire.messages import Close, Error, Open, StreamTokens, Verdict
+from moa.wire.messages import Close, Error, Foresee, Open, StreamTokens
 from tests.edge.turn.world import World, truth
 
 BOTH = pytest.mark.parametrize("draft", ["device", "server"])
@@ -51,7 +51,7 @@ def test_a_replica_that_computes_otherwise_does_not_go_on_with_a_turn(draft: Any
     ends_exact(world)
 
 
-@pytest.mark.parametrize("draft", ["device", "server", "none", "single", "auto"])
+@pytest.mark.parametrize("draft", ["device", "server", "none", "auto"])
 @pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
 def test_an_undisturbed_turn(draft: Any, right: float) -> None:
     world = World(draft=draft, right=right)
@@ -94,7 +94,8 @@ def test_a_verifier_that_gets_nowhere_or_refuses_for_good_is_left_alone(
     assert len(world.answer) == 40
     assert not any(world.reader.verified)
     assert "refused" in world.reader.states
-    assert len(world.verifier.requests) <= most
+    asked = [m for _, m in world.verifier.requests if not isinstance(m, Foresee)]
+    assert len(asked) <= most
 
 
 def test_a_busy_verifier_is_asked_when_it_said() -> None:
@@ -330,14 +331,11 @@ def test_without_a_verifier_or_with_wrong_credentials_nothing_is_waited_for() ->
 # ---- a verifier that breaks the rules
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"base": 7}, {"path": [0, 5000]}, {"path": []}, {"path": [3]}, {"next_token": 2**31 - 1}],
-    ids=str,
-)
-def test_verdicts_that_do_not_fit(change: dict[str, Any]) -> None:
-    world = World(patience=Patience(settle=3.0))
-    world.change = lambda m: replace(m, **change) if isinstance(m, Verdict) else m
+@BOTH
+@pytest.mark.parametrize("change", [{"base": 7}, {"tokens": [2**31 - 1]}], ids=str)
+def test_answers_that_do_not_fit(draft: Any, change: dict[str, Any]) -> None:
+    world = World(draft=draft, patience=Patience(settle=3.0))
+    world.change = lambda m: replace(m, **change) if isinstance(m, StreamTokens) else m
     assert world.run(seconds=120) == "length"
     assert len(world.answer) == 40
     assert "refused" in world.reader.states
@@ -348,10 +346,16 @@ def test_verdicts_that_do_not_fit(change: dict[str, Any]) -> None:
 def test_streams_without_tokens_or_with_too_many_are_asked_for_ever_more_rarely(
     tokens: int, done: bool
 ) -> None:
-    """Rounds that check what was written offline bring the answer to its end."""
+    """What was written offline meanwhile is checked when they are sound again."""
     world = World(draft="server", patience=Patience(settle=3.0))
     wrong: dict[str, Any] = {"tokens": [5] * tokens, "done": done, "finish": ""}
-    world.change = lambda m: replace(m, **wrong) if isinstance(m, StreamTokens) else m
+
+    def spoilt(answer: Any) -> Any:
+        if world.now < 2.0 and isinstance(answer, StreamTokens):
+            return replace(answer, **wrong)
+        return answer
+
+    world.change = spoilt
     ends_exact(world)
     assert world.most_requests_per_second() <= 6
 
@@ -359,7 +363,7 @@ def test_streams_without_tokens_or_with_too_many_are_asked_for_ever_more_rarely(
 @pytest.mark.parametrize("forward_ms", [0.0, 1e8])
 def test_times_that_are_no_times(forward_ms: float) -> None:
     world = World()
-    world.change = lambda m: replace(m, forward_ms=forward_ms) if isinstance(m, Verdict) else m
+    world.change = lambda m: replace(m, forward_ms=forward_ms) if isinstance(m, StreamTokens) else m
     ends_exact(world)
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from edge_client.link.estimates import RoundTrip
 from edge_client.link.retry import Retry
-from edge_client.turn.actions import Draft, Drop, End, Grow, Send, Wait, Write
+from edge_client.turn.actions import Drop, End, Grow, Send, Wait, Write
 from edge_client.turn.budget import Spending
 from edge_client.turn.controller import Controller, WhoDrafts
 from edge_client.turn.deadlines import Deadlines, Patience
@@ -34,7 +34,7 @@ from moa.errors import LinkError, MoaError
 from moa.speculation.guess_tree import GuessTreeGrower
 from moa.speculation.prediction import Prediction
 from moa.text_stream import TextStream
-from moa.tree import MASKED, DraftTree, path_of
+from moa.tree import MASKED, path_of
 from moa.wire import ClientSession, Code
 from moa.wire.finish import TurnRules
 from moa.wire.messages import (
@@ -362,7 +362,7 @@ class World:
                 began = self.now
                 self.at(0.5, lambda: self._tell(connection, message.session, message.round, began))
             for _ in range(2 if self.random.random() < self.repeat else 1):
-                free = self.now + (self.reads if asks and message.round == 1 else 0.0)
+                free = self.now
                 for answer in self._handle(message):
                     free += self.verifier.forward
                     self._answer(connection, answer, free + self.latency)
@@ -402,6 +402,9 @@ class World:
             return
         self._streaming.add(session)
 
+        first = self.verifier.known[session].base < self.transcript.rules.start
+        reads = self.reads if first else 0.0
+
         def forward() -> None:
             self._streaming.discard(session)
             verifier = self.verifier
@@ -417,7 +420,7 @@ class World:
                 self._answer(self._attached[session], answer, self.now + self.latency)
                 self._stream(session)
 
-        self.at(self.verifier.forward, forward)
+        self.at(reads + self.verifier.forward, forward)
 
     def _answer(self, connection: int, answer: Any, at: float) -> None:
         self._answered_at = max(self._answered_at, at)  # a connection keeps the order
@@ -466,12 +469,6 @@ class World:
         self._growth = list(ids), growth
         return growth
 
-    def _tree(self, ids: Sequence[int], depth: int) -> DraftTree:
-        tokens = [ids[-1]]
-        for _ in range(depth):
-            tokens.append(self._guess([*ids[:-1], *tokens]))
-        return DraftTree(tokens, list(range(-1, depth)), [0.0] * (depth + 1))
-
     # ---- time
 
     def run(self, *, seconds: float = 600.0, steps: int = 100_000) -> str:
@@ -487,10 +484,6 @@ class World:
                 case Send(messages):
                     for message in messages:
                         self._send(message)
-                case Draft(ids, shape):
-                    tree = self._tree(ids, shape.depth)
-                    self.now += self.step
-                    self.machine.ran(action, tree, self.now)
                 case Grow(ids, breadth, least):
                     growth = self._grow(list(ids), breadth, least)
                     self.now += self.step
