@@ -104,9 +104,10 @@ class ClientSettings:
 
     # how
     draft: WhoDrafts = "auto"
-    """Who drafts: auto, device, server, none or single."""
+    """Who drafts: auto, device, server or none."""
     guess_ahead: bool = True
-    """Send guesses ahead of the answers, so that the verifier need not wait for the link."""
+    """Send guesses ahead of the answers, so that the verifier need not wait for the link; else the
+    device drafts where an answer is waited for, with `draft = "device"`."""
     on_reconnect: OnReconnect = "rewind"
     """rewind withdraws offline text that the target contradicts, keep continues from it."""
     sync: Precision = "auto"

@@ -45,8 +45,7 @@ from edge_client.tools.emulated_network import PROFILES, LinkProxy, Profile
 from moa.errors import MoaError, UsageError
 from testing.verifier import Emulated, Pair, Running, verifier
 
-SLOWEST = "a call a token"
-"""Bound by the round trip alone, so that a prompt of each half is enough."""
+WAITING = "device, a draft an answer"
 KINDS = (EXERCISES, "code", "english", "mixed")
 
 
@@ -63,13 +62,12 @@ class Way:
 
 WAYS: dict[str, Way] = {
     "plain API streaming": Way({"draft": "none", "sync": "off"}),
-    SLOWEST: Way({"draft": "single", "sync": "off"}),
-    "device, by rounds": Way({"draft": "device", "guess_ahead": False}),
+    WAITING: Way({"draft": "device", "guess_ahead": False}),
     "device": Way({"draft": "device"}),
     "server-drafted": Way({"draft": "server"}),
     "auto": Way({"draft": "auto"}),
 }
-USUAL = tuple(way for way in WAYS if way != "device, by rounds")
+USUAL = tuple(way for way in WAYS if way != WAITING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,8 +364,6 @@ class Grid:
                 first = number % len(names)
                 answers: dict[str, list[int]] = {}
                 for name in names[first:] + names[:first]:
-                    if name == SLOWEST and number >= 2:
-                        continue
                     server = _cpu_seconds(servers)
                     edge = time.thread_time()
                     answer = await ask(clients[name], ids)

@@ -1,4 +1,5 @@
-"""Answers from the verifier's own engine: a session like a device's, with server-drafted rounds."""
+"""Answers from the verifier's own engine: a session like a device's, whose stream the server
+drafts; a text that the caller predicts goes up as guesses."""
 
 from __future__ import annotations
 
@@ -47,6 +48,7 @@ from moa.wire.limits import Limits
 from moa.wire.messages import (
     ClientMessage,
     Error,
+    Foresee,
     Goaway,
     Hello,
     ServerMessage,
@@ -57,8 +59,6 @@ from moa.wire_sampling import wire_sampling
 E = TypeVar("E", Ready, Advanced)
 _DEFAULT_TOKENS = 0
 """Of an answer whose length nobody asks for: until the model ends it."""
-_LOST = 16
-"""After so many tokens outside of the prediction, the server drafts itself until the answer ends."""
 _REFUSED_SECONDS = 60.0
 """So long the service may refuse an answer's requests for now; then the client gets its refusal."""
 _MOST_LOSSES = 3
@@ -205,50 +205,39 @@ class VerifierAnswerer:
     async def _events(
         self, ask: AnswerRequest, session: ClientSession, encoded: Encoded, line: Loopback
     ) -> AsyncGenerator[AnswerEvent, None]:
-        predicted = encoded.prediction
         yield Began(encoded.thinking)
         start = len(session.log)
         text = TextStream(self._tokenizer, ask.stop)
-        prediction = Prediction(predicted)
-        most = self._service.limits.max_chain_tokens - 1
-        calls = offered = accepted = 0
-        lost = 0 if predicted else _LOST
-        exchange = _Exchange(session, line)
+        predicted = _Predicted(session, encoded.prediction, self._service.limits)
+        calls = 0
+        exchange = _Exchange(session, line, predicted)
         line.put(session.open())
-        # a round sent at the same time would also be refused without a slot
+        # a stream asked for at the same time would also be refused without a slot
         await exchange.next(Ready)
         while not session.finish:
-            room = min(most, session.max_new_tokens - (len(session.log) - start) - 1)
-            guess = prediction.after(session.log[start:], room) if lost < _LOST else []
-            lost = 0 if guess else lost + 1
-            line.put(
-                session.verify([session.log[-1], *guess]) if lost < _LOST else session.stream()
-            )
-            calls += 1
-            done = False
-            while not done:
-                advanced = await exchange.next(Advanced)
-                if isinstance(advanced, Working):
-                    if advanced.done < advanced.total:
-                        yield Reading(advanced.done, advanced.total)
-                    continue
-                done = advanced.done
-                if guess:
-                    offered = offered + len(guess)
-                    accepted = accepted + len(advanced.path) - 1
-                    prediction.judged(len(advanced.path) - 1)
-                for position, token in enumerate(advanced.tokens, advanced.base + 1):
-                    piece = text.add(token)
-                    entries = self._scored(session, position)
-                    if piece or entries:
-                        yield Piece(piece, logprobs=entries)
+            if not session.busy:
+                calls += 1
+                line.put(session.stream(waits=predicted.begins()))
+            for message in predicted.news():
+                line.put(message)
+            advanced = await exchange.next(Advanced)
+            if isinstance(advanced, Working):
+                if advanced.done < advanced.total:
+                    yield Reading(advanced.done, advanced.total)
+                continue
+            predicted.decided(advanced.tokens)
+            for position, token in enumerate(advanced.tokens, advanced.base + 1):
+                piece = text.add(token)
+                entries = self._scored(session, position)
+                if piece or entries:
+                    yield Piece(piece, logprobs=entries)
         text.flush()
         counts = Counts(
             prompt_tokens=start,
             tokens=len(session.log) - start,
             calls=calls,
-            predicted=offered,
-            predicted_accepted=accepted,
+            predicted=predicted.offered,
+            predicted_accepted=predicted.accepted,
         )
         yield Ended(reason=session.finish, verified=True, text=text.text, counts=counts)
 
@@ -277,6 +266,56 @@ def session_for(ask: AnswerRequest, encoded: Encoded, limits: Limits) -> ClientS
         logprobs=-1 if ask.logprobs is None else ask.logprobs,
         grammar=encoded.grammar,
     )
+
+
+class _Predicted:
+    """The text that the caller predicts, as guesses for the session's stream."""
+
+    def __init__(self, session: ClientSession, tokens: Sequence[int], limits: Limits) -> None:
+        self.offered = 0
+        """Tokens that the engine was told."""
+        self.accepted = 0
+        self._session = session
+        self._start = len(session.log)
+        self._prediction = Prediction(tokens)
+        self._any = bool(tokens)
+        self._most = limits.max_chain_tokens - 1
+
+    def begins(self) -> bool:
+        """Whether there is something to tell of the text, for which a new stream waits."""
+        self._prediction.told = []
+        return self._any and bool(self._prediction.after(self._output, self._room))
+
+    def news(self) -> list[Foresee]:
+        """What the running stream is to be told now; with it, that it need not wait for more."""
+        told = len(self._prediction.told)
+        if not self._any or not (tokens := self._prediction.tell(self._output, self._room)):
+            return []
+        self.offered += len(tokens) - told
+        chain = [self._session.log[-1], *tokens]
+        return [self._session.foresee(chain, range(-1, len(tokens)), [0] * len(chain), False)]
+
+    def decided(self, tokens: Sequence[int]) -> None:
+        """The answer goes on with these tokens."""
+        self.accepted += self._prediction.decided(tokens)
+
+    def again(self) -> list[Foresee]:
+        """What a stream that runs anew is to be told: at least not to wait."""
+        self._prediction.told = []
+        stream = self._session.streaming
+        if stream is None or not stream.waits:
+            return self.news() if stream is not None else []
+        return self.news() or [self._session.foresee(self._session.log[-1:], [-1], [0], False)]
+
+    @property
+    def _output(self) -> list[int]:
+        return self._session.log[self._start :]
+
+    @property
+    def _room(self) -> int:
+        """Tokens that can be verified: the answer's last one comes without a guess."""
+        left = self._session.max_new_tokens - (len(self._session.log) - self._start)
+        return max(0, min(self._most, left - 1))
 
 
 class Loopback:
@@ -353,9 +392,10 @@ async def connected(service: Service, principal: str) -> AsyncIterator[Loopback]
 class _Exchange:
     """A session's requests and their answers over one connection."""
 
-    def __init__(self, session: ClientSession, line: Loopback) -> None:
+    def __init__(self, session: ClientSession, line: Loopback, predicted: _Predicted) -> None:
         self._session = session
         self._line = line
+        self._predicted = predicted
         self._progress = time.monotonic()
         self._losses = 0
 
@@ -393,6 +433,8 @@ class _Exchange:
                 continue
             for request in self._session.unsettled:
                 self._line.put(request)
+            for message in self._predicted.again():
+                self._line.put(message)
 
 
 def _sampling(ask: AnswerRequest) -> SamplingSettings:

@@ -104,7 +104,7 @@ async def _audit(settings: ClientSettings, prompt: str, *, raw: bool) -> Audit:
         await client.wait_online()
         drafted = await ask(client, ids, logprobs=MAX_TOP)
         client.settings = dataclasses.replace(settings, sync="off")
-        alone = await ask(client, ids, draft="single", logprobs=MAX_TOP)
+        alone = await ask(client, ids, draft="none", logprobs=MAX_TOP)
         told = client.link.welcome if client.link is not None else None
         promise = told.promise if told is not None else ""
     at = None if drafted.ids == alone.ids else common_prefix(drafted.ids, alone.ids)

@@ -21,7 +21,7 @@ from edge_client.tools.compare import RATES, ask_all, cells, rates
 from edge_client.tools.emulated_network import PROFILES, LinkProxy
 from moa.errors import UsageError
 
-WAYS = ("single", "none", "server", "device", "auto")
+WAYS = ("none", "server", "device", "auto")
 _PROMPTS = (
     "What is 17 plus 25?",
     "Tell me a short story with Ada, a fox and a garden.",
@@ -33,7 +33,7 @@ _PROMPTS = (
 def add(command: argparse.ArgumentParser) -> None:
     """The subcommand's flags."""
     command.description = (
-        "Answer prompts in each way; compare speed, calls, bytes. single: a call a token; none: plain API streaming; "
+        "Answer prompts in each way; compare speed, calls, bytes. none: plain API streaming; "
         "server: drafted and streamed there; device: drafted here; auto: what pays."
     )
     command.add_argument(

@@ -90,10 +90,9 @@ async def _story(settings: ClientSettings, serve: list[str], profile: str, conso
             drafted.append(await _show(console, client, _CUT_PROMPT, prompts[-1], _cutter(link)))
 
         console.print("\nThe same answers in other ways, to compare ...", style="dim")
-        alone = await ask_all(near, device, prompts, draft="single", sync="off")
+        alone = await ask_all(near, device, prompts, draft="none", sync="off")
         ways = {
             "plain API streaming": await ask_all(far, device, prompts, draft="none", sync="off"),
-            "a call a token": await ask_all(far, device, prompts[:1], draft="single", sync="off"),
             "drafted on the device": drafted[:-1],
             "drafted on the device, link cut": drafted[-1:],
             "auto": await ask_all(far, device, prompts, draft="auto"),

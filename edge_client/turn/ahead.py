@@ -88,8 +88,6 @@ class Ahead:
     """How often everything was sent again since the last token."""
     _asked_at: float | None = None
     """When guesses went to a verifier that waits and has none: the next tokens are their answer."""
-    _predicted: list[int] = field(default_factory=list)
-    """Predicted tokens after the log's end that the verifier was sent and has not decided on."""
     _known: tuple[int, list[int]] = (-1, [])
     """Length of the log for which the prediction was last asked, and what it said."""
 
@@ -143,8 +141,8 @@ class Ahead:
             return
         if not self._waits and self.guesses:
             self.controller.usefulness.forward(bool(event.foreseen))
-        self._judge(event.tokens)
-        self._judge_prediction(event.tokens)
+        predicted = self.prediction is not None and self.prediction.decided(event.tokens) > 0
+        self._judge(event.tokens, predicted=predicted)
         if self._asked_at is not None:
             self.controller.rtt.add(
                 now - self._asked_at - (event.queue_ms + event.forward_ms) / 1000
@@ -176,8 +174,9 @@ class Ahead:
                 "device" if event.foreseen else "server" if event.drafted else "none"
             ] += tokens
 
-    def _judge(self, tokens: Sequence[int]) -> None:
-        """How many guesses in a row were right."""
+    def _judge(self, tokens: Sequence[int], *, predicted: bool) -> None:
+        """How many guesses in a row were right; those of a predicted text say nothing about the
+        drafter's."""
         run: tuple[int, bool] | None = None
         if self._tree is not None and self._length == len(self.transcript.session.log) - len(
             tokens
@@ -192,18 +191,8 @@ class Ahead:
             ):  # a verifier that waits stands still where guesses end
                 ended = outcome in ("missed", "beyond")
                 run = len(tokens) - ended, ended
-        if run is not None and self.guesses and not self._predicted:
+        if run is not None and self.guesses and not predicted:
             self.controller.streak.add(*run)
-
-    def _judge_prediction(self, tokens: Sequence[int]) -> None:
-        """How far the predicted text was right."""
-        predicted = self._predicted
-        if not predicted or self.prediction is None:
-            return
-        pairs = list(zip(predicted, tokens, strict=False))
-        right = next((n for n, (ours, theirs) in enumerate(pairs) if ours != theirs), len(pairs))
-        self.prediction.judged(right)
-        self._predicted = predicted[len(tokens) :] if right == len(pairs) else []
 
     # ---- what to do while the stream runs
 
@@ -274,8 +263,8 @@ class Ahead:
         enough = len(missing) >= _MANY or len(missing) == len(tokens) - 1
         most = self.controller.most_guesses
         sent = self._send(chain, missing if enough else (), most, now)
-        if sent is not None and enough and not self.transcript.provisional:
-            self._predicted = tokens[1:]
+        if sent is not None and enough and self.prediction and not self.transcript.provisional:
+            self.prediction.told = tokens[1:]
         return sent
 
     def _send_grown(self, now: float) -> Foresee | Grow | None:
@@ -336,6 +325,8 @@ class Ahead:
             if not self._again:
                 self._asked_at = now
                 self.deadlines.asked(now)
+                # the first guesses of a stream are a part of the request for it
+                self.stats.calls += self._answered_at is not None
         self._sent.add(
             session.log, message.base, message.tokens, message.parents, message.neg_log_probs
         )
@@ -352,7 +343,8 @@ class Ahead:
 
     def _forget_sent(self) -> None:
         self._sent.clear()
-        self._predicted = []
+        if self.prediction is not None:
+            self.prediction.told = []
 
     def _expect(self, now: float) -> None:
         """An answer is expected, or guesses were lost."""

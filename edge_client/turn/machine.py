@@ -268,6 +268,8 @@ class TurnMachine:
         """Send messages again; this does not restart `offline_after`."""
         self._outbox += messages
         self.deadlines.asked_at = now
+        if any(isinstance(message, Stream) for message in messages):
+            self.ahead.lost()  # it runs anew, without what it was told
 
     def _bring_up(self, connection: int, now: float) -> None:
         self._agree()

@@ -35,9 +35,9 @@ class Stats:
     first_token: float = 0.0
     last_token: float = 0.0
     calls: int = 0
-    """Requests to the verifier: rounds of either kind."""
+    """Requests for a stream, and guesses for one that stood still without them: a round trip each."""
     rounds: int = 0
-    """Verified drafts of the device."""
+    """Forwards over guesses of the device."""
     drafted: int = 0
     accepted: int = 0
     offline_tokens: int = 0

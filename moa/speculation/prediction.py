@@ -5,11 +5,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+from moa.text_stream import common_prefix
+
 _ANCHOR = 4
 """Tokens that the answer and the prediction must share before the prediction is used (again)."""
 _MISSES = 3
-"""After so many drafts in a row without an accepted token the drafter drafts, until twice as many
-tokens are shared."""
+"""After so many guesses in a row without an accepted token others guess, until twice as many tokens
+are shared."""
+_WORTH_TELLING = 16
+"""Tokens beyond those that the verifier has been told, which are worth another message."""
 _TOKEN_BYTES = array("i").itemsize
 
 
@@ -23,7 +27,10 @@ class Prediction:
         self._position = 0
         """Position in the prediction that the answer had reached when they last agreed."""
         self._misses = 0
-        """Drafts in a row of which no token was accepted."""
+        """Guesses in a row of which no token was accepted."""
+        self.told: list[int] = []
+        """What the verifier has been told of it and has not decided on: tokens that begin behind
+        the answer."""
 
     def after(self, output: Sequence[int], limit: int) -> list[int]:
         """At most `limit` predicted tokens after `output`; none if the answer differs from the
@@ -36,9 +43,23 @@ class Prediction:
         self._position = position
         return self._tokens[position : position + limit]
 
-    def judged(self, accepted: int) -> None:
-        """Learn how many tokens of the last draft were accepted."""
+    def tell(self, output: Sequence[int], limit: int) -> list[int]:
+        """What to tell the verifier now: nothing while it knows enough of the text."""
+        found = self.after(output, limit)
+        if self.told and len(found) < len(self.told) + _WORTH_TELLING:
+            return []
+        self.told = found
+        return found
+
+    def decided(self, tokens: Sequence[int]) -> int:
+        """The answer goes on with these tokens; how many of them the verifier had been told."""
+        if not self.told:
+            return 0
+        accepted = common_prefix(self.told, list(tokens))
+        differ = accepted < min(len(self.told), len(tokens))
         self._misses = 0 if accepted else self._misses + 1
+        self.told = [] if differ else self.told[accepted:]
+        return accepted
 
     def _share_many(self, output: Sequence[int], position: int) -> bool:
         """Whether twice as many tokens as usual agree, at the answer's end and before `position`."""

@@ -49,7 +49,7 @@ async def test_the_margin_is_the_one_of_the_scores(sampling: SamplingSettings) -
     async with (
         kit.verifier() as running,
         EdgeClient(
-            verifier=running.transport.url, device=kit.device(), draft="single", sync="off"
+            verifier=running.transport.url, device=kit.device(), draft="none", sync="off"
         ) as client,
     ):
         alone = await ask(client, ids, **how)
