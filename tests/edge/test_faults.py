@@ -69,6 +69,12 @@ def growth(*tokens: int, score: float = -1.0) -> GuessTreeGrower:
     return grown
 
 
+def no_tree() -> GuessTreeGrower:
+    grown = growth(IDS[-1], 2)
+    grown.tree = DraftTree([IDS[-1], 2], [-1, 7], [0.0, -1.0])
+    return grown
+
+
 RAISED: dict[str, Fault] = {
     "raises": raises(RuntimeError),
     "has no memory": raises(MemoryError),
@@ -77,14 +83,13 @@ RAISED: dict[str, Fault] = {
     "returns nothing": steps(None),
     "hangs": steps(hangs=True),
 }
-TREES = RAISED | {
-    "another text": steps(DraftTree([1, 2], [-1, 0], [0.0, -1.0])),
-    "no tree": steps(DraftTree([IDS[-1], 2], [-1, 7], [0.0, -1.0])),
-    "empty": steps(DraftTree([], [], [])),
-}
 DRAFTER = {
-    "draft": TREES,
-    "grow": RAISED | {"another text": steps(growth(1, 2)), "empty": steps(growth(IDS[-1]))},
+    "grow": RAISED
+    | {
+        "another text": steps(growth(1, 2)),
+        "no tree": steps(no_tree()),
+        "empty": steps(growth(IDS[-1])),
+    },
     "guess": RAISED | {"no token": steps(-1), "a large token": steps(2**31), "a text": steps("x")},
 }
 
@@ -170,9 +175,7 @@ async def test_a_drafter_that_fails(part: str, fault: str, monkeypatch: pytest.M
     offline = part == "guess"
     async with kit.verifier() as running:
         for at in (1, 3):
-            async with open_client(
-                "" if offline else running.transport.url, guess_ahead=part == "grow"
-            ) as client:
+            async with open_client("" if offline else running.transport.url) as client:
                 if fault == "hangs":
                     monkeypatch.setattr(worker, "BLOCKING", -1.0)  # all steps run in the thread
                 STUCK.clear()
