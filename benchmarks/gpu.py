@@ -472,9 +472,7 @@ async def _crowd(bench: Bench) -> list[Line]:
     piece = bench.scale.piece
     lines: list[Line] = []
     room = target.cache.capacity - 32
-    limits = Limits(
-        max_context_tokens=room, max_prompt_tokens=room, max_chain_tokens=32, max_tree_nodes=32
-    )
+    limits = Limits(max_context_tokens=room, max_prompt_tokens=room, max_tree_nodes=32)
     settings = Settings(port=0, slots=target.cache.slots, limits=limits)
     async with Verifier(serve_model(target), settings).open() as running:
         url = running.transport.url

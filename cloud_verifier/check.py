@@ -46,7 +46,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     cache = target.cache
     machine = target.machine
     memory = target.memory
-    longest_draft = max(settings.limits.max_tree_nodes, settings.limits.max_chain_tokens)
+    longest_draft = settings.limits.max_tree_nodes
     return {
         "target": target.facts.family,
         "decoder": target.capabilities.decoder,

@@ -399,7 +399,6 @@ def model_facts(
         stream_records=stream_records,
         pages=0 if all_can_be_full else cache.pages,
         page_tokens=cache.page_tokens,
-        trees=target.capabilities.trees,
         promise=target.capabilities.promise,
         grammars=target.has_tokenizer and bool(target.facts.eos_ids),
     )

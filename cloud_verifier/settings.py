@@ -192,6 +192,4 @@ class Settings:
     @property
     def slot_capacity(self) -> int:
         """Largest number of tokens in a slot: a full context, and the largest draft after it."""
-        return self.limits.max_context_tokens + max(
-            self.limits.max_tree_nodes, self.limits.max_chain_tokens
-        )
+        return self.limits.max_context_tokens + self.limits.max_tree_nodes

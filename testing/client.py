@@ -13,11 +13,15 @@ from websockets.typing import Subprotocol
 from moa.errors import MoaError
 from moa.wire import FEATURES, PROTOCOL_VERSIONS, SUBPROTOCOL, ClientSession, decode_server, encode
 from moa.wire.events import Advanced, Recovered, Refused, SessionEvent, Working
-from moa.wire.messages import Ack, Activations, Hello, Message, ServerMessage, Welcome
+from moa.wire.messages import Ack, Activations, Hello, Message, ServerMessage, Stream, Welcome
 from moa.wire.versions import SESSION_HEADER
 
 PATIENCE = 60.0
 """Seconds without a message that count as a hang."""
+
+
+NEVER = 0
+"""A guess that no target of the tests makes: of it comes just the target's own token."""
 
 
 class Client:
@@ -108,21 +112,29 @@ class Client:
     async def advance(
         self, session: ClientSession, tokens: Sequence[int], parents: Sequence[int] = ()
     ) -> Advanced:
-        """One verify round, patiently repeated while the server is busy."""
-        message = session.verify(tokens, parents)
+        """What the verifier makes of a draft, whose node 0 is the pending token, in a stream that
+        waits for more; patiently repeated while the server is busy. Of the pending token alone it
+        makes one token."""
+        tree = list(tokens) if len(tokens) > 1 else [*tokens, NEVER]
+        parents = list(parents) if len(parents) > 1 else list(range(-1, len(tree) - 1))
+        asked: list[Message] = [] if session.streaming else [session.stream(waits=True)]
         while True:
-            await self.send(message)
+            guesses = session.foresee(tree, parents, [0] * len(tree))
+            await self.send(*asked, guesses)
             event = await self.event(session)
             if isinstance(event, Advanced):
                 return event
             if isinstance(event, Recovered):
+                asked = list(event.resend)
                 for request in event.resend[:-1]:
                     await self.send(request)
                     await self.event(session)
+                    asked = asked[1:]
                 continue
             if not isinstance(event, Refused) or not event.retry:
                 raise MoaError(f"a round was answered with {event}")
             await asyncio.sleep(min(self.longest_pause, event.retry_after))
+            asked = [message for message in session.unsettled if isinstance(message, Stream)]
 
     async def stream(self, session: ClientSession, *, speculate: bool = True) -> None:
         """One round that the server decodes, to the end of the turn; patiently repeated while the

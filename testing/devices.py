@@ -15,14 +15,14 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from moa.errors import MoaError
 from moa.wire import FEATURES, ClientSession, Code
 from moa.wire.events import Advanced, Recovered, Refused
-from moa.wire.messages import RecordDtype
+from moa.wire.messages import RecordDtype, Stream
 from testing.client import PATIENCE, Client, client
 
 _BACKOFF = (0.05, 1.0)
@@ -31,7 +31,8 @@ _NEG_LOG_PROB = 1
 _AHEAD = 24
 """Guesses in a message."""
 Way = Literal["device", "ahead", "server", "none"]
-"""Who drafts; `ahead`: the device, by guesses ahead of a stream that waits for them."""
+"""Who drafts. `device`: a draft after each answer, for which the verifier waits; `ahead`: as many
+guesses as it has, so that the verifier need not wait."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,11 @@ class ScriptedDevice:
     reopened: int = 0
     """How often the verifier had lost the session."""
     rounds: list[Round] = field(default_factory=list)
-    _guessing: set[asyncio.Task[None]] = field(default_factory=set)
+    _telling: set[asyncio.Task[None]] = field(default_factory=set)
+    _sent_at: float = 0.0
+    """When it last asked for something."""
+    _released: tuple[bytes, int] | None = None
+    """The stream whose verifier was told to wait no longer, on this connection."""
     _lost_at: float = 0.0
 
     def __post_init__(self) -> None:
@@ -154,8 +159,9 @@ class ScriptedDevice:
                     try:
                         await self._converse(edge)
                     finally:
-                        for guess in [*self._guessing]:
-                            guess.cancel()
+                        for telling in [*self._telling]:
+                            telling.cancel()
+                        self._released = None
             if not self.session.finish:
                 self._lost_at = self._lost_at or perf_counter()
                 if perf_counter() - self._lost_at > PATIENCE:
@@ -173,20 +179,18 @@ class ScriptedDevice:
         resuming = session.settled > 0
         await edge.send(*session.recover())
         if not resuming:
-            await self._tell_ahead(edge)
-        sent = 0.0
+            await self._tell(edge)
         while not session.finish:
             if not session.unsettled and not resuming:
-                await self._wait()
-                sent = perf_counter()
-                await edge.send(self._next())
-                await self._tell_ahead(edge)
+                await edge.send(self._stream())
+                self._sent_at = perf_counter()
+                await self._tell(edge)
             event = await edge.event(session)
             if isinstance(event, Recovered):
                 resuming = False
                 self.reopened += event.outcome == "gone"
                 await edge.send(*event.resend)
-                await self._tell_ahead(edge)  # guesses are not kept for a new connection
+                await self._tell(edge)  # guesses are not kept for a new connection
             elif isinstance(event, Refused):
                 if not event.retry:
                     raise MoaError(f"a device was refused: {event.error.message}")
@@ -194,51 +198,64 @@ class ScriptedDevice:
                     return
                 await asyncio.sleep(max(0.02, event.retry_after) * random.uniform(0.5, 1.5))
                 await edge.send(*session.unsettled)
-                await self._tell_ahead(edge)
+                await self._tell(edge)
             elif isinstance(event, Advanced):
                 if self.tokens != self.script.truth[: len(self.tokens)]:
                     raise MoaError("a device was told another text than the target's own")
-                if sent:
-                    self.rounds.append(Round(sent, perf_counter(), len(event.tokens)))
+                if event.tokens:
+                    self.rounds.append(Round(self._sent_at, perf_counter(), len(event.tokens)))
                 if session.streaming is not None:
-                    guess = asyncio.create_task(self._tell_ahead(edge, self.think))
-                    self._guessing.add(guess)
-                    guess.add_done_callback(self._guessing.discard)
+                    telling = asyncio.create_task(self._go_on(edge))
+                    self._telling.add(telling)
+                    telling.add_done_callback(self._telling.discard)
                 self._lost_at = 0.0
         await edge.send(session.close())
 
-    async def _tell_ahead(self, edge: Client, think: float = 0.0) -> None:
-        """Send guesses, a while after what they follow has come."""
-        await asyncio.sleep(think)
-        done = len(self.tokens)
-        session = self.session
-        if (
-            self.way == "ahead"
-            and session.streaming is not None
-            and (guesses := self.script.ahead(done))
-        ):
-            neg_log_probs = [0, *[_NEG_LOG_PROB] * len(guesses)]
-            with contextlib.suppress(ConnectionClosed):  # guesses are never owed
-                await edge.send(
-                    session.foresee(
-                        [session.log[-1], *guesses], range(-1, len(guesses)), neg_log_probs
-                    )
-                )
+    def _stream(self) -> Stream:
+        """What it asks for. Before all begin, the verifier waits with the second token."""
+        waits = self.way in ("device", "ahead") or self.begin is not None
+        return self.session.stream(speculate=self.way == "server", waits=waits)
 
-    async def _wait(self) -> None:
+    async def _go_on(self, edge: Client) -> None:
+        """Tell more, a while after what it follows has come."""
         if self.tokens and self.begin is not None:
             begin, self.begin = self.begin, None
             await begin()
-        if self.think:
-            await asyncio.sleep(self.think)
+        await asyncio.sleep(self.think)
+        await self._tell(edge)
 
-    def _next(self) -> Any:
+    async def _tell(self, edge: Client) -> None:
+        """Send the guesses for what follows; a verifier that is to draft itself is told so, once."""
+        session = self.session
+        stream = session.streaming
+        if stream is None or not stream.waits:
+            return
+        guesses: list[int] = []
+        waits: bool | None = None
+        if self.begin is not None:
+            if self.tokens:
+                return  # it is about to begin
+            guesses = [self._wrong()]
+        elif self.way in ("device", "ahead"):
+            guesses = self._guesses() or [self._wrong()]
+        elif (stream.session, stream.round) == self._released:
+            return
+        else:
+            self._released = stream.session, stream.round
+            waits = False
+        self._sent_at = perf_counter()
+        neg_log_probs = [0, *[_NEG_LOG_PROB] * len(guesses)]
+        tokens = [session.log[-1], *guesses]
+        with contextlib.suppress(ConnectionClosed):  # guesses are never owed
+            await edge.send(session.foresee(tokens, range(-1, len(guesses)), neg_log_probs, waits))
+
+    def _guesses(self) -> list[int]:
         done = len(self.tokens)
-        if self.begin is not None:  # the round that includes the prompt is not measured
-            return self.session.verify(self.session.log[-1:])
-        if self.way != "device":
-            return self.session.stream(speculate=self.way == "server", waits=self.way == "ahead")
-        return self.session.verify([self.session.log[-1], *self.script.drafts[done]])
+        return self.script.ahead(done) if self.way == "ahead" else self.script.drafts[done]
+
+    def _wrong(self) -> int:
+        """A guess for which the verifier makes just one token."""
+        return int(self.script.truth[len(self.tokens)] == 0)
 
 
 @contextlib.asynccontextmanager

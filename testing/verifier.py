@@ -126,7 +126,7 @@ def many_short(slots: int, context: int = 512) -> list[str]:
         "max-context-tokens": context,
         "max-prompt-tokens": context // 2,
     }
-    sizes |= {"max-chain-tokens": 32, "max-batch-tokens": 8192}
+    sizes |= {"max-tree-nodes": 32, "max-batch-tokens": 8192}
     return [f"--{name}={size}" for name, size in (dict.fromkeys(names, many) | sizes).items()]
 
 

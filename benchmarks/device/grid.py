@@ -301,7 +301,6 @@ class Grid:
             "--slots=8",
             f"--max-context-tokens={context}",
             "--max-prompt-tokens=384",
-            "--max-chain-tokens=64",
         )
         with contextlib.ExitStack() as stack:
             found = {}

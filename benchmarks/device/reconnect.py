@@ -28,7 +28,7 @@ from moa.errors import MoaError
 
 POLICIES: tuple[OnReconnect, ...] = get_args(OnReconnect)
 _AT_ONCE = 32
-_SERVER = ("--max-context-tokens=1024", "--max-prompt-tokens=512", "--max-chain-tokens=256")
+_SERVER = ("--max-context-tokens=1024", "--max-prompt-tokens=512")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from cloud_verifier.engine.masks import MaskedRows, mask_rows
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import EngineStep, PrefillPiece
 from cloud_verifier.engine.stream_drafting import FlatTree, StreamDrafter
-from cloud_verifier.engine.work import Answered, Dropped, Job, Lease, Report, Waiting
+from cloud_verifier.engine.work import Answered, Dropped, Job, Latency, Lease, Report, Waiting
 from cloud_verifier.metrics import Metrics
 from moa.errors import FullError
 from moa.grammar.spec import GrammarError
@@ -33,7 +33,7 @@ from moa.target.rows import Row
 from moa.tree import Accepted
 from moa.wire.codes import Code, Refusal
 from moa.wire.finish import Decode, cut_path
-from moa.wire.messages import Stream, StreamTokens, Verdict, Verify
+from moa.wire.messages import StreamTokens
 
 _MASK_SECONDS = 0.01
 """For the masks of a batch: what has no mask by then is dropped from its draft, or the row waits
@@ -115,17 +115,6 @@ class Decided:
     """Accepted nodes of the streams that were drafted for here."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoundTiming:
-    """What a round's answer says of its time."""
-
-    queue_ms: float
-    """That it waited."""
-    forward_ms: float
-    batch: int
-    """The sessions that shared the forward."""
-
-
 class StepRunner:
     """Runs steps, one after another. Only the model's thread uses it."""
 
@@ -172,7 +161,7 @@ class StepRunner:
             picked = self._pick_guesses(job, step.worth)
             if picked is not None:
                 plan.guessed[job] = picked
-            if picked is None and job.guesses is not None and job.guesses.waits:
+            if picked is None and job.guesses.waits:
                 plan.reports.append(Waiting(job))
             elif self._holds_slot(job.lease, job, plan):
                 plan.jobs.append(job)
@@ -184,16 +173,13 @@ class StepRunner:
 
     def _pick_guesses(self, job: Job, worth: float) -> FlatTree | None:
         """The device's guesses for a stream, if they are worth verifying."""
-        request = job.request
-        if job.guesses is None or not isinstance(request, Stream):
-            return None
         room = min(self._most_guesses, self._target.cache.capacity - job.base - 1)
         branches = self._target.capabilities.trees
         picked = job.guesses.pick(job.ids, room, worth, branches=branches)
         if len(picked.tokens) == 1:
             return None
         drafts_of_ours = 0.0
-        if request.speculate and not job.guesses.waits:
+        if job.request.speculate and not job.guesses.waits:
             with self._faults.optional("drafting"):
                 drafts_of_ours = self._drafting.matching(job)
         if not picked.expected >= drafts_of_ours:
@@ -262,20 +248,15 @@ class StepRunner:
         return step, MaskedRows(judged, late=set(), failed={}), masks_took_longer
 
     def _drafts(self, plan: Plan) -> dict[Job, FlatTree]:
-        """The device's drafts and guesses, and drafts of ours for the other streams."""
+        """The device's guesses, and drafts of ours for the other streams."""
         drafts = dict(plan.guessed)
-        for job in plan.jobs:
-            request = job.request
-            if isinstance(request, Verify):
-                parents = request.parents or range(-1, len(request.tokens) - 1)
-                drafts[job] = request.tokens, parents
         streams = [job for job in plan.jobs if job not in drafts]
         if streams:
             beside = sum(piece.size for piece in plan.pieces)
             beside += sum(len(tokens) for tokens, _ in drafts.values())
             drafts |= zip(streams, self._drafts_of_ours(streams, beside), strict=True)
         for job, (tokens, _) in drafts.items():
-            job.nodes = len(tokens)
+            job.cost = len(tokens)
         return drafts
 
     def _drafts_of_ours(self, streams: Sequence[Job], beside: int) -> list[FlatTree]:
@@ -341,7 +322,7 @@ class StepRunner:
             except Exception as error:
                 decided.reports.append(self._faults.failed(job.lease, job, error))
                 continue
-            if isinstance(job.request, Stream) and job not in ran.plan.guessed:
+            if job not in ran.plan.guessed:
                 decided.won[job] = len(ran.accepted[b].path) - 1
         return decided
 
@@ -357,26 +338,6 @@ class StepRunner:
         if job.logprobs >= 0:
             logprobs = log_probabilities(ran.step, b, path, new, job.logprobs)
         self._commit(ran.step, b, job.lease, path)
-        began = ran.drafted if isinstance(job.request, Verify) else ran.started
-        timing = RoundTiming(
-            queue_ms=1000 * (began - job.enqueued),
-            forward_ms=1000 * (ran.ended - began),
-            batch=len(ran.plan.jobs),
-        )
-        if isinstance(job.request, Verify):
-            verdict = Verdict(
-                session=job.lease.session,
-                round=job.request.round,
-                base=job.base,
-                path=path,
-                next_token=next_token,
-                finish=finish,
-                queue_ms=timing.queue_ms,
-                forward_ms=timing.forward_ms,
-                batch=timing.batch,
-                logprobs=logprobs,
-            )
-            return Answered(job, verdict)
         base = job.base
         job.ids += new
         job.deadline = float("inf")  # it has begun
@@ -388,12 +349,13 @@ class StepRunner:
             done=bool(finish) or job.cancelled,
             finish=finish,
             drafted=len(tokens) - 1,
-            queue_ms=timing.queue_ms,
-            forward_ms=timing.forward_ms,
+            queue_ms=1000 * (ran.started - job.enqueued),
+            forward_ms=1000 * (ran.ended - ran.started),
             logprobs=logprobs,
             foreseen=len(tokens) - 1 if job in ran.plan.guessed else 0,
         )
-        return Answered(job, stream_tokens)
+        latency = Latency(arrived=job.enqueued, forward=ran.ended - ran.started)
+        return Answered(job, stream_tokens, latency)
 
     def _commit(self, step: Step, b: int, lease: Lease, path: Sequence[int]) -> None:
         committed: Any = self._target.commit(step, b, path)  # opaque here: drafters know its kind
@@ -454,16 +416,14 @@ class StepRunner:
             into.full.append(lease)
 
     def _expired(self, job: Job) -> Report:
-        if job.cancelled and isinstance(job.request, Stream):
-            return Answered.ended(job)
         if job.cancelled:
-            return Dropped(job, Refusal(Code.CANCELLED, "cancelled before it ran"))
+            return Answered.ended(job)
         waited = self._clock() - job.enqueued
         return Dropped(job, Refusal(Code.DEADLINE, f"not run within {waited:.2f} s"))
 
     def no_memory(self, job: Job) -> Report:
         """The model has no memory for a round now."""
-        if isinstance(job.request, Stream) and job.base > job.request.base:
+        if job.base > job.request.base:
             return Answered.ended(job)  # it has begun: its tokens stay
         refusal = Refusal(
             Code.BUSY,

@@ -97,7 +97,7 @@ class TreeDrafter(StreamDrafter):
         """Trees for all stream rounds of a batch, level by level together."""
         began = self._clock()
         self._reading = 0.0
-        asked = [job for job in jobs if isinstance(job.request, Stream) and job.request.speculate]
+        asked = [job for job in jobs if job.request.speculate]
         self._round = {job.lease: self._text(job) for job in asked}
         wanted = self.policy.plan(
             [text.acceptance for text in self._round.values()],

@@ -26,8 +26,6 @@ from moa.wire.messages import (
     RecordContract,
     Stream,
     StreamTokens,
-    Verdict,
-    Verify,
 )
 from moa.wire.ranges import Ranges
 
@@ -54,10 +52,8 @@ class ModelFacts:
     pages: int = 0
     """Pages of KV cache; 0 if all slots can be full."""
     page_tokens: int = 16
-    trees: bool = True
-    """Whether drafts may branch; else only chains give exactly the target's text."""
-    streams_only: bool = False
-    """Whether no drafts are taken: an engine behind HTTP decides on its own what comes next."""
+    takes_guesses: bool = True
+    """Whether guesses are verified: an engine behind HTTP decides on its own what comes next."""
     takes_messages: bool = False
     """Whether devices are to tell conversations as messages, too."""
     notices: tuple[str, ...] = ()
@@ -71,7 +67,7 @@ class ModelFacts:
 
 
 class Latency(NamedTuple):
-    """Of a verdict: when its draft arrived, by the clock, and the seconds of its forward."""
+    """Of an answer: when the forward was asked for, by the clock, and the seconds that it took."""
 
     arrived: float
     forward: float
@@ -183,6 +179,11 @@ class Guesses:
         """Whether there are guesses that the model's thread has not read."""
         return bool(self._arrived)
 
+    @property
+    def nodes(self) -> int:
+        """How many guesses have come since they were last read. Not while the stream is run."""
+        return sum(len(message.tokens) - 1 for message in self._arrived)
+
     def add(self, message: Foresee) -> bool:
         """Called by the event loop. Whether the message counts as work."""
         if message.waits is not None:
@@ -207,6 +208,8 @@ class Guesses:
         return self._tree.pick(most, least, branches=branches)
 
 
+USUAL_COST = 8
+"""Tokens of a forward of a stream that the server drafts, before the first."""
 READING_SPEED = 10.0
 """Tokens a second that a person reads."""
 
@@ -216,18 +219,19 @@ class Job:
     """A round to run once the slot holds all tokens before `request.base`."""
 
     lease: Lease
-    request: Verify | Stream
+    request: Stream
     ids: list[int]
-    """The session's log, which does not change while a round runs; a stream has a copy of its own
-    to write on."""
+    """The session's log: a copy, which the model's thread writes on."""
     rules: TurnRules
     sampling: SamplingSettings
+    guesses: Guesses
+    """The edge's."""
     enqueued: float
+    """When its next forward was asked for: its request or its first guesses arrived, or the
+    forward before ended."""
     deadline: float
     logprobs: int = -1
     """Likeliest tokens whose log-probabilities are wanted, with each chosen one's; -1 wants none."""
-    guesses: Guesses | None = None
-    """The edge's guesses for a stream."""
     messages: Sequence[ChatMessage] = ()
     """The conversation, where the device has told it."""
     grammar: Grammar | None = None
@@ -235,8 +239,8 @@ class Job:
     matcher: Matcher | None = None
     """Follows the answer's grammar; only the model's thread and its helper use it."""
     cancelled: bool = False
-    nodes: int = 8
-    """Tokens that the latest forward of a stream ran, or about as many."""
+    cost: int = USUAL_COST
+    """Tokens that its next forward runs, about, for fairness: as many as the latest one did."""
     needed: float = 0.0
     """When its reader has read what a stream has sent so far, by the clock; before that nobody
     waits. 0: at once."""
@@ -254,7 +258,8 @@ class Job:
     @property
     def takes_extra_work(self) -> bool:
         """Whether it takes more than its forward: a draft of ours, or masks."""
-        return self.matcher is not None or isinstance(self.request, Stream)
+        drafts = self.request.speculate and not self.guesses.waits
+        return self.matcher is not None or drafts
 
     @property
     def due(self) -> float:
@@ -265,22 +270,17 @@ class Job:
         """The stream has sent so many tokens more, to somebody who reads them one after another."""
         self.needed = max(self.needed, now) + tokens / READING_SPEED
 
-    @property
-    def cost(self) -> int:
-        """Tokens to run, for fairness and rate."""
-        return len(self.request.tokens) if isinstance(self.request, Verify) else self.nodes
-
 
 # ---- what the thread reports
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A verify round is decided, and the slot holds the accepted path; or a stream has new tokens,
-    or ends."""
+    """A stream has new tokens, which the slot holds but for the last; or it ends."""
 
     job: Job
-    message: Verdict | StreamTokens
+    message: StreamTokens
+    latency: Latency | None = None
 
     @classmethod
     def ended(cls, job: Job) -> Answered:

@@ -279,7 +279,7 @@ class _Predicted:
         self._start = len(session.log)
         self._prediction = Prediction(tokens)
         self._any = bool(tokens)
-        self._most = limits.max_chain_tokens - 1
+        self._most = limits.max_guess_tokens - 1
 
     def begins(self) -> bool:
         """Whether there is something to tell of the text, for which a new stream waits."""
@@ -433,8 +433,8 @@ class _Exchange:
                 continue
             for request in self._session.unsettled:
                 self._line.put(request)
-            for message in self._predicted.again():
-                self._line.put(message)
+            for guesses in self._predicted.again():
+                self._line.put(guesses)
 
 
 def _sampling(ask: AnswerRequest) -> SamplingSettings:

@@ -34,7 +34,6 @@ from moa.wire.messages import (
     Resumed,
     Stream,
     Sync,
-    Verify,
     Welcome,
     round_of,
 )
@@ -103,8 +102,8 @@ class Channel:
             if held := getattr(message, "held", None):
                 self._meter.spend(FRAMES, len(held) // _RANGES_PER_FRAME)
             match message:
-                case Verify() | Stream():
-                    self._round(message, arrived)
+                case Stream():
+                    self._stream(message, arrived)
                 case Foresee():
                     self._foresee(message, arrived)
                 case Open():
@@ -184,24 +183,16 @@ class Channel:
         self.welcomed.set()
         self.outbox.answer(welcome)
 
-    def _round(self, message: Verify | Stream, arrived: float) -> None:
+    def _stream(self, message: Stream, arrived: float) -> None:
         session = self._own(message.session)
-        if isinstance(message, Stream):
-            self._agreed("stream", "server-drafted streams")
-            if message.waits:
-                self._agreed("foresee", "guesses ahead of a stream")
-        elif not self.service.facts.trees and any(
-            parent != at - 1 for at, parent in enumerate(message.parents)
-        ):
-            self._agreed("tree", "drafts that branch")
-        outputs = session.round(message, arrived)
+        if message.waits:
+            self._agreed("foresee", "guesses at a stream")
+        outputs = session.stream(message, arrived)
         if session.running is not message:  # repeated
             self.service.perform(session, outputs)
             return
         try:
-            self.service.admit(
-                self.principal, len(message.tokens) if isinstance(message, Verify) else 0
-            )
+            self.service.admit(self.principal, 0)
             self.service.perform(session, outputs)
         except BaseException:
             session.give_up()
@@ -209,7 +200,7 @@ class Channel:
         self._meter.refund()
 
     def _foresee(self, message: Foresee, arrived: float) -> None:
-        self._agreed("foresee", "guesses ahead of a stream")
+        self._agreed("foresee", "guesses at a stream")
         session = self.table.find(message.session, self.principal)
         # Guesses are never refused: their session may have been refused, closed or taken over while
         # they were sent.
@@ -307,8 +298,6 @@ def answer_hello(
         raise Refusal(
             Code.TOKENIZER, "the target here has another tokenizer than this client's drafter"
         )
-    if facts.streams_only and "streams_only" not in hello.features:
-        raise Refusal(Code.UNSUPPORTED, "drafts are not verified here, and this client sends them")
     wanted = "records" in hello.features
     notices = list(facts.notices)
     if hello.target and facts.target and hello.target != facts.target:
@@ -320,7 +309,7 @@ def answer_hello(
         )
     fitting = not (hello.drafter and facts.drafter) or hello.drafter == facts.drafter
     records = facts.records if wanted and fitting else None
-    if wanted and facts.records is None and not facts.streams_only:
+    if wanted and facts.records is None and facts.takes_guesses:
         notices.append("no_records: this verifier has no drafter to make activation records with")
     elif wanted and not fitting:
         notices.append(
@@ -329,13 +318,11 @@ def answer_hello(
         )
     lacking = {
         "records": records is None,
-        "tree": not facts.trees,
         "grammar": not facts.grammars,
-        "foresee": facts.streams_only,
-        "logprobs": facts.streams_only,
+        "foresee": not facts.takes_guesses,
+        "logprobs": not facts.takes_guesses,
         # Of a continuation an engine counts what it writes, and not the answer that it continues.
-        "penalties": facts.streams_only,
-        "streams_only": not facts.streams_only,
+        "penalties": not facts.takes_guesses,
         "messages": not facts.takes_messages,
     }
     features = agree_features(

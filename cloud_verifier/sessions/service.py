@@ -32,7 +32,7 @@ from moa.grammar.spec import Grammar
 from moa.token_bucket import TokenBucket
 from moa.wire.codes import CloseCode, Code, Refusal
 from moa.wire.limits import Limits
-from moa.wire.messages import Error, Goaway, Open, StreamTokens, Verdict, Verify
+from moa.wire.messages import Error, Goaway, Open, StreamTokens
 
 _SERVED_SECONDS = 1.0
 
@@ -78,12 +78,12 @@ class Service:
         had been reported."""
         self.max_context = min(
             limits.max_context_tokens,
-            facts.capacity - max(limits.max_tree_nodes, limits.max_chain_tokens),
+            facts.capacity - limits.max_tree_nodes,
         )
         if self.max_context < 1:
             raise ConfigError(
-                f"a slot of {facts.capacity} tokens has no room for a draft of {limits.max_chain_tokens}",
-                hint="lower --max-chain-tokens and --max-tree-nodes",
+                f"a slot of {facts.capacity} tokens has no room for a draft of {limits.max_tree_nodes}",
+                hint="lower --max-tree-nodes",
             )
 
     def drain(self, reason: str, seconds: float) -> None:
@@ -293,20 +293,9 @@ class Service:
                         if session.outbox is not None:
                             session.outbox.offer(session.records)
                         continue
-                    case Answered(job, Verdict() as verdict):
-                        settled = session.settle(verdict, self.clock())
-                        self.perform(
-                            session, settled, Latency(job.enqueued, verdict.forward_ms / 1000)
-                        )
-                        drafted = (
-                            len(job.request.tokens) - 1 if isinstance(job.request, Verify) else 0
-                        )
-                        self.metrics.accepted(
-                            drafted, len(verdict.path) - 1, len(verdict.path), "verify"
-                        )
-                        self.metrics.queue_seconds.observe(verdict.queue_ms / 1000)
-                    case Answered(_, StreamTokens() as answer):
-                        self.perform(session, session.stream_on(answer, self.clock()))
+                    case Answered(_, answer, latency):
+                        outputs = session.stream_on(answer, self.clock())
+                        self.perform(session, outputs, latency)
                         self._pay(session, answer)
                     case Waiting():
                         outputs = session.wait(report, self.clock())
@@ -331,6 +320,7 @@ class Service:
         if answer.tokens:
             kind = "foreseen" if answer.foreseen else "stream"
             self.metrics.accepted(answer.drafted, len(answer.tokens) - 1, len(answer.tokens), kind)
+            self.metrics.queue_seconds.observe(answer.queue_ms / 1000)
         budget = self.principal(session.principal).tokens
         budget.spend(answer.drafted + 1)
         if session.job is None:

@@ -3,12 +3,11 @@
     session = ServerSession(message, limits, eos_ids=eos_ids, max_context=8192)
     session.open(message)               [Opened], also for a repetition
     session.append(message)             [Opened, PREFILL]
-    session.round(message, arrived)     [Run], [PREFILL] for a stream that waits for guesses, or its answer once more
+    session.stream(message, arrived)    [Run], [PREFILL] for one that waits for guesses, or its answer once more
     session.foresee(message, arrived)   [Run] if a waiting stream goes on with these guesses
     session.cancel(round)               [StreamTokens] if a waiting stream ends with it
     session.resume(message)             [Resumed]
-    session.settle(verdict, now)        [Verdict]: what the engine says of a round
-    session.stream_on(answer, now)      [StreamTokens]
+    session.stream_on(answer, now)      [StreamTokens]: what the engine says of a round
     session.wait(report, now)           [Run] if guesses have come meanwhile
 
 Each verb returns messages for the edge and work for the engine, in order; `Service` carries them out. A request is run
@@ -24,7 +23,7 @@ from typing import Final, Literal
 
 from msgspec import structs
 
-from cloud_verifier.engine.work import Guesses, Job, Lease, Waiting
+from cloud_verifier.engine.work import USUAL_COST, Guesses, Job, Lease, Waiting
 from cloud_verifier.sessions.outbox import Outbox
 from cloud_verifier.sessions.record_sender import OutgoingRecords
 from moa.errors import ConfigError
@@ -52,8 +51,6 @@ from moa.wire.messages import (
     Sampling,
     Stream,
     StreamTokens,
-    Verdict,
-    Verify,
 )
 from moa.wire.ranges import Ranges
 
@@ -113,14 +110,11 @@ class ServerSession:
         self.log = list(message.ids)
         self.round_number = message.round
         """Last settled round."""
-        self.running: Verify | Stream | None = None
+        self.running: Stream | None = None
         self.finish: Finish = ""
         self.logprobs = message.logprobs
         """Number of likeliest tokens with log-probabilities in this turn; -1: none."""
         self.sampling = sampling_settings(message.sampling, message.penalties)
-        self.streams = "stream" in features
-        """The edge may ask for server-drafted rounds, whose drafter needs the records beside the
-        target."""
         self._hears_progress = "progress" in features
         self._told_progress = now
         self.used = now
@@ -156,7 +150,7 @@ class ServerSession:
         """Log-probabilities of the log's last tokens."""
         self._opened = (len(self.log), chain_hash(self.log))
         self._appended: tuple[int, int] | None = None
-        self._settled: tuple[Verify | Stream, Verdict | StreamTokens] | None = None
+        self._settled: tuple[Stream, StreamTokens] | None = None
         self._may_wait = True
         self.want_records(message.records, message.record_rate, message.held, features)
 
@@ -196,15 +190,11 @@ class ServerSession:
     @property
     def next_tokens(self) -> int:
         """Tokens that the running round's next forward may write into the slot."""
-        if isinstance(self.running, Verify):
-            return len(self.running.tokens)
         return self._limits.max_tree_nodes if self.running is not None else 0
 
     @property
     def next_bytes(self) -> int:
         """Bytes that the log must have room to grow by for the running round to run."""
-        if isinstance(self.running, Verify):
-            return BYTES_PER_TOKEN * len(self.running.tokens)
         return BYTES_PER_TOKEN if self.running is not None else 0
 
     # ---- the connection
@@ -286,7 +276,7 @@ class ServerSession:
         )
         return [answer, PREFILL] if self.lease is not None else [answer]
 
-    def round(self, message: Verify | Stream, arrived: float) -> list[Output]:
+    def stream(self, message: Stream, arrived: float) -> list[Output]:
         """Run a round; one that runs already is answered later, one that has settled gets the same
         answer again."""
         if self.running is not None:
@@ -307,16 +297,9 @@ class ServerSession:
             raise Refusal(
                 Code.CONFLICT, f"base {message.base}, but the pending token is at {self.base}"
             )
-        if isinstance(message, Verify) and message.tokens[0] != self.log[-1]:
-            raise Refusal(
-                Code.CONFLICT, f"the pending token is {self.log[-1]}, not {message.tokens[0]}"
-            )
         self.running = message
-        if isinstance(message, Stream):
-            self.guesses = Guesses(message.waits)
-            if message.waits:
-                return [PREFILL]
-        return [Run(arrived)]
+        self.guesses = Guesses(message.waits)
+        return [PREFILL] if message.waits else [Run(arrived)]
 
     def foresee(self, message: Foresee, arrived: float) -> tuple[list[Output], bool]:
         """Take the edge's guesses for its running stream; guesses for another round are ignored.
@@ -335,9 +318,8 @@ class ServerSession:
         return self.stop_waiting()
 
     def abandon(self) -> list[Output]:
-        """The connection is gone: a stream stops, a verify runs to its end (its verdict is needed
-        on resume)."""
-        return self.cancel(self.running.round) if isinstance(self.running, Stream) else []
+        """The connection is gone: the stream stops."""
+        return self.cancel(self.running.round) if self.running is not None else []
 
     def resume(self, message: Resume) -> list[Output]:
         """Answer a `Resume` with all that the edge has missed."""
@@ -363,13 +345,16 @@ class ServerSession:
 
     def as_job(self, lease: Lease, arrived: float) -> Job:
         """The running round as a job of the engine; it, or its first guesses, arrived at this time."""
-        if self.running is None:
+        if self.running is None or self.guesses is None:
             raise RuntimeError("no round is running")
+        cost = USUAL_COST
+        if self.guesses.waits:
+            cost = min(self._limits.max_tree_nodes, 1 + self.guesses.nodes)
         begun = self.base > self.running.base
         return Job(
             lease=lease,
             request=self.running,
-            ids=list(self.log) if isinstance(self.running, Stream) else self.log,
+            ids=list(self.log),
             rules=self.rules,
             sampling=self.sampling,
             enqueued=arrived,
@@ -377,6 +362,7 @@ class ServerSession:
             logprobs=self.logprobs,
             guesses=self.guesses,
             matcher=self.matcher,
+            cost=cost,
             messages=self.messages,
             grammar=self.grammar,
         )
@@ -395,25 +381,10 @@ class ServerSession:
             StreamTokens(self.id, self.running.round, self.base, [], done=True), self.used
         )
 
-    def settle(self, verdict: Verdict, now: float) -> list[Output]:
-        """The target's verdict on the running round, cut at the turn's end by `cut_path`, joins the
-        log."""
-        verify = self.running
-        if not isinstance(verify, Verify):
-            raise Refusal(Code.CONFLICT, "no verify round is running")
-        self.used = now
-        self.log += [*(verify.tokens[node] for node in verdict.path[1:]), verdict.next_token]
-        self._rows += verdict.logprobs
-        self.finish = verdict.finish
-        self.round_number = verify.round
-        self.give_up()
-        self._settled = (verify, verdict)
-        return [verdict]
-
     def stream_on(self, answer: StreamTokens, now: float) -> list[Output]:
         """New tokens of the running stream join the log; the round may end after them."""
         stream = self.running
-        if not isinstance(stream, Stream):
+        if stream is None:
             raise Refusal(Code.CONFLICT, "no stream round is running")
         self.used = now
         if answer.tokens and self.guesses is not None:

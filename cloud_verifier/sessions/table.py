@@ -185,8 +185,8 @@ class SessionTable:
         if lease is None:
             return
         lease.eager_records = session.records.dtype != "off"
-        streams = session.streams and self._facts.stream_records
-        if contract is not None and lease.records is None and (lease.eager_records or streams):
+        wanted = lease.eager_records or self._facts.stream_records
+        if contract is not None and lease.records is None and wanted:
             lease.records = RecordRows(contract.heads, contract.head_dim)
         session.records.rows = lease.records
 

@@ -98,11 +98,9 @@ class UpstreamVerifier(Server):
             vocab_size=tokens.vocab_size,
             eos_ids=tokens.eos_ids,
             slots=_SESSIONS,
-            capacity=settings.limits.max_context_tokens
-            + max(settings.limits.max_tree_nodes, settings.limits.max_chain_tokens),
+            capacity=settings.limits.max_context_tokens + settings.limits.max_tree_nodes,
             records=None,
-            trees=False,
-            streams_only=True,
+            takes_guesses=False,
             promise="the text is what the upstream engine answered, as it answered it",
             takes_messages=upstreams.takes_messages,
             grammars=bool(tokens.eos_ids),

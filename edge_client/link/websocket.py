@@ -48,8 +48,6 @@ from moa.wire.messages import (
     Open,
     ServerMessage,
     Stream,
-    Verdict,
-    Verify,
     Welcome,
 )
 from moa.wire.versions import SESSION_HEADER
@@ -164,7 +162,7 @@ class VerifierLink:
             return
         if isinstance(message, Open | Append):
             self._opening[session] = None
-        elif isinstance(message, Verify | Stream):
+        elif isinstance(message, Stream):
             self._asking[session] = None
         try:
             async with asyncio.timeout(_SEND_SECONDS):
@@ -296,7 +294,7 @@ class VerifierLink:
         limits = message.limits
         if (
             min(limits.max_prompt_tokens, limits.max_context_tokens) < 2
-            or limits.max_chain_tokens < 1
+            or limits.max_guess_tokens < 1
         ):
             raise ProtocolError("the verifier's limits leave no room for a prompt and an answer")
         now = perf_counter()
@@ -335,11 +333,7 @@ class VerifierLink:
         else:
             self._opening.pop(session, None)
             self._asking.pop(session, None)
-        if (
-            isinstance(message, Verdict)
-            or getattr(message, "tokens", None)
-            or getattr(message, "tail", None)
-        ):
+        if getattr(message, "tokens", None) or getattr(message, "tail", None):
             self.dialling.won()
         if (box := self._mailboxes.get(session)) is not None:
             box.put(arrived, message, size)

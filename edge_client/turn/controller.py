@@ -159,7 +159,7 @@ class Controller:
 
     def agreed(self, welcome: Welcome) -> None:
         """The limits of this verifier."""
-        self.most_guesses = min(welcome.limits.max_chain_tokens, MOST_IN_A_DRAFT) - 1
+        self.most_guesses = min(welcome.limits.max_guess_tokens, MOST_IN_A_DRAFT) - 1
 
     def guessed(self, won: int, wrong: bool) -> None:
         """Of new tokens, `won` were in the tree of guesses; `wrong`: the tree had other guesses for

@@ -101,7 +101,6 @@ _CLASSES: dict[str, Failure] = {
     Code.DEADLINE: Failure.NOT_NOW,
     Code.DRAINING: Failure.NOT_NOW,
     Code.INTERNAL: Failure.NOT_NOW,
-    Code.CANCELLED: Failure.NOT_NOW,  # as a turn does when its drafter has failed
     Code.UNKNOWN_SESSION: Failure.UNKNOWN,
     Code.QUARANTINED: Failure.UNKNOWN,
     Code.CONFLICT: Failure.BROKEN,

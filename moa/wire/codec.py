@@ -19,7 +19,6 @@ from moa.wire.messages import (
     Message,
     Open,
     ServerMessage,
-    Verify,
     WireLimits,
 )
 
@@ -40,7 +39,7 @@ def client_frame(message: ClientMessage, most: int) -> bytes:
     try:
         frame = encode(message)
         if not isinstance(
-            message, Verify | Foresee | Ack
+            message, Foresee | Ack
         ):  # frequent, and made of numbers that were checked
             decode_client(frame)
     except (ValueError, OverflowError, Refusal) as error:
@@ -86,11 +85,9 @@ def check(message: ClientMessage, limits: Limits, vocab_size: int) -> None:
     match message:
         case Open() | Append():
             _check_turn(message, limits, vocab_size)
-        case Verify():
-            check_draft(message.tokens, message.parents, limits, vocab_size)
         case Foresee():
-            _at_most(len(message.tokens), limits.max_chain_tokens, "max_chain_tokens", "guesses")
-            check_tree(message.tokens, message.parents, vocab_size)
+            _at_most(len(message.tokens), limits.max_guess_tokens, "max_guess_tokens", "guesses")
+            _check_tree(message.tokens, message.parents, vocab_size)
             if len(message.neg_log_probs) != len(message.tokens):
                 raise Refusal(
                     Code.BAD_MESSAGE,
@@ -124,22 +121,9 @@ def _check_turn(message: Open | Append, limits: Limits, vocab_size: int) -> None
         raise Refusal(Code.BAD_MESSAGE, "generated must be below the number of ids")
 
 
-def check_draft(
-    tokens: Sequence[int], parents: Sequence[int], limits: Limits, vocab_size: int
-) -> None:
+def _check_tree(tokens: Sequence[int], parents: Sequence[int], vocab_size: int) -> None:
     """Check every index: a bad one would be an illegal memory access on a GPU, which ends all
     sessions."""
-    if not parents:
-        _at_most(len(tokens), limits.max_chain_tokens, "max_chain_tokens", "tokens in a chain")
-    else:
-        _at_most(len(tokens), limits.max_tree_nodes, "max_tree_nodes", "nodes in a tree")
-        check_tree(tokens, parents, vocab_size)
-        return
-    _in_vocab(tokens, vocab_size)
-
-
-def check_tree(tokens: Sequence[int], parents: Sequence[int], vocab_size: int) -> None:
-    """The same of a tree of any size."""
     if len(parents) != len(tokens):
         raise Refusal(Code.BAD_MESSAGE, f"{len(tokens)} tokens but {len(parents)} parents")
     if parents[0] != -1:

@@ -27,8 +27,6 @@ class Code(StrEnum):
     """No room now; try again after `retry_after_ms`."""
     DEADLINE = "deadline"
     """The request waited longer than its deadline; nothing was run."""
-    CANCELLED = "cancelled"
-    """The round was cancelled before it ran."""
     UNKNOWN_SESSION = "unknown_session"
     """No such session here (of this principal): resume or open it."""
     CONFLICT = "conflict"

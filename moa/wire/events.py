@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from moa.wire.messages import Activations, Append, Error, Finish, Open, Stream, Verify
+from moa.wire.messages import Activations, Append, Error, Finish, Open, Stream
 
-Request = Open | Append | Verify | Stream
+Request = Open | Append | Stream
 """A message that the server answers."""
 
 
@@ -20,19 +20,17 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """Verified `tokens` joined the log after position `base`. `path` are the accepted nodes of a
-    verify round."""
+    """Verified `tokens` joined the log after position `base`."""
 
     round: int
     base: int
     tokens: tuple[int, ...]
-    path: tuple[int, ...]
     finish: Finish
     done: bool
     queue_ms: float
     forward_ms: float
     drafted: int = 0
-    """Nodes of the draft for these tokens of a stream, and how many of them are the edge's guesses."""
+    """Nodes of the draft for these tokens, and how many of them are the edge's guesses."""
     foreseen: int = 0
 
 

@@ -35,9 +35,9 @@ class Limits:
     max_new_tokens: int = 4096
     """Output tokens of a turn."""
     max_tree_nodes: int = 64
-    """Tokens of a draft that branches."""
-    max_chain_tokens: int = 256
-    """Tokens of a draft that is a chain."""
+    """Tokens of a forward's draft."""
+    max_guess_tokens: int = 256
+    """Tokens of a message of guesses, of which a forward verifies the likeliest."""
     max_stop_strings: int = MAX_STOP_STRINGS
     """Stop strings of a turn."""
     max_stop_bytes: int = MAX_STOP_BYTES
@@ -114,7 +114,7 @@ class Limits:
     cold_seconds: float = 3600.0
     """A session without a slot keeps its token log this long."""
     request_seconds: float = 30.0
-    """A verify that has waited longer than this is answered `deadline` instead of run."""
+    """A stream whose first forward has waited longer than this is answered `deadline` instead of run."""
     drain_seconds: float = 20.0
     """How long running work may take to end when the verifier stops."""
     busy_retry_seconds: float = 0.25

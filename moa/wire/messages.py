@@ -4,9 +4,8 @@ Edge to verifier (`ClientMessage`)
     Hello     first on every connection: versions, features, identities of drafter, tokenizer, target
     Open      a new session (idempotent): prompt ids, sampling, limits of the turn
     Append    the next turn of a session (idempotent by base)
-    Verify    a draft tree or chain to check (idempotent by round)
-    Stream    "draft for yourself": the server drafts, verifies and streams (a round like any other)
-    Foresee   what may come next in a running stream: drafts for outcomes that nobody knows yet
+    Stream    a round: tokens from now on, to the end of the turn (idempotent by round)
+    Foresee   what may come next in a running stream: guesses, to be verified
     Cancel    stop the running round where it is
     Resume    take a session over after a lost connection
     Sync      which activation records are wanted: precision, byte rate, rows held
@@ -15,8 +14,7 @@ Edge to verifier (`ClientMessage`)
 Verifier to edge (`ServerMessage`)
     Welcome   answer to Hello: agreed version and features, identities, record contract, limits
     Opened    answer to Open and Append
-    Verdict   answer to Verify: accepted nodes, the target's own next token, finish reason, times
-    StreamTokens  tokens of a Stream round, in order
+    StreamTokens  tokens of a round, in order
     Progress  the round is being worked on: how much of its prompt has been read
     Activations   a run of activation records (raw tensor bytes with dtype, shape and row range)
     Resumed   answer to Resume: resumed, reprefilled or gone, and the tokens that the edge has missed
@@ -24,8 +22,8 @@ Verifier to edge (`ServerMessage`)
     Goaway    this server is about to stop: resume elsewhere
 
 The log of a session is prompt and output tokens alike; an index into it is a *position*. The last token of the log is
-*pending*: emitted, not yet run through the target. A round's `base` is the position of the pending token, and a draft's
-node 0 is the pending token itself. The first round of a session starts from the last prompt token.
+*pending*: emitted, not yet run through the target. A round's `base` is the position of the pending token, and node 0 of
+guesses is the pending token itself. The first round of a session starts from the last prompt token.
 """
 
 from __future__ import annotations
@@ -108,7 +106,7 @@ class WireLimits(Message, frozen=True):
     max_context_tokens: Count
     max_new_tokens: Count
     max_tree_nodes: Count
-    max_chain_tokens: Count
+    max_guess_tokens: Count
 
 
 # ---- edge to verifier ------------------------------------------------------------------------------------------
@@ -173,20 +171,9 @@ class Append(Message, tag="append", frozen=True):
     """As in `Open`: the whole conversation, not only what is new."""
 
 
-class Verify(Message, tag="verify", frozen=True):
-    """Check a draft. `tokens[0]` is the pending token; `parents` index into the draft, -1 at node
-    0; none = a chain."""
-
-    session: SessionId
-    round: Round
-    base: Position
-    tokens: Annotated[list[TokenId], Meta(min_length=1, max_length=4096)]
-    parents: Annotated[list[Parent], Meta(max_length=4096)] = []
-
-
 class Stream(Message, tag="stream", frozen=True):
-    """Let the server draft until the turn ends; tokens are sent as they are verified. `Cancel` ends
-    it sooner."""
+    """A round: tokens until the turn ends, sent as they are verified. What the edge guesses
+    (`foresee`) is verified first; without guesses the server drafts. `Cancel` ends it sooner."""
 
     session: SessionId
     round: Round
@@ -218,7 +205,7 @@ class Foresee(Message, tag="foresee", frozen=True):
 
 
 class Cancel(Message, tag="cancel", frozen=True):
-    """Stop `round`: a stream ends after what it has sent; a verify that has not begun is not run."""
+    """Stop `round`: its stream ends after what it has sent."""
 
     session: SessionId
     round: Round
@@ -292,27 +279,6 @@ class Opened(Message, tag="opened", frozen=True):
     session: SessionId
     length: Count
     epoch: Count = 0
-
-
-class Verdict(Message, tag="verdict", frozen=True):
-    """The target's decision about a draft: the accepted nodes (`path`, node 0 first) and the
-    target's `next_token` after them.
-
-    With a `finish`, `next_token` is the last token of the turn, even where the draft went further.
-    """
-
-    session: SessionId
-    round: Round
-    base: Position
-    path: list[Count]
-    next_token: TokenId
-    finish: Finish = ""
-    queue_ms: Milliseconds = 0.0
-    forward_ms: Milliseconds = 0.0
-    batch: Count = 1
-    """Sessions that shared the forward pass."""
-    logprobs: bytes = b""
-    """A row of `moa.logprobs` for each token won, when the turn asked for them."""
 
 
 class StreamTokens(Message, tag="stream_tokens", frozen=True):
@@ -400,15 +366,11 @@ class Goaway(Message, tag="goaway", frozen=True):
     retry_after_ms: Count = 0
 
 
-ClientMessage = (
-    Hello | Open | Append | Verify | Stream | Foresee | Cancel | Resume | Sync | Ack | Close
-)
-ServerMessage = (
-    Welcome | Opened | Verdict | StreamTokens | Progress | Activations | Resumed | Error | Goaway
-)
+ClientMessage = Hello | Open | Append | Stream | Foresee | Cancel | Resume | Sync | Ack | Close
+ServerMessage = Welcome | Opened | StreamTokens | Progress | Activations | Resumed | Error | Goaway
 
 
 def round_of(message: ClientMessage | None) -> int:
     """The round that an answer to this message names. An `Open` or a `Resume` tells the last
     settled one and asks for none."""
-    return message.round if isinstance(message, Verify | Stream | Foresee | Cancel) else 0
+    return message.round if isinstance(message, Stream | Foresee | Cancel) else 0

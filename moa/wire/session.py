@@ -3,13 +3,15 @@ lost messages.
 
     session = ClientSession(ids, max_new_tokens=200)
     send(session.open())
-    send(session.verify(tokens, parents))        # may follow at once, before `Opened`
+    send(session.stream())                       # may follow at once, before `Opened`
+    send(session.foresee(tokens, parents, neg_log_probs))    # while it runs, as often as it likes
     event = session.receive(message)             # of moa/wire/events.py; None for a repetition
     # after a new connection (hello and welcome are done):
     for message in session.recover(): send(message)
     ... and after the event `Recovered`: for message in event.resend: send(message)
 
-The log contains verified tokens only. Text written offline joins it after a round has checked it.
+The log contains verified tokens only. Text written offline joins it when a stream has
+brought the same.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ import dataclasses
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -58,13 +59,11 @@ from moa.wire.messages import (
     ServerMessage,
     Stream,
     StreamTokens,
-    Verdict,
-    Verify,
     round_of,
 )
 from moa.wire.ranges import Ranges
 
-R = TypeVar("R", Open, Append, Verify, Stream)
+R = TypeVar("R", Open, Append, Stream)
 
 
 @dataclass
@@ -121,7 +120,7 @@ class ClientSession:
     @property
     def busy(self) -> bool:
         """Whether a round is under way."""
-        return any(isinstance(request, Verify | Stream) for request in self.unsettled)
+        return self.streaming is not None
 
     @property
     def streaming(self) -> Stream | None:
@@ -135,7 +134,7 @@ class ClientSession:
 
     def waits_for(self, round: int) -> bool:
         """Whether this round has not been answered yet."""
-        return self._round_of(round) is not None
+        return self.streaming is not None and self.streaming.round == round
 
     # ---- what to send
 
@@ -155,7 +154,7 @@ class ClientSession:
         messages: Sequence[ChatMessage] = (),
     ) -> Append:
         """The next turn. Its ids are added to the log at once."""
-        self._no_round()
+        self._not_busy()
         self.max_new_tokens = self.max_new_tokens if max_new_tokens is None else max_new_tokens
         self.stop = self.stop if stop is None else list(stop)
         self.ignore_eos = self.ignore_eos if ignore_eos is None else ignore_eos
@@ -179,16 +178,9 @@ class ClientSession:
         self.turn_start = len(self.log)
         return self._ask(message)
 
-    def verify(self, tokens: Sequence[int], parents: Sequence[int] = ()) -> Verify:
-        """The next round: `tokens[0]` is the pending token. Without `parents` it is a chain."""
-        self._no_round()
-        if not tokens or tokens[0] != self.log[-1]:
-            raise ProtocolError("node 0 of a draft must be the pending token")
-        return self._ask(Verify(self.id, self.round + 1, self.base, list(tokens), list(parents)))
-
     def stream(self, *, speculate: bool = True, waits: bool = False) -> Stream:
         """The next round: drafted by the server, decoded there without a draft, or only by guesses."""
-        self._no_round()
+        self._not_busy()
         return self._ask(Stream(self.id, self.round + 1, self.base, speculate, waits))
 
     def foresee(
@@ -215,10 +207,8 @@ class ClientSession:
 
     def cancel(self) -> Cancel | None:
         """Stop the running round, if any; its answer still comes."""
-        rounds = [
-            request.round for request in self.unsettled if isinstance(request, Verify | Stream)
-        ]
-        return Cancel(self.id, rounds[0]) if rounds else None
+        stream = self.streaming
+        return Cancel(self.id, stream.round) if stream is not None else None
 
     def close(self) -> Close:
         """The last message of the session."""
@@ -250,8 +240,6 @@ class ClientSession:
         match message:
             case Opened():
                 return self._opened(message)
-            case Verdict():
-                return self._verdict(message)
             case StreamTokens():
                 return self._stream_tokens(message)
             case Progress():
@@ -285,21 +273,9 @@ class ClientSession:
         self.epoch = message.epoch
         return Ready(message.length)
 
-    def _verdict(self, message: Verdict) -> Advanced | None:
-        request = self._round_of(message.round)
-        if not isinstance(request, Verify):
-            return None
-        nodes = message.path
-        parents = request.parents or range(-1, len(request.tokens) - 1)
-        linked = all(0 < n < len(parents) and parents[n] == p for p, n in pairwise(nodes))
-        if message.base != request.base or nodes[:1] != [0] or not linked:
-            raise ProtocolError(f"the verdict of round {message.round} does not fit its draft")
-        tokens = (*(request.tokens[n] for n in nodes[1:]), message.next_token)
-        return self._advance(request, message, tokens, tuple(nodes), done=True)
-
     def _stream_tokens(self, message: StreamTokens) -> Advanced | None:
-        request = self._round_of(message.round)
-        if not isinstance(request, Stream):
+        request = self.streaming
+        if request is None or request.round != message.round:
             return None
         known = self.base - message.base
         if known < 0:
@@ -307,32 +283,28 @@ class ClientSession:
                 f"stream tokens at {message.base + 1}, but the log ends at {self.base}"
             )
         self._same(message.base + 1, message.tokens[:known])
-        return self._advance(request, message, tuple(message.tokens[known:]), (), done=message.done)
-
-    def _advance(
-        self,
-        request: Verify | Stream,
-        message: Verdict | StreamTokens,
-        tokens: tuple[int, ...],
-        path: tuple[int, ...],
-        *,
-        done: bool,
-    ) -> Advanced:
+        tokens = tuple(message.tokens[known:])
         self._check(tokens, len(self.log) + len(tokens))
         base = self.base
         self._tell(message.logprobs, len(self.log) + len(tokens))
         self.log += tokens
         self.settled = len(self.log)
         self.finish = message.finish
-        if done:
+        if message.done:
             # The server has answered a later request, so the earlier ones are settled too.
             self.unsettled.clear()
             self.round = request.round
-        by_whom = (
-            (message.drafted, message.foreseen) if isinstance(message, StreamTokens) else (0, 0)
+        return Advanced(
+            round=request.round,
+            base=base,
+            tokens=tokens,
+            finish=message.finish,
+            done=message.done,
+            queue_ms=message.queue_ms,
+            forward_ms=message.forward_ms,
+            drafted=message.drafted,
+            foreseen=message.foreseen,
         )
-        times = message.queue_ms, message.forward_ms
-        return Advanced(request.round, base, tokens, path, message.finish, done, *times, *by_whom)
 
     def _resumed(self, message: Resumed) -> Recovered | None:
         if not self._resuming:
@@ -355,7 +327,7 @@ class ClientSession:
                 else:
                     log = log + request.ids
                     waiting.append(request)
-            elif isinstance(request, Verify | Stream) and message.round < request.round:
+            elif isinstance(request, Stream) and message.round < request.round:
                 waiting.append(request)
         tokens = tuple(log[base + 1 : message.length])
         self.log = log
@@ -368,9 +340,7 @@ class ClientSession:
         # Resending a round that is still running is harmless (it is answered once) and needs no
         # special case, but it costs a draft on a link that has just been lost.
         resend = tuple(
-            r
-            for r in waiting
-            if not (isinstance(r, Verify | Stream) and r.round == message.running)
+            r for r in waiting if not (isinstance(r, Stream) and r.round == message.running)
         )
         self.epoch = message.epoch
         return Recovered(message.outcome, base, tokens, self.finish, resend)
@@ -388,9 +358,7 @@ class ClientSession:
     def _error(self, message: Error) -> Refused | Recovered:
         if message.code in (Code.UNKNOWN_SESSION, Code.QUARANTINED):
             return self._gone()
-        # Only a round can be cancelled: an opening, or the ids of a turn, must not be forgotten for
-        # it.
-        retry = message.code in RETRYABLE or (message.code == Code.CANCELLED and not message.round)
+        retry = message.code in RETRYABLE
         if not retry:
             self.unsettled = [
                 r for r in self.unsettled if message.round and round_of(r) != message.round
@@ -444,11 +412,6 @@ class ClientSession:
         self.unsettled.append(request)
         return request
 
-    def _round_of(self, round: int) -> Verify | Stream | None:
-        return next(
-            (r for r in self.unsettled if isinstance(r, Verify | Stream) and r.round == round), None
-        )
-
-    def _no_round(self) -> None:
+    def _not_busy(self) -> None:
         if self.busy:
             raise ProtocolError("a round is under way: wait for its answer, or cancel it")

@@ -16,13 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-PROTOCOL_VERSIONS = (2,)
+PROTOCOL_VERSIONS = (3,)
 """Supported versions, best first."""
 
 FEATURES = frozenset(
     {
-        "tree",
-        "stream",
         "records",
         "resume",
         "append",
@@ -31,16 +29,15 @@ FEATURES = frozenset(
         "grammar",
         "progress",
         "penalties",
-        "streams_only",
         "messages",
     }
 )
-"""Optional abilities of this code: draft trees, server-drafted streams, activation records,
-resuming, further turns, log-probabilities, guesses ahead of a stream, answers that match a
-grammar, news of a round that takes long, penalties and biases; one restriction, a verifier that
-takes no drafts; and conversations told as messages beside their tokens."""
+"""Optional abilities of this code: activation records, resuming, further turns,
+log-probabilities, guesses at what a stream will bring, answers that match a grammar, news of a
+round that takes long, penalties and biases, and conversations told as messages beside their
+tokens."""
 
-SUBPROTOCOL = "moa.v2"
+SUBPROTOCOL = "moa.v3"
 """The websocket subprotocol offered in the handshake, so that a proxy or an unrelated server is
 noticed at once."""
 

@@ -34,14 +34,19 @@ class Toll:
 
 @dataclass
 class Asker(ScriptedDevice):
-    """A device that drafts, streams, or streams with guesses, from round to round another way. It
-    compares what it is told with the target's own text, each time."""
+    """A device whose drafts or guesses are waited for, or for which the server drafts: from stream
+    to stream, and from message to message, another way. It compares what it is told with the
+    target's own text, each time."""
 
     rng: random.Random = field(default_factory=random.Random)
 
-    def _next(self) -> Any:
-        self.way = self.rng.choice(["device", "device", "ahead", "server"])
-        return super()._next()
+    def _stream(self) -> Stream:
+        self.way = self.rng.choice(["device", "ahead", "server"])
+        return super()._stream()
+
+    def _guesses(self) -> list[int]:
+        self.way = self.rng.choice(["device", "ahead"])
+        return super()._guesses()
 
 
 class Link(LinkProxy):

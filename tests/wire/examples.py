@@ -8,7 +8,7 @@ from moa.wire import messages as m
 ID = bytes(range(16))
 
 EXAMPLES: list[m.ClientMessage | m.ServerMessage] = [
-    m.Hello([2], ["stream", "tree"], "edge-client/1.2.3", "tok", "tgt", "dft"),
+    m.Hello([3], ["foresee", "records"], "edge-client/1.2.3", "tok", "tgt", "dft"),
     m.Open(
         ID,
         [1, 2, 3],
@@ -37,7 +37,6 @@ EXAMPLES: list[m.ClientMessage | m.ServerMessage] = [
         m.Grammar("lark", 'start: "a"'),
         [m.ChatMessage("user", "é")],
     ),
-    m.Verify(ID, 3, 12, [5, 6, 7], [-1, 0, 0]),
     m.Stream(ID, 4, 14, False, True),
     m.Foresee(ID, 4, 14, [9, 8, 7], [-1, 0, 0], [0, 3, 20], False),
     m.Cancel(ID, 4),
@@ -46,8 +45,8 @@ EXAMPLES: list[m.ClientMessage | m.ServerMessage] = [
     m.Ack(123456),
     m.Close(ID),
     m.Welcome(
-        2,
-        ["tree"],
+        3,
+        ["foresee"],
         "cloud-verifier/1.2.3",
         "abcd",
         "tok",
@@ -60,11 +59,10 @@ EXAMPLES: list[m.ClientMessage | m.ServerMessage] = [
         ["a notice"],
     ),
     m.Opened(ID, 3, 1),
-    m.Verdict(ID, 3, 12, [0, 2], 9, "length", 0.5, 1.25, 8, bytes(4)),
     m.StreamTokens(ID, 4, 14, [9, 8], True, "eos", 5, 0.5, 1.25, bytes(8), 2),
     m.Progress(ID, 4, 256, 2060),
     m.Activations(ID, 1, 5, 1, "int8", 1, 2, b"\x01\x02\x03\x04\x05\x06\x07\x08"),
     m.Resumed(ID, "resumed", 16, 4, [7, 7], "stop", 5, 2, bytes(8)),
-    m.Error("limit", "too many", ID, 3, 250, "max_tree_nodes"),
+    m.Error("limit", "too many", ID, 3, 250, "max_guess_tokens"),
     m.Goaway("stopping", 20000, 1000),
 ]

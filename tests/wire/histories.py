@@ -16,7 +16,7 @@ from moa.speculation.guess_tree import Picked
 from moa.tree import Accepted, accept, path_of
 from moa.wire import FEATURES, Code, Limits, Refusal
 from moa.wire import messages as m
-from moa.wire.finish import Decode, cut_path, first_finish
+from moa.wire.finish import Decode, first_finish
 
 Times = tuple[float, float]
 """Milliseconds that a round waits and runs."""
@@ -84,8 +84,8 @@ class Histories:
                     outputs = session.resume(message)
                 case m.Append():
                     outputs = session.append(message)
-                case m.Verify() | m.Stream():
-                    outputs = session.round(message, 0.0)
+                case m.Stream():
+                    outputs = session.stream(message, 0.0)
                 case m.Cancel():
                     outputs = session.cancel(message.round)
                 case m.Foresee():
@@ -121,20 +121,7 @@ class Histories:
 
     def run(self, session: ServerSession, times: Times) -> list[Any]:
         """The answers of the admitted round."""
-        request = session.running
-        job = self.job(session)
-        if isinstance(request, m.Stream):
-            return self._stream(session, job, times)
-        assert isinstance(request, m.Verify)
-        found = self._accept(
-            session, request.tokens, request.parents or range(-1, len(request.tokens) - 1)
-        )
-        cut = cut_path(
-            session.rules, session.log, request.tokens, found.path, found.next_token, self._decode
-        )
-        told = rows(session, len(cut[0]))
-        verdict = m.Verdict(session.id, request.round, request.base, *cut, *times, logprobs=told)
-        return session.settle(verdict, 0.0)
+        return self._stream(session, self.job(session), times)
 
     def _accept(
         self, session: ServerSession, tokens: Sequence[int], parents: Sequence[int]
@@ -220,17 +207,12 @@ class SteppedHistories(Histories):
         assert isinstance(answer, m.StreamTokens)
         return answer
 
-    def run(self, session: ServerSession, times: Times) -> list[Any]:
-        """The answer of the admitted round; a stream's follow step by step."""
-        self.forwards += isinstance(session.running, m.Verify)
-        return super().run(session, times)
-
     def _stream(self, session: ServerSession, job: Job, times: Times) -> list[Any]:
         return []
 
     def _own(self, session: ServerSession) -> tuple[list[int], list[int]]:
         tokens = [session.log[-1]]
-        drafts = isinstance(session.running, m.Stream) and session.running.speculate
+        drafts = session.running is not None and session.running.speculate
         for _ in range(self.drafted if self.drafter is not None and drafts else 0):
             tokens.append(self.drafter([*session.log[:-1], *tokens]))
         return tokens, list(range(-1, len(tokens) - 1))

@@ -35,8 +35,17 @@ class BothHalves(RuleBasedStateMachine):
     # ---- the device asks
 
     @precondition(lambda self: not self.device.unsettled and not self.device.finish)
-    @rule(right=st.lists(st.booleans(), max_size=6), branch=st.booleans())
-    def verify(self, right: list[bool], branch: bool) -> None:
+    @rule(waits=st.booleans())
+    def stream(self, waits: bool) -> None:
+        self.up.append(self.device.stream(speculate=False, waits=waits))
+
+    @precondition(lambda self: self.device.streaming is not None)
+    @rule(
+        right=st.lists(st.booleans(), max_size=6),
+        branch=st.booleans(),
+        waits=st.sampled_from([None, True, False]),
+    )
+    def foresee(self, right: list[bool], branch: bool, waits: bool | None) -> None:
         tokens = [self.device.log[-1]]
         parents = [-1]
         log = list(self.device.log)
@@ -45,23 +54,7 @@ class BothHalves(RuleBasedStateMachine):
             tokens.append(token)
             parents.append(node if not branch or good else max(0, node - 1))
             log.append(token)
-        self.up.append(self.device.verify(tokens, parents))
-
-    @precondition(lambda self: not self.device.unsettled and not self.device.finish)
-    @rule(waits=st.booleans())
-    def stream(self, waits: bool) -> None:
-        self.up.append(self.device.stream(speculate=False, waits=waits))
-
-    @precondition(lambda self: self.device.streaming is not None)
-    @rule(right=st.integers(0, 4), waits=st.sampled_from([None, True, False]))
-    def foresee(self, right: int, waits: bool | None) -> None:
-        log = list(self.device.log)
-        for _ in range(right):
-            log.append(says(log))
-        tokens = [*log[self.device.base :], 99]
-        self.up.append(
-            self.device.foresee(tokens, range(-1, len(tokens) - 1), [1] * len(tokens), waits)
-        )
+        self.up.append(self.device.foresee(tokens, parents, [1] * len(tokens), waits))
 
     @precondition(lambda self: self.device.busy)
     @rule()
@@ -148,9 +141,9 @@ class BothHalves(RuleBasedStateMachine):
             elif self.verifier.streams(self.device.id):
                 self.forward()
             elif self.device.streaming is not None:
-                self.foresee(2, False)
+                self.foresee([True, True, False], False, False)
             elif not self.device.unsettled and not self.device.finish:
-                self.verify([True, False], False)
+                self.stream(False)
             else:
                 break
         assert self.device.finish

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from moa.errors import ConfigError
 from moa.wire import Code, Limits, Refusal, chain_hash, check, decode_client, encode, remote_error
 from moa.wire.codes import RETRYABLE
 from moa.wire.limits import MAX_STOP_BYTES, MAX_STOP_STRINGS
-from moa.wire.messages import Append, Error, Open, Verify
+from moa.wire.messages import Append, Error, Foresee, Open
 from tests.wire.examples import EXAMPLES, ID
 
 LIMITS = Limits(
@@ -20,9 +21,15 @@ LIMITS = Limits(
     max_context_tokens=16,
     max_new_tokens=4,
     max_tree_nodes=4,
-    max_chain_tokens=6,
+    max_guess_tokens=6,
 )
 VOCAB = 100
+
+
+def guesses(tokens: list[int], parents: Sequence[int] = ()) -> Foresee:
+    """A chain without parents."""
+    told = list(parents) or list(range(-1, len(tokens) - 1))
+    return Foresee(ID, 1, 0, tokens, told, [0] * len(tokens))
 
 
 def refusal_of(frame: bytes) -> Refusal | None:
@@ -83,8 +90,7 @@ def test_deep_nesting_is_refused() -> None:
         (Open(ID, [1], max_new_tokens=5), "max_new_tokens"),
         (Open(ID, [1], max_new_tokens=1, stop=["x"] * 9), "max_stop_strings"),
         (Open(ID, [1], max_new_tokens=1, stop=["y", "ü" * 65]), "max_stop_bytes"),
-        (Verify(ID, 1, 0, [1] * 5, [-1, 0, 0, 0, 0]), "max_tree_nodes"),
-        (Verify(ID, 1, 0, [1] * 7), "max_chain_tokens"),
+        (guesses([1] * 7), "max_guess_tokens"),
     ],
 )
 def test_an_exceeded_limit_is_named(message: Any, limit: str) -> None:
@@ -102,12 +108,13 @@ def test_an_exceeded_limit_is_named(message: Any, limit: str) -> None:
         Open(ID, [1], max_new_tokens=0),
         Open(ID, [1, 2], max_new_tokens=1, generated=2),
         Open(ID, [1], max_new_tokens=1, stop=[""]),
-        Verify(ID, 1, 0, [1, VOCAB]),
-        Verify(ID, 1, 0, [1, 2], [-1]),
-        Verify(ID, 1, 0, [1, 2], [0, 0]),
-        Verify(ID, 1, 0, [1, 2, 3], [-1, 0, -1]),
-        Verify(ID, 1, 0, [1, 2, 3], [-1, 2, 0]),
-        Verify(ID, 1, 0, [1, 2, 3], [-1, 1, 0]),
+        guesses([1, VOCAB]),
+        Foresee(ID, 1, 0, [1, 2], [-1, 0], [0]),
+        guesses([1, 2], [-1]),
+        guesses([1, 2], [0, 0]),
+        guesses([1, 2, 3], [-1, 0, -1]),
+        guesses([1, 2, 3], [-1, 2, 0]),
+        guesses([1, 2, 3], [-1, 1, 0]),
     ],
 )
 def test_what_the_model_would_not_survive_is_refused(message: Any) -> None:
@@ -121,8 +128,8 @@ def test_good_messages_pass() -> None:
     check(
         Open(ID, [1] * 16, max_new_tokens=4, generated=9), LIMITS, VOCAB
     )  # a lost session, longer than a prompt
-    check(Verify(ID, 1, 0, [1, 2, 3, 4], [-1, 0, 0, 1]), LIMITS, VOCAB)
-    check(Verify(ID, 1, 0, [1] * 6), LIMITS, VOCAB)
+    check(guesses([1, 2, 3, 4], [-1, 0, 0, 1]), LIMITS, VOCAB)
+    check(guesses([1] * 6), LIMITS, VOCAB)
     # The limit of bytes is of each string: all of them may be as long.
     longest = ["ü" * (MAX_STOP_BYTES // 2)] * MAX_STOP_STRINGS
     message = decode_client(encode(Open(ID, [1], max_new_tokens=1, stop=longest)))

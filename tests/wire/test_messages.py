@@ -60,9 +60,9 @@ def test_fields_that_an_older_end_does_not_send_have_defaults(example: Message) 
 
 
 def test_rounds_are_small() -> None:
-    draft = messages.Verify(ID, 100, 1000, list(range(1000, 1016)), [-1, *range(15)])
-    assert len(codec.encode(draft)) < 110
-    assert (
-        len(codec.encode(messages.Verdict(ID, 100, 1000, list(range(6)), 1015, "", 0.4, 9.3, 4)))
-        < 70
+    guesses = messages.Foresee(ID, 100, 1000, list(range(1000, 1016)), [-1, *range(15)], [3] * 16)
+    assert len(codec.encode(guesses)) < 130
+    answer = messages.StreamTokens(
+        ID, 100, 1000, list(range(1000, 1006)), drafted=15, queue_ms=0.4, forward_ms=9.3
     )
+    assert len(codec.encode(answer)) < 90

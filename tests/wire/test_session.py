@@ -28,9 +28,8 @@ from moa.wire.messages import (
     Open,
     Opened,
     Resumed,
+    Stream,
     StreamTokens,
-    Verdict,
-    Verify,
 )
 from tests.wire.histories import AT_ONCE, EOS, Histories, says
 
@@ -56,33 +55,18 @@ class Pair:
         return self.server.known[self.session.id]
 
 
-def test_a_verdict_says_which_nodes_were_accepted() -> None:
-    pair = Pair()
-    first = says([3, 1, 4])
-    second = says([3, 1, 4, first])
-    event = pair.say(pair.session.verify([4, 99, first, 98, second], [-1, 0, 0, 1, 2]))
-    assert event.path == (0, 2, 4)
-    assert event.tokens == (first, second, says([3, 1, 4, first, second]))
-    assert pair.session.log == pair.ours.log
-
-
 @pytest.mark.parametrize(
     ("code", "why", "message"),
     [
         (
             Code.CONFLICT,
             "round 3 after round 0",
-            lambda session: _changed(session.verify([4]), round=3),
+            lambda session: _changed(session.stream(), round=3),
         ),
         (
             Code.CONFLICT,
             "pending token is at 2",
-            lambda session: _changed(session.verify([4]), base=1),
-        ),
-        (
-            Code.CONFLICT,
-            "pending token is 4",
-            lambda session: _changed(session.verify([4]), tokens=[9]),
+            lambda session: _changed(session.stream(), base=1),
         ),
         (
             Code.CONFLICT,
@@ -109,34 +93,34 @@ def test_what_does_not_fit_the_log_is_refused(
 
 def test_only_one_round_at_a_time() -> None:
     pair = Pair()
-    message = pair.session.verify([4])
+    message = pair.session.stream()
     with pytest.raises(ProtocolError, match="under way"):
-        pair.session.verify([4])
-    assert pair.ours.round(message, 1.0) == [Run(1.0)]
-    assert pair.ours.round(message, 2.0) == [], "its answer comes once"
+        pair.session.stream()
+    assert pair.ours.stream(message, 1.0) == [Run(1.0)]
+    assert pair.ours.stream(message, 2.0) == [], "its answer comes once"
     with pytest.raises(Refusal, match="still running"):
-        pair.ours.round(_changed(message, tokens=[4, 5]), 3.0)
+        pair.ours.stream(_changed(message, speculate=False), 3.0)
     pair.ours.give_up()
-    assert pair.ours.round(message, 4.0) == [Run(4.0)], (
+    assert pair.ours.stream(message, 4.0) == [Run(4.0)], (
         "what was not run may be sent again under its number"
     )
 
 
 def test_a_finished_turn_takes_no_more_rounds_until_the_next() -> None:
     pair = Pair(max_new_tokens=1)
-    assert pair.say(pair.session.verify([4])).finish == "length"
-    event = pair.say(pair.session.verify([pair.session.log[-1]]))
+    assert pair.say(pair.session.stream()).finish == "length"
+    event = pair.say(pair.session.stream())
     assert isinstance(event, Refused)
     assert not event.retry
     assert isinstance(pair.say(pair.session.append([5, 6], max_new_tokens=2)), Ready)
-    assert not pair.say(pair.session.verify([6])).finish
-    assert pair.say(pair.session.verify([pair.session.log[-1]])).finish == "length"
+    assert not pair.say(pair.session.stream()).finish
+    assert pair.say(pair.session.stream()).finish == "length"
 
 
 def test_reopening_goes_on_with_rounds_output_count_and_records() -> None:
     pair = Pair(max_new_tokens=5)
-    pair.say(pair.session.verify([4]))
-    pair.say(pair.session.verify([pair.session.log[-1]]))
+    pair.say(pair.session.stream())
+    pair.say(pair.session.stream())
     pair.session.receive(Activations(pair.session.id, 0, 0, 3, "int8", 1, 2, b""))
     pair.server.known.clear()
     event = pair.say(pair.session.recover()[0])
@@ -154,7 +138,7 @@ def test_reopening_goes_on_with_rounds_output_count_and_records() -> None:
 def test_a_stream_that_had_begun_goes_on_from_where_it_was_when_its_verifier_is_lost() -> None:
     pair = Pair(max_new_tokens=5)
     stream = pair.session.stream(speculate=False, waits=True)
-    pair.ours.round(stream, 0.0)
+    pair.ours.stream(stream, 0.0)
     job = pair.server.job(pair.ours)
     (message,) = pair.ours.stream_on(
         StreamTokens(pair.ours.id, job.request.round, 2, [says([3, 1, 4])]), 0.0
@@ -165,26 +149,22 @@ def test_a_stream_that_had_begun_goes_on_from_where_it_was_when_its_verifier_is_
     opening, again = event.resend
     assert isinstance(pair.say(opening), Ready)
     assert (again.round, again.base, again.waits) == (stream.round, stream.base + 1, True)
-    assert pair.ours.round(again, 0.0) == [PREFILL], "it waits for guesses"
+    assert pair.ours.stream(again, 0.0) == [PREFILL], "it waits for guesses"
 
 
-@pytest.mark.parametrize("code", [None, Code.CANCELLED])
-def test_an_append_stands_behind_an_opening_answered_twice_and_a_cancelled_round(
-    code: Code | None,
-) -> None:
+def test_an_append_stands_behind_an_opening_that_is_answered_twice() -> None:
     pair = Pair(max_new_tokens=1)
-    pair.say(pair.session.verify([4]))
+    pair.say(pair.session.stream())
     opened = Opened(pair.session.id, len(pair.session.log))
     append = pair.session.append([5, 6], max_new_tokens=2)
-    event = pair.session.receive(Error(code, "as it happens", pair.session.id) if code else opened)
-    assert event.retry if isinstance(event, Refused) else event is None
+    assert pair.session.receive(opened) is None
     assert pair.session.unsettled == [append]
 
 
 def test_a_round_that_still_runs_at_resume_is_waited_for() -> None:
     pair = Pair()
-    message = pair.session.verify([4])
-    pair.ours.round(message, 0.0)
+    message = pair.session.stream()
+    pair.ours.stream(message, 0.0)
     event = pair.say(pair.session.recover()[0])
     assert isinstance(event, Recovered)
     assert event.resend == ()
@@ -193,36 +173,24 @@ def test_a_round_that_still_runs_at_resume_is_waited_for() -> None:
 
 def test_a_quarantined_session_is_opened_again() -> None:
     pair = Pair()
-    message = pair.session.verify([4])
+    message = pair.session.stream()
     event = pair.session.receive(Error(Code.QUARANTINED, "failed", pair.session.id, 1))
     assert isinstance(event, Recovered)
-    assert [type(r) for r in event.resend] == [Open, Verify]
+    assert [type(r) for r in event.resend] == [Open, Stream]
     assert event.resend[1] == message
 
 
 def test_a_retryable_refusal_keeps_the_request_and_another_drops_it() -> None:
     pair = Pair()
-    message = pair.session.verify([4])
+    message = pair.session.stream()
     busy = pair.session.receive(Error(Code.BUSY, "busy", pair.session.id, 1, 1500))
     assert isinstance(busy, Refused)
     assert (busy.retry, busy.retry_after) == (True, 1.5)
     assert pair.session.unsettled == [message]
-    dropped = pair.session.receive(Error(Code.CANCELLED, "cancelled", pair.session.id, 1))
+    dropped = pair.session.receive(Error(Code.CONFLICT, "it does not fit", pair.session.id, 1))
     assert isinstance(dropped, Refused)
     assert not dropped.retry
     assert not pair.session.busy
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"path": [1]}, {"path": [0, 2]}, {"path": [0, 9]}, {"path": []}, {"base": 7}],
-    ids=str,
-)
-def test_an_impossible_verdict_is_an_error_and_not_text(change: dict[str, Any]) -> None:
-    pair = Pair()
-    pair.session.verify([4, 5, 6], [-1, 0, 1])
-    with pytest.raises(ProtocolError):
-        pair.session.receive(_changed(Verdict(pair.session.id, 1, 2, [0, 1], 7), **change))
 
 
 def test_stream_tokens_come_once_and_in_order() -> None:

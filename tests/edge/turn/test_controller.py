@@ -31,9 +31,9 @@ def depth_of(controller: Controller) -> int:
 
 
 def test_no_message_is_larger_than_a_frame_may_carry() -> None:
-    limits = WireLimits(2**20, 8192, 8192, 4096, max_tree_nodes=2**20, max_chain_tokens=2**20)
+    limits = WireLimits(2**20, 8192, 8192, 4096, max_tree_nodes=2**20, max_guess_tokens=2**20)
     controller = Controller()
-    controller.agreed(Welcome(2, ["tree"], "", "", "", "", "", 128, [2], limits))
+    controller.agreed(Welcome(3, ["foresee"], "", "", "", "", "", 128, [2], limits))
     most = controller.most_guesses + 1
     for tokens in (most, most + 1):  # node 0 is the pending token
         frame = encode(

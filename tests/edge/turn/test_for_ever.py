@@ -23,8 +23,6 @@ from moa.wire.messages import (
     Resumed,
     Stream,
     StreamTokens,
-    Verdict,
-    Verify,
 )
 from tests.edge.turn.world import World
 
@@ -35,9 +33,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "auto": {"draft": "auto", "guess_ahead": True},
 }
 REFUSED: dict[str, tuple[type, ...]] = {
-    "every round": (Verify, Stream, Foresee),
+    "every round": (Stream, Foresee),
     "every open": (Open, Append, Resume),
-    "everything": (Open, Append, Resume, Verify, Stream, Foresee),
+    "everything": (Open, Append, Resume, Stream, Foresee),
 }
 CASES = [
     (way, refused)
@@ -92,9 +90,7 @@ def ends_after_each_opening(world: World) -> None:
 
 
 def answers_another_round(world: World) -> None:
-    world.change = lambda m: (
-        replace(m, round=m.round + 1) if isinstance(m, Verdict | StreamTokens) else m
-    )
+    world.change = lambda m: replace(m, round=m.round + 1) if isinstance(m, StreamTokens) else m
 
 
 def comes_and_goes(world: World) -> None:

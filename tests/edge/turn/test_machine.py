@@ -65,7 +65,7 @@ def test_an_undisturbed_turn(draft: Any, right: float) -> None:
 @pytest.mark.parametrize(
     ("fault", "until"),
     [
-        *((fault, 3.0) for fault in ("busy", "draining", "internal", "deadline", "cancelled")),
+        *((fault, 3.0) for fault in ("busy", "draining", "internal", "deadline")),
         *((fault, 0.9) for fault in ("quarantined", "unknown_session", "conflict")),
     ],
 )

@@ -50,7 +50,6 @@ from moa.wire.messages import (
     Resumed,
     Stream,
     Sync,
-    Verify,
     Welcome,
     WireLimits,
     round_of,
@@ -62,8 +61,8 @@ VOCAB = 60
 EOS = 1
 LIMITS = WireLimits(2**18, 8192, 8192, 4096, 64, 256)
 WELCOME = Welcome(
-    2,
-    ["append", "foresee", "records", "resume", "stream", "tree"],
+    3,
+    ["append", "foresee", "records", "resume"],
     "v",
     "i",
     "",
@@ -107,7 +106,7 @@ class Verifier(SteppedHistories):
         super().__init__(target, EOS, max_context=8192, decode=Letters().decode)
         self.fault: str = ""
         """A code with which everything is refused, or `mute`: nothing is answered."""
-        self.refuses: tuple[type, ...] = (Open, Append, Resume, Verify, Stream, Foresee)
+        self.refuses: tuple[type, ...] = (Open, Append, Resume, Stream, Foresee)
         """The messages that the fault concerns."""
         self.forward = 0.01
         self.retry_after_ms = 0
@@ -357,7 +356,7 @@ class World:
             ):  # messages are only ever lost with their connection
                 self.cut()
                 return
-            asks = isinstance(message, Verify | Stream)
+            asks = isinstance(message, Stream)
             if asks and self.tells:
                 began = self.now
                 self.at(0.5, lambda: self._tell(connection, message.session, message.round, began))
