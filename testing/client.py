@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -112,14 +113,29 @@ class Client:
     async def advance(
         self, session: ClientSession, tokens: Sequence[int], parents: Sequence[int] = ()
     ) -> Advanced:
-        """What the verifier makes of a draft, whose node 0 is the pending token, in a stream that
-        waits for more; patiently repeated while the server is busy. Of the pending token alone it
-        makes one token."""
+        """What the verifier makes of a draft, whose node 0 is the pending token: a stream that waits
+        for it, and ends behind its answer. Patiently repeated while the server is busy. Of the
+        pending token alone it makes one token."""
+        won = await self.guess(session, tokens, parents)
+        if not won.done:
+            await self.send(*filter(None, [session.cancel()]))
+        while session.busy:
+            more = await self.event(session)
+            assert isinstance(more, Advanced), more
+            won = dataclasses.replace(
+                won, tokens=won.tokens + more.tokens, finish=more.finish, done=more.done
+            )
+        return won
+
+    async def guess(
+        self, session: ClientSession, tokens: Sequence[int], parents: Sequence[int] = ()
+    ) -> Advanced:
+        """The same, but the stream goes on to wait."""
         tree = list(tokens) if len(tokens) > 1 else [*tokens, NEVER]
-        parents = list(parents) if len(parents) > 1 else list(range(-1, len(tree) - 1))
+        linked = list(parents) if len(parents) > 1 else list(range(-1, len(tree) - 1))
         asked: list[Message] = [] if session.streaming else [session.stream(waits=True)]
         while True:
-            guesses = session.foresee(tree, parents, [0] * len(tree))
+            guesses = session.foresee(tree, linked, [0] * len(tree))
             await self.send(*asked, guesses)
             event = await self.event(session)
             if isinstance(event, Advanced):

@@ -194,4 +194,4 @@ def test_the_protocol_is_described() -> None:
         for part in ("client", "server", "structures", "codes", "closes")
     )
     assert all(f"| `{code.value}` |" in text for code in Code)
-    assert '### Verify `"verify"`' in text
+    assert '### Stream `"stream"`' in text

@@ -32,7 +32,7 @@ async def measure(pair: Pair, options: Any) -> Figures:
                 rounds = 0
                 while not session.finish:
                     done = len(session.log) - len(said.ids)
-                    await edge.advance(session, [session.log[-1], *said.drafts[done]])
+                    await edge.guess(session, [session.log[-1], *said.drafts[done]])
                     rounds += 1
                 await edge.rows_come(len(session.log) - 1 if dtype != "off" else 0)
             row = edge.record_bytes / max(1, sum(message.rows for message in edge.rows))

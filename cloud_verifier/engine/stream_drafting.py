@@ -17,7 +17,6 @@ from moa.speculation.policy import Drafted, Policy, RoundTime, TextAcceptance
 from moa.target import contract
 from moa.target.torch_target import Committed, with_states
 from moa.tree import DraftTree, TreeShape
-from moa.wire.messages import Stream
 
 FlatTree = tuple[Sequence[int], Sequence[int]]
 """Tokens and parents; node 0 is the pending token."""

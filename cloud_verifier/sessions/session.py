@@ -384,8 +384,13 @@ class ServerSession:
     def stream_on(self, answer: StreamTokens, now: float) -> list[Output]:
         """New tokens of the running stream join the log; the round may end after them."""
         stream = self.running
-        if stream is None:
+        if stream is None or answer.round != stream.round:
             raise Refusal(Code.CONFLICT, "no stream round is running")
+        if answer.tokens and answer.base != self.base:
+            raise Refusal(
+                Code.CONFLICT,
+                f"tokens after position {answer.base}, but the log ends at {self.base}",
+            )
         self.used = now
         if answer.tokens and self.guesses is not None:
             self.guesses.advanced()

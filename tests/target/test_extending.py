@@ -27,9 +27,7 @@ from tests.target.toy import ToyModel
 from tests.verifier import kit
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
-LIMITS = Limits(
-    max_context_tokens=160, max_prompt_tokens=100, max_chain_tokens=16, max_tree_nodes=16
-)
+LIMITS = Limits(max_context_tokens=160, max_prompt_tokens=100, max_tree_nodes=16)
 
 
 def settings(folder: Path, **more: str) -> Settings:

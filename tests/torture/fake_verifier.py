@@ -39,9 +39,9 @@ Reply = m.Message | bytes | str | End | float
 Behaviour = Callable[[m.ClientMessage, list[m.Message]], Sequence[Reply]]
 """Looks at a message and at what an honest verifier would answer."""
 
-_FEATURES = ["append", "records", "resume", "stream", "tree"]
+_FEATURES = ["append", "foresee", "records", "resume"]
 _RECORDS = m.RecordContract(2, 32, ["int8", "int4", "fp16"])
-LIMITS = m.WireLimits(262144, 8192, 8192, 4096, max_tree_nodes=64, max_chain_tokens=256)
+LIMITS = m.WireLimits(262144, 8192, 8192, 4096, max_tree_nodes=64, max_guess_tokens=256)
 WELCOME = m.Welcome(
     PROTOCOL_VERSIONS[0], _FEATURES, "fake", "fake", "", "", "", 4096, [2], LIMITS, _RECORDS
 )
@@ -58,12 +58,17 @@ def honest(message: m.ClientMessage, token: int) -> list[m.Message]:
             return [m.Opened(message.session, message.base + len(message.ids))]
         case m.Resume():
             return [m.Resumed(message.session, "gone")]
-        case m.Verify():
-            return [
-                m.Verdict(message.session, message.round, message.base, [0], token, forward_ms=1.0)
-            ]
         case m.Stream():
-            return [m.StreamTokens(message.session, message.round, message.base, [token] * 4, True)]
+            return [
+                m.StreamTokens(
+                    message.session,
+                    message.round,
+                    message.base,
+                    [token] * 4,
+                    done=True,
+                    forward_ms=1.0,
+                )
+            ]
         case _:
             return []
 
@@ -90,7 +95,7 @@ def _behind(kinds: tuple[type, ...], make: Callable[[Any], Sequence[Reply]]) -> 
 
 def _error(code: str, *, retry: int = 0, limit: str = "") -> Callable[[Any], Sequence[Reply]]:
     def make(message: Any) -> Sequence[Reply]:
-        number = getattr(message, "round", 0) if isinstance(message, m.Verify | m.Stream) else 0
+        number = getattr(message, "round", 0) if isinstance(message, m.Stream) else 0
         return [m.Error(code, f"{code} {ESCAPE}", message.session, number, retry, limit)]
 
     return make
@@ -98,6 +103,14 @@ def _error(code: str, *, retry: int = 0, limit: str = "") -> Callable[[Any], Seq
 
 def _streamed(ask: Any, tokens: list[int], *, done: bool = False) -> m.Message:
     return m.StreamTokens(ask.session, ask.round, ask.base, tokens, done)
+
+
+def _unknown_finish(ask: Any) -> bytes:
+    """Its tokens end the turn for a reason that there is none of."""
+    frame = encode(
+        m.StreamTokens(ask.session, ask.round, ask.base, [40], done=True, finish="length")
+    )
+    return frame.replace(b"\xa6length", b"\xa6foobar")
 
 
 def _activations(**fields: Any) -> Callable[[Any], Sequence[Reply]]:
@@ -116,8 +129,8 @@ def _activations(**fields: Any) -> Callable[[Any], Sequence[Reply]]:
     return make
 
 
-_ROUNDS = (m.Verify, m.Stream)
-_ADVANCES = m.Verdict | m.StreamTokens
+_ROUNDS = (m.Stream,)
+_ADVANCES = m.StreamTokens
 _OPENS = (m.Open, m.Append, m.Resume)
 _ASKS = (*_OPENS, *_ROUNDS)
 
@@ -128,20 +141,17 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "forward of infinite ms": _with(_ADVANCES, forward_ms=math.inf, queue_ms=math.inf),
     "forward that is no number": _with(_ADVANCES, forward_ms=math.nan, queue_ms=math.nan),
     "forward before it was asked for": _with(_ADVANCES, forward_ms=-1.0),
-    "token outside the vocabulary": _with(m.Verdict, next_token=HUGE),
-    "path outside the draft": _with(m.Verdict, path=[0, 4000]),
-    "empty path": _with(m.Verdict, path=[]),
-    "path of a million": _with(m.Verdict, path=[0] * 1_000_000),
+    "token outside the vocabulary": _with(_ADVANCES, tokens=[HUGE]),
+    "more guesses than were sent": _with(_ADVANCES, drafted=HUGE, foreseen=HUGE),
     "another base": _with(_ADVANCES, base=HUGE),
     "another round": _with(_ADVANCES, round=HUGE),
     "log-probabilities of nobody": _with(_ADVANCES, logprobs=b"\xff" * 999),
     "unknown finish": _instead(
         _ROUNDS,
-        lambda ask: [encode(m.Verdict(ask.session, ask.round, ask.base, [0], 40)) + b"\xa3xxx"],
+        lambda ask: [_unknown_finish(ask)],
     ),
     "quarantined": _instead((m.Open, *_ROUNDS), _error("quarantined")),
     "unknown session": _instead(_ROUNDS, _error("unknown_session")),
-    "cancelled": _instead(_ROUNDS, _error("cancelled")),
     "busy without a wait": _instead(_ROUNDS, _error("busy")),
     "busy for ever": _instead(_ASKS, _error("busy", retry=HUGE)),
     "internal": _instead(_ASKS, _error("internal")),
@@ -150,9 +160,6 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "empty stream tokens": _instead(_ROUNDS, lambda ask: [_streamed(ask, []), 0.01] * 100),
     "tokens without end": _instead(
         _ROUNDS, lambda ask: [_streamed(ask, [40 + n % 9 for n in range(100_000)])] * 20
-    ),
-    "stream tokens for a verify": _instead(
-        (m.Verify,), lambda ask: [_streamed(ask, [40], done=True)]
     ),
     "unrelated frames": _instead(
         _ROUNDS, lambda ask: [m.Opened(bytes(16), 3), 2.0, m.Opened(bytes(16), 3), 2.0]
@@ -235,8 +242,8 @@ class Fake:
             async for frame in connection:
                 with contextlib.suppress(Refusal):
                     message = decode_client(frame if isinstance(frame, bytes) else frame.encode())
-                    self.asked += not isinstance(message, m.Close)
-                    if isinstance(message, m.Verify | m.Stream):
+                    self.asked += not isinstance(message, m.Close | m.Foresee)
+                    if isinstance(message, m.Stream):
                         self._next += 1
                     right = honest(message, self._tokens[self._next % len(self._tokens)])
                     if isinstance(message, m.Hello):

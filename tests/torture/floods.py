@@ -136,9 +136,9 @@ async def _acks(raw: Raw) -> bytes:
     return _many(m.Ack(2**40), m.Ack(0))
 
 
-async def _wrong_verifies(raw: Raw) -> bytes:
+async def _wrong_rounds(raw: Raw) -> bytes:
     session = await _opened(raw)
-    return _many(m.Verify(session, 7, 15, [40, 41, 42]), m.Verify(session, 1, 15, [99]))
+    return _many(m.Stream(session, 7, 15), m.Stream(session, 1, 14))
 
 
 async def _resumes(raw: Raw) -> bytes:
@@ -179,10 +179,15 @@ async def _penalty_chains(raw: Raw, until: float, report: Report) -> None:
     while len(tokens) < 255:
         tokens += getattr(await raw.message(), "tokens", [])
     raw.write(binary(m.Cancel(session, 1)))
-    while time.monotonic() < until:  # the same text again, now as one draft
-        raw.write(binary(m.Verify(await _opened(raw, 4000, **how), 1, 3999, [last, *tokens[:255]])))
-        while not isinstance(await raw.message(), m.Verdict | m.Error):
-            pass
+    chain = [last, *tokens[:255]]
+    while time.monotonic() < until:  # the same text again, now as guesses
+        again = await _opened(raw, 4000, **how)
+        raw.write(binary(m.Stream(again, 1, 3999, waits=True)))
+        raw.write(binary(m.Foresee(again, 1, 3999, chain, [*range(-1, 255)], [0] * len(chain))))
+        left = len(chain)
+        while left > 0:
+            message = await raw.message()
+            left -= len(getattr(message, "tokens", [])) or left * isinstance(message, m.Error)
         report.sent += 1
 
 
@@ -257,7 +262,7 @@ FLOODS: dict[str, Flood] = {
     ),
     "acks": _hosed(_acks, connections=1),
     "cancels": _hosed(_many(*(m.Cancel(bytes([n] * 16), 1) for n in range(100)))),
-    "wrong verifies": _hosed(_wrong_verifies),
+    "wrong verifies": _hosed(_wrong_rounds),
     "refused openings": _hosed(_many(m.Open(session=bytes(16), ids=[2000] * 20_000))),
     "bad messages": _hosed(frame(BINARY, b"\x93\xa4open\xc4\x00") * (_BLOB // 20)),
     "resumes": _hosed(_resumes, connections=2),

@@ -39,7 +39,7 @@ UNBOUNDED = (
 """Flags of a verifier for fuzzing."""
 
 _AT_A_TIME = 25
-_FEATURES = ["append", "foresee", "records", "stream", "tree"]
+_FEATURES = ["append", "foresee", "records"]
 _NUMBERS = [
     0,
     1,
@@ -191,22 +191,22 @@ class Fuzzer:
                 lambda: m.Open(
                     self._fresh(), self._ids, sampling=self._sampling(), ignore_eos=True
                 ),
-                lambda: m.Verify(session, round, base, tokens[:9], parents[:9]),
-                lambda: m.Verify(session, round, base, tokens[:9]),
                 lambda: m.Stream(session, round, base, rng.random() < 0.5, rng.random() < 0.3),
                 *[
                     lambda: m.Foresee(
                         session, round, base, tokens, parents, [rng.randrange(256) for _ in parents]
                     )
                 ]
-                * 2,
+                * 3,
                 lambda: m.Cancel(session, round),
                 lambda: m.Resume(session, rng.randrange(40), rng.randbytes(16), round),
                 lambda: m.Sync(
                     session, rng.choice(["off", "int8", "int4", "fp16"]), held=[(0, 9), (7, 3)]
                 ),
                 lambda: m.Append(session, rng.randrange(40), [40, 41]),
-                lambda: rng.choice([m.Close(session), m.Hello(list(PROTOCOL_VERSIONS), ["tree"])]),
+                lambda: rng.choice(
+                    [m.Close(session), m.Hello(list(PROTOCOL_VERSIONS), ["foresee"])]
+                ),
             ]
         )
         return made()

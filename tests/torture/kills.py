@@ -9,10 +9,10 @@ import math
 import random
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 from edge_client.tools.emulated_network import LinkProxy
 from moa.errors import MoaError
+from moa.wire.messages import Stream
 from testing.devices import Script, ScriptedDevice, scripts
 from tests.torture.server import Mortal
 

@@ -104,18 +104,12 @@ def test_whatever_a_frame_holds_it_is_a_message_or_a_refusal(seed: int) -> None:
 
 @pytest.mark.parametrize("name", BEHAVIOURS)
 def test_a_device_refuses_what_has_once_done_harm_or_is_unharmed(name: str) -> None:
-    for streams in (False, True):
+    for waits in (False, True):
         session = ClientSession(IDS, max_new_tokens=20, vocab_size=kit.VOCAB)
         records = Records(RecordBuffer(Heads(2, 32)))
         with contextlib.suppress(Refusal, ProtocolError):
             for number in range(2):
-                request = (
-                    session.open()
-                    if not number
-                    else session.stream()
-                    if streams
-                    else session.verify([IDS[-1], 5])
-                )
+                request = session.open() if not number else session.stream(waits=waits)
                 for reply in BEHAVIOURS[name](request, honest(request, 40)):
                     if isinstance(reply, Message):
                         event = session.receive(decode_server(encode(reply)))

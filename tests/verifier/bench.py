@@ -10,14 +10,15 @@ from cloud_verifier.engine.core import Engine
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import Scheduler
 from cloud_verifier.engine.stream_drafting import stream_drafter
-from cloud_verifier.engine.work import Job, Lease, RecordRows, Report
+from cloud_verifier.engine.work import Guesses, Job, Lease, RecordRows, Report
 from cloud_verifier.engine.workload import Workload
 from cloud_verifier.model import Served
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
 from moa.wire import Limits
 from moa.wire.finish import TurnRules
-from moa.wire.messages import Stream, Verdict, Verify
+from moa.wire.messages import Foresee, Stream, StreamTokens
+from testing.client import NEVER
 from tests.verifier import kit
 
 
@@ -33,18 +34,24 @@ def new_job(
     rules: TurnRules | None = None,
     now: float = 0.0,
 ) -> Job:
-    """A round; without a draft a stream."""
+    """A stream: one that waits for more behind the answer to a draft, or, without one, that the
+    server drafts. Of an empty draft comes one token."""
     base = len(ids) - 1
-    verify = Verify(lease.session, 1, base, [ids[-1], *draft]) if draft is not None else None
-    rules = rules or TurnRules(len(ids), 100, 150)
+    waits = draft is not None
+    guesses = Guesses(waits)
+    if draft is not None:
+        tree = [ids[-1], *(draft or [NEVER])]
+        parents = list(range(-1, len(tree) - 1))
+        guesses.add(Foresee(lease.session, 1, base, tree, parents, [0] * len(tree)))
     return Job(
-        lease,
-        verify or Stream(lease.session, 1, base),
-        list(ids),
-        rules,
-        SamplingSettings(),
-        now,
-        1e12,
+        lease=lease,
+        request=Stream(lease.session, 1, base, waits=waits),
+        ids=list(ids),
+        rules=rules or TurnRules(len(ids), 100, 150),
+        sampling=SamplingSettings(),
+        guesses=guesses,
+        enqueued=now,
+        deadline=1e12,
     )
 
 
@@ -95,7 +102,7 @@ class Bench:
         ]
 
     def submit(self, lease: Lease, ids: list[int], draft: list[int] | None) -> Job:
-        """A round; without a draft a stream."""
+        """A stream; see `new_job`."""
         self.work.submit(job := new_job(lease, ids, draft))
         return job
 
@@ -107,6 +114,6 @@ class Bench:
     def next(self, lease: Lease, ids: list[int]) -> list[int]:
         """The log after one more round without a draft."""
         job = self.submit(lease, ids, [])
-        while not (settled := [report for report in self.of(Verdict) if report.job is job]):
+        while not (settled := [report for report in self.of(StreamTokens) if report.job is job]):
             self.engine.turn(0)
-        return [*ids, settled[0].message.next_token]
+        return [*ids, *settled[0].message.tokens]

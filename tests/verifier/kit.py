@@ -38,7 +38,7 @@ __all__ = ["Client", "Row", "Verifier", "decode_server"]
 
 VOCAB = 128
 LIMITS = Limits(
-    max_context_tokens=160, max_prompt_tokens=150, max_chain_tokens=32, max_tree_nodes=32
+    max_context_tokens=160, max_prompt_tokens=150, max_guess_tokens=32, max_tree_nodes=32
 )
 SETTINGS = Settings(port=0, slots=8, limits=LIMITS)
 PATIENCE = 100.0  # seconds; much longer than anything takes, so that only a hang reaches it

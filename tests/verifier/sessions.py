@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cloud_verifier.engine.work import Lease
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.sessions.budgets import Meter
 from cloud_verifier.sessions.outbox import Outbox
 from cloud_verifier.sessions.session import ServerSession
 from moa.wire import FEATURES, Limits
-from moa.wire.messages import Open, Verify
+from moa.wire.messages import Open, Stream
 
 LIMITS = Limits()
 
@@ -45,5 +46,6 @@ def session(
 
 def works(session: ServerSession) -> ServerSession:
     """The same in the middle of a round."""
-    session.round(Verify(session.id, 1, session.base, [session.log[-1]]), 0.0)
+    session.stream(Stream(session.id, 1, session.base), 0.0)
+    session.job = session.as_job(session.lease or Lease(session.id, session.principal), 0.0)
     return session

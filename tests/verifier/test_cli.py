@@ -86,7 +86,7 @@ def process_of(
 def test_a_process_whose_engine_dies_ends_with_an_exit_code(pair: tuple[Path, Path]) -> None:
     with process_of(_DIES + _MAIN, pair) as (process, _, raw):
         session = ClientSession([5, 6, 7], max_new_tokens=4)
-        for message in (Hello([2], ["tree"]), session.open(), session.verify([7, 8])):
+        for message in (Hello([3], []), session.open(), session.stream()):
             raw.send(encode(message))
         with contextlib.suppress(ConnectionClosed):
             while True:
@@ -107,13 +107,15 @@ def test_serve_until_sigterm(pair: tuple[Path, Path]) -> None:
             raw.send(encode(message))
             return decode_server(raw.recv(timeout=300))  # type: ignore[arg-type]
 
-        welcome = ask(Hello([2], ["tree"]))
+        welcome = ask(Hello([3], []))
         assert isinstance(welcome, Welcome)
         names = welcome.target, welcome.tokenizer, welcome.drafter
         assert all(len(name.removeprefix(SCHEME)) == 64 for name in names)
         session = ClientSession([5, 6, 7], max_new_tokens=4)
         session.receive(ask(session.open()))
-        session.receive(ask(session.verify([7, 8])))
+        message = ask(session.stream())
+        while session.receive(message) and not session.finish:
+            message = decode_server(raw.recv(timeout=300))
         assert session.round == 1
         raw.close()
         process.send_signal(signal.SIGTERM)

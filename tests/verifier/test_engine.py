@@ -24,7 +24,7 @@ from moa.target.torch_target import Step, Target
 from moa.tree import DraftTree, TreeShape
 from moa.wire import Code
 from moa.wire.finish import TurnRules
-from moa.wire.messages import Foresee, Stream, StreamTokens, Verdict
+from moa.wire.messages import Foresee, Stream, StreamTokens
 from testing.speculator import GenerationSettings, Speculator
 from testing.tiny import tiny
 from tests.verifier import kit
@@ -44,7 +44,7 @@ def test_the_time_of_a_prompt_is_that_until_the_accelerator_has_computed_it(
     assert bench.engine.alive_at == 3.0
 
 
-@pytest.mark.parametrize("draft", [[5], None], ids=["verdict", "stream"])
+@pytest.mark.parametrize("draft", [[5], None], ids=["guesses", "stream"])
 def test_an_answer_comes_before_the_records_of_its_tokens_and_prompts_newest_first(
     draft: list[int] | None,
 ) -> None:
@@ -57,7 +57,7 @@ def test_an_answer_comes_before_the_records_of_its_tokens_and_prompts_newest_fir
     kinds = [type(getattr(report, "message", report)) for report in bench.reports]
     spans = [(r.start, r.stop) for r in bench.of(Recorded)]
     assert sum(stop - start for start, stop in spans) == 100
-    (answer,) = bench.of(Verdict if draft else StreamTokens)
+    (answer,) = bench.of(StreamTokens)
     assert all(kind is Recorded for kind in kinds[bench.reports.index(answer) + 1 :])
     assert any(r.stop == 100 for r in bench.reports[bench.reports.index(answer) + 1 :])
     first_chunk = [span for span in spans if span[1] <= 31]
@@ -135,17 +135,18 @@ def test_who_finds_the_memory_full_comes_back_or_keeps_what_was_said_and_harms_n
     )
     assert (bench.work.queued, bench.scheduler._prompts) == (0, {})
     bench.work.release(waiting)
-    bench.submit(new_lease(2), kit.prompt(0, 20), None)
+    stream = bench.submit(new_lease(2), kit.prompt(0, 20), None)
     bench.run()
-    said = [token for answer in bench.of(StreamTokens) for token in answer.message.tokens]
+    answers = [answer for answer in bench.of(StreamTokens) if answer.job is stream]
+    said = [token for answer in answers for token in answer.message.tokens]
     assert said == kit.generated(kit.prompt(0, 20), len(said))
     assert len(said) == 32 - 19, "two pages are full"
-    assert bench.of(StreamTokens)[-1].message.done
+    assert answers[-1].message.done
     assert bench.of(Failed) == []
     bench.work.release(good)
     again = bench.submit(new_lease(3), kit.prompt(1, 50), [5])
     bench.run()
-    assert bench.of(Verdict)[-1].job is again
+    assert bench.of(StreamTokens)[-1].job is again
 
 
 def test_who_waited_too_long_or_is_cancelled_is_not_run_and_told_so() -> None:
@@ -160,11 +161,11 @@ def test_who_waited_too_long_or_is_cancelled_is_not_run_and_told_so() -> None:
     stream.cancelled = True
     bench.run()
     told = {report.job: report.refusal.code for report in bench.of(Dropped)}
-    assert told == {late: Code.DEADLINE, cancelled: Code.CANCELLED}
-    assert [(one.message.tokens, one.message.done) for one in bench.of(StreamTokens)] == [
-        ([], True)
-    ]
-    assert [report.job for report in bench.of(Verdict)] == [good]
+    assert told == {late: Code.DEADLINE}
+    answers = {one.job: one.message for one in bench.of(StreamTokens)}
+    assert answers.keys() == {cancelled, stream, good}
+    for ended in (cancelled, stream):
+        assert (answers[ended].tokens, answers[ended].done) == ([], True)
     assert bench.work.queued == 0
 
 
@@ -209,13 +210,14 @@ def test_streams_whose_drafts_miss_are_as_fast_as_plain_ones() -> None:
     lease = Lease(bytes(16), "p")
     ids = kit.prompt(0, 60)
     job = Job(
-        lease,
-        Stream(lease.session, 1, 59),
-        ids,
-        TurnRules(60, 900, 2000),
-        SamplingSettings(),
-        0.0,
-        1e12,
+        lease=lease,
+        request=Stream(lease.session, 1, 59),
+        ids=ids,
+        rules=TurnRules(60, 900, 2000),
+        sampling=SamplingSettings(),
+        guesses=Guesses(waits=False),
+        enqueued=0.0,
+        deadline=1e12,
     )
     began = rounds = 0.0
     for number in range(1, 1201):
@@ -292,8 +294,8 @@ def test_numbers_that_are_none_end_their_session_alone_and_leave_nothing_behind(
     wrong = bench.submit(bad, [*kit.prompt(2, 9), 77, 5], [6])
     wrong.sampling = sampling
     bench.run()
-    assert [report.job for report in bench.of(Verdict)] == [right]
-    assert bench.of(Verdict)[0].message.next_token == kit.generated(kit.prompt(1, 9), 1)[0]
+    assert [report.job for report in bench.of(StreamTokens)] == [right]
+    assert bench.of(StreamTokens)[0].message.tokens[0] == kit.generated(kit.prompt(1, 9), 1)[0]
     (failed,) = bench.of(Failed)
     assert failed.job is wrong
     assert "NaN or Inf" in failed.reason
@@ -321,15 +323,15 @@ def test_masks_that_are_late_hold_up_no_other_row_and_change_no_text(
     held = [bench.submit(new_lease(name), prompt, []) for name in range(1, 5)]
     for job in held:
         job.matcher = choice.matcher(len(prompt))
-    while not bench.of(Verdict):
+    while not bench.of(StreamTokens):
         bench.engine.turn(0)
-    assert plain in {report.job for report in bench.of(Verdict)}
-    assert len(bench.of(Verdict)) == 2, "one row's mask is always made"
+    assert plain in {report.job for report in bench.of(StreamTokens)}
+    assert len(bench.of(StreamTokens)) == 2, "one row's mask is always made"
     broken = bench.submit(new_lease(5), prompt, [])
     broken.matcher = choice.matcher(0)  # as if the prompt had to match
     bench.run()
-    settled = {report.job: report for report in bench.of(Verdict)}
-    assert {settled[job].message.next_token for job in held} == {expected[0].ids[0]}
+    settled = {report.job: report for report in bench.of(StreamTokens)}
+    assert {settled[job].message.tokens[0] for job in held} == {expected[0].ids[0]}
     (dropped,) = bench.of(Dropped)
     assert (dropped.job, dropped.refusal.code) == (broken, Code.GRAMMAR)
     assert not bench.of(Failed)

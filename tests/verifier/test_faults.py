@@ -13,12 +13,12 @@ import torch
 
 from cloud_verifier.engine import runner
 from cloud_verifier.engine.core import Engine
-from cloud_verifier.engine.work import Answered, Dropped, Failed, Guesses, Lease, Report
+from cloud_verifier.engine.work import Answered, Dropped, Failed, Guesses, Lease, Report, Waiting
 from cloud_verifier.metrics import Metrics
 from moa.target.torch_target import Step
 from moa.tree import Accepted
 from moa.wire.finish import TurnRules
-from moa.wire.messages import Foresee, Verdict, Verify
+from moa.wire.messages import Foresee
 from tests.verifier import kit
 from tests.verifier.bench import Bench, new_job, new_lease
 
@@ -30,7 +30,7 @@ CALLS = (0, 2)
 
 @dataclasses.dataclass
 class Session:
-    """One answer, asked for by rounds with right drafts, or by a stream."""
+    """One answer, of a stream that waits for right drafts, or of one that the server drafts."""
 
     lease: Lease
     ids: list[int]
@@ -87,16 +87,8 @@ class World(Bench):
     def post(self, reports: list[Report]) -> None:
         for report in reports:
             match report:
-                case Answered(job, Verdict() as verdict):
-                    assert isinstance(job.request, Verify)
-                    session = self.sessions[job.lease]
-                    session.ids += [
-                        *(job.request.tokens[node] for node in verdict.path[1:]),
-                        verdict.next_token,
-                    ]
-                    session.done = bool(verdict.finish)
-                    if not session.done:
-                        self.ask(session)
+                case Waiting(job):
+                    self.ask(self.sessions[job.lease])
                 case Answered(job, answer):
                     self.sessions[job.lease].ids += answer.tokens
                     self.sessions[job.lease].done = answer.done

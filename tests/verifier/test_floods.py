@@ -25,7 +25,7 @@ from cloud_verifier.sessions.record_sender import OutgoingRecords
 from cloud_verifier.sessions.session import ServerSession
 from moa.wire import PROTOCOL_VERSIONS, ClientSession, Code, Refusal, decode_server, encode
 from moa.wire.events import Advanced
-from moa.wire.messages import Ack, Cancel, Error, Hello, Open, Stream, Sync, Verify, Welcome
+from moa.wire.messages import Ack, Cancel, Error, Hello, Open, Stream, Sync, Welcome
 from tests.torture.raw import BINARY, PING, Raw, binary, frame
 from tests.torture.raw import request as head
 from tests.verifier import kit
@@ -116,7 +116,7 @@ async def test_conversations_that_find_no_slot_are_no_flood(
                 20
             ):  # each asks with its first round, as a device does that saves a round trip
                 session = ClientSession(IDS)
-                await client.send(session.open(), session.verify([IDS[-1]]))
+                await client.send(session.open(), session.stream())
                 answers = [await client.receive(), await client.receive()]
                 assert [getattr(answer, "code", "") for answer in answers] == [
                     "busy",
@@ -199,7 +199,7 @@ async def test_acknowledgements_and_repeated_cancels_look_at_no_session(
         monkeypatch.setattr(OutgoingRecords, "newest_unsent", None)
         for _ in range(50):
             await edge.send(Ack(0), Ack(2**40), Cancel(session.id, 9))
-        await edge.send(Verify(session.id, 5, 0, [1]))  # answered after all of them
+        await edge.send(Stream(session.id, 5, 0))  # answered after all of them
         assert isinstance(await edge.receive(), Error)
 
 
@@ -214,9 +214,7 @@ async def test_the_log_says_nothing_of_tokens_and_text(
     with caplog.at_level(logging.DEBUG, logger="cloud_verifier"):
         async with kit.verifier() as running, kit.client(running, client=secret) as edge:
             session = await edge.start(IDS, max_new_tokens=5)
-            await edge.send(
-                Verify(session.id, 1, len(IDS) - 1, [77]), Open(bytes(16), [1, 120_077])
-            )
+            await edge.send(Stream(session.id, 1, len(IDS) - 2), Open(bytes(16), [1, 120_077]))
             await edge.connection.send(encode(Sync(session.id)).replace(b"int8", b"ge\x1bh"))
             for _ in range(3):
                 assert isinstance(await edge.receive(), Error)

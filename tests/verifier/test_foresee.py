@@ -156,7 +156,7 @@ async def test_a_waiting_stream_gives_its_slot_to_others_and_takes_another_when_
 
 
 async def test_who_has_not_agreed_to_it_may_not_use_it() -> None:
-    async with kit.verifier() as running, kit.client(running, features=["stream", "tree"]) as edge:
+    async with kit.verifier() as running, kit.client(running, features=[]) as edge:
         session = await edge.start(IDS, max_new_tokens=COUNT)
         await edge.send(
             session.stream(speculate=False, waits=True), guesses(session, chain(IDS[-1], 5))

@@ -43,7 +43,7 @@ from cloud_verifier.sessions.slots import PageReservations, SlotShares
 from cloud_verifier.sessions.table import SessionTable
 from moa.process.half_open import HalfOpen
 from moa.wire import ClientSession, Code, Recovered, Refusal, Refused, decode_server
-from moa.wire.messages import Activations, Cancel, StreamTokens, Sync, Verdict
+from moa.wire.messages import Activations, Cancel, StreamTokens, Sync
 from tests.verifier import kit
 
 IDS = kit.prompt(1, 10)
@@ -311,38 +311,29 @@ def _with(report: Answered, **changes: Any) -> Answered:
 
 UNKNOWN = Lease(bytes(16), "nobody")
 NONSENSE = [
-    ("a path outside of the draft", Verdict, lambda r: [_with(r, path=[0, 99])]),
-    ("a path of no nodes", Verdict, lambda r: [_with(r, path=None)]),
-    ("a verdict twice", Verdict, lambda r: [r, r]),
-    (
-        "a verdict for a stream",
-        StreamTokens,
-        lambda r: [Answered(r.job, Verdict(r.job.lease.session, 1, 0, [0], 5))],
-    ),
-    (
-        "a stream's tokens for a draft",
-        Verdict,
-        lambda r: [Answered(r.job, StreamTokens(r.job.lease.session, 1, 0, [5], True))],
-    ),
+    ("tokens that are none", StreamTokens, lambda r: [_with(r, tokens=None)]),
+    ("an answer twice", StreamTokens, lambda r: [r, r]),
+    ("tokens behind a hole", StreamTokens, lambda r: [_with(r, base=r.message.base + 1)]),
+    ("tokens of another round", StreamTokens, lambda r: [_with(r, round=r.message.round + 1)]),
     ("a stream that ends twice", StreamTokens, lambda r: [_with(r, done=True)] * 2),
-    ("a failure of no job", Verdict, lambda r: [Failed(r.job.lease, None, "no reason")]),
+    ("a failure of no job", StreamTokens, lambda r: [Failed(r.job.lease, None, "no reason")]),
     (
         "a failure twice",
-        Verdict,
+        StreamTokens,
         lambda r: [Failed(r.job.lease, r.job, "x"), Failed(r.job.lease, r.job, "x")],
     ),
     (
         "a refusal twice",
-        Verdict,
+        StreamTokens,
         lambda r: [Dropped(r.job, Refusal(Code.BUSY, "no room", retry_after_ms=1))] * 2,
     ),
     ("rows that end before they begin", Recorded, lambda r: [Recorded(r.lease, 7, 2), r]),
     (
         "reports of nobody's lease",
-        Verdict,
+        StreamTokens,
         lambda r: [Recorded(UNKNOWN, 0, 5), Failed(UNKNOWN, None, "x"), r],
     ),
-    ("a report that is none", Verdict, lambda r: [None, r]),
+    ("a report that is none", StreamTokens, lambda r: [None, r]),
 ]
 
 

@@ -13,8 +13,7 @@ import torch
 from moa.speculation.guess_tree import GuessTree
 from moa.target.cuda.runner import Accelerator
 from moa.target.pages import PAGE
-from moa.wire.codes import Code
-from moa.wire.messages import Error, Foresee, StreamTokens, Verdict, Verify
+from moa.wire.messages import Foresee, StreamTokens
 from tests.target.cuda.reference import ReferenceKernels
 from tests.verifier import kit, test_exact
 from tests.verifier.test_engine import *  # noqa: F403
@@ -48,31 +47,29 @@ def low_precision() -> Any:
     return copy.deepcopy(kit.model()).to(torch.bfloat16)
 
 
-async def test_trees_are_refused_in_low_precision_unless_exactness_is_waived(
+async def test_guesses_that_branch_are_verified_only_where_the_text_stays_exact(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with (
-        kit.verifier(own=low_precision(), drafter=False) as running,
-        kit.client(running) as edge,
-    ):
-        assert set(edge.welcome.features) & {"stream", "foresee", "tree"} == {"stream", "foresee"}
-        session = await edge.start([5, 6, 7], max_new_tokens=8)
-        await edge.send(Verify(session.id, 1, 2, [7, 8, 9, 10], [-1, 0, 0, 1]))
-        refused = await edge.receive()
-        assert isinstance(refused, Error)
-        assert refused.code == Code.UNSUPPORTED
-        await edge.send(
-            Verify(session.id, 1, 2, [7, 8, 9, 10], [-1, 0, 1, 2])
-        )  # a chain that is spelled out
-        assert isinstance(await edge.receive(), Verdict)
-    async with kit.verifier(drafter=False) as running, kit.client(running) as edge:
-        assert "tree" in edge.welcome.features, "in float32"
+    async def verified() -> int:
+        """Of three guesses, of which two are at one place."""
+        async with (
+            kit.verifier(own=low_precision() if low else None, drafter=False) as running,
+            kit.client(running) as edge,
+        ):
+            session = await edge.start([5, 6, 7], max_new_tokens=8)
+            await edge.send(session.stream(waits=True))
+            await edge.send(session.foresee([7, 8, 9, 10], [-1, 0, 0, 1], [0, 1, 1, 1]))
+            answer = await edge.receive()
+            assert isinstance(answer, StreamTokens)
+            return answer.foreseen
+
+    low = True
+    assert await verified() == 2, "the likeliest chain"
+    low = False
+    assert await verified() == 3, "in float32"
+    low = True
     monkeypatch.setitem(kit.target_options, "exact", False)
-    async with (
-        kit.verifier(own=low_precision(), drafter=False) as running,
-        kit.client(running) as edge,
-    ):
-        assert "tree" in edge.welcome.features
+    assert await verified() == 3, "where exactness is waived"
 
 
 async def test_streams_draft_chains_in_low_precision_and_count_the_paths_of_forwards() -> None:

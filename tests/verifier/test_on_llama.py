@@ -22,7 +22,7 @@ from moa.target.contract import LoadOptions, Node
 from moa.target.registry import open_target
 from moa.target.rows import Row
 from moa.wire.codes import Code
-from moa.wire.messages import Error, Verdict, Verify
+from moa.wire.messages import Error, StreamTokens
 from testing import gguf_tiny
 from testing.tiny import tiny
 from tests.verifier import kit, test_exact
@@ -169,14 +169,13 @@ async def test_a_beginning_that_sessions_share_is_run_once() -> None:
 async def test_what_it_cannot_do_is_told_and_refused() -> None:
     async with kit.verifier() as running, kit.client(running) as edge:
         features = set(edge.welcome.features)
-        assert features & {"stream", "foresee", "tree", "records"} == {"stream", "foresee"}
+        assert features & {"foresee", "records"} == {"foresee"}
         session = await edge.start([5, 6, 7], max_new_tokens=8)
-        await edge.send(Verify(session.id, 1, 2, [7, 8, 9, 10], [-1, 0, 0, 1]))
-        refused = await edge.receive()
-        assert isinstance(refused, Error)
-        assert refused.code == Code.UNSUPPORTED
-        await edge.send(Verify(session.id, 1, 2, [7, 8, 9, 10], [-1, 0, 1, 2]))
-        assert isinstance(await edge.receive(), Verdict)
+        await edge.send(session.stream(waits=True))
+        await edge.send(session.foresee([7, 8, 9, 10], [-1, 0, 0, 1], [0, 1, 9, 0]))
+        answer = await edge.receive()
+        assert isinstance(answer, StreamTokens)
+        assert answer.foreseen == 2, "the likeliest chain of a tree"
 
 
 async def test_one_row_that_fails_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +200,7 @@ async def test_one_row_that_fails_harms_no_other(monkeypatch: pytest.MonkeyPatch
         assert 99 not in truth
         good = await good_edge.start(ids, max_new_tokens=8)
         bad = await bad_edge.start([5, 6, 7], max_new_tokens=8)
-        await bad_edge.send(Verify(bad.id, 1, 2, [7, 99], [-1, 0]))
+        await bad_edge.send(bad.stream(waits=True), bad.foresee([7, 99], [-1, 0], [0, 0]))
         while not good.finish:
             await good_edge.advance(good, [good.log[-1]])
         assert good.log[len(ids) :] == truth

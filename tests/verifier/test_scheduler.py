@@ -31,7 +31,7 @@ def stream(enqueued: float) -> Job:
     one = job(lease())
     one.request = Stream(one.lease.session, 1, 4)
     one.enqueued = enqueued
-    one.nodes = 1
+    one.cost = 1
     return one
 
 

@@ -23,7 +23,7 @@ from msgspec import inspect
 import cloud_verifier
 import moa
 from moa.wire.events import Advanced
-from moa.wire.messages import ClientMessage, Error, Open, Verify
+from moa.wire.messages import ClientMessage, Error, Foresee, Open
 from tests.verifier import kit
 
 _SERVER = Path(cloud_verifier.__file__).parent
@@ -124,10 +124,9 @@ def test_3_every_number_and_length_is_bounded_before_it_is_looked_at() -> None:
 
 
 DRAFTS: list[tuple[list[int], list[int]]] = [
-    ([5, kit.VOCAB], []),
+    ([5, kit.VOCAB], [-1, 0]),
     ([5, 6, 7], [-1, 2, 0]),
-    ([5] * (kit.LIMITS.max_tree_nodes + 1), [-1] + [0] * kit.LIMITS.max_tree_nodes),
-    ([5] * (kit.LIMITS.max_chain_tokens + 1), []),
+    ([5] * (kit.LIMITS.max_guess_tokens + 1), [-1] + [0] * kit.LIMITS.max_guess_tokens),
 ]
 
 
@@ -139,9 +138,9 @@ async def test_4_what_a_kernel_would_not_survive_never_gets_there(
         with monkeypatch.context() as patched:
             patched.setattr(running.work, "submit", None)
             for tokens, parents in DRAFTS:
-                await edge.send(
-                    Verify(session.id, 1, session.base, [session.log[-1], *tokens[1:]], parents)
-                )
+                guesses = [session.log[-1], *tokens[1:]]
+                chances = [0] * len(guesses)
+                await edge.send(Foresee(session.id, 1, session.base, guesses, parents, chances))
             await edge.send(Open(bytes(16), [1, kit.VOCAB]))
             for _ in [*DRAFTS, Open]:
                 answer = await edge.receive()

@@ -17,9 +17,9 @@ from moa.wire.messages import (
     Hello,
     Resume,
     Resumed,
+    Stream,
     StreamTokens,
     Sync,
-    Verify,
     Welcome,
 )
 from moa.wire.session import Ready, Recovered
@@ -62,10 +62,10 @@ async def _recovered(edge: kit.Client, session: ClientSession) -> Recovered:
 async def test_a_drafter_that_fits_no_records_gets_tokens_and_a_notice() -> None:
     async with kit.verifier() as running, kit.connection(running) as raw:
         edge = kit.Client(raw)
-        await edge.send(Hello([7, 2], ["records", "resume", "telepathy"], drafter="another"))
+        await edge.send(Hello([7, 3], ["records", "resume", "telepathy"], drafter="another"))
         welcome = await edge.receive()
         assert isinstance(welcome, Welcome)
-        assert (welcome.version, welcome.features, welcome.records) == (2, ["resume"], None)
+        assert (welcome.version, welcome.features, welcome.records) == (3, ["resume"], None)
         assert welcome.limits.max_context_tokens == kit.LIMITS.max_context_tokens
         session = await edge.start(IDS, max_new_tokens=4)
         await _rest(edge, session)
@@ -180,7 +180,7 @@ async def test_a_session_goes_on_after_its_connection_and_after_its_slot_is_gone
             (ours,) = running.service.table
             running.service.table.evict(ours, "test")
             assert (await _recovered(new, session)).outcome == "reprefilled"
-            await edge.send(Verify(session.id, 3, session.base, [session.log[-1]]))
+            await edge.send(Stream(session.id, 3, session.base))
             error = await edge.receive()
             assert isinstance(error, Error)
             assert error.code == "conflict", "it has moved to the connection that resumed it"

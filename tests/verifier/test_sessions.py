@@ -263,11 +263,11 @@ def test_a_temperature_that_leaves_the_range_of_numbers_is_refused(temperature: 
     ("code", "hello"),
     [
         (Code.VERSION, Hello([1], [])),
-        (Code.TOKENIZER, Hello([2], [], tokenizer="another")),
-        (Code.TARGET, Hello([2], [], target="another")),
-        ("", Hello([7, 2], ["records"], drafter="d")),
-        ("drafter_mismatch", Hello([2], ["records"], drafter="another")),
-        (None, Hello([2], ["stream"], drafter="another")),
+        (Code.TOKENIZER, Hello([3], [], tokenizer="another")),
+        (Code.TARGET, Hello([3], [], target="another")),
+        ("", Hello([7, 3], ["records"], drafter="d")),
+        ("drafter_mismatch", Hello([3], ["records"], drafter="another")),
+        (None, Hello([3], [], drafter="another")),
     ],
 )
 def test_a_hello_is_welcome_refused_or_told_that_no_records_fit(
@@ -280,7 +280,7 @@ def test_a_hello_is_welcome_refused_or_told_that_no_records_fit(
         refused(answer, code=code)
         return
     welcome = answer()
-    assert (welcome.version, welcome.vocab_size, welcome.limits.max_context_tokens) == (2, 128, 90)
+    assert (welcome.version, welcome.vocab_size, welcome.limits.max_context_tokens) == (3, 128, 90)
     assert [notice.partition(":")[0] for notice in welcome.notices] == ([code] if code else []), (
         "no other needs one"
     )
@@ -306,7 +306,7 @@ async def test_grammars_of_one_principal_are_compiled_one_after_another() -> Non
     )
     service = Service(
         FACTS,
-        Limits(max_chain_tokens=8, max_tree_nodes=8),
+        Limits(max_tree_nodes=8),
         Workload(Scheduler(Limits())),
         grammars=compiler,
     )
@@ -332,7 +332,7 @@ async def test_a_grammar_without_a_process_is_refused_for_now(
     compiler = GrammarCompiler(read, size=4096, eos_ids=[0])
     service = Service(
         FACTS,
-        Limits(max_chain_tokens=8, max_tree_nodes=8),
+        Limits(max_tree_nodes=8),
         Workload(Scheduler(Limits())),
         grammars=compiler,
     )
@@ -347,7 +347,7 @@ async def test_a_grammar_without_a_process_is_refused_for_now(
 def test_an_identity_of_an_older_version_is_told_and_not_compared() -> None:
     old = "3e5d19dd17fcdb686f194a59c9ea17d74beac8cbae758cee72887a8ab521fef1"
     facts = dataclasses.replace(FACTS, target="v2-" + old, drafter="v2-" + old, computes="v2-c")
-    hello = Hello([2], ["records"], target=old, drafter=old)
+    hello = Hello([3], ["records"], target=old, drafter=old)
     welcome = answer_hello(hello, facts, Limits(), max_context=90, instance="i")
     told = [notice.partition(":")[0] for notice in welcome.notices]
     assert told == ["old_identity", "drafter_mismatch"]
@@ -355,7 +355,7 @@ def test_an_identity_of_an_older_version_is_told_and_not_compared() -> None:
     assert (welcome.records, welcome.computes) == (None, "v2-c")
     refused(
         lambda: answer_hello(
-            Hello([2], [], target="v2-" + old[::-1]), facts, Limits(), max_context=90, instance="i"
+            Hello([3], [], target="v2-" + old[::-1]), facts, Limits(), max_context=90, instance="i"
         ),
         code=Code.TARGET,
     )
@@ -381,7 +381,7 @@ def test_messages_are_kept_and_counted_only_where_they_were_agreed() -> None:
 
 
 def test_messages_are_agreed_with_a_verifier_that_takes_them() -> None:
-    hello = Hello([2], sorted(FEATURES))
+    hello = Hello([3], sorted(FEATURES))
     for takes in (False, True):
         facts = dataclasses.replace(FACTS, takes_messages=takes)
         welcome = answer_hello(hello, facts, LIMITS, max_context=90, instance="i")

@@ -8,12 +8,12 @@ import itertools
 from typing import Any
 
 from cloud_verifier.engine.scheduler import EngineStep, PrefillPiece, Scheduler, StepOutcome
-from cloud_verifier.engine.work import Job, Lease
+from cloud_verifier.engine.work import Guesses, Job, Lease
 from moa.sampling import SamplingSettings
 from moa.speculation.cost import attention_pairs
 from moa.wire import Limits
 from moa.wire.finish import TurnRules
-from moa.wire.messages import Stream, Verify
+from moa.wire.messages import Stream
 
 LIMITS = Limits(max_queue=20, max_queue_per_principal=12)
 _names = itertools.count()
@@ -31,9 +31,16 @@ def lease(principal: str = "a", length: int = 4) -> Lease:
 
 
 def job(holder: Lease, nodes: int = 4, base: int = 4, deadline: float = 1e9) -> Job:
-    request = Verify(holder.session, 1, base, [1] * nodes)
     return Job(
-        holder, request, [1] * (base + 1), TurnRules(0, 9, 99), SamplingSettings(), 100.0, deadline
+        lease=holder,
+        request=Stream(holder.session, 1, base, waits=True),
+        ids=[1] * (base + 1),
+        rules=TurnRules(0, 9, 99),
+        sampling=SamplingSettings(),
+        guesses=Guesses(waits=True),
+        enqueued=100.0,
+        deadline=deadline,
+        cost=nodes,
     )
 
 
@@ -85,7 +92,7 @@ def pieces(step: EngineStep | None) -> list[PrefillPiece]:
 
 class Machine:
     """Rounds on a model that takes 5 ms and 1 ms a token, and 5 ms more where it drafts; each
-    session asks again 2 ms after its verdict. Sessions of `drafted` principals are streams; those
+    session asks again 2 ms after its verdict. Sessions of `drafted` principals are drafted for by the server; those
     of `brief` ones have a prompt of 20 tokens and one round, and a new one follows."""
 
     pause = 0.002
@@ -118,8 +125,7 @@ class Machine:
         base = 20 if holder.principal == self.brief else 4
         one = dataclasses.replace(job(holder, self.nodes[holder.principal], base), enqueued=asked)
         if holder.principal == self.drafted:
-            one.request = Stream(holder.session, 1, base)
-            one.nodes = one.cost
+            one.guesses = Guesses(waits=False)
         return one
 
     def run(self, seconds: float) -> dict[str, int]:

@@ -48,7 +48,7 @@ async def test_a_server_that_drafts_with_a_baseline_says_what_the_target_says(
     target = SlowTarget.from_model(model, slots=2, capacity=160)
     target.watching = True
     save(opponent(kind, target), tmp_path)
-    limits = Limits(max_context_tokens=96, max_prompt_tokens=48, max_chain_tokens=32)
+    limits = Limits(max_context_tokens=96, max_prompt_tokens=48)
     settings = Settings(port=0, slots=2, limits=limits)
     served = Served(target, None, None, model_facts(target, None))
     verifier = BaselineVerifier(served, target, open_drafting(tmp_path, target), settings)

@@ -37,15 +37,13 @@ from moa.wire.messages import (
     ServerMessage,
     Stream,
     StreamTokens,
-    Verdict,
-    Verify,
 )
 from tests.edge import kit
 from tests.torture.fake_verifier import fake
 from tests.verifier.kit import principals
 
 HELLO = Hello(list(PROTOCOL_VERSIONS), [])
-VERIFY = Verify(b"n" * 16, 1, 1, [2])
+STREAM = Stream(b"n" * 16, 1, 1)
 
 
 async def trouble(url: str, **endpoint: Any) -> MoaError:
@@ -251,7 +249,7 @@ async def reading(
         yield made.url, seen
 
 
-async def answer_to(link: VerifierLink, message: Open | Verify) -> ServerMessage:
+async def answer_to(link: VerifierLink, message: Open | Stream) -> ServerMessage:
     with link.mailbox() as box:
         await link.send(message, box)
         async with asyncio.timeout(30):
@@ -288,13 +286,15 @@ async def test_what_the_verifier_cannot_read_costs_its_session_only() -> None:
     for a round, it is meant; else each may have lost its message, and all are resumed."""
 
     def unread(message: ClientMessage) -> bool:
-        return isinstance(message, Verify) or (isinstance(message, Open) and bool(message.stop))
+        if isinstance(message, Open):
+            return bool(message.stop)
+        return isinstance(message, Stream) and message.session == STREAM.session
 
     async with reading(unread) as (url, seen), quick(url).running() as link, asyncio.timeout(60):
         await link.wait_up(30)
         for id in (b"n" * 16, b"m" * 16):
             assert isinstance(await answer_to(link, Open(id, [1, 2])), Opened)
-        for message in (Open(bytes(16), [1, 2], stop=["x"]), VERIFY):
+        for message in (Open(bytes(16), [1, 2], stop=["x"]), STREAM):
             error: Any = await answer_to(link, message)
             assert (error.code, error.session) == (Code.BAD_MESSAGE, message.session)
         assert isinstance(await answer_to(link, Open(b"l" * 16, [1, 2])), Opened)
@@ -302,7 +302,7 @@ async def test_what_the_verifier_cannot_read_costs_its_session_only() -> None:
         await link.send(Stream(b"m" * 16, 1, 1))
         while not isinstance(seen[-1], Stream):
             await asyncio.sleep(0.01)
-        await link.send(VERIFY)
+        await link.send(STREAM)
         while link.connections < 2:
             await asyncio.sleep(0.01)
 
@@ -321,13 +321,12 @@ async def test_records_that_nobody_waits_for_are_acknowledged() -> None:
 @pytest.mark.parametrize(
     ("message", "longest"),
     [
-        (Verdict(b"n" * 16, 1, 1, [0], 5), 1.0),
         (StreamTokens(b"n" * 16, 1, 1, [5]), 1.0),
         (Resumed(b"n" * 16, "resumed", tail=[5]), 1.0),
         (StreamTokens(b"n" * 16, 1, 1, [], True), 16.0),
         (Resumed(b"n" * 16, "resumed"), 16.0),
     ],
-    ids=["verdict", "tokens", "tail", "no tokens", "no tail"],
+    ids=["tokens", "tail", "no tokens", "no tail"],
 )
 def test_a_connection_that_brings_tokens_is_followed_by_another_at_once(
     message: Any, longest: float
