@@ -62,7 +62,7 @@ async def _ask(
         watched.texts.append([])
         while not session.finish and time.monotonic() - began < seconds:
             asked = time.monotonic()
-            await edge.advance(session, [session.log[-1]])
+            await edge.guess(session, [session.log[-1]])
             watched.seconds.append(time.monotonic() - asked)
             watched.admitted = watched.admitted or time.monotonic() - began
             watched.texts[-1] = session.log[len(prompt) :]
