@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from cloud_verifier.engine.faults import Faults
 from cloud_verifier.engine.holding import HeldSlots
 from cloud_verifier.engine.recording import Recorder
-from cloud_verifier.engine.runner import NotRun, Ran, StepRunner
+from cloud_verifier.engine.runner import NotRun, Plan, Ran, StepRunner
 from cloud_verifier.engine.scheduler import EngineStep, StepOutcome
 from cloud_verifier.engine.stream_drafting import StreamDrafter
 from cloud_verifier.engine.work import Failed, Job, Lease, Post, Recorded, Report
@@ -167,14 +167,16 @@ class Engine:
         self._report(plan.reports)
         outcome = StepOutcome(full=plan.full)
         if plan.rows:
-            ran = self._runner.run(plan)
-            outcome.ran = isinstance(ran, Ran)
-            if isinstance(ran, NotRun) and plan.rows > 1:
-                self._faults.count("batch", ran.error)
-                for row in plan.row_by_row():
-                    self._finish(self._runner.run(row), outcome)
-            else:
-                self._finish(ran, outcome)
+            for ran in self._attempts(plan):
+                decided = self._runner.decide(ran)
+                self._report(decided.reports)
+                if isinstance(ran, Ran):
+                    self._report(self._runner.conclude(ran, decided))
+                    outcome.ended = ran.ended
+                    outcome.extra += ran.extra
+                outcome.ran &= ran.plan is plan and isinstance(ran, Ran)
+                outcome.again += decided.again
+                outcome.full += decided.full
         self._at_hand |= {job.lease: job for job in outcome.again}
         self.alive_at = outcome.ended or self.alive_at
         found_no_memory = self._work.finished(step, outcome)
@@ -182,16 +184,15 @@ class Engine:
         with self._faults.optional("records"):
             self._recorder.report()
 
-    def _finish(self, ran: Ran | NotRun, outcome: StepOutcome) -> None:
-        """Decide and answer the rounds of a forward, then do what can wait until they are."""
-        decided = self._runner.decide(ran)
-        self._report(decided.reports)
-        if isinstance(ran, Ran):
-            self._report(self._runner.conclude(ran, decided))
-            outcome.ended = ran.ended
-            outcome.extra += ran.extra
-        outcome.again += decided.again
-        outcome.full += decided.full
+    def _attempts(self, plan: Plan) -> Iterator[Ran | NotRun]:
+        """One forward of all rows; of each row alone if that raises, to find the one that does."""
+        ran = self._runner.run(plan)
+        if isinstance(ran, Ran) or plan.rows == 1:
+            yield ran
+            return
+        self._faults.count("batch", ran.error)
+        for row in plan.row_by_row():
+            yield self._runner.run(row)
 
     def _make_records(self) -> None:
         began = self._clock()
