@@ -121,7 +121,10 @@ class Client:
             await self.send(*filter(None, [session.cancel()]))
         while session.busy:
             more = await self.event(session)
-            assert isinstance(more, Advanced), more
+            if isinstance(more, Recovered):  # lost in between: it is opened again, to end there
+                await self.send(*more.resend, *filter(None, [session.cancel()]))
+            if not isinstance(more, Advanced):
+                continue
             won = dataclasses.replace(
                 won, tokens=won.tokens + more.tokens, finish=more.finish, done=more.done
             )

@@ -411,6 +411,8 @@ class ServerSession:
     def wait(self, report: Waiting, now: float) -> list[Output]:
         """The running stream has no guess to verify: it waits, ends, or runs with what has come
         meanwhile."""
+        if report.job.base != self.base:
+            raise Refusal(Code.CONFLICT, "tokens of this stream were lost in the engine")
         self.job = None
         if report.job.cancelled or not self._may_wait:
             return self.stop_waiting()

@@ -203,6 +203,7 @@ class SteppedHistories(Histories):
         made = m.StreamTokens(
             id, round, base, new[:count], done, finish, len(tokens) - 1, *times, told, foreseen
         )
+        session.job.ids += made.tokens
         (answer,) = session.stream_on(made, 0.0)
         assert isinstance(answer, m.StreamTokens)
         return answer
