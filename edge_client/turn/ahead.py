@@ -161,9 +161,9 @@ class Ahead:
             milliseconds = event.forward_ms + (event.queue_ms if waited else 0.0)
             self.controller.ran(1 + event.drafted, milliseconds / 1000)
         server_drafts = self.who_drafts != "none" and not self._waits
-        if self._answered_at is not None and tokens and self._answered_at >= self._changed_at:
-            if server_drafts:
-                self.controller.streamed(tokens, now - self._answered_at)
+        before = self._answered_at
+        if server_drafts and tokens and before is not None and before >= self._changed_at:
+            self.controller.streamed(tokens, now - before)
         self._answered_at = now
         if event.foreseen:
             self.stats.rounds += 1
