@@ -23,9 +23,22 @@ def test_after_drafts_in_vain_it_asks_for_more_agreement() -> None:
     ids = list(range(1, 30))
     prediction = Prediction(ids)
     for _ in range(3):
-        prediction.judged(0)
+        prediction.told = [99]
+        assert prediction.decided([98]) == 0
     assert prediction.after([99, *ids[4:8]], 9) == []
     assert prediction.after([99, *ids[4:12]], 2) == ids[12:14]
+
+
+def test_the_verifier_is_told_more_when_much_is_missing_and_all_again_where_it_was_wrong() -> None:
+    prediction = Prediction(range(100))
+    assert prediction.tell([], 20) == list(range(20))
+    assert prediction.tell([], 20) == []
+    assert prediction.decided(range(5)) == 5
+    assert prediction.tell(range(5), 20) == [], "it knows fifteen of these"
+    assert prediction.decided(range(5, 18)) == 13
+    assert prediction.tell(range(18), 20) == list(range(18, 38))
+    assert prediction.decided([18, 77]) == 1
+    assert prediction.told == []
 
 
 @given(WORDS, WORDS)

@@ -195,7 +195,9 @@ async def two(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[T
     )  # a lost round is found by the second of two sweeps
     auth, good, victim = kit.principals(tmp_path, "good", "victim")
     async with kit.verifier(SETTINGS, auth=auth) as running:
-        async with kit.client(running, token=good, features=["append", "foresee", "resume"]) as neighbour:
+        async with kit.client(
+            running, token=good, features=["append", "foresee", "resume"]
+        ) as neighbour:
             theirs = await neighbour.start(IDS, max_new_tokens=12, ignore_eos=True)
             await neighbour.advance(theirs, [theirs.log[-1]])
             made = Two(running, neighbour, victim)
