@@ -58,13 +58,13 @@ async def test_guesses_that_branch_are_verified_only_where_the_text_stays_exact(
         ):
             session = await edge.start([5, 6, 7], max_new_tokens=8)
             await edge.send(session.stream(waits=True))
-            await edge.send(session.foresee([7, 8, 9, 10], [-1, 0, 0, 1], [0, 1, 1, 1]))
+            await edge.send(session.foresee([7, 8, 9, 10], [-1, 0, 0, 1], [0] * 4))
             answer = await edge.receive()
             assert isinstance(answer, StreamTokens)
             return answer.foreseen
 
     low = True
-    assert await verified() == 2, "the likeliest chain"
+    assert await verified() == 2, "a chain"
     low = False
     assert await verified() == 3, "in float32"
     low = True

@@ -62,10 +62,11 @@ async def _recovered(edge: kit.Client, session: ClientSession) -> Recovered:
 async def test_a_drafter_that_fits_no_records_gets_tokens_and_a_notice() -> None:
     async with kit.verifier() as running, kit.connection(running) as raw:
         edge = kit.Client(raw)
-        await edge.send(Hello([7, 3], ["records", "resume", "telepathy"], drafter="another"))
+        await edge.send(Hello([7, 3], ["foresee", "records", "resume", "telepathy"], drafter="another"))
         welcome = await edge.receive()
         assert isinstance(welcome, Welcome)
-        assert (welcome.version, welcome.features, welcome.records) == (3, ["resume"], None)
+        assert (welcome.version, welcome.records) == (3, None)
+        assert welcome.features == ["foresee", "resume"]
         assert welcome.limits.max_context_tokens == kit.LIMITS.max_context_tokens
         session = await edge.start(IDS, max_new_tokens=4)
         await _rest(edge, session)
