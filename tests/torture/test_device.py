@@ -13,7 +13,7 @@ from tests.torture.device import beside, demo_device
 _WORST = (
     "forward of infinite ms",
     "quarantined",
-    "cancelled",
+    "empty stream tokens",
     "tokens without end",
     "activations at 2^31",
     "goaway at once",
@@ -81,7 +81,7 @@ async def test_an_error_for_ever_ends_in_each_mode_of_the_endpoint() -> None:
     """With little patience. `make torture` waits as long as the modes do; bounds of time are shown
     in virtual time."""
     cells = await table(
-        demo_device(), ["busy to every round", "cancelled to every open"], patience=1.0
+        demo_device(), ["busy to every round", "internal to every open"], patience=1.0
     )
     assert len(cells) == 6
     assert {(one.mode, one.finish) for one in cells} == {

@@ -332,12 +332,13 @@ def test_check_prints_figures(
 ) -> None:
     monkeypatch.setattr("cloud_verifier.check._SECONDS", 0.0)  # each size runs three times
     flags = ["--target", str(pair[0]), "--drafter", str(pair[1]), *FAST]
+    flags += ["--max-context-tokens", "256"]
     with pytest.raises(SystemExit) as caught:
         main(["check", *flags, "--json"])
     assert caught.value.code == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["slots"] == 4
-    assert figures["kv_tokens"] == 4 * (128 + 256), "no more than all slots can hold"
+    assert figures["kv_tokens"] == 4 * (256 + 64), "no more than all slots can hold"
     assert figures["fits"] == [{"tokens": 256, "sessions": 4}]
     assert figures["kv_bytes_per_token"] == 2 * 4 * 2 * 16 * 4
     assert [tree["nodes"] for tree in figures["trees"]] == [1, 8, 16, 32, 64]
