@@ -62,7 +62,9 @@ async def _recovered(edge: kit.Client, session: ClientSession) -> Recovered:
 async def test_a_drafter_that_fits_no_records_gets_tokens_and_a_notice() -> None:
     async with kit.verifier() as running, kit.connection(running) as raw:
         edge = kit.Client(raw)
-        await edge.send(Hello([7, 3], ["foresee", "records", "resume", "telepathy"], drafter="another"))
+        await edge.send(
+            Hello([7, 3], ["foresee", "records", "resume", "telepathy"], drafter="another")
+        )
         welcome = await edge.receive()
         assert isinstance(welcome, Welcome)
         assert (welcome.version, welcome.records) == (3, None)
