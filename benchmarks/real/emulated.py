@@ -69,7 +69,7 @@ async def serve(bundle: Path, known: Sequence[Text], *, step_ms: float, lanes: i
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
-    limits = Limits(max_context_tokens=_CONTEXT, max_prompt_tokens=768, max_chain_tokens=64)
+    limits = Limits(max_context_tokens=_CONTEXT, max_prompt_tokens=768)
     settings = Settings(port=0, slots=8, limits=limits)
     targets = [
         RecordedTarget(
