@@ -15,6 +15,7 @@ from cloud_verifier.settings import Settings
 from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 from edge_client import Done, EdgeClient, Token
 from edge_client.events import Notice, Retract
+from moa.wire import Limits
 from tests.verifier.upstream.scripted import Request, Upstream, running, whole
 
 ANSWER = "The fox lives near a quiet garden. Ada meets it there each day, and both are content."
@@ -222,3 +223,25 @@ async def test_a_prompt_that_is_no_chat_is_answered_by_the_device_alone() -> Non
                 assert not event.verified
     assert "chats only" in " ".join(said)
     assert not service.asked
+
+
+async def test_every_token_of_an_upstream_is_paid_for() -> None:
+    """A word brings several of the device's tokens at once."""
+    limits = Limits(max_tokens_per_second=1e-6, max_burst_tokens=10_000)
+    async with running(Service()) as upstream:
+        settings = Settings(
+            port=0, upstream=(upstream.url,), upstream_api="chat-whole", limits=limits
+        )
+        async with (
+            UpstreamVerifier(settings, upstreams_of(settings)).open() as verifier,
+            EdgeClient(verifier=verifier.transport.url) as client,
+        ):
+            await client.wait_online(60)
+            done = await answer(client)
+            assert done.verified
+            (principal,) = verifier.service._principals.values()
+            prompt = len(client.encode("Tell me of Ada."))
+            left = principal.tokens.level(verifier.service.clock())
+    tokens = done.stats["tokens"]
+    assert tokens > len(ANSWER.split())
+    assert round(10_000 - left) >= prompt + tokens
