@@ -41,12 +41,13 @@ def export_body(body: nn.Module, spec: GraphSpec, path: Path, *, opset: int) -> 
         program.save(path, external_data=True)
     graph = onnx.load(path, load_external_data=False).graph
     weights = {tensor.name for tensor in graph.initializer}
-    turned = {
+    transposed = {
         node.output[0]
         for node in graph.node
         if node.op_type == "Transpose" and node.input[0] in weights
     }
-    if any(turned.intersection(node.input) for node in graph.node if node.op_type == "MatMul"):
+    products = [node for node in graph.node if node.op_type == "MatMul"]
+    if any(transposed.intersection(product.input) for product in products):
         raise MoaError(
             "weights of the exported layers are turned at run time: no quantizer would find them"
         )

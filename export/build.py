@@ -29,7 +29,7 @@ from export.plan import make_plan
 from export.runner import OrtRunner, TorchRunner, random_steps
 from export.source import Source, load_source
 from export.static_forms import StaticShape
-from export.variants import make_dynamic, make_static
+from export.variants import Judge, make_dynamic, make_static
 from moa.bundle import GOLDEN, SCHEMA, Bundle, GoldenCase, sha256, write_golden, write_manifest
 from moa.drafters.graph import GraphSpec
 from moa.errors import ConfigError
@@ -54,8 +54,11 @@ from moa.worth import worth
 
 Notify = Callable[[str], None]
 _SLOTS = 16
-PAST, RECORDS = 256, 256
-"""Cache rows and records in a timed step: a chat of some length."""
+"""Texts that the target answers at once."""
+PAST = 256
+"""Cache rows in a timed step: a chat of some length."""
+RECORDS = 256
+"""Records in a timed step."""
 STEPS = (1, 8)
 """Tokens of a chain's step, and of a tree's."""
 _GOLDEN_CASES = (
@@ -106,16 +109,18 @@ def build(settings: BuildSettings, say: Notify = lambda _: None) -> Bundle:
 
 
 class _Build:
+    """One bundle in the making."""
+
     def __init__(self, settings: BuildSettings, folder: Path, say: Notify) -> None:
         self.settings = settings
         self.folder = folder
         self.say = say
         self.kinds = choose_kinds(settings.variants)
-        self.texts = [
-            *settings.prompts,
-            *(read_prompts(settings.calibration) if settings.calibration else []),
-        ]
-        """Prompts to calibrate with: a mistake in a file is found before anything is loaded."""
+        # A mistake in a file is found before anything is loaded.
+        self.texts = list(settings.prompts)
+        """Prompts to calibrate with."""
+        if settings.calibration:
+            self.texts += read_prompts(settings.calibration)
         say("reading the drafter and what it shares of its target")
         self.source: Source = load_source(settings.target, settings.drafter)
 
@@ -126,19 +131,19 @@ class _Build:
             chosen = self._draft_vocabulary(target)
             size = self.source.vocabulary if chosen is None else len(chosen)
             shop = Workshop(
-                self.source,
-                Path(work),
-                min(self.settings.top_k, size),
-                chosen,
-                self.settings.int8_cpu,
+                source=self.source,
+                folder=Path(work),
+                top_k=min(self.settings.top_k, size),
+                draft_to_target=chosen,
+                int8_cpu=self.settings.int8_cpu,
             )
             self.say("exporting the graph and comparing it with torch")
             difference = self._parity(shop)
             reference = self._reference(target)
-            del target
-            variants = {
-                kind.name: self._variant(shop, kind, difference, reference) for kind in self.kinds
-            }
+            del target  # its memory is for the quantizers
+            variants = {}
+            for kind in self.kinds:
+                variants[kind.name] = self._variant(shop, kind, difference, reference)
             self._golden(variants)
             calibration = reference.calibration() if reference else None
             if calibration is not None:
@@ -161,33 +166,31 @@ class _Build:
             return open_target(settings.target, how)
         plan_memory(settings.target, how)  # refused now, not killed later
         target = TorchTarget.load(settings.target, slots=how.slots, capacity=how.capacity)
-        if taps := self.source.module.taps:
+        taps = self.source.module.taps
+        if taps:
             target.tap(taps)
         return target
 
     def _draft_vocabulary(self, target: Target | None) -> NDArray[np.int64] | None:
+        """The target's ids of the tokens that are drafted; None for all."""
         source = self.source
         settings = self.settings
         if settings.draft_vocab is None:
+            if source.vocabulary == source.facts.vocab_size:
+                return None
             # An independent drafter's embedding may have less padding than the target's.
-            return (
-                None
-                if source.vocabulary == source.facts.vocab_size
-                else np.arange(source.vocabulary)
-            )
+            return np.arange(source.vocabulary)
         self.say("choosing the draft vocabulary")
         if settings.vocab_text:
-            return most_frequent(
-                count_files(source.tokenizer.json, settings.vocab_text),
-                settings.draft_vocab,
-                source,
-            )
+            counts = count_files(source.tokenizer.json, settings.vocab_text)
+            return most_frequent(counts, settings.draft_vocab, source)
         assert target is not None
         traces = self._answers(target, settings.vocab_prompts)
         counts = Counter(token for trace in traces for token in trace.ids[trace.prompt :])
         return most_frequent(counts, settings.draft_vocab, source)
 
     def _answers(self, target: Target, prompts: Sequence[str]) -> list[Continuation]:
+        """The target's answers to these prompts."""
         return make_traces(
             target,
             self.source,
@@ -196,21 +199,24 @@ class _Build:
         )
 
     def _parity(self, shop: Workshop) -> float:
-        place = shop.folder / "reference"
-        place.mkdir()
-        shop.float_graph(OPSET).save(place / "model.onnx")
+        """The largest difference of the float32 graph's logits from torch's; an error if it is too
+        large."""
+        folder = shop.folder / "reference"
+        folder.mkdir()
+        model = folder / "model.onnx"
+        shop.float_graph(OPSET).save(model)
         reference = TorchRunner(self.source, shop.top_k)
-        return compare(reference, place / "model.onnx", shop.draft_to_target)
+        return compare(reference, model, shop.draft_to_target)
 
     def _reference(self, target: Target | None) -> Reference | None:
+        """The target's answers, with which variants are compared; None without prompts."""
         if target is None or not self.texts:
             return None
         self.say(f"recording the target's answers to {len(self.texts)} prompts")
         traces = self._answers(target, self.texts)
-        names = (
-            ", ".join(path.name for path in self.settings.calibration)
-            or "held-out prompts of the embedded pair"
-        )
+        names = ", ".join(path.name for path in self.settings.calibration)
+        if not names:
+            names = "held-out prompts of the embedded pair"
         # The float32 drafter with its whole vocabulary: the ratio then includes the cost of a
         # smaller one.
         runner = TorchRunner(self.source, min(self.settings.top_k, self.source.vocabulary))
@@ -219,24 +225,26 @@ class _Build:
     def _variant(
         self, shop: Workshop, kind: VariantKind, difference: float, reference: Reference | None
     ) -> Variant:
+        """Make a variant; returns its entry of the manifest."""
         self.say(f"variant {kind.name}")
-        place = self.folder / "variants" / kind.name
+        folder = self.folder / "variants" / kind.name
+        times: tuple[StepTime, ...] = ()
         if kind.form == "static":
-            made = make_static(shop, kind, place, self.settings.static_shape, reference)
+            made = make_static(shop, kind, folder, self.settings.static_shape, reference)
         else:
-            made = make_dynamic(shop, kind, place, reference.judge if reference else lambda _: None)
-        timed = self.settings.time_steps and kind.form == "dynamic"
-        times = step_times(made.files[0], self.source.spec, self.source.vocabulary) if timed else ()
+            judge: Judge = reference.judge if reference else lambda _: None
+            made = make_dynamic(shop, kind, folder, judge)
+            if self.settings.time_steps:
+                times = step_times(made.files[0], self.source.spec, self.source.vocabulary)
         return describe(kind, made, self.folder, parity=difference, times=times)
 
     def _golden(self, variants: dict[str, Variant]) -> None:
+        """Write test inputs, and what each dynamic variant makes of them here."""
         self.say("recording golden vectors")
-        dynamic = {
-            name: self.folder / entry.model
-            for name, entry in variants.items()
-            if entry.form == "dynamic"
-        }
-        runners = {name: OrtRunner(model, self.source.spec) for name, model in dynamic.items()}
+        runners = {}
+        for name, variant in variants.items():
+            if variant.form == "dynamic":
+                runners[name] = OrtRunner(self.folder / variant.model, self.source.spec)
         reference = TorchRunner(self.source, min(self.settings.top_k, self.source.vocabulary))
         write_golden(self.folder / GOLDEN, golden_cases(reference, runners))
 
@@ -248,7 +256,9 @@ class _Build:
         vocabulary: Vocabulary,
         calibration: Calibration | None,
     ) -> None:
+        """Write the card, then the manifest, which lists all files."""
         source = self.source
+        dynamic = [name for name, variant in variants.items() if variant.form == "dynamic"]
         manifest = Manifest(
             schema=SCHEMA,
             created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -266,24 +276,23 @@ class _Build:
             cache=source.spec.cache,
             records=self._records(),
             top_k=top_k,
-            default_variant=next(
-                name for name, _ in sorted(variants.items(), key=lambda v: v[1].form != "dynamic")
-            ),
+            default_variant=[*dynamic, *variants][
+                0
+            ],  # the first that runs anywhere, if there is one
             variants=variants,
             calibration=calibration,
             files={},
         )
         (self.folder / "README.md").write_text(model_card(manifest), encoding="utf-8")
-        files = {
-            path.relative_to(self.folder).as_posix(): FileEntry(
-                sha256=sha256(path), size=path.stat().st_size
-            )
-            for path in sorted(self.folder.rglob("*"))
-            if path.is_file()
-        }
+        files = {}
+        for path in sorted(self.folder.rglob("*")):
+            if path.is_file():
+                name = path.relative_to(self.folder).as_posix()
+                files[name] = FileEntry(sha256=sha256(path), size=path.stat().st_size)
         write_manifest(self.folder, msgspec.structs.replace(manifest, files=files))
 
     def _records(self) -> RecordFormat | None:
+        """The format of the drafter's records, if it reads any."""
         spec = self.source.spec
         if spec.records is None and not spec.borrowed:
             return None
@@ -300,10 +309,10 @@ class _Build:
         settings = asdict(self.settings)
         for name in ("target", "drafter", "out", "force", "prompts", "vocab_prompts"):
             del settings[name]
-        settings |= {
-            name: [path.name for path in settings[name]] for name in ("calibration", "vocab_text")
-        }
-        return settings | {"variants": [kind.name for kind in self.kinds]}
+        for name in ("calibration", "vocab_text"):
+            settings[name] = [path.name for path in settings[name]]
+        settings["variants"] = [kind.name for kind in self.kinds]
+        return settings
 
 
 def step_times(
@@ -321,17 +330,20 @@ def step_times(
         for width in STEPS:
             (step,) = random_steps(spec, vocabulary, sizes=((width, width, PAST, RECORDS),))
             feeds = {name: np.ascontiguousarray(value) for name, value in step.feeds(spec).items()}
-            for _ in range(3):
+            for _ in range(_WARM_UP_RUNS):
                 runner.session.run(None, feeds)
-            taken: list[float] = []
-            while sum(taken) < seconds or len(taken) < 5:
+            samples: list[float] = []
+            while sum(samples) < seconds or len(samples) < _LEAST_RUNS:
                 start = perf_counter()
                 runner.session.run(None, feeds)
-                taken.append(perf_counter() - start)
-            times.append(
-                StepTime(tokens=width, threads=count, ms=round(1000 * statistics.median(taken), 4))
-            )
+                samples.append(perf_counter() - start)
+            milliseconds = 1000 * statistics.median(samples)
+            times.append(StepTime(tokens=width, threads=count, ms=round(milliseconds, 4)))
     return tuple(times)
+
+
+_WARM_UP_RUNS = 3
+_LEAST_RUNS = 5
 
 
 def golden_cases(reference: TorchRunner, runners: Mapping[str, OrtRunner]) -> list[GoldenCase]:
@@ -342,9 +354,9 @@ def golden_cases(reference: TorchRunner, runners: Mapping[str, OrtRunner]) -> li
         feeds = step.feeds(reference.spec)
         inputs = {key: np.ascontiguousarray(value) for key, value in feeds.items()}
         outputs = ["top_logp", "top_tokens"]
-        expected = {
-            variant: tuple(runner.session.run(outputs, inputs))
-            for variant, runner in runners.items()
-        }
+        expected = {}
+        for variant, runner in runners.items():
+            top_logp, top_tokens = runner.session.run(outputs, inputs)
+            expected[variant] = (top_logp, top_tokens)
         cases.append(GoldenCase(case.says, inputs, expected))
     return cases

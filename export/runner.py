@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from export.source import Source
 from moa.drafters.graph import GraphSpec
 from moa.graph.step import open_session
+from moa.manifest import KVHeads
 from moa.tree import MASKED, additive, ancestors
 
 Array = NDArray[Any]
@@ -49,31 +50,39 @@ class StepInput:
             "noise": np.zeros((1, 1, 1), np.float32),
         }
         if spec.records:
-            none = self.record_k is None or self.record_v is None or not self.record_k.shape[1]
-            rows = np.zeros((spec.records.kv_heads, 1, spec.records.head_dim), np.float32)
-            key, value = (rows, rows) if none else (self.record_k, self.record_v)
-            assert key is not None
-            assert value is not None
-            feeds |= {"record_k": key[None], "record_v": value[None]}
-            feeds["record_mask"] = np.full(
-                (1, 1, 1, key.shape[1]), MASKED if none else 0.0, np.float32
-            )
+            feeds |= self._record_feeds(spec.records)
         past = self.past
         if spec.features:
             feeds["feature_rows"] = np.array(self.feature_rows, np.int64)
-            if not past[0].shape[
-                1
-            ]:  # one row that nobody sees: features are read from what is there
+            is_empty = past[0].shape[1] == 0
+            if is_empty:
+                # One row that nobody sees: features are read from what is there.
                 past = [np.zeros((len(rows), 1, rows.shape[2]), np.float32) for rows in past]
-                feeds["mask"] = np.pad(
-                    feeds["mask"], ((0, 0), (0, 0), (0, 0), (1, 0)), constant_values=MASKED
-                )
-        for i in range(len(spec.cache)):
-            feeds |= {f"past_k_{i}": past[2 * i][None], f"past_v_{i}": past[2 * i + 1][None]}
-        for i, shape in enumerate(spec.states):
-            state = self.states[i] if self.states else np.zeros(shape, np.float32)
-            feeds[f"past_state_{i}"] = state[None]
+                one_column = ((0, 0), (0, 0), (0, 0), (1, 0))
+                feeds["mask"] = np.pad(feeds["mask"], one_column, constant_values=MASKED)
+        for layer, (keys, values) in enumerate(zip(past[0::2], past[1::2], strict=True)):
+            feeds[f"past_k_{layer}"] = keys[None]
+            feeds[f"past_v_{layer}"] = values[None]
+        for number, shape in enumerate(spec.states):
+            state = self.states[number] if self.states else np.zeros(shape, np.float32)
+            feeds[f"past_state_{number}"] = state[None]
         return feeds
+
+    def _record_feeds(self, heads: KVHeads) -> dict[str, Array]:
+        """The record inputs. Without a record there is one of zeros, which is masked: attention
+        needs a column."""
+        key = self.record_k
+        value = self.record_v
+        masked = 0.0
+        if key is None or value is None or key.shape[1] == 0:
+            key = np.zeros((heads.kv_heads, 1, heads.head_dim), np.float32)
+            value = key
+            masked = MASKED
+        return {
+            "record_k": key[None],
+            "record_v": value[None],
+            "record_mask": np.full((1, 1, 1, key.shape[1]), masked, np.float32),
+        }
 
 
 @dataclass
@@ -150,11 +159,11 @@ class TorchRunner:
 
 
 def split_rows(spec: GraphSpec, new: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-    """What a step gives in the order of `GraphSpec.rows`, `[1, ...]` each: cache rows and running
-    states."""
-    found = [value[0] for value in new]
-    cached = 2 * len(spec.cache)
-    return found[:cached], found[cached:]
+    """The cache rows, and the running states, of what a step gives in the order of
+    `GraphSpec.rows`, `[1, ...]` each."""
+    values = [value[0] for value in new]
+    cached = 2 * len(spec.cache)  # keys and values of each layer
+    return values[:cached], values[cached:]
 
 
 class OrtRunner:
@@ -176,7 +185,8 @@ class OrtRunner:
     def step(self, step: StepInput) -> StepOutput:
         """One step."""
         logp, tokens, *new = self.run(step)
-        return StepOutput(logp[0], tokens[0], *split_rows(self.spec, new))
+        rows, states = split_rows(self.spec, new)
+        return StepOutput(logp[0], tokens[0], rows, states)
 
 
 # (tokens, queries, past, records): no past, no records, one of each, sizes the trace did not see
