@@ -71,6 +71,8 @@ def watched(options: Any = None) -> Iterator[None]:
     """Native work for as long as the body runs; a step with its RunOptions."""
     work = _Work(options)
     _running[id(work)] = work
+    if work.in_main_thread and _wakeup:
+        end_by_ctrl_c()  # asyncio takes the signals away with each handler that it is given
     if options is not None:
         if not _watches:
             _watches.append(_started(_watch_steps))

@@ -3,6 +3,7 @@ end, and Ctrl-C ends the program."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -130,6 +131,42 @@ def test_ctrl_c_ends_the_program_though_a_step_does_not_end(command: str, tmp_pa
         code = program.wait(60)
         print(f"\nended {time.monotonic() - began:.1f} s after Ctrl-C")
     assert code == (130 if command == "generate" else 0)
+
+
+_WAITS = """
+import asyncio, signal, subprocess, sys
+from moa.process import watch
+
+async def main():
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, print)
+    with watch.watched():
+        child = subprocess.Popen([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(600)"])
+        child.communicate()
+
+watch.end_by_ctrl_c()
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs signals")
+def test_ctrl_c_ends_the_program_though_asyncio_has_taken_the_signals() -> None:
+    """As `edge-client generate` does for SIGTERM, before it tries a stranger's graph."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _WAITS],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as program:
+        assert program.stdout is not None
+        program.stdout.readline()  # it waits for its child
+        program.send_signal(signal.SIGINT)
+        try:
+            assert program.wait(120) == 130
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)
 
 
 def cpu_seconds(pid: int) -> float:

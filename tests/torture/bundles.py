@@ -95,7 +95,13 @@ def _program(bundle: Path, cache: Path) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"XDG_CACHE_HOME": str(cache)},
+        preexec_fn=_hear_ctrl_c,
     )
+
+
+def _hear_ctrl_c() -> None:
+    """What a shell runs in the background ignores it, and so would its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _until_ctrl_c(bundle: Path, cache: Path) -> float:
