@@ -272,9 +272,7 @@ def device(
 async def _device(
     verifier: str, questions: list[str], variant: str, **changes: Any
 ) -> list[TimedAnswer]:
-    async with EdgeClient(
-        verifiers=(verifier,) if verifier else (), variant=variant, max_new_tokens=64
-    ) as client:
+    async with EdgeClient(verifier=verifier, variant=variant, max_new_tokens=64) as client:
         if verifier:
             await client.wait_online(PATIENCE)
         return [
