@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import safe_open
@@ -56,6 +57,8 @@ _WANTED = (
     "tokenizer.model",
 )  # no pickles, no other forms of the same
 Say = Callable[[str], None]
+TAKES_PARTS = int(transformers.__version__.partition(".")[0]) >= 5
+"""Whether the library finds a language model's tensors in a model that takes more than text."""
 QUANTIZED = ("int8",)
 """How weights can be quantized when they are loaded: the decoder's matrices in eight bits, by
 torchao; embedding, norms and head stay as they are."""
@@ -364,8 +367,15 @@ def read_shape(source: str | Path) -> tuple[TargetFacts, PretrainedConfig]:
 def checked_shape(folder: Path) -> PretrainedConfig:
     """The library's config of the language model in a folder; an `UnsupportedModelError` unless it
     can be a target."""
-    values = text_part(read_config(folder))
+    config = read_config(folder)
+    values = text_part(config)
     refuse_unsupported(values)
+    if values is not config and not TAKES_PARTS:
+        raise UnsupportedModelError(
+            f"{config.get('model_type')} takes more than text: its language model is taken out of it"
+            " with transformers 5",
+            hint="use the text-only checkpoint",
+        )
     try:
         shape = AutoConfig.for_model(**values)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
