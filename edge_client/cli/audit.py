@@ -13,7 +13,7 @@ from rich.console import Console
 
 from edge_client.cli import options
 from edge_client.screen.views import make_console
-from edge_client.screen.words import calls, tokens
+from edge_client.screen.words import forwards, tokens
 from edge_client.settings import ClientSettings
 from edge_client.text.codec import TextCodec
 from edge_client.tools.compare import TimedAnswer, ask
@@ -134,7 +134,7 @@ def margin(
 def show(console: Console, audit: Audit) -> None:
     """As text."""
     for name, answer in (("with drafts", audit.drafted), ("target alone", audit.alone)):
-        took = f"{tokens(len(answer.ids))} in {calls(answer.stats['calls'])}"
+        took = f"{tokens(len(answer.ids))} in {forwards(answer.stats['forwards'])}"
         console.print(f"{name:13} {took}")
     if audit.promise:
         console.print(f"verified      {safe_line(audit.promise)}", markup=False, highlight=False)

@@ -13,6 +13,11 @@ def calls(count: int) -> str:
     return "1 call" if count == 1 else f"{count:,} calls"
 
 
+def forwards(count: int) -> str:
+    """So many of the target."""
+    return "1 forward" if count == 1 else f"{count:,} forwards"
+
+
 _LONG = 1.0
 """Seconds without news after which a reader wants to know that it still goes on."""
 

@@ -346,7 +346,7 @@ async def test_an_audit_compares_with_the_target_alone() -> None:
             run, *words, "--verifier", running.transport.url, program=FRESH
         )
     assert told.returncode == 0, told.stderr
-    assert b"target alone  8 tokens in 8 calls\nverified      each token is" in told.stdout
+    assert b"target alone  8 tokens in 8 forwards\nverified      each token is" in told.stdout
     assert told.stdout.endswith(b"\nidentical     yes\n")
 
 

@@ -72,13 +72,13 @@ async def test_the_margin_is_the_one_of_the_scores(sampling: SamplingSettings) -
 )
 def test_what_a_difference_means(lead: float | None, what: str) -> None:
     drafted, alone = (
-        TimedAnswer(ids, "", True, "length", {"calls": calls}, {})
-        for calls, ids in ((1, [5, 6, 7]), (3, [5, 6, 8]))
+        TimedAnswer(ids, "", True, "length", {"forwards": forwards}, {})
+        for forwards, ids in ((1, [5, 6, 7]), (3, [5, 6, 8]))
     )
     out = Console(file=io.StringIO(), width=200)
     show(out, audit := Audit(kit.device().codec, drafted, alone, 2, lead))
     text = out.file.getvalue()  # type: ignore[attr-defined]
-    assert "with drafts   3 tokens in 1 call\ntarget alone  3 tokens in 3 calls\n" in text
+    assert "with drafts   3 tokens in 1 forward\ntarget alone  3 tokens in 3 forwards\n" in text
     assert "they part at token 2" in text
     assert what in text
     assert audit.report()["margin"] == lead
