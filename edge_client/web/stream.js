@@ -132,7 +132,8 @@ export function stop(turn) { tell("stop", { turn }); }
 // the same text is asked for again where a stream is lost.
 function request({ model: _, ...body }) {
   const seed = body.seed ?? (body.temperature ? random() : undefined);
-  return { ...body, ...(seed !== undefined && { seed }), moa: { ...body.moa, mode: "provisional", resumable: true } };
+  const streamed = { stream: true, stream_options: { include_usage: true }, reasoning_format: "none" };
+  return { ...body, ...streamed, ...(seed !== undefined && { seed }), moa: { ...body.moa, mode: "provisional", resumable: true } };
 }
 
 const random = () => crypto.getRandomValues(new Uint32Array(1))[0];
