@@ -55,7 +55,7 @@ class Client(Bench):
         for report in reports:
             if isinstance(report, Answered):
                 self.waits.append(self.clock.now - report.job.enqueued)
-                self.ids = [*self.ids, report.message.next_token]
+                self.ids += report.message.tokens
                 self.asks = self.clock.now + self.pause
 
     def wait(self, seconds: float) -> bool:
