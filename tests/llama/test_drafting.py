@@ -148,7 +148,7 @@ async def test_a_stream_says_the_targets_text_and_drafts_are_taken(
         slots=2,
         port=0,
         limits=Limits(
-            max_context_tokens=120, max_prompt_tokens=100, max_chain_tokens=16, max_tree_nodes=16
+            max_context_tokens=120, max_prompt_tokens=100, max_guess_tokens=16, max_tree_nodes=16
         ),
     )
     served = load(settings)

@@ -10,15 +10,16 @@ from cloud_verifier.engine.work import Lease
 from cloud_verifier.forward_time import ForwardTime
 from cloud_verifier.model import serve_model
 from moa.target.torch_target import Target
-from moa.wire.messages import Hello, Progress
+from moa.wire import PROTOCOL_VERSIONS
+from moa.wire.messages import Hello, Progress, Stream
 from tests.verifier import kit
-from tests.verifier.sessions import outbox, session, works
+from tests.verifier.sessions import outbox, session
 
 
 def test_only_a_round_that_is_worked_on_and_silent_tells_how_far_it_is() -> None:
     one = session(1, ids=range(4, 24))
     assert one.progress(9.0) is None, "nothing runs"
-    works(one)
+    one.stream(Stream(one.id, 1, one.base, waits=True), 0.0)
     assert one.progress(9.0) is None, "a stream that waits for guesses waits for the edge"
     lease = Lease(one.id, "p", length=7)
     one.lease = lease
@@ -47,7 +48,7 @@ async def test_a_slow_target_is_heard_of_before_it_answers() -> None:
     prompt = kit.prompt(1, 24)
     async with slow.open() as running, kit.connection(running) as raw:
         edge = kit.Client(raw)
-        await edge.send(Hello([2], ["progress", "stream"]))
+        await edge.send(Hello(list(PROTOCOL_VERSIONS), ["progress"]))
         await edge.receive()
         asked = await edge.start(prompt, max_new_tokens=2)
         await edge.send(asked.stream())

@@ -39,5 +39,5 @@ def test_an_endpoint_beside_the_port_and_a_slot_of_a_full_context_and_the_larges
     limits = Limits(
         max_context_tokens=100, max_prompt_tokens=100, max_tree_nodes=8, max_guess_tokens=32
     )
-    assert Settings(limits=limits).slot_capacity == 132
+    assert Settings(limits=limits).slot_capacity == 108
     assert Settings(port=8080, openai="127.0.0.2:8080").openai_address == ("127.0.0.2", 8080)
