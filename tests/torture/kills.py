@@ -66,7 +66,7 @@ class Link(LinkProxy):
     def lose(self) -> bool:
         """Reset the connection, reset it in the middle of a frame, or at the client's end alone.
         Whether there was one to lose."""
-        if not self._live or min(self._cuts.values()) < math.inf:
+        if not self._live or min(self._cut_at.values()) < math.inf:
             return False
         match self._rng.randrange(3):
             case 0:
