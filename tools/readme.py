@@ -24,6 +24,8 @@ MAIN = {"client_links": "Tokens a second"}
 """How the caption of an experiment's main table begins, where that is not its first."""
 TITLES = {
     "cuts": "An answer is cut at a random byte: four clients",
+    "upstreams": "Answers of other engines, cut and resumed",
+    "upstream_overhead": "First token and throughput through --upstream",
     "acceptance": "Tokens won per verification",
     "acceptance_long": "Tokens won per verification, with room for sixteen",
     "capacity": "Readers that one verifier holds",
