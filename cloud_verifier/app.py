@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 
-from cloud_verifier.engine.core import Engine
-from cloud_verifier.engine.recording import Recorder
-from cloud_verifier.engine.scheduler import Scheduler
-from cloud_verifier.engine.stream_drafting import stream_drafter
-from cloud_verifier.engine.workload import Workload
+from cloud_verifier.engine.draft import stream_drafter
+from cloud_verifier.engine.loop import Engine, Workload
+from cloud_verifier.engine.records import Recorder
+from cloud_verifier.engine.schedule import Scheduler
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.model import Served
 from cloud_verifier.server import Server

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from cloud_verifier.emulated import slowed_down
-from cloud_verifier.engine.stream_drafting import drafting_slots
-from cloud_verifier.engine.work import ModelFacts
+from cloud_verifier.engine.contract import ModelFacts
+from cloud_verifier.engine.draft import drafting_slots
 from cloud_verifier.logs import log
 from cloud_verifier.settings import Settings
 from moa import __version__

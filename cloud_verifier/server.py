@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Self
 
-from cloud_verifier.engine.work import Report
+from cloud_verifier.engine.contract import Report
 from cloud_verifier.logs import log
 from cloud_verifier.serving.admission import Admission
 from cloud_verifier.serving.auth import Authenticator

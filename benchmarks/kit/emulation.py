@@ -37,10 +37,10 @@ from benchmarks.witness.replayed import (
 )
 from cloud_verifier import cli, logs
 from cloud_verifier.app import Verifier
-from cloud_verifier.engine.core import Engine
-from cloud_verifier.engine.recording import Recorder
-from cloud_verifier.engine.stream_drafting import TreeDrafter
-from cloud_verifier.engine.work import Job, Lease
+from cloud_verifier.engine.draft import TreeDrafter
+from cloud_verifier.engine.job import Job, Lease
+from cloud_verifier.engine.loop import Engine
+from cloud_verifier.engine.records import Recorder
 from cloud_verifier.model import Served, load, model_facts
 from cloud_verifier.settings import Settings
 from moa.drafters.contract import Drafting

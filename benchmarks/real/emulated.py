@@ -16,10 +16,10 @@ from pathlib import Path
 from benchmarks.real.recorded import RecordedDrafting, RecordedTarget, Text, texts
 from cloud_verifier import logs
 from cloud_verifier.app import Verifier
-from cloud_verifier.engine.core import Engine
-from cloud_verifier.engine.recording import Recorder
-from cloud_verifier.engine.stream_drafting import TreeDrafter
-from cloud_verifier.engine.work import Job, Lease
+from cloud_verifier.engine.draft import TreeDrafter
+from cloud_verifier.engine.job import Job, Lease
+from cloud_verifier.engine.loop import Engine
+from cloud_verifier.engine.records import Recorder
 from cloud_verifier.model import Served, model_facts
 from cloud_verifier.settings import Settings
 from moa.wire.limits import Limits

@@ -1,11 +1,46 @@
-"""What sessions ask of whatever runs their rounds. No torch."""
+"""What sessions and whatever runs their rounds say to each other: jobs go in (`EngineWork`), reports
+come out (`Post`). No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
-from cloud_verifier.engine.work import Job, Lease
+from cloud_verifier.engine.job import Job, Lease
+from moa.wire.codes import Refusal
+from moa.wire.messages import RecordContract, StreamTokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What the service must know about the model."""
+
+    target: str
+    tokenizer: str
+    drafter: str
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    slots: int
+    capacity: int
+    records: RecordContract | None
+    stream_records: bool = True
+    """Whether the server's own drafter reads records."""
+    pages: int = 0
+    """Pages of KV cache; 0 if all slots can be full."""
+    page_tokens: int = 16
+    takes_guesses: bool = True
+    """Whether guesses are verified: an engine behind HTTP decides on its own what comes next."""
+    takes_messages: bool = False
+    """Whether devices are to tell conversations as messages, too."""
+    notices: tuple[str, ...] = ()
+    """What devices are told when they connect."""
+    grammars: bool = False
+    """Whether there is a tokenizer, which grammars need."""
+    computes: str = ""
+    """The identity of what the target computes; empty if it came from no file."""
+    promise: str = ""
+    """What "verified" says of a text, in one sentence."""
 
 
 class EngineWork(Protocol):
@@ -30,3 +65,61 @@ class EngineWork(Protocol):
 
     def wake(self) -> None:
         """Look around, although nothing is to be run."""
+
+
+class Latency(NamedTuple):
+    """Of an answer: when the forward was asked for, by the clock, and the seconds that it took."""
+
+    arrived: float
+    forward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A stream has new tokens, which the slot holds but for the last; or it ends."""
+
+    job: Job
+    message: StreamTokens
+    latency: Latency | None = None
+
+    @classmethod
+    def ended(cls, job: Job) -> Answered:
+        """A stream that ends with the tokens it has sent."""
+        return cls(job, StreamTokens(job.lease.session, job.request.round, job.base, [], done=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A stream that waits for the edge has nothing to verify: it was not run."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A job was not run."""
+
+    job: Job
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Activation records of positions start..stop are in the lease's rows."""
+
+    lease: Lease
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """This lease's work raised: its slot was given back."""
+
+    lease: Lease
+    job: Job | None
+    reason: str
+
+
+Report = Answered | Waiting | Dropped | Recorded | Failed
+Post = Callable[[list[Report]], None]

@@ -6,8 +6,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from cloud_verifier.engine.recording import Recorder
-from cloud_verifier.engine.work import Failed, Job, Lease
+from cloud_verifier.engine.contract import Failed
+from cloud_verifier.engine.job import Job, Lease
+from cloud_verifier.engine.records import Recorder
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from moa.errors import NumericalError

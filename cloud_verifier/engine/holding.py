@@ -3,10 +3,10 @@ prefix is known, and given back. Only the model's thread uses it."""
 
 from __future__ import annotations
 
+from cloud_verifier.engine.draft import StreamDrafter
 from cloud_verifier.engine.faults import Faults
-from cloud_verifier.engine.recording import Recorder
-from cloud_verifier.engine.stream_drafting import StreamDrafter
-from cloud_verifier.engine.work import Lease
+from cloud_verifier.engine.job import Lease
+from cloud_verifier.engine.records import Recorder
 from cloud_verifier.metrics import Metrics
 from moa.errors import FullError
 from moa.target.contract import Target

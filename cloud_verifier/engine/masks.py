@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cloud_verifier.engine.stream_drafting import FlatTree
-from cloud_verifier.engine.work import Job
+from cloud_verifier.engine.draft import FlatTree
+from cloud_verifier.engine.job import Job
 from moa.grammar.matcher import Bits
 from moa.grammar.spec import GrammarError
 from moa.target.choosing import Judged

@@ -16,7 +16,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from cloud_verifier.engine.work import Job, Lease
+from cloud_verifier.engine.job import Job, Lease
 from moa.speculation.cost import Cost
 from moa.wire.codes import Code, Refusal
 from moa.wire.limits import Limits

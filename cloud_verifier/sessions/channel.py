@@ -10,7 +10,7 @@ import asyncio
 import re
 from functools import partial
 
-from cloud_verifier.engine.work import ModelFacts
+from cloud_verifier.engine.contract import ModelFacts
 from cloud_verifier.logs import log
 from cloud_verifier.sessions.budgets import FRAMES, REFUSALS, Meter
 from cloud_verifier.sessions.outbox import CloseConnection, Outbox

@@ -11,7 +11,7 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from cloud_verifier.engine.work import Latency
+from cloud_verifier.engine.contract import Latency
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.sessions.budgets import BYTES, Meter
 from cloud_verifier.sessions.record_sender import OutgoingRecords, RecordSender

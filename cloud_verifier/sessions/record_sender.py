@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from cloud_verifier.engine.work import RecordRows
+from cloud_verifier.engine.job import RecordRows
 from moa import records
 from moa.token_bucket import TokenBucket
 from moa.wire.messages import Activations, RecordContract, RecordDtype

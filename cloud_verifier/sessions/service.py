@@ -8,18 +8,18 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from cloud_verifier.engine.contract import EngineWork
-from cloud_verifier.engine.work import (
+from cloud_verifier.engine.contract import (
     Answered,
     Dropped,
+    EngineWork,
     Failed,
-    Job,
     Latency,
     ModelFacts,
     Recorded,
     Report,
     Waiting,
 )
+from cloud_verifier.engine.job import Job
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.sessions.budgets import Principal, WorkBudget

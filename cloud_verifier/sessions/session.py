@@ -23,7 +23,8 @@ from typing import Final, Literal
 
 from msgspec import structs
 
-from cloud_verifier.engine.work import USUAL_COST, Guesses, Job, Lease, Waiting
+from cloud_verifier.engine.contract import Waiting
+from cloud_verifier.engine.job import USUAL_COST, Guesses, Job, Lease
 from cloud_verifier.sessions.outbox import Outbox
 from cloud_verifier.sessions.record_sender import OutgoingRecords
 from moa.errors import ConfigError

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from cloud_verifier.engine.work import Lease
+from cloud_verifier.engine.job import Lease
 from cloud_verifier.sessions.session import ServerSession
 
 _LONGEST_PAUSES = 20

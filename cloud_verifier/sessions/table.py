@@ -16,7 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cloud_verifier.engine.work import Lease, ModelFacts, RecordRows
+from cloud_verifier.engine.contract import ModelFacts
+from cloud_verifier.engine.job import Lease, RecordRows
 from cloud_verifier.logs import log
 from cloud_verifier.sessions.outbox import Outbox
 from cloud_verifier.sessions.session import ServerSession, State

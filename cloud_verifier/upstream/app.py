@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from cloud_verifier.engine.work import ModelFacts
+from cloud_verifier.engine.contract import ModelFacts
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.server import Server

@@ -14,7 +14,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
-from cloud_verifier.engine.work import Answered, Dropped, Failed, Job, Lease, Report
+from cloud_verifier.engine.contract import Answered, Dropped, Failed, Report
+from cloud_verifier.engine.job import Job, Lease
 from cloud_verifier.logs import log
 from cloud_verifier.upstream.client import Upstreams
 from cloud_verifier.upstream.contract import Continuation, TooLongError, UpstreamError

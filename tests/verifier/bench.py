@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cloud_verifier.engine.core import Engine
-from cloud_verifier.engine.recording import Recorder
-from cloud_verifier.engine.scheduler import Scheduler
-from cloud_verifier.engine.stream_drafting import stream_drafter
-from cloud_verifier.engine.work import Guesses, Job, Lease, RecordRows, Report
-from cloud_verifier.engine.workload import Workload
+from cloud_verifier.engine.contract import Report
+from cloud_verifier.engine.draft import stream_drafter
+from cloud_verifier.engine.job import Guesses, Job, Lease, RecordRows
+from cloud_verifier.engine.loop import Engine, Workload
+from cloud_verifier.engine.records import Recorder
+from cloud_verifier.engine.schedule import Scheduler
 from cloud_verifier.model import Served
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cloud_verifier.engine.work import Lease
+from cloud_verifier.engine.job import Lease
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.sessions.budgets import Meter
 from cloud_verifier.sessions.outbox import Outbox

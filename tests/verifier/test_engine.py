@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from cloud_verifier.engine import runner
-from cloud_verifier.engine.core import PROBE_SECONDS
+from cloud_verifier.engine import run
+from cloud_verifier.engine.contract import Dropped, Failed, Recorded
+from cloud_verifier.engine.draft import TreeDrafter
 from cloud_verifier.engine.faults import Faults
-from cloud_verifier.engine.stream_drafting import TreeDrafter
-from cloud_verifier.engine.work import Dropped, Failed, Guesses, Job, Lease, Recorded
+from cloud_verifier.engine.job import Guesses, Job, Lease
+from cloud_verifier.engine.loop import PROBE_SECONDS
 from cloud_verifier.model import serve_model
 from moa import demo
 from moa.drafters.drafting import DraftRequest
@@ -310,7 +311,7 @@ def test_masks_that_are_late_hold_up_no_other_row_and_change_no_text(
 ) -> None:
     """Without any time for masks a batch makes the first of one row: the others' rows run again."""
     faults: list[str] = []
-    monkeypatch.setattr(runner, "_MASK_SECONDS", 0.0)
+    monkeypatch.setattr(run, "_MASK_SECONDS", 0.0)
     monkeypatch.setattr(Faults, "count", lambda _, where, error: faults.append(where))
     target = Target.load(str(demo.paths().target), slots=8, capacity=256)
     bench = Bench(serve_model(target))

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from cloud_verifier.engine import runner
-from cloud_verifier.engine.core import Engine
-from cloud_verifier.engine.work import Answered, Dropped, Failed, Guesses, Lease, Report, Waiting
+from cloud_verifier.engine import run
+from cloud_verifier.engine.contract import Answered, Dropped, Failed, Report, Waiting
+from cloud_verifier.engine.job import Guesses, Lease
+from cloud_verifier.engine.loop import Engine
 from cloud_verifier.metrics import Metrics
 from moa.target.torch_target import Step
 from moa.tree import Accepted
@@ -155,7 +156,7 @@ def forked(found: list[Accepted]) -> list[Accepted]:
 
 PLACES: dict[str, tuple[Callable[[World], Any], tuple[str, ...]]] = {
     "target": (lambda world: world.served.target, ("forward", "commit")),
-    "engine": (lambda world: runner, ("accept_rows", "cut_path", "log_probabilities")),
+    "engine": (lambda world: run, ("accept_rows", "cut_path", "log_probabilities")),
     "pool": (lambda world: world.pool, ("acquire", "share", "begin", "release")),
     "scheduler": (
         lambda world: world.scheduler,

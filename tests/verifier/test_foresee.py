@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from cloud_verifier.engine.work import Guesses
+from cloud_verifier.engine.job import Guesses
 from moa.speculation.guess_tree import neg_log_probs_of
 from moa.tree import DraftTree
 from moa.wire import ClientSession, Recovered

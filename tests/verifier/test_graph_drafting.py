@@ -10,7 +10,7 @@ import pytest
 
 from cloud_verifier.app import Verifier
 from cloud_verifier.cli import parser, settings_from
-from cloud_verifier.engine.stream_drafting import RecordFollower
+from cloud_verifier.engine.draft import RecordFollower
 from cloud_verifier.model import load, load_graph
 from cloud_verifier.settings import Settings
 from moa.drafters.body_drafting import BodyDrafting

@@ -16,18 +16,10 @@ import pytest
 from msgspec import structs
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from cloud_verifier.engine.scheduler import EngineStep
-from cloud_verifier.engine.work import (
-    Answered,
-    Dropped,
-    Failed,
-    Job,
-    Lease,
-    Recorded,
-    RecordRows,
-    Report,
-)
-from cloud_verifier.engine.workload import Workload
+from cloud_verifier.engine.contract import Answered, Dropped, Failed, Recorded, Report
+from cloud_verifier.engine.job import Job, Lease, RecordRows
+from cloud_verifier.engine.loop import Workload
+from cloud_verifier.engine.schedule import EngineStep
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.serving.admission import Admission

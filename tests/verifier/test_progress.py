@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from cloud_verifier.app import Verifier
 from cloud_verifier.emulated import slowed_down
-from cloud_verifier.engine.work import Lease
+from cloud_verifier.engine.job import Lease
 from cloud_verifier.forward_time import ForwardTime
 from cloud_verifier.model import serve_model
 from moa.target.torch_target import Target

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloud_verifier.engine.work import RecordRows, finite
+from cloud_verifier.engine.job import RecordRows, finite
 from cloud_verifier.sessions.record_sender import OutgoingRecords, RecordSender, RecordWindow
 from moa import records
 from moa.wire import Ranges

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from cloud_verifier.engine.work import Answered, Lease, Report
+from cloud_verifier.engine.contract import Answered, Report
+from cloud_verifier.engine.job import Lease
 from cloud_verifier.model import serve_model
 from moa.target.torch_target import Target
 from moa.wire.finish import TurnRules

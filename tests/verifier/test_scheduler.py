@@ -5,10 +5,10 @@ from statistics import median
 
 import pytest
 
+from cloud_verifier.engine.job import READING_SPEED, Job
+from cloud_verifier.engine.loop import Workload
 from cloud_verifier.engine.queue import RoundQueue
-from cloud_verifier.engine.scheduler import Scheduler, StepOutcome
-from cloud_verifier.engine.work import READING_SPEED, Job
-from cloud_verifier.engine.workload import Workload
+from cloud_verifier.engine.schedule import Scheduler, StepOutcome
 from moa.speculation.cost import Cost
 from moa.wire import Code, Limits, Refusal
 from moa.wire.messages import Stream

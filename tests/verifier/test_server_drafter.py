@@ -13,7 +13,7 @@ import pytest
 
 from cloud_verifier.app import Verifier
 from cloud_verifier.cli import parser, settings_from
-from cloud_verifier.engine.stream_drafting import StateFollower
+from cloud_verifier.engine.draft import StateFollower
 from cloud_verifier.model import load
 from moa.errors import UsageError
 from moa.sampling import SamplingSettings

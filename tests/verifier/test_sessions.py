@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from cloud_verifier.engine.scheduler import Scheduler
-from cloud_verifier.engine.work import Lease, ModelFacts
-from cloud_verifier.engine.workload import Workload
+from cloud_verifier.engine.contract import ModelFacts
+from cloud_verifier.engine.job import Lease
+from cloud_verifier.engine.loop import Workload
+from cloud_verifier.engine.schedule import Scheduler
 from cloud_verifier.sessions.channel import answer_hello
 from cloud_verifier.sessions.service import Service
 from cloud_verifier.sessions.session import ServerSession, sampling_settings

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from cloud_verifier.engine.work import Lease
+from cloud_verifier.engine.job import Lease
 from cloud_verifier.sessions.session import ServerSession
 from cloud_verifier.sessions.slots import PageReservations, SlotShares
 from tests.verifier.sessions import outbox, session, works

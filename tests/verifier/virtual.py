@@ -7,8 +7,8 @@ import dataclasses
 import itertools
 from typing import Any
 
-from cloud_verifier.engine.scheduler import EngineStep, PrefillPiece, Scheduler, StepOutcome
-from cloud_verifier.engine.work import Guesses, Job, Lease
+from cloud_verifier.engine.job import Guesses, Job, Lease
+from cloud_verifier.engine.schedule import EngineStep, PrefillPiece, Scheduler, StepOutcome
 from moa.sampling import SamplingSettings
 from moa.speculation.cost import attention_pairs
 from moa.wire import Limits

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from cloud_verifier.engine.work import Answered, Job, Lease, Waiting
+from cloud_verifier.engine.contract import Answered, Waiting
+from cloud_verifier.engine.job import Job, Lease
 from cloud_verifier.sessions.session import Output, Prefill, Run, ServerSession
 from moa.logprobs import pack
 from moa.speculation.guess_tree import Picked

@@ -1,15 +1,16 @@
-"""The objects that the event loop and the model's thread exchange. No torch.
+"""What both threads hold of a session: its claim on a slot, its activation records, the device's
+guesses, and the round to run. No torch.
 
-Only the loop changes sessions and their histories; only the model's thread touches slots. A
+Only the event loop changes sessions and their histories; only the model's thread touches slots. A
 `Lease` is a session's claim on a slot: the loop makes and revokes it, the thread fills it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,59 +19,14 @@ from moa.grammar.matcher import Matcher, TextMask
 from moa.grammar.spec import Grammar
 from moa.sampling import SamplingSettings
 from moa.speculation.guess_tree import GuessTree, Picked
-from moa.wire.codes import Refusal
 from moa.wire.finish import TurnRules
-from moa.wire.messages import (
-    ChatMessage,
-    Foresee,
-    RecordContract,
-    Stream,
-    StreamTokens,
-)
+from moa.wire.messages import ChatMessage, Foresee, Stream
 from moa.wire.ranges import Ranges
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from moa.target.torch_target import Committed
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelFacts:
-    """What the service must know about the model."""
-
-    target: str
-    tokenizer: str
-    drafter: str
-    vocab_size: int
-    eos_ids: tuple[int, ...]
-    slots: int
-    capacity: int
-    records: RecordContract | None
-    stream_records: bool = True
-    """Whether the server's own drafter reads records."""
-    pages: int = 0
-    """Pages of KV cache; 0 if all slots can be full."""
-    page_tokens: int = 16
-    takes_guesses: bool = True
-    """Whether guesses are verified: an engine behind HTTP decides on its own what comes next."""
-    takes_messages: bool = False
-    """Whether devices are to tell conversations as messages, too."""
-    notices: tuple[str, ...] = ()
-    """What devices are told when they connect."""
-    grammars: bool = False
-    """Whether there is a tokenizer, which grammars need."""
-    computes: str = ""
-    """The identity of what the target computes; empty if it came from no file."""
-    promise: str = ""
-    """What "verified" says of a text, in one sentence."""
-
-
-class Latency(NamedTuple):
-    """Of an answer: when the forward was asked for, by the clock, and the seconds that it took."""
-
-    arrived: float
-    forward: float
 
 
 def finite(rows: NDArray[Any]) -> NDArray[np.float16]:
@@ -269,57 +225,3 @@ class Job:
     def sent(self, tokens: int, now: float) -> None:
         """The stream has sent so many tokens more, to somebody who reads them one after another."""
         self.needed = max(self.needed, now) + tokens / READING_SPEED
-
-
-# ---- what the thread reports
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """A stream has new tokens, which the slot holds but for the last; or it ends."""
-
-    job: Job
-    message: StreamTokens
-    latency: Latency | None = None
-
-    @classmethod
-    def ended(cls, job: Job) -> Answered:
-        """A stream that ends with the tokens it has sent."""
-        return cls(job, StreamTokens(job.lease.session, job.request.round, job.base, [], done=True))
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A stream that waits for the edge has nothing to verify: it was not run."""
-
-    job: Job
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """A job was not run."""
-
-    job: Job
-    refusal: Refusal
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """Activation records of positions start..stop are in the lease's rows."""
-
-    lease: Lease
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """This lease's work raised: its slot was given back."""
-
-    lease: Lease
-    job: Job | None
-    reason: str
-
-
-Report = Answered | Waiting | Dropped | Recorded | Failed
-Post = Callable[[list[Report]], None]

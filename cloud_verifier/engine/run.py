@@ -5,7 +5,7 @@
     decided = runner.decide(ran)      rounds are cut, committed and answered
 
 Rounds that cannot run are reported, and the others run. A plan that raises is run again row by row,
-so that only the row that raises fails (`core.py`). Drafts of ours, records and metrics only make
+so that only the row that raises fails (`loop.py`). Drafts of ours, records and metrics only make
 things faster: where they raise, no session fails.
 """
 
@@ -17,13 +17,14 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
+from cloud_verifier.engine.contract import Answered, Dropped, Latency, Report, Waiting
+from cloud_verifier.engine.draft import FlatTree, StreamDrafter
 from cloud_verifier.engine.faults import Faults
 from cloud_verifier.engine.holding import HeldSlots
+from cloud_verifier.engine.job import Job, Lease
 from cloud_verifier.engine.masks import MaskedRows, mask_rows
-from cloud_verifier.engine.recording import Recorder
-from cloud_verifier.engine.scheduler import EngineStep, PrefillPiece
-from cloud_verifier.engine.stream_drafting import FlatTree, StreamDrafter
-from cloud_verifier.engine.work import Answered, Dropped, Job, Latency, Lease, Report, Waiting
+from cloud_verifier.engine.records import Recorder
+from cloud_verifier.engine.schedule import EngineStep, PrefillPiece
 from cloud_verifier.metrics import Metrics
 from moa.errors import FullError
 from moa.grammar.spec import GrammarError

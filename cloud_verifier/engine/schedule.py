@@ -1,4 +1,4 @@
-"""What the model runs next. Pure: no torch, no lock, no clock; `workload.py` has these.
+"""What the model runs next. Pure: no torch, no lock, no clock; `loop.py` has these.
 
     schedule(now) -> EngineStep, or the seconds to wait
     finished(step, outcome, now)
@@ -15,9 +15,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from cloud_verifier.engine.job import Job, Lease
 from cloud_verifier.engine.pacing import RECENT, Pacing
 from cloud_verifier.engine.queue import RoundQueue
-from cloud_verifier.engine.work import Job, Lease
 from moa.speculation.cost import Cost, attention_pairs
 from moa.speculation.policy import least_chance
 from moa.wire.limits import Limits

@@ -12,7 +12,8 @@ from statistics import median
 
 import torch
 
-from cloud_verifier.engine.work import Lease, Post, Recorded, Report, finite
+from cloud_verifier.engine.contract import Post, Recorded, Report
+from cloud_verifier.engine.job import Lease, finite
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from moa.drafters.contract import Drafter

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cloud_verifier.engine.recording import Recorder
-from cloud_verifier.engine.work import Job, Lease
+from cloud_verifier.engine.job import Job, Lease
+from cloud_verifier.engine.records import Recorder
 from moa.drafters.contract import Drafter, Drafting, DraftRequest, RecordReader, StateReader
 from moa.drafters.onnx_drafting import OnnxDrafting
 from moa.grammar.matcher import forced_draft
