@@ -13,6 +13,7 @@ import pytest
 
 from cloud_verifier.settings import Settings
 from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
+from cloud_verifier.upstream.client import Upstreams
 from edge_client import Done, EdgeClient, Retract, Token
 from moa.errors import MoaError
 from tests.verifier.upstream.scripted import Answer, chunk, reset, running, stream, whole
@@ -172,13 +173,15 @@ async def test_a_good_one_is_verified_and_its_key_is_sent_and_not_logged(
 async def test_the_next_upstream_is_asked_where_one_fails() -> None:
     async with running(BAD["failed"]) as bad, running(GOOD) as good:
         settings = Settings(port=0, upstream=(bad.url, good.url), upstream_api="completions")
-        async with UpstreamVerifier(settings, upstreams_of(settings)).open() as verifier:
+        # Time stands still: on a busy machine an answer may take longer than the first pause.
+        upstreams = Upstreams(settings.upstream, interface="completions", clock=lambda: 0.0)
+        async with UpstreamVerifier(settings, upstreams).open() as verifier:
             for _ in range(3):
                 verified, _, done = await answer(verifier.transport.url)
                 assert done.verified
                 assert verified.strip() == SAID.strip()
     assert len(good.asked) == 3
-    assert len(bad.asked) < 3  # it rests
+    assert len(bad.asked) == 1, "it rests"
 
 
 async def test_an_answer_without_an_end_is_ended_here() -> None:
