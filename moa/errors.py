@@ -160,6 +160,14 @@ def run_cli(
         return _EXIT_USAGE
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text; the name of its class where it has no text."""
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return type(error).__name__
+    return lines[0]
+
+
 def how_to_install(extra: str) -> str:
     """The command that installs the optional dependencies of this name, in the tested versions. The
     project is on no package index yet."""

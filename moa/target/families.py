@@ -141,8 +141,9 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
     kinds = config.get("layer_types") or []
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
         raise UnsupportedModelError("config.json says layer_types that are no list of names")
-    if reason := next(_reasons(config, family), None):
-        raise UnsupportedModelError(f"{family} cannot be a target: {reason}")
+    first_reason = next(_reasons(config, family), None)
+    if first_reason is not None:
+        raise UnsupportedModelError(f"{family} cannot be a target: {first_reason}")
     _check_numbers(config)
 
 
@@ -155,48 +156,52 @@ def _check_numbers(config: Mapping[str, Any]) -> None:
 
 
 def _reasons(config: Mapping[str, Any], family: str) -> Iterator[str]:
-    """Why a model of this config cannot be a target."""
+    """Yield each reason why a model with this config.json cannot be a target; none if it can."""
     known = _FAMILIES.get(family, Family())
     for setting, reason in _REASON_BY_SETTING.items():
         value = config.get(setting)
-        # "vision": pictures see each other, a text is read from left to right.
+        # `use_bidirectional_attention` may say "vision": pictures see each other, and a text is
+        # read from left to right.
         if value and value != "vision" and setting not in known.understands:
             yield reason
     for kind in config.get("layer_types") or ():
-        if kind in _ATTENTION_KINDS or (known.chains_only and kind in RECURRENT_KINDS):
+        if kind in _ATTENTION_KINDS:
+            continue
+        if known.chains_only and kind in RECURRENT_KINDS:
             continue
         yield _CHUNKED if kind == "chunked_attention" else _RUNNING_STATE
     if family in _REASON_BY_FAMILY:
         yield _REASON_BY_FAMILY[family]
-    for kind in _rope_types(config):
-        if kind in _BATCH_DEPENDENT_ROPE or (
-            kind in _ROPE_TO_SETTLE and family not in _SETTLED_ROPE
-        ):
+    for rope_type in _rope_types(config):
+        is_unsettled = rope_type in _ROPE_TO_SETTLE and family not in _SETTLED_ROPE
+        if is_unsettled or rope_type in _BATCH_DEPENDENT_ROPE:
             yield _ROPE
     if known.chains_only and not hasattr(Cache, "get_recurrent_state"):
         yield "its running states need transformers 5"
-    if family == "gemma4_text" and config.get("num_kv_shared_layers") == config.get(
-        "num_hidden_layers"
-    ):
+    sharing_layers = config.get("num_kv_shared_layers")
+    if family == "gemma4_text" and sharing_layers == config.get("num_hidden_layers"):
         yield "all of its layers read another model's keys and values"
 
 
 def _family(name: str) -> Family:
-    """What differs in a family; nothing in a plain model of another one (`plain.py`)."""
+    """What differs from Llama in the family of this name. A family that is not known differs in
+    nothing: its models run only if they are plain (`plain.py`)."""
     return _FAMILIES.get(name, _LLAMA)
 
 
 def mask_plan(config: PretrainedConfig) -> MaskPlan:
-    """How to mask this model."""
+    """Return the sliding window of each kind of layer of a model, and how it takes its masks."""
     family = _family(config.model_type)
     window = getattr(config, "sliding_window", None)
+    windows: dict[str, int | None]
     if family.masks == "by kind":
-        kinds = sorted(set(config.layer_types))
-        return MaskPlan(
-            {kind: window if kind == "sliding_attention" else None for kind in kinds}, True
-        )
+        windows = dict.fromkeys(sorted(set(config.layer_types)))
+        if "sliding_attention" in windows:
+            windows["sliding_attention"] = window
+        return MaskPlan(windows, per_layer_type=True)
     # These models use a sliding window in every layer or in none, and take one mask.
-    return MaskPlan({"all": window if family.windowed else None}, False)
+    windows = {"all": window if family.windowed else None}
+    return MaskPlan(windows, per_layer_type=False)
 
 
 def chains_only(config: PretrainedConfig) -> bool:
@@ -211,28 +216,37 @@ def recurrent_layers(config: PretrainedConfig) -> list[int]:
 
 
 def cached_layers(config: PretrainedConfig) -> dict[int, tuple[int, int]]:
-    """Layers that keep keys and values of their own, and their KV heads and head width. Others keep
-    a running state, or read the rows of an earlier layer."""
-    without = set(recurrent_layers(config))
-    count = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)
-    own = getattr(config, "per_layer_config", None) or {}
+    """For each layer that keeps keys and values of its own, its number of KV heads and the width of
+    a head. Other layers keep a running state, or read the keys and values of an earlier layer."""
+    recurrent = set(recurrent_layers(config))
+    # The last layers of some models share: they read the keys and values of an earlier one.
+    sharing_layers = getattr(config, "num_kv_shared_layers", None) or 0
+    layer_configs = getattr(config, "per_layer_config", None)
     shapes = {}
-    for layer in range(count):
-        if layer not in without:
-            shapes[layer] = _cache_shape(own[layer] if own else config)
+    for layer in range(config.num_hidden_layers - sharing_layers):
+        if layer not in recurrent:
+            shapes[layer] = _cache_shape(layer_configs[layer] if layer_configs else config)
     return shapes
 
 
 def _cache_shape(config: Any) -> tuple[int, int]:
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(config.num_key_value_heads), int(width)
+    """The number of KV heads and the width of a head of a layer, or of all layers of a model."""
+    head_dim = getattr(config, "head_dim", None)
+    if not head_dim:
+        head_dim = config.hidden_size // config.num_attention_heads
+    return int(config.num_key_value_heads), int(head_dim)
 
 
 def facts_of(config: PretrainedConfig, eos: int | list[int] | None) -> TargetFacts:
     """The dimensions of a supported model; `eos` comes from its generation settings."""
-    eos_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    shapes = cached_layers(config)
-    kv_heads, head_dim = next(iter(shapes.values()))
+    if eos is None:
+        eos_ids = []
+    elif isinstance(eos, list):
+        eos_ids = eos
+    else:
+        eos_ids = [eos]
+    shapes = list(cached_layers(config).values())
+    kv_heads, head_dim = shapes[0]
     return TargetFacts(
         family=config.model_type,
         layers=config.num_hidden_layers,
@@ -247,17 +261,24 @@ def facts_of(config: PretrainedConfig, eos: int | list[int] | None) -> TargetFac
         tie_embeddings=bool(config.tie_word_embeddings),
         eos_ids=tuple(eos_ids),
         bos_id=config.bos_token_id,
-        uniform_cache=list(shapes.values()) == [(kv_heads, head_dim)] * config.num_hidden_layers,
+        # Whether every layer keeps keys and values, and all in one shape.
+        uniform_cache=shapes == [(kv_heads, head_dim)] * config.num_hidden_layers,
     )
 
 
 def _norm_eps(config: PretrainedConfig) -> float:
-    names = ("norm_eps", "rms_norm_eps", "layer_norm_eps", "norm_epsilon")
-    return next((float(getattr(config, name)) for name in names if hasattr(config, name)), 0.0)
+    """The small number that keeps the norms from dividing by zero; families name it differently. 0
+    where a config says none."""
+    for name in ("norm_eps", "rms_norm_eps", "layer_norm_eps", "norm_epsilon"):
+        if hasattr(config, name):
+            return float(getattr(config, name))
+    return 0.0
 
 
 def running_states(config: PretrainedConfig) -> dict[int, tuple[tuple[int, ...], ...]]:
-    """Layers that keep running states which an exported graph can carry, and the states' shapes."""
+    """For each layer whose running states an exported graph can carry, the shapes of its states: of
+    a short convolution its latest inputs `(channels, kernel)`, of a gated delta rule these and its
+    memory `(heads, key width, value width)`. Layers of other recurrent kinds are left out."""
     shapes: dict[int, tuple[tuple[int, ...], ...]] = {}
     for layer in recurrent_layers(config):
         if config.layer_types[layer] == "conv":
@@ -266,6 +287,7 @@ def running_states(config: PretrainedConfig) -> dict[int, tuple[tuple[int, ...],
             heads = config.linear_num_value_heads
             key_width = config.linear_key_head_dim
             value_width = config.linear_value_head_dim
+            # The convolution runs over queries, keys and values side by side.
             channels = 2 * config.linear_num_key_heads * key_width + heads * value_width
             shapes[layer] = (
                 (channels, config.linear_conv_kernel_dim),
@@ -276,24 +298,26 @@ def running_states(config: PretrainedConfig) -> dict[int, tuple[tuple[int, ...],
 
 def refuse_as_sibling(config: PretrainedConfig) -> None:
     """Raise unless the layers of a supported model can be exported as a drafter for the device."""
-    reason = ""
-    if config.model_type not in FAMILIES:
-        reason = "exported graphs were not checked with this family"
-    elif len(running_states(config)) < len(recurrent_layers(config)):
-        reason = "its running states have no place in the exported graph's cache yet"
-    elif len({*cached_layers(config).values()}) != 1 or getattr(
-        config, "num_kv_shared_layers", None
-    ):
-        reason = (
-            "its layers cache keys and values of different shapes, which the graph does not yet"
-        )
-    elif any(getattr(config, name, None) for name in ("num_experts", "num_local_experts")):
-        reason = "its experts are chosen while it runs, which an exported graph cannot"
+    reason = _why_no_sibling(config)
     if reason:
         raise UnsupportedModelError(
             f"{config.model_type} cannot be a sibling: {reason}",
             hint="take a dense model of the same tokenizer, or train a drafter: `moa-train`",
         )
+
+
+def _why_no_sibling(config: PretrainedConfig) -> str:
+    """Why a model cannot be exported as a drafter for the device; empty if it can."""
+    if config.model_type not in FAMILIES:
+        return "exported graphs were not checked with this family"
+    if len(running_states(config)) < len(recurrent_layers(config)):
+        return "its running states have no place in the exported graph's cache yet"
+    cache_shapes = set(cached_layers(config).values())
+    if len(cache_shapes) != 1 or getattr(config, "num_kv_shared_layers", None):
+        return "its layers cache keys and values of different shapes, which the graph does not yet"
+    if getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None):
+        return "its experts are chosen while it runs, which an exported graph cannot"
+    return ""
 
 
 def scaling_of(config: PretrainedConfig) -> Scaling:
@@ -312,18 +336,20 @@ def scaling_of(config: PretrainedConfig) -> Scaling:
 
 
 def _rope_theta(config: PretrainedConfig) -> float:
-    rope = getattr(
-        config, "rope_parameters", None
-    )  # transformers 5; per layer type where layers differ
-    if rope is None:
+    """The base of the rotary frequencies; of layers with full attention where layers differ."""
+    rope = getattr(config, "rope_parameters", None)
+    if rope is None:  # transformers before 5
         return float(config.rope_theta)
+    # Where layers differ, there are parameters for each kind of layer.
     return float(rope.get("full_attention", rope)["rope_theta"])
 
 
 def _rope_types(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield every type of rotary scaling that a config.json names, for all layers or for a kind."""
     for setting in ("rope_scaling", "rope_parameters"):
         rope = config.get(setting) or {}
         if not isinstance(rope, Mapping):
             raise UsageError(f"the model's config: {setting} must be an object, not {rope!r}")
-        for scope in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):
-            yield str(scope.get("rope_type") or scope.get("type"))
+        of_kinds = [value for value in rope.values() if isinstance(value, Mapping)]
+        for parameters in (rope, *of_kinds):
+            yield str(parameters.get("rope_type") or parameters.get("type"))

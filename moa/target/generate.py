@@ -3,13 +3,13 @@ exports replay."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from moa.sampling import SamplingSettings
 from moa.target.choosing import Judged, accept_rows
-from moa.target.contract import Target
+from moa.target.contract import Committed, Target
 from moa.target.rows import Row
 from moa.wire.finish import TurnRules, first_finish
 
@@ -35,32 +35,31 @@ def generate(
     sampling: SamplingSettings | None = None,
     seen: Callable[[int, Any], None] = lambda _, __: None,
 ) -> list[Continued]:
-    """Continue every prompt, each in a slot of its own. `seen` gets what the target has run
-    (what its commits return), by the prompt's place."""
+    """Continue every prompt by up to `new_tokens`, each in a slot of its own. `seen(index, committed)`
+    is called with whatever the target has run of the prompt with that index, in order."""
+    sampling = sampling or SamplingSettings()
     texts = [Continued(list(prompt), len(prompt)) for prompt in prompts]
     eos = frozenset(target.facts.eos_ids)
     capacity = target.cache.capacity
     slots = [target.cache.acquire() for _ in texts]
     try:
-        for place, text in enumerate(texts):
-            for start in range(0, text.prompt - 1, PREFILL_CHUNK):
-                chunk = text.ids[start : min(start + PREFILL_CHUNK, text.prompt - 1)]
-                step = target.forward([Row.chain(slots[place], chunk, judged="none")])
-                seen(place, target.commit(step, 0, range(len(chunk))))
-        while active := [place for place, text in enumerate(texts) if not text.finish]:
-            step = target.forward(
-                [Row.chain(slots[place], texts[place].ids[-1:]) for place in active]
-            )
-            judged = [
-                Judged(texts[at].ids[-1:], [-1], texts[at].ids, sampling or SamplingSettings())
-                for at in active
-            ]
-            for row, (place, accepted) in enumerate(
-                zip(active, accept_rows(step, judged), strict=True)
-            ):
-                seen(place, target.commit(step, row, [0]))
-                text = texts[place]
-                token = accepted.next_token
+        for index, text in enumerate(texts):
+            for committed in _prefill(target, slots[index], text.ids[:-1]):
+                seen(index, committed)
+        while active := [index for index, text in enumerate(texts) if not text.finish]:
+            # Each text's last token is not run yet: a forward of it gives the next one.
+            rows = []
+            judged = []
+            for index in active:
+                ids = texts[index].ids
+                rows.append(Row.chain(slots[index], ids[-1:]))
+                judged.append(Judged(ids[-1:], [-1], ids, sampling))
+            step = target.forward(rows)
+            all_accepted = accept_rows(step, judged)
+            for row, index in enumerate(active):
+                seen(index, target.commit(step, row, [0]))
+                text = texts[index]
+                token = all_accepted[row].next_token
                 rules = TurnRules(text.prompt, new_tokens, capacity, eos)
                 _, text.finish = first_finish(rules, text.ids, [token], None)
                 text.ids.append(token)
@@ -68,3 +67,11 @@ def generate(
         for slot in slots:
             target.cache.release(slot)
     return texts
+
+
+def _prefill(target: Target, slot: int, ids: Sequence[int]) -> Iterator[Committed]:
+    """Run a prompt's tokens in pieces, and yield what each commit returns."""
+    for start in range(0, len(ids), PREFILL_CHUNK):
+        chunk = ids[start : start + PREFILL_CHUNK]
+        step = target.forward([Row.chain(slot, chunk, judged="none")])
+        yield target.commit(step, 0, range(len(chunk)))

@@ -123,7 +123,9 @@ class GgufModel:
 
 
 def folder_of(path: Path, *, weights: bool, say: Say = lambda _: None) -> Path:
-    """The folder of a GGUF file, made if it is not there; without `weights` they may be missing."""
+    """Return the folder of a GGUF file in the user's cache, and make it if it is not there. Without
+    `weights` the large file with them may be missing: all but them takes a second. `say` is told
+    when they are unpacked, which takes long."""
     model = GgufModel.read(path)
     config = config_of(model)
     identity = model.identity
@@ -131,22 +133,29 @@ def folder_of(path: Path, *, weights: bool, say: Say = lambda _: None) -> Path:
     if not (folder / SOURCE_ID).is_file():
         folder.mkdir(parents=True, exist_ok=True)
         _describe(model, config, folder)
+        # Written last: a folder that has it is complete, but for the weights.
         _put(folder / SOURCE_ID, identity.encode())
     if weights and not (folder / WEIGHTS).is_file():
         needed = model.bfloat16_bytes
-        free = shutil.disk_usage(folder).free
-        if needed + _FREE > free:
-            raise UsageError(
-                f"{path.name} takes {needed / 1e9:.1f} GB unpacked, and {folder} has {free / 1e9:.1f}",
-                hint="set XDG_CACHE_HOME to a folder on another disk",
-            )
+        _check_disk(path, folder, needed)
         say(f"unpacking {path.name} once: {needed / 1e9:.1f} GB into {folder}")
         _write_weights(model, config, folder / WEIGHTS)
     return folder
 
 
+def _check_disk(path: Path, folder: Path, needed: int) -> None:
+    """A `UsageError` unless the disk of `folder` has room for `needed` bytes, and some to spare."""
+    free = shutil.disk_usage(folder).free
+    if needed + _FREE > free:
+        raise UsageError(
+            f"{path.name} takes {needed / 1e9:.1f} GB unpacked, and {folder} has {free / 1e9:.1f}",
+            hint="set XDG_CACHE_HOME to a folder on another disk",
+        )
+
+
 def config_of(model: GgufModel) -> dict[str, Any]:
-    """The `config.json` that the metadata amounts to."""
+    """Return the content of a `config.json` for a GGUF file, from its metadata; an error for a
+    model that is not read from GGUF, or a damaged file."""
     head = model.head
     family = _FAMILIES.get(head.architecture)
     if family is None:
@@ -158,6 +167,7 @@ def config_of(model: GgufModel) -> dict[str, Any]:
     hidden = head.number("{arch}.embedding_length")
     if not 0 < heads <= hidden:
         raise UsageError(f"{head.path} is damaged: {heads} heads in a width of {hidden}")
+    # Without an LM head of its own a model's head is its embedding.
     tied = "output.weight" not in model.names
     config: dict[str, Any] = {
         "model_type": family,
@@ -178,15 +188,7 @@ def config_of(model: GgufModel) -> dict[str, Any]:
         "eos_token_id": _token(head, "eos"),
         "pad_token_id": _token(head, "padding"),
     }
-    if head.has("{arch}.rope.scaling.type") and head.text("{arch}.rope.scaling.type") != "none":
-        kind = head.text("{arch}.rope.scaling.type")
-        if kind != "linear":
-            raise UnsupportedModelError(
-                f"{head.path}: a rotation scaled by {kind!r} is not read from GGUF",
-                hint="take the model's folder",
-            )
-        factor = head.real("{arch}.rope.scaling.factor")
-        config["rope_scaling"] = {"rope_type": "linear", "factor": factor}
+    config |= _linear_rotation(head)
     if family == "llama":
         config |= {"attention_bias": "blk.0.attn_q.bias" in model.names, "mlp_bias": False}
         config |= _llama3_rotation(model, config)
@@ -204,18 +206,37 @@ _ARCHITECTURES = {
 }
 
 
+def _linear_rotation(head: GgufHead) -> dict[str, Any]:
+    """The entry of a `config.json` for rotary positions that are divided by a factor; none where a
+    file does not scale them."""
+    key = "{arch}.rope.scaling.type"
+    if not head.has(key) or head.text(key) == "none":
+        return {}
+    kind = head.text(key)
+    if kind != "linear":
+        raise UnsupportedModelError(
+            f"{head.path}: a rotation scaled by {kind!r} is not read from GGUF",
+            hint="take the model's folder",
+        )
+    factor = head.real("{arch}.rope.scaling.factor")
+    return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
+
+
 def _gemma(head: GgufHead, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Windows, caps and scales, some of which the files leave to the family."""
+    """The entries of a Gemma model's `config.json` for its windows, its caps of scores and its
+    scale, some of which the files leave to the family."""
     layers = config["num_hidden_layers"]
     is_gemma3 = config["model_type"] == "gemma3_text"
-    # Every sixth or second layer sees all tokens, the others a window.
-    distance = 6 if is_gemma3 else 2
+    # Every sixth layer of Gemma 3, and every second of Gemma 2, sees all tokens, the others a
+    # window.
+    every = 6 if is_gemma3 else 2
     kinds = ["sliding_attention"] * layers
-    kinds[distance - 1 :: distance] = ["full_attention"] * (layers // distance)
+    kinds[every - 1 :: every] = ["full_attention"] * (layers // every)
     # The largest model of each generation, 27B, is the only one whose scale is not its heads' width.
-    is_largest = layers == (62 if is_gemma3 else 46)
+    # A file does not say it; the number of layers tells the model.
+    layers_of_27b = 62 if is_gemma3 else 46
     scale = config["head_dim"]
-    if is_largest:
+    if layers == layers_of_27b:
         scale = config["hidden_size"] // config["num_attention_heads"]
     found: dict[str, Any] = {
         "sliding_window": head.number("{arch}.attention.sliding_window"),
@@ -232,18 +253,21 @@ def _gemma(head: GgufHead, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _llama3_rotation(model: GgufModel, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The scaling behind a table of rotations, if it is Llama 3's."""
+    """The entry of a Llama model's `config.json` for scaled rotary frequencies; none where a file
+    has no table of them. A file has only the resulting factors, so the numbers that Llama 3 makes
+    them from are tried: another table is refused."""
     tables = [(path, tensor) for path, tensor in model.tensors if tensor.name == _ROTATIONS]
     if not tables:
         return {}
     path, tensor = tables[0]
     table = np.concatenate(list(rows_of(path, tensor))).ravel()
-    factor = float(table.max())
+    factor = float(table.max())  # that of the longest wavelengths
     exponents = np.arange(0, config["head_dim"], 2, dtype=np.float64) / config["head_dim"]
     wavelengths = 2 * np.pi * config["rope_theta"] ** exponents
-    # From 0, where a rotation is stretched by the whole factor, to 1, where it is not.
-    in_context = _LLAMA3_CONTEXT / wavelengths
-    kept = ((in_context - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)).clip(0, 1)
+    wavelengths_in_context = _LLAMA3_CONTEXT / wavelengths
+    # From 0, where a frequency is divided by the whole factor, to 1, where it stays.
+    kept = (wavelengths_in_context - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)
+    kept = kept.clip(0, 1)
     expected = 1 / ((1 - kept) / factor + kept)
     if table.shape != expected.shape or not np.allclose(table, expected, rtol=1e-3):
         raise UnsupportedModelError(
@@ -261,29 +285,35 @@ def _llama3_rotation(model: GgufModel, config: Mapping[str, Any]) -> dict[str, A
 
 
 def _token(head: GgufHead, use: str) -> int | None:
-    """The id of a special token, if the file names one for this use."""
+    """The id of the special token for a use (`bos`, `eos`, `eot`, ...); None if the file names none."""
     key = f"tokenizer.ggml.{use}_token_id"
     return head.number(key) if head.has(key) else None
 
 
 def _describe(model: GgufModel, config: Mapping[str, Any], folder: Path) -> None:
-    """Write everything but the weights."""
+    """Write everything of a GGUF file's folder but the weights: its configs, its tokenizer and chat
+    template, and the shapes of the weights."""
     head = model.head
     tokenizer = tokenizer_of(head)
-    ends = [_token(head, use) for use in ("eos", "eot", "eom")]
-    eos = list(dict.fromkeys(token for token in ends if token is not None))
-    named = {
+    eos: list[int] = []
+    for use in ("eos", "eot", "eom"):
+        token = _token(head, use)
+        if token is not None and token not in eos:
+            eos.append(token)
+    special_tokens = {
         "bos_token": tokenizer.begin,
         "eos_token": tokenizer.end,
         "pad_token": tokenizer.padding,
         "unk_token": tokenizer.unknown,
     }
-    settings = {
+    settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_max_length": config["max_position_embeddings"],
-        **{name: token for name, token in named.items() if token is not None},
     }
+    for name, text in special_tokens.items():
+        if text is not None:
+            settings[name] = text
     generation = {"eos_token_id": eos, "bos_token_id": config["bos_token_id"]}
     _put(folder / "config.json", json.dumps(config, indent=2).encode())
     _put(folder / "generation_config.json", json.dumps(generation, indent=2).encode())
@@ -306,7 +336,9 @@ class _Tensor:
     path: Path
     stored: StoredBlocks
     change: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None
+    """What turns the file's numbers into transformers', where the two differ."""
     dtype: str
+    """As safetensors names it: `F32` or `BF16`."""
 
     @property
     def shape(self) -> list[int]:
@@ -321,24 +353,14 @@ class _Tensor:
 
 
 def _write_weights(model: GgufModel, config: Mapping[str, Any], path: Path) -> None:
-    """Write a safetensors file, some rows at a time: nothing is held whole."""
+    """Unpack the weights of a model into a safetensors file, some rows at a time: no tensor is held
+    whole. A write that fails leaves no file behind."""
     tensors = list(_renamed(model, config))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    start = 0
-    for tensor in tensors:
-        stop = start + tensor.nbytes
-        header[tensor.name] = {
-            "dtype": tensor.dtype,
-            "shape": tensor.shape,
-            "data_offsets": [start, stop],
-        }
-        start = stop
-    content = json.dumps(header).encode()
-    content += b" " * (-len(content) % 8)  # the format asks for it
+    header = _safetensors_header(tensors)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         with unfinished.open("wb") as file:
-            file.write(len(content).to_bytes(8, "little") + content)
+            file.write(header)
             for tensor in tensors:
                 for part in _parts_of(tensor):
                     file.write(part)
@@ -349,25 +371,47 @@ def _write_weights(model: GgufModel, config: Mapping[str, Any], path: Path) -> N
         unfinished.unlink(missing_ok=True)
 
 
+def _safetensors_header(tensors: Sequence[_Tensor]) -> bytes:
+    """The bytes of a safetensors file before its tensors, which follow each other without gaps: the
+    length of the header in 8 bytes, and the header, JSON with each tensor's type, shape and span."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for tensor in tensors:
+        stop = start + tensor.nbytes
+        entries[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": [start, stop],
+        }
+        start = stop
+    content = json.dumps(entries).encode()
+    content += b" " * (-len(content) % 8)  # the tensors must begin at a multiple of 8
+    return len(content).to_bytes(8, "little") + content
+
+
 def _parts_of(tensor: _Tensor) -> Iterator[memoryview]:
-    """The bytes of a tensor as the folder has it, some rows at a time."""
-    rows = rows_of(tensor.path, tensor.stored)
-    if tensor.change is not None:  # heads are turned as a whole; such matrices are not large
-        rows = iter([tensor.change(np.concatenate(list(rows)))])
-    for part in rows:
+    """Yield the bytes of a tensor as the folder has it, some rows at a time."""
+    parts = rows_of(tensor.path, tensor.stored)
+    if tensor.change is not None:
+        # A change may move rows, so it needs all of them; the matrices that have one are not large.
+        whole = np.concatenate(list(parts))
+        parts = iter([tensor.change(whole)])
+    for rows in parts:
         if tensor.dtype == "F32":
-            yield np.ascontiguousarray(part).data
+            yield np.ascontiguousarray(rows).data
         else:
-            yield torch.from_numpy(part).to(torch.bfloat16).view(torch.int16).numpy().data
+            # numpy has no bfloat16: its bits travel as 16-bit integers.
+            yield torch.from_numpy(rows).to(torch.bfloat16).view(torch.int16).numpy().data
 
 
 def _renamed(model: GgufModel, config: Mapping[str, Any]) -> Iterator[_Tensor]:
-    """The folder's tensors, each under transformers' name."""
+    """Yield the folder's tensors, each under transformers' name, and with what must be changed in
+    it."""
     is_gemma = config["model_type"].startswith("gemma")
     is_llama = config["model_type"] == "llama"
     for path, stored in model.tensors:
         if stored.name == _ROTATIONS:
-            continue  # the config says it
+            continue  # the config's `rope_scaling` says it (`_llama3_rotation`)
         part, _, leaf = stored.name.rpartition(".")
         name = _name(part, _GEMMA_NAMES if is_gemma else _LAYER_NAMES)
         if name is None or leaf not in ("weight", "bias"):
@@ -387,7 +431,8 @@ def _renamed(model: GgufModel, config: Mapping[str, Any]) -> Iterator[_Tensor]:
 
 
 def _name(part: str, layer_names: Mapping[str, str]) -> str | None:
-    """transformers' name of a part of a model; None for one that it does not have."""
+    """transformers' name of a part of a model, `blk.0.attn_q` for example, which a weight and a bias
+    share; None for a part that it does not have."""
     if not part.startswith("blk."):
         return _NAMES.get(part)
     layer, _, rest = part.removeprefix("blk.").partition(".")
@@ -403,9 +448,9 @@ def _less_one(weight: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _halves_apart(weight: NDArray[np.float32], *, heads: int) -> NDArray[np.float32]:
-    """Files of Llama have the two numbers that are rotated together side by side, transformers has
-    them half a head apart."""
-    if weight.shape[0] == 1:  # a bias
+    """Move the rows of a query or key matrix: in files of Llama the two rows of a head that are
+    rotated together are side by side, and transformers has them half a head apart."""
+    if weight.shape[0] == 1:  # a bias, which is one row
         return _halves_apart(weight.T, heads=heads).T
     rows, width = weight.shape
     if heads < 1 or rows % (2 * heads):
@@ -415,11 +460,12 @@ def _halves_apart(weight: NDArray[np.float32], *, heads: int) -> NDArray[np.floa
 
 
 def _shards(path: Path) -> Sequence[Path]:
-    """All files of the model of which this is one."""
-    found = _SHARD.fullmatch(path.name)
-    if found is None:
+    """All files of the model of which this is one, in order: itself, unless its name says that it is
+    one of several (`name-00001-of-00003.gguf`)."""
+    shard = _SHARD.fullmatch(path.name)
+    if shard is None:
         return [path]
-    name, _, count = found.groups()
+    name, _, count = shard.groups()
     paths = []
     for number in range(1, int(count) + 1):
         paths.append(path.with_name(f"{name}-{number:05}-of-{count}.gguf"))

@@ -39,7 +39,8 @@ class Head:
             ) from error
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Float32 `[n, vocab]` of states `[n, hidden]`."""
+        """Compute the logits, float32 `[n, vocab]`, of states `[n, hidden]`. Each way adds in
+        float32, also for weights of lower precision, which makes ties rarer."""
         if self.wide is not None:
             return self.wide(hidden)
         if self.weight.dtype == torch.float32:
@@ -49,7 +50,8 @@ class Head:
         return self._widened_in_pieces(hidden)
 
     def _widened_in_pieces(self, hidden: Tensor) -> Tensor:
-        """Without a float32 copy of the whole weight at any time."""
+        """The logits in float32, with a few rows of the weight widened at a time: there is never a
+        float32 copy of all of it."""
         logits = hidden.new_empty(len(hidden), len(self.weight), dtype=torch.float32)
         wide = hidden.float()
         for start in range(0, len(self.weight), _ROWS_AT_ONCE):

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from moa.config import TargetFacts
 from moa.errors import UsageError
@@ -110,25 +110,36 @@ def tokenizer_hash(tokenizer_json: str | bytes) -> str:
         raise ValueError("a tokenizer.json holds one JSON object")
     for volatile in ("padding", "truncation"):
         content.pop(volatile, None)
-    model = content.get("model")
-    if isinstance(model, dict):
-        if merges := model.get("merges"):
-            model["merges"] = [
-                merge.split(" ") if isinstance(merge, str) else merge for merge in merges
-            ]
-        if model.get("type") == "BPE":
-            for name, unset in _UNSET.items():
-                model[name] = model.get(name) or unset
+    if isinstance(content.get("model"), dict):
+        _write_merges_one_way(content["model"])
     for part in ("pre_tokenizer", "decoder", "post_processor"):
         content[part] = _without_offsets(content.get(part))
     for token in content.get("added_tokens") or []:
         if isinstance(token, dict):
             token["special"] = True  # whether decoding may leave it out: makers' files differ
-    if isinstance(content["decoder"], dict) and content["decoder"].get("type") == "ByteLevel":
+    if _is_byte_level(content["decoder"]):
         content["decoder"] = dict(_BYTE_LEVEL)  # it reads none of its settings
-    if isinstance(after := content["post_processor"], dict) and after.get("type") == "ByteLevel":
+    if _is_byte_level(content["post_processor"]):
         content["post_processor"] = None  # it moves offsets and adds nothing
     return _digest(content).hexdigest()
+
+
+def _write_merges_one_way(model: dict[str, Any]) -> None:
+    """Change the `model` of a tokenizer.json in place, so that two files that say the same merges
+    are equal: each merge as a pair, and each setting that may be left out written down."""
+    if merges := model.get("merges"):
+        pairs = []
+        for merge in merges:
+            pairs.append(merge.split(" ") if isinstance(merge, str) else merge)
+        model["merges"] = pairs
+    if model.get("type") == "BPE":
+        for name, unset in _UNSET.items():
+            model[name] = model.get(name) or unset
+
+
+def _is_byte_level(part: Any) -> bool:
+    """Whether a part of a tokenizer.json is of the type ByteLevel."""
+    return isinstance(part, dict) and part.get("type") == "ByteLevel"
 
 
 _UNSET: dict[str, Any] = {
@@ -150,23 +161,29 @@ _BYTE_LEVEL = {
 
 
 def _without_offsets(part: Any) -> Any:
-    """A part of a tokenizer, with one value for how offsets are counted: no id depends on it."""
+    """Return a part of a tokenizer.json with `trim_offsets` true at every depth: it decides how
+    offsets are counted, and no id depends on it."""
     if isinstance(part, list):
         return [_without_offsets(each) for each in part]
     if not isinstance(part, dict):
         return part
-    changed = {"trim_offsets": True} if "trim_offsets" in part else {}
-    return {name: _without_offsets(value) for name, value in part.items()} | changed
+    changed = {name: _without_offsets(value) for name, value in part.items()}
+    if "trim_offsets" in changed:
+        changed["trim_offsets"] = True
+    return changed
 
 
 def weights_id(folder: Path, facts: TargetFacts) -> str:
-    """The identity of a folder's weights: dimensions, and each tensor's name, type, shape and
-    bytes.
+    """The identity of a folder's weights: a hash of the model's dimensions, and of each tensor's
+    name, type, shape and bytes.
 
-    It does not change when the same tensors are stored in other files, and does with any bit.
+    It does not change when the same tensors are stored in other files, and does with any bit. A
+    folder that was made of a GGUF file has that file's identity.
     """
-    made_of = _source_id(folder)
-    return WeightsHash(folder).identity(facts) if made_of is None else made_of
+    source_id = _source_id(folder)
+    if source_id is not None:
+        return source_id
+    return WeightsHash(folder).identity(facts)
 
 
 _DIMENSIONS = (
@@ -185,56 +202,68 @@ _DIMENSIONS = (
 """The facts that an identity is made of, by name: a fact that is added later must not give every
 model another identity, and so turn every bundle away."""
 _NOT_OF_WEIGHTS = {"tokenizer_hash": "", "weights_id": "", "eos_ids": (), "bos_id": None}
+"""Facts that identities were once made of, too, at the values that they had then: without them every
+model would have another identity."""
 
 
 class WeightsHash:
-    """The hash of a folder's weights, made in threads of its own."""
+    """The hash of a folder's weights, made in threads of its own while the model is loaded."""
 
     def __init__(self, folder: Path) -> None:
+        """Read the headers of the folder's files, which finds missing or damaged ones, and begin to
+        hash in a thread."""
         self._files = {path: _stored_in(path) for path in _weight_files(folder)}
         self._cancelled = threading.Event()
-        self._beside = ThreadPoolExecutor(1, thread_name_prefix="identity")
-        self._made_of = _source_id(folder)
-        self._digests = self._beside.submit(self._all)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="identity")
+        self._source_id = _source_id(folder)
+        """The identity of what the folder was made of; then nothing is hashed."""
+        self._digests = self._thread.submit(self._hash_all)
 
     def identity(self, facts: TargetFacts) -> str:
         """The identity of the weights of a model with these dimensions; waits for the hash."""
         digests = self._digests.result()
-        self._beside.shutdown()
-        if self._made_of is not None:
-            return self._made_of
+        self._thread.shutdown()
+        if self._source_id is not None:
+            return self._source_id
         dimensions = {name: getattr(facts, name) for name in _DIMENSIONS}
         digest = _digest(dimensions | _NOT_OF_WEIGHTS)
-        tensors = {name: one for stored in self._files.values() for name, one in stored.items()}
+        tensors: dict[str, StoredTensor] = {}
+        for in_file in self._files.values():
+            tensors |= in_file
         for name, tensor in sorted(tensors.items()):
             shape = list(tensor.shape)
             digest.update(json.dumps([name, tensor.dtype, shape, digests[name]]).encode())
         return SCHEME + digest.hexdigest()
 
     def cancel(self) -> None:
-        """End the work: nobody waits for it."""
+        """End the work soon, without waiting for it: nobody needs the hash any more."""
         self._cancelled.set()
-        self._beside.shutdown(wait=False)
+        self._thread.shutdown(wait=False)
 
-    def _all(self) -> dict[str, str]:
-        found: dict[str, str] = {}
-        if self._made_of is not None:
-            return found
+    def _hash_all(self) -> dict[str, str]:
+        """Return the digest of each tensor of all files by its name, hashed now or kept from before;
+        none where the folder says what it was made of."""
+        digests: dict[str, str] = {}
+        if self._source_id is not None:
+            return digests
         for path, tensors in self._files.items():
-            found |= _known_digests(path, tensors) or self._hash(path, tensors)
-        return found
+            digests |= _known_digests(path, tensors) or self._hash_file(path, tensors)
+        return digests
 
-    def _hash(self, path: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
+    def _hash_file(self, path: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
+        """Hash the tensors of one file in several threads, and keep the digests for the next start.
+        A `UsageError` if the file changed in the meantime."""
         before = _state(path)
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="identity") as threads:
             hexes = threads.map(self._hash_one, tensors.values())
-            found = dict(zip(tensors, hexes, strict=True))
+            digests = dict(zip(tensors, hexes, strict=True))
         if _state(path) != before:
             raise UsageError(f"{path} changed while it was read", hint="start again")
-        _keep_digests(path, found)
-        return found
+        _keep_digests(path, digests)
+        return digests
 
     def _hash_one(self, tensor: StoredTensor) -> str:
+        """Return the sha256 of one tensor's bytes; of some of them once the work is cancelled."""
         digest = hashlib.sha256()
         left = tensor.end - tensor.start
         with tensor.path.open("rb", buffering=0) as file:
@@ -249,7 +278,8 @@ class WeightsHash:
 
 
 def _source_id(folder: Path) -> str | None:
-    """The identity of what a folder was made of, which is then its own."""
+    """The identity of what a folder was made of (a GGUF file), which is then its own; None for a
+    folder that was not made here."""
     try:
         return SCHEME + (folder / SOURCE_ID).read_text(encoding="ascii").strip()[:64]
     except FileNotFoundError:
@@ -263,21 +293,22 @@ def file_id(path: Path) -> str:
     if known is not None:
         return known[_WHOLE]
     before = _state(path)
-    pieces = range(0, before[1], _PIECE)
+    piece_starts = range(0, before.size, _PIECE)
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="identity") as threads:
-        hashes = threads.map(lambda at: _hash_piece(path, at), pieces)
-        found = hashlib.sha256("".join(hashes).encode()).hexdigest()
+        hashes = threads.map(lambda start: _hash_piece(path, start), piece_starts)
+        identity = hashlib.sha256("".join(hashes).encode()).hexdigest()
     if _state(path) != before:
         raise UsageError(f"{path} changed while it was read", hint="start again")
-    _keep_digests(path, {_WHOLE: found})
-    return found
+    _keep_digests(path, {_WHOLE: identity})
+    return identity
 
 
 def _hash_piece(path: Path, start: int) -> str:
+    """Return the sha256 of the `_PIECE` bytes of a file from `start` on, or of what it has of them."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
-        for at in range(start, start + _PIECE, _CHUNK):
-            file.seek(at)
+        for chunk_start in range(start, start + _PIECE, _CHUNK):
+            file.seek(chunk_start)
             digest.update(file.read(_CHUNK))
     return digest.hexdigest()
 
@@ -303,40 +334,57 @@ def identity_of(weights: str, about: Mapping[str, Any]) -> str:
 # ---- digests that are kept
 
 
-def _state(path: Path) -> list[int]:
+class _FileState(NamedTuple):
     """What changes with a file's content, unless somebody takes care that it does not."""
-    found = path.stat()
-    return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
 
 
-def _kept_at(path: Path) -> Path:
+def _state(path: Path) -> _FileState:
+    """Return what the system says of a file now, to be compared with what it said before."""
+    status = path.stat()
+    return _FileState(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _digests_file(path: Path) -> Path:
+    """The file in the user's cache in which the digests of a file of weights are kept."""
     name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
     return cache_folder("weights") / f"{name}.json"
 
 
 def _known_digests(path: Path, names: Mapping[str, object]) -> dict[str, str] | None:
-    """The digests of what has these names in a file, if they were kept and the file has not changed since."""
+    """The digests of what has these names in a file; None unless exactly these were kept, and the
+    file has not changed since."""
     if path.stat().st_size < _CACHED_FROM:
         return None
     try:
-        kept = json.loads(_kept_at(path).read_bytes())
-        state, digests = kept["file"], kept["tensors"]
+        kept = json.loads(_digests_file(path).read_bytes())
+        state_then = kept["file"]
+        digests = kept["tensors"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None  # nothing was kept, or the file in the cache is damaged
+    if not isinstance(digests, dict) or digests.keys() != names.keys():
         return None
-    whole = isinstance(digests, dict) and digests.keys() == names.keys()
-    return digests if whole and state == _state(path) else None
+    if state_then != list(_state(path)):
+        return None
+    return digests
 
 
 def _keep_digests(path: Path, digests: Mapping[str, str]) -> None:
-    found = path.stat()
-    changed = max(found.st_mtime, found.st_ctime)
-    if found.st_size < _CACHED_FROM or changed > time.time() - _YOUNG_SECONDS:
+    """Write the digests of a file of weights to the user's cache, for the next start. Those of a
+    small file, or of one that may still be changing, are not kept."""
+    status = path.stat()
+    changed_at = max(status.st_mtime, status.st_ctime)
+    if status.st_size < _CACHED_FROM or changed_at > time.time() - _YOUNG_SECONDS:
         return
-    where = _kept_at(path)
+    kept_in = _digests_file(path)
     content = json.dumps({"path": str(path), "file": _state(path), "tensors": dict(digests)})
     with contextlib.suppress(OSError):  # without a cache the next start hashes again
-        where.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(where, content.encode())
+        kept_in.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(kept_in, content.encode())
 
 
 # ---- safetensors files
@@ -368,30 +416,36 @@ WITHIN_OTHERS = {
 alone: patterns, and what takes their place."""
 
 
-def text_names(names: Iterable[str]) -> dict[str, str]:
-    """The tensors of a folder's language model: their names in it, and those that are stored. All of
-    them, unless the folder is of a model that takes more than text."""
+def text_names(stored_names: Iterable[str]) -> dict[str, str]:
+    """The tensors of a folder's language model: the name that each has in a model of text alone,
+    and the name under which it is stored. All tensors of the folder, unless it is of a model that
+    takes pictures or sound, too: then the others are left out."""
+    own_names = {}
+    for stored_name in stored_names:
+        own_name = stored_name
+        for pattern, replacement in WITHIN_OTHERS.items():
+            own_name = re.sub(pattern, replacement, own_name)
+        own_names[stored_name] = own_name
+    takes_more_than_text = any(own != stored for stored, own in own_names.items())
     found = {}
-    for name in names:
-        alone = name
-        for pattern, own in WITHIN_OTHERS.items():
-            alone = re.sub(pattern, own, alone)
-        found[name] = alone
-    within = any(alone != name for name, alone in found.items())
-    return {
-        alone: name
-        for name, alone in found.items()
-        if not within or alone != name or name.startswith("lm_head.")
-    }
+    for stored_name, own_name in own_names.items():
+        # Some such models keep the LM head outside of their language model.
+        is_of_text = own_name != stored_name or stored_name.startswith("lm_head.")
+        if is_of_text or not takes_more_than_text:
+            found[own_name] = stored_name
+    return found
 
 
 def text_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors of a folder's language model."""
+    """The shapes of the tensors of a folder's language model, by the names that they have in a model
+    of text alone."""
     shapes = tensor_shapes(folder)
-    return {alone: shapes[name] for alone, name in text_names(shapes).items()}
+    return {own_name: shapes[stored] for own_name, stored in text_names(shapes).items()}
 
 
 def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model's folder: one, or all that its index names. A `UsageError`
+    where one is missing."""
     whole = folder / "model.safetensors"
     index = folder / "model.safetensors.index.json"
     if whole.is_file():
@@ -407,6 +461,7 @@ def _weight_files(folder: Path) -> list[Path]:
             raise TypeError("a file's name is no text")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{index} is not an index of weight files") from error
+    # Only the last part of a name is used: an index must not lead out of its folder.
     paths = [folder / Path(name).name for name in names]
     if missing := [path.name for path in paths if not path.is_file()]:
         raise UsageError(
@@ -416,16 +471,20 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _stored_in(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of a safetensors file by name, from its header; a `UsageError` if it is damaged.
+
+    The file is the header's length in 8 bytes, the header (JSON), and the tensors' bytes.
+    """
     size = path.stat().st_size
     try:
         with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > min(_LARGEST_HEADER, size):
+            (header_length,) = struct.unpack("<Q", file.read(8))
+            if header_length > min(_LARGEST_HEADER, size):
                 raise ValueError("header longer than the file")
-            header = json.loads(file.read(length))
+            header = json.loads(file.read(header_length))
         header.pop("__metadata__", None)
-        data = 8 + length
-        tensors = {name: _stored(path, entry, data) for name, entry in header.items()}
+        data_start = 8 + header_length
+        tensors = {name: _stored(path, entry, data_start) for name, entry in header.items()}
         _check_apart(tensors)
     except (
         struct.error,
@@ -436,13 +495,15 @@ def _stored_in(path: Path) -> dict[str, StoredTensor]:
         RecursionError,
     ) as error:
         raise UsageError(f"{path} is not a safetensors file, or is damaged") from error
-    if size < max((tensor.end for tensor in tensors.values()), default=data):
+    last_byte = max((tensor.end for tensor in tensors.values()), default=data_start)
+    if size < last_byte:
         raise UsageError(f"{path} is cut short", hint="download or copy it again")
     return tensors
 
 
-def _stored(path: Path, entry: dict[str, Any], data: int) -> StoredTensor:
-    """A tensor of a header, whose type, shape and bytes fit each other."""
+def _stored(path: Path, entry: dict[str, Any], data_start: int) -> StoredTensor:
+    """Return the tensor that an entry of a safetensors header describes; a `ValueError` unless its
+    type, shape and bytes fit each other. The entry counts bytes from `data_start` of the file."""
     dtype = entry["dtype"]
     shape = tuple(_whole_numbers(entry["shape"]))
     start, end = _whole_numbers(entry["data_offsets"])
@@ -450,10 +511,11 @@ def _stored(path: Path, entry: dict[str, Any], data: int) -> StoredTensor:
         raise ValueError(f"a tensor of {len(shape)} dimensions")
     if start > end or 8 * (end - start) != math.prod(shape) * _BITS[dtype]:
         raise ValueError("a tensor's shape does not fit its bytes")
-    return StoredTensor(path, dtype, shape, data + start, data + end)
+    return StoredTensor(path, dtype, shape, data_start + start, data_start + end)
 
 
 def _whole_numbers(values: Any) -> Iterator[int]:
+    """Yield the numbers of a list out of a header, and raise at whatever is no size or offset."""
     if not isinstance(values, list):
         raise TypeError("numbers are in a list")
     for value in values:
@@ -472,4 +534,5 @@ def _check_apart(tensors: Mapping[str, StoredTensor]) -> None:
 
 
 def _digest(content: Any) -> hashlib._Hash:
+    """The sha256, to be continued or read, of a value as JSON in one fixed form."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())

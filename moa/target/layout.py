@@ -37,11 +37,11 @@ class Group:
     """First column of a row that is read in place; -1 if its pages are gathered."""
     pages: Tensor | None
     """The pages `[rows * view / PAGE]` of rows that are read by a copy."""
-    picks: Tensor | None
-    """The batch's token `[rows * width]` for each place of the padded rows; None: all `tokens` in
-    order."""
-    real: Tensor | None
-    """The places that are not padding; None: all."""
+    padded_tokens: Tensor | None
+    """For each place of the padded rows, `[rows * width]`, the token of the batch that stands there;
+    None for a single row, which needs no padding: `tokens` in order."""
+    real_places: Tensor | None
+    """The places of the padded rows that are not padding; None: all."""
     tokens: Tensor | slice
     """Indices of the group's tokens in the batch."""
     members: Sequence[int]
@@ -100,7 +100,8 @@ class Layout:
         self.groups = [self._group(members) for members in groups]
 
     def _rows_of_like_size(self) -> list[list[int]]:
-        """Group the rows: long ones that need no copy alone, the others with rows of similar size."""
+        """Group the rows of the batch. A long row that can be read in place is a group alone; the
+        others are together with rows of like size, so that little is padded."""
         pool = self._pool
         batch = self._batch
         key_bytes = pool.k.element_size() * pool.k.shape[2] * pool.k.shape[3]
@@ -108,13 +109,12 @@ class Layout:
         others: list[_RowSize] = []
         for row, (slot, size) in enumerate(zip(batch.slots, batch.sizes, strict=True)):
             view = int(self._lengths[row]) + size
-            if pool.straight[slot] and view * key_bytes >= _ALONE_BYTES:
+            if pool.contiguous[slot] and view * key_bytes >= _ALONE_BYTES:
                 groups.append([row])
             else:
                 others.append(_RowSize(size, view, row))
-        others.sort(
-            reverse=True
-        )  # the most tokens first, so that a group's first row is the widest
+        # The most tokens first, so that a group's first row is the widest.
+        others.sort(reverse=True)
         while others:
             count = _fitting(others)
             groups.append([sized.row for sized in others[:count]])
@@ -129,39 +129,40 @@ class Layout:
         return list(by_size.values())
 
     def _group(self, rows: Sequence[int]) -> Group:
-        """The group of these rows of the batch."""
+        """Make the group of these rows of the batch: how wide it is padded, where each of its tokens
+        comes from, where its keys are read, and its masks."""
         batch = self._batch
         pool = self._pool
         sizes = [batch.sizes[row] for row in rows]
         slots = [batch.slots[row] for row in rows]
         width = max(sizes)
         view = max(int(self._lengths[row]) + batch.sizes[row] for row in rows)
-        in_place = len(rows) == 1 and pool.straight[slots[0]]
+        in_place = len(rows) == 1 and pool.contiguous[slots[0]]
         if not in_place:
-            view = pages_for(view) * PAGE
+            view = pages_for(view) * PAGE  # a copy takes whole pages
         tokens: Tensor | slice
-        picks = None
-        real = None
+        padded_tokens = None
+        real_places = None
         if len(rows) == 1:
             tokens = self._tokens_of(rows[0])
         else:
             tokens_of_rows = [np.arange(batch.starts[row], batch.starts[row + 1]) for row in rows]
             tokens = self._on_device(np.concatenate(tokens_of_rows))
-            picks = tokens
+            padded_tokens = tokens
             if min(sizes) < width:
-                # Padding repeats a row's own tokens.
+                # Padding repeats a row's own tokens; what is computed for it is thrown away.
                 padded = [np.resize(of_row, width) for of_row in tokens_of_rows]
-                picks = self._on_device(np.concatenate(padded))
+                padded_tokens = self._on_device(np.concatenate(padded))
                 is_real = np.arange(width) < np.array(sizes)[:, None]
-                real = self._on_device(np.flatnonzero(is_real))
+                real_places = self._on_device(np.flatnonzero(is_real))
         return Group(
             rows=len(rows),
             width=width,
             view=view,
             first=PAGE * int(pool.tables[slots[0], 0]) if in_place else -1,
             pages=None if in_place else self._on_device(self._pages(slots, view // PAGE)),
-            picks=picks,
-            real=real,
+            padded_tokens=padded_tokens,
+            real_places=real_places,
             tokens=tokens,
             members=rows,
             masks=self._masks(rows, width, view),
@@ -194,7 +195,12 @@ class Layout:
     def _mask(
         self, rows: Sequence[int], width: int, view: int, window: int | None
     ) -> Tensor | None:
-        """An additive mask for rows whose layers look back `window` tokens, or at all."""
+        """The additive mask `[rows, 1, repeats * width, view]` of a group (0: visible, the dtype's
+        smallest number: hidden), for layers in which a token looks back `window` tokens, or at all
+        (None). None where nothing is hidden.
+
+        A token sees its slot's committed tokens, itself and its ancestors in the draft.
+        """
         sees_all = all(self._lengths[row] + 1 == view for row in rows)
         if width == 1 and window is None and sees_all:
             return None
@@ -219,6 +225,7 @@ class Layout:
         return torch.from_numpy(mask).to(self._pool.k.device, dtype)
 
     def _on_device(self, array: npt.NDArray) -> Tensor:
+        """The array as a tensor on the pool's device."""
         return torch.from_numpy(array).to(self._pool.k.device)
 
 
@@ -233,8 +240,8 @@ class _RowSize(NamedTuple):
 
 
 def _fitting(rows: Sequence[_RowSize]) -> int:
-    """How many of these rows, the widest first, may be padded to one product: as many as follow each
-    other without too much padding."""
+    """How many of these rows, from the first on, one product may hold: as many as do not need too
+    much padding. The first row is the widest; all are padded to its tokens, and to the longest view."""
     width = rows[0].size
     view = rows[0].view
     own_area = rows[0].size * rows[0].view
@@ -248,8 +255,9 @@ def _fitting(rows: Sequence[_RowSize]) -> int:
 
 
 def _trees(batch: RowBatch) -> list[Mask]:
-    """For each row a mask `[tokens, tokens]`: which are a token's ancestors, or itself."""
-    trees = [_triangle(size) for size in batch.sizes]
+    """For each row of the batch a mask `[tokens, tokens]` that is true where the second token is
+    the first one's ancestor, or itself."""
+    trees = [_triangle(size) for size in batch.sizes]  # right for rows without a branch
     branched = [row for row in range(len(batch.slots)) if not batch.chain(row)]
     if not branched:
         return trees

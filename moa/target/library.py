@@ -117,6 +117,11 @@ def cache_argument(module: nn.Module) -> str:
     return "cache" if "cache" in parameters else "past_key_values"
 
 
+def takes_cache(module: nn.Module) -> bool:
+    """Whether a module of the library takes a cache of keys, values or running states."""
+    return cache_argument(module) in inspect.signature(module.forward).parameters
+
+
 class Taps:
     """Captures the inputs of chosen decoder layers, counted from 0, at every forward of the
     library's model."""
@@ -129,13 +134,16 @@ class Taps:
             layer.register_forward_pre_hook(self._hook(index), with_kwargs=True)
 
     def _hook(self, index: int) -> Any:
+        """A hook for a layer's module that keeps its input states at every forward."""
+
         def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._inputs[index] = (args[0] if args else kwargs["hidden_states"]).detach()
+            states = args[0] if args else kwargs["hidden_states"]
+            self._inputs[index] = states.detach()
 
         return keep
 
     def take(self) -> Tensor:
-        """The states of the latest forward, side by side: `[B, T, taps * hidden]`."""
+        """The inputs of the layers in the latest forward, side by side: `[B, T, taps * hidden]`."""
         return torch.cat([self._inputs[index] for index in self.layers], dim=-1)
 
 
@@ -164,7 +172,8 @@ class LibraryDecoder:
         self.samples = head.weight.device.type != "cpu"
 
     def check(self, batch: RowBatch) -> None:
-        """A `UsageError` for a branch where a layer keeps a running state."""
+        """A `UsageError` for a batch with a branching row, if a layer of this model keeps a running
+        state."""
         if self._running is None:
             return
         for b, slot in enumerate(batch.slots):
@@ -179,7 +188,9 @@ class LibraryDecoder:
         self._taps = Taps(self._backbone, layers)
 
     def run(self, batch: RowBatch) -> Forward:
-        """Compute a batch; keys and values go to the pages of its slots."""
+        """Compute the final states of a batch's tokens; their keys and values go to the pages of
+        its slots. First, slots that share the beginning of another's text without its running state
+        have these tokens run again."""
         if isinstance(self._cache, RecurrentPool):
             for slot in self._cache.behind.intersection(batch.slots):
                 self._catch_up(self._cache, slot)
@@ -199,19 +210,23 @@ class LibraryDecoder:
             same_size=self._running is not None,
         )
         ids = torch.from_numpy(batch.ids).to(self._head.weight.device)
+        # For each group the final states of its tokens, and the tapped ones or None.
         parts = [self._run_group(batch, ids, layout, group) for group in layout.groups]
         hidden, tapped = parts[0]
-        if len(parts) > 1:  # back into the order of the batch
-            order = torch.cat([_indices(group, len(ids)) for group in layout.groups]).argsort()
-            hidden = torch.cat([part for part, _ in parts])[order]
+        if len(parts) > 1:
+            tokens_by_group = torch.cat([_indices(group, len(ids)) for group in layout.groups])
+            batch_order = tokens_by_group.argsort()
+            hidden = torch.cat([part for part, _ in parts])[batch_order]
             if tapped is not None:
-                tapped = torch.cat([part for _, part in parts if part is not None])[order]
+                tapped = torch.cat([part for _, part in parts if part is not None])[batch_order]
         return Forward(hidden=hidden, tapped=tapped, path=self.name)
 
     def _run_group(
         self, batch: RowBatch, ids: Tensor, layout: Layout, group: Group
     ) -> tuple[Tensor, Tensor | None]:
-        """Final and tapped states of the group's tokens."""
+        """Run the library's model over one group. Returns the final states of its tokens `[tokens,
+        hidden]`, and the tapped ones side by side, or None without taps. Running states are only
+        proposed: a commit takes them over."""
         shape = group.rows, group.width
         states = None
         if isinstance(self._cache, RecurrentPool):
@@ -230,10 +245,10 @@ class LibraryDecoder:
                 self._cache.propose(
                     batch.slots[b], layers.after(states, row=row, tokens=batch.sizes[b])
                 )
-        hidden = _packed(out.last_hidden_state, group.real)
+        hidden = _packed(out.last_hidden_state, group.real_places)
         if self._taps is None:
             return hidden, None
-        return hidden, _packed(self._taps.take(), group.real)
+        return hidden, _packed(self._taps.take(), group.real_places)
 
     def _masks(self, group: Group) -> Any:
         """The mask of a group as the model takes it: one, or one for each kind of layer."""
@@ -247,7 +262,8 @@ class LibraryDecoder:
         return masks
 
     def _catch_up(self, cache: RecurrentPool, slot: int) -> None:
-        """Run the committed tokens of a slot again, of which no state is known."""
+        """Run the committed tokens of a slot again, piece by piece from its beginning, so that their
+        running states are known."""
         text = cache.texts[slot][: cache.lengths[slot]]
         cache.behind.discard(slot)
         cache.lengths[slot] = 0
@@ -272,22 +288,22 @@ class _RunningLayers:
         self._modules: dict[int, nn.Module] = {}
         self._inputs: dict[int, Tensor] = {}
         for layer in recurrent_layers(backbone.config):
-            module = next(
-                part
-                for part in backbone.layers[layer].children()
-                if cache_argument(part) in inspect.signature(part.forward).parameters
-            )
+            # The part of the layer that takes the cache is the one with the state.
+            module = next(part for part in backbone.layers[layer].children() if takes_cache(part))
             self._modules[layer] = module
             module.register_forward_pre_hook(self._hook(layer), with_kwargs=True)
 
     def _hook(self, layer: int) -> Any:
+        """A hook for a layer's module that keeps its input states at every forward."""
+
         def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._inputs[layer] = (args[0] if args else kwargs["hidden_states"]).detach()
+            states = args[0] if args else kwargs["hidden_states"]
+            self._inputs[layer] = states.detach()
 
         return keep
 
     def take(self) -> _LayerInputs:
-        """The layers with their inputs in the latest forward."""
+        """Return the modules with their inputs in the latest forward, and forget these."""
         inputs = self._inputs
         self._inputs = {}
         return _LayerInputs(self._modules, inputs)
@@ -303,14 +319,16 @@ class _LayerInputs:
     def after(
         self, states: RunningStates, *, row: int, tokens: int
     ) -> Callable[[int], dict[int, LayerState]]:
-        """A function of n that returns the states of a row of `tokens` after its first n."""
+        """Return a function that tells the states of a row after its first tokens: how many of its
+        `tokens` are accepted is known only after the forward, and the function is called with that
+        number."""
 
         def after(accepted: int) -> dict[int, LayerState]:
             result = states.after(row, accepted)
             if accepted == tokens:
                 return result
-            # The recurrence's states are those after all tokens: compute them again, from the state
-            # before the row, over the accepted ones alone.
+            # The memories of recurrences in `result` are those after all tokens: compute them again,
+            # from the state before the row, over the accepted ones alone.
             for layer in states.memory:
                 recomputed = RunningStates([states.before[row]])
                 module = self.modules[layer]
@@ -336,7 +354,8 @@ class _StateView(Cache):
         return self._states
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """Yes: no state is changed in place."""
+        """Always true. The library's layers ask whether a state may be wanted back: then they change
+        none in place."""
         return True
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
@@ -382,40 +401,42 @@ class _PageView(_StateView):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Store a layer's new keys and values `[B,Hkv,T,D]`; returns all keys and values that the
-        rows may attend to."""
+        """Store a layer's new keys and values `[B,Hkv,T,D]` in the pool; returns all keys and values
+        `[B,Hkv,V,D]` that the rows may attend to, these among them."""
         keys, values = self._pool.layers[self._places[layer_idx]]
         return self._store(keys, key_states), self._store(values, value_states)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Zero: rows differ in length, and every forward passes its own positions and masks."""
+        """Always zero. The library would derive positions and masks from it; but rows differ in
+        length, and every forward passes its own."""
         return 0
 
     def _store(self, memory: Tensor, new: Tensor) -> Tensor:
         """Write the group's new keys or values to their columns; returns what its rows may read."""
         group = self._group
-        tokens = _packed(new.transpose(1, 2), group.real)
+        tokens = _packed(new.transpose(1, 2), group.real_places)
         memory.index_copy_(0, self._layout.columns[group.tokens], tokens)
         return group.read(memory)
 
 
 def _indices(group: Group, tokens: int) -> Tensor:
-    """The batch's tokens that a group has."""
+    """The indices of a group's tokens in a batch of `tokens`."""
     if isinstance(group.tokens, Tensor):
         return group.tokens
     return torch.arange(tokens)[group.tokens]
 
 
-def _packed(padded: Tensor, real: Tensor | None) -> Tensor:
-    """Rows `[rows, width, ...]` as tokens one after another, without padding."""
+def _packed(padded: Tensor, real_places: Tensor | None) -> Tensor:
+    """Padded rows `[rows, width, ...]` as tokens one after another `[tokens, ...]`, without the
+    padding; `real_places` says where it is not, and is None where there is none."""
     flat = padded.flatten(0, 1)
-    if real is None:
+    if real_places is None:
         return flat
-    return flat.index_select(0, real)
+    return flat.index_select(0, real_places)
 
 
 def _padded(packed: Tensor, group: Group) -> Tensor:
     """The tokens of a group, out of those of the batch, with padding: `[rows * width, ...]`."""
-    if group.picks is None:
+    if group.padded_tokens is None:
         return packed[group.tokens]
-    return torch.index_select(packed, 0, group.picks)
+    return torch.index_select(packed, 0, group.padded_tokens)

@@ -32,7 +32,14 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from moa.config import TargetFacts, read_config, text_part
-from moa.errors import ConfigError, MoaError, UnsupportedModelError, UsageError, how_to_install
+from moa.errors import (
+    ConfigError,
+    MoaError,
+    UnsupportedModelError,
+    UsageError,
+    first_line,
+    how_to_install,
+)
 from moa.gguf.reader import is_gguf
 from moa.process.user_folders import expanded
 from moa.target.families import FAMILIES, facts_of, refuse_unsupported
@@ -50,12 +57,8 @@ from moa.target.library import ATTENTION
 from moa.target.plain import refuse_unless_plain
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-_WANTED = (
-    "*.json",
-    "model*.safetensors",
-    "*.jinja",
-    "tokenizer.model",
-)  # no pickles, no other forms of the same
+_WANTED = ("*.json", "model*.safetensors", "*.jinja", "tokenizer.model")
+"""Files that are taken from the hub: no pickles, and no other forms of the same weights."""
 Say = Callable[[str], None]
 TAKES_PARTS = int(transformers.__version__.partition(".")[0]) >= 5
 """Whether the library finds a language model's tensors in a model that takes more than text."""
@@ -86,30 +89,40 @@ def load_model(
 ) -> LoadedModel:
     """Load a causal language model of a supported family, in eval mode, without running code from
     its folder."""
-    where = checked_device(device)
+    on_device = checked_device(device)
     folder = locate(source)
     config = read_config(folder)
     with _in_one_line(f"read the config in {folder}"):
         shape = checked_shape(folder)
-    hashed = WeightsHash(folder)  # it finds missing or damaged files before any is loaded
+    weights_hash = WeightsHash(folder)  # it finds missing or damaged files before any is loaded
     try:
-        return _load(folder, config, shape, hashed, where, dtype, quantize)
+        quantization = {}
+        if quantize:
+            quantization = _quantization(quantize, folder, config, on_device)
+        model = _load_weights(folder, config, shape, on_device, dtype, quantization)
+        with _in_one_line(f"read the config in {folder}"):
+            facts = facts_of(model.config, model.generation_config.eos_token_id)
+        facts = dataclasses.replace(
+            facts, tokenizer_hash=_hash_tokenizer(folder), weights_id=weights_hash.identity(facts)
+        )
     except BaseException:
-        hashed.cancel()
+        weights_hash.cancel()
         raise
+    _tie_if_equal(model)
+    return LoadedModel(model, facts, folder)
 
 
-def _load(
+def _load_weights(
     folder: Path,
     config: dict[str, Any],
     shape: PretrainedConfig,
-    hashed: WeightsHash,
-    where: torch.device,
+    device: torch.device,
     dtype: torch.dtype,
-    quantize: str,
-) -> LoadedModel:
-    """The model, while its weights are hashed."""
-    quantization = _quantization(quantize, folder, config, where) if quantize else {}
+    quantization: dict[str, Any],
+) -> Any:
+    """Have the library load a folder's model, in eval mode. `config` is the folder's own config.json
+    and `shape` what the library makes of its language model; `quantization` holds the library's
+    arguments for quantized weights, or nothing."""
     with _in_one_line(f"load the model in {folder}"):
         with _without_progress_bar(), without_foreign_warnings():
             _compare_shapes(folder, shape)
@@ -126,26 +139,21 @@ def _load(
                 **quantization,
             )
         model, report = loaded
-        if not quantization:
-            model.to(where)
+        if not quantization:  # quantized weights are made on their device
+            model.to(device)
+    # The library fills a missing tensor with random numbers and only warns.
     if missing := sorted(report["missing_keys"]):
         raise UsageError(
             f"the weights in {folder} lack {len(missing)} tensors, {missing[0]} among them"
         )
     model.eval().requires_grad_(False)
-    with _in_one_line(f"read the config in {folder}"):
-        facts = facts_of(model.config, model.generation_config.eos_token_id)
-    facts = dataclasses.replace(
-        facts, tokenizer_hash=_hash_tokenizer(folder), weights_id=hashed.identity(facts)
-    )
-    _tie_if_equal(model)
-    return LoadedModel(model, facts, folder)
+    return model
 
 
 @contextlib.contextmanager
 def _in_one_line(what: str) -> Iterator[None]:
-    """An error of the library, of whatever kind, says in one line what could not be done: it raises
-    what an odd value in a file happens to run into."""
+    """Turn any error of the library into a `UsageError` that says in one line that it could not do
+    `what`: the library raises whatever an odd value in a file happens to run into."""
     try:
         yield
     except MoaError:
@@ -160,14 +168,15 @@ weights into one."""
 
 
 def _renamed(config: dict[str, Any]) -> dict[str, Any]:
-    """How the library finds a language model's tensors in a model that takes more than text."""
+    """The argument with which the library finds a language model's tensors in a model that takes
+    more than text; none for a model of text alone."""
     return {} if text_part(config) is config else {"key_mapping": WITHIN_OTHERS}
 
 
 def _compare_shapes(folder: Path, config: PretrainedConfig) -> None:
-    """Refuse weights that are not those of the config before memory is taken: the library makes the
-    whole model first, as large as the config says."""
-    with torch.device("meta"):
+    """Raise a `ValueError` for weights that are not those of the config. This comes before memory
+    is taken: the library makes the whole model first, as large as the config says."""
+    with torch.device("meta"):  # shapes without memory
         empty = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
     stored = text_shapes(folder)
     for name, wanted in empty.state_dict().items():
@@ -175,16 +184,18 @@ def _compare_shapes(folder: Path, config: PretrainedConfig) -> None:
             raise ValueError(
                 f"{name} is {list(stored[name])}, and its config asks for {list(wanted.shape)}"
             )
-    numbers = sum(parameter.numel() for parameter in empty.parameters())
-    held = sum(math.prod(shape) for shape in stored.values())
-    if numbers > _MOST_NUMBERS * held:
-        raise ValueError(f"its config asks for {numbers} numbers, and its files hold {held}")
+    wanted_numbers = sum(parameter.numel() for parameter in empty.parameters())
+    stored_numbers = sum(math.prod(shape) for shape in stored.values())
+    if wanted_numbers > _MOST_NUMBERS * stored_numbers:
+        raise ValueError(
+            f"its config asks for {wanted_numbers} numbers, and its files hold {stored_numbers}"
+        )
 
 
 @contextlib.contextmanager
 def _without_progress_bar() -> Iterator[None]:
-    """transformers 5 draws a bar for weights that are on this machine already; that of a download
-    is shown."""
+    """Load without the progress bar that transformers 5 draws for weights that are on this machine
+    already. A download's own bar comes before, and is shown."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
@@ -195,13 +206,14 @@ def _without_progress_bar() -> Iterator[None]:
 
 
 def _tie_if_equal(model: PreTrainedModel) -> None:
-    """Keep a head that is the embedding once more as one matrix with it: some converters store both."""
+    """Let the LM head share the embedding's matrix where the two are equal: some converters store
+    it twice, and it would take memory twice."""
     embedding: Any = model.get_input_embeddings()
     head: Any = model.get_output_embeddings()
     if head is None or type(head) is not nn.Linear or head.weight is embedding.weight:
         return
-    same_kind = head.weight.shape == embedding.weight.shape and head.bias is None
-    if same_kind and torch.equal(head.weight, embedding.weight):
+    is_alike = head.weight.shape == embedding.weight.shape and head.bias is None
+    if is_alike and torch.equal(head.weight, embedding.weight):
         head.weight = embedding.weight
         model.config.tie_word_embeddings = True
 
@@ -214,15 +226,17 @@ def prepare(model: PreTrainedModel) -> TargetFacts:
         refuse_unless_plain(model.config)
     model.set_attn_implementation(ATTENTION)
     model.eval()
-    return facts_of(
-        model.config, model.generation_config.eos_token_id if model.generation_config else None
-    )
+    eos = None
+    if model.generation_config:
+        eos = model.generation_config.eos_token_id
+    return facts_of(model.config, eos)
 
 
 @contextlib.contextmanager
 def without_foreign_warnings() -> Iterator[None]:
-    """Have transformers say only what fails. Of any folder with a large vocabulary it says that its
-    tokenizer is wrong, because some of Mistral's were; and what is missing is checked here."""
+    """Silence the library's warnings, but not its errors. It warns of any folder with a large
+    vocabulary that its tokenizer is wrong, because some of Mistral's were; and what is missing is
+    checked here."""
     logger = logging.getLogger("transformers")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -233,7 +247,7 @@ def without_foreign_warnings() -> Iterator[None]:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a model."""
+    """Load the tokenizer of a model's folder, in the fast form that a `tokenizer.json` has."""
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         raise UsageError(f"no tokenizer in {folder}: tokenizer.json is missing")
     with _in_one_line(f"load the tokenizer in {folder}"), without_foreign_warnings():
@@ -244,7 +258,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         raise UnsupportedModelError(
             f"the tokenizer in {folder} has no tokenizer.json form, which the device needs"
         )
-    # Whole texts, whatever its file says: neither is a part of its identity.
+    # Whole texts are encoded, whatever the file says: its padding and its truncation are not part
+    # of `tokenizer_hash`, so two files that differ in them must not encode differently.
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer
@@ -253,8 +268,12 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 def locate(
     source: str | Path, wanted: Sequence[str] = _WANTED, *, weights: bool = True, say: Say = _silent
 ) -> Path:
-    """The folder of a model: `source` itself, what a GGUF file is unpacked to, or the copy of that
-    id in the hub's cache, of `wanted` files. Without `weights`, they may be missing."""
+    """Return the folder of a model: `source` itself if it is one, the folder that a GGUF file is
+    unpacked to, or for a hub id the copy in the hub's cache, which is downloaded if it is missing.
+
+    `wanted` are patterns of the files to download. Without `weights` a GGUF file's folder may lack
+    them, which saves unpacking. `say` is told of what takes long.
+    """
     folder = expanded(source)
     if folder.is_dir():
         return folder
@@ -263,7 +282,9 @@ def locate(
     if isinstance(source, Path) or not _HUB_ID.fullmatch(source) or folder.exists():
         raise UsageError(f"no model at {source}: there is no such folder")
     try:
-        return Path(snapshot_download(source, allow_patterns=list(wanted), ignore_patterns=["*/*"]))
+        # Folders inside a repository hold other forms of the same model.
+        copy = snapshot_download(source, allow_patterns=list(wanted), ignore_patterns=["*/*"])
+        return Path(copy)
     except LocalEntryNotFoundError as error:
         raise UsageError(
             f"no model {source}: not a folder here, not in the hub's cache, and the hub cannot be reached"
@@ -275,6 +296,8 @@ def locate(
 def _quantization(
     kind: str, folder: Path, config: dict[str, Any], device: torch.device
 ) -> dict[str, Any]:
+    """The library's arguments that quantize a folder's weights to `kind` as it loads them onto the
+    device; an error where they cannot be."""
     if kind not in QUANTIZED:
         raise ConfigError(f"unknown quantization {kind!r}", hint="the only one made here is int8")
     if "quantization_config" in config:
@@ -293,7 +316,8 @@ def _quantization(
 
 
 def _hash_tokenizer(folder: Path) -> str:
-    """Empty without a tokenizer: a model that gets only ids needs none."""
+    """The hash of a folder's tokenizer; empty where it has none: a model that gets only ids needs
+    none."""
     path = folder / "tokenizer.json"
     if path.is_file():
         try:
@@ -306,22 +330,17 @@ def _hash_tokenizer(folder: Path) -> str:
 
 
 def checked_device(device: str | torch.device) -> torch.device:
-    """A device that this machine has, or a one-line error."""
+    """Return the device of this name after putting one number onto it; a `UsageError` where this
+    machine has no such device."""
     try:
-        where = torch.device(device)
-        if (
-            where.type == "cuda"
-        ):  # cuDNN plans anew for every shape, and lengths grow with every round
+        found = torch.device(device)
+        if found.type == "cuda":
+            # cuDNN's attention plans anew for every shape, and lengths grow with every round.
             torch.backends.cuda.enable_cudnn_sdp(False)
-        torch.empty(1, device=where)
+        torch.empty(1, device=found)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UsageError(f"cannot use device {str(device)!r}: {first_line(error)}") from error
-    return where
-
-
-def first_line(error: BaseException) -> str:
-    """An error in one line."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return found
 
 
 def read_partial_target(source: str | Path, *, borrowed: int = 0) -> LoadedModel:
@@ -336,21 +355,26 @@ def read_partial_target(source: str | Path, *, borrowed: int = 0) -> LoadedModel
         model: Any = AutoModelForCausalLM.from_config(
             _shrunken(config, borrowed), attn_implementation=ATTENTION, dtype=torch.float32
         )
+    # The name of each tensor in this small model, and in the target.
     names = {name: _name_in_target(name, facts.layers - borrowed) for name in model.state_dict()}
-    embedding = next(
-        name for name, module in model.named_modules() if module is model.get_input_embeddings()
-    )
-    head = next(
-        name for name, module in model.named_modules() if module is model.get_output_embeddings()
-    )
+    embedding = _name_of_module(model, model.get_input_embeddings())
+    head = _name_of_module(model, model.get_output_embeddings())
     if facts.tie_embeddings:
-        names.pop(f"{head}.weight", None)
+        names.pop(f"{head}.weight", None)  # it is not stored: it is the embedding
     found = _read(folder, names.values())
-    for name, theirs in names.items():
-        _set(model, name, nn.Parameter(found.pop(theirs).float(), requires_grad=False))
+    for name, name_in_target in names.items():
+        _set(model, name, nn.Parameter(found.pop(name_in_target).float(), requires_grad=False))
     if facts.tie_embeddings:
         _set(model, f"{head}.weight", model.get_parameter(f"{embedding}.weight"))
     return LoadedModel(model.eval(), facts, folder)
+
+
+def _name_of_module(model: nn.Module, wanted: nn.Module) -> str:
+    """The dotted name of a module within a model that holds it."""
+    for name, module in model.named_modules():
+        if module is wanted:
+            return name
+    raise ValueError(f"the model does not hold this {type(wanted).__name__}")
 
 
 def read_facts(source: str | Path) -> tuple[TargetFacts, Path]:
@@ -390,6 +414,8 @@ def checked_shape(folder: Path) -> PretrainedConfig:
 
 
 def _facts(folder: Path) -> tuple[TargetFacts, PretrainedConfig]:
+    """The facts of a folder's language model, with the identity of its weights, and the library's
+    config of it."""
     with _in_one_line(f"read the config in {folder}"):
         config = checked_shape(folder)
         facts = facts_of(config, _end_tokens(folder, config))
@@ -415,6 +441,7 @@ def _name_in_target(name: str, skipped: int) -> str:
 
 
 def _read(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
+    """Read these tensors of a folder's language model, and no others, into memory."""
     tensors = stored_tensors(folder)
     stored = text_names(tensors)
     wanted = list(names)
@@ -430,11 +457,14 @@ def _read(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
 
 
 def _set(model: nn.Module, name: str, value: nn.Parameter) -> None:
+    """Replace the parameter of this dotted name in a model."""
     owner, _, leaf = name.rpartition(".")
     setattr(model.get_submodule(owner), leaf, value)
 
 
 def _end_tokens(folder: Path, config: PretrainedConfig) -> int | list[int] | None:
+    """The tokens that end an answer, as the folder's generation settings say them, or else its
+    config: one, several, or None."""
     if (folder / "generation_config.json").is_file():
         return GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
     return getattr(config, "eos_token_id", None)

@@ -76,7 +76,8 @@ class MemoryPlan:
 
 
 def plan_memory(source: str, options: LoadOptions) -> MemoryPlan | None:
-    """The plan of a target in torch on a CPU, refused where it does not fit; None elsewhere."""
+    """Return what a target in torch will take of the machine's memory, with as much KV cache as
+    fits; a `UsageError` where it does not fit. None for a device other than a CPU."""
     device = pick_device(options.device)
     if device != "cpu":
         return None
@@ -88,13 +89,15 @@ def plan_memory(source: str, options: LoadOptions) -> MemoryPlan | None:
     outer_numbers = head_numbers if facts.tie_embeddings else 2 * head_numbers
     layer_numbers = all_numbers - outer_numbers
     layer_itemsize = _INT8_BYTES if options.quantize else dtype.itemsize
-    keys_and_values = 2 * facts.layers * facts.kv_heads * facts.head_dim
+    cached_numbers = (
+        2 * facts.layers * facts.kv_heads * facts.head_dim
+    )  # keys and values of a token
     tokens_if_full = options.slots * min(options.capacity, facts.max_positions)
     smaller = "" if dtype == torch.bfloat16 else "--dtype bfloat16 halves it"
     plan = MemoryPlan(
         weights=layer_numbers * layer_itemsize + outer_numbers * dtype.itemsize,
         head=head_numbers * torch.float32.itemsize,
-        kv_bytes_per_token=keys_and_values * dtype.itemsize,
+        kv_bytes_per_token=cached_numbers * dtype.itemsize,
         kv_tokens=min(options.kv_tokens or tokens_if_full, tokens_if_full),
         free=available_bytes(),
         smaller=smaller,
@@ -103,18 +106,19 @@ def plan_memory(source: str, options: LoadOptions) -> MemoryPlan | None:
 
 
 def _fitted(plan: MemoryPlan, source: str) -> MemoryPlan:
-    """The plan with as much KV cache as fits beside the rest; an error where that is too little."""
+    """Return the plan with as many tokens of KV cache as fit beside the rest into the free memory;
+    a `UsageError` where too few do."""
     if not plan.free:
-        return plan
+        return plan  # the system does not say what is free
     usable = int(plan.free * (1 - _KEPT_FREE))
-    left = usable - plan.at_start
-    tokens = min(plan.kv_tokens, left // plan.kv_bytes_per_token)
-    least = min(plan.kv_tokens, _LEAST_TOKENS)
-    if tokens < least:
-        needed = plan.at_start + least * plan.kv_bytes_per_token
+    left_for_cache = usable - plan.at_start
+    tokens = min(plan.kv_tokens, left_for_cache // plan.kv_bytes_per_token)
+    fewest_tokens = min(plan.kv_tokens, _LEAST_TOKENS)
+    if tokens < fewest_tokens:
+        needed = plan.at_start + fewest_tokens * plan.kv_bytes_per_token
         raise UsageError(
             f"{source} needs {_gb(needed)} of memory here (weights {_gb(plan.weights)}, the head's"
-            f" copy {_gb(plan.head)}, libraries {_gb(_LIBRARIES)}, KV cache of {least:,} tokens),"
+            f" copy {_gb(plan.head)}, libraries {_gb(_LIBRARIES)}, KV cache of {fewest_tokens:,} tokens),"
             f" and of {_gb(plan.free)} free it may take {_gb(usable)}",
             hint=plan.smaller or "free some, or take a smaller target",
         )

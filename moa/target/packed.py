@@ -21,7 +21,7 @@ from moa.target.decoder import Forward
 from moa.target.head import Head
 from moa.target.layout import Group, Layout
 from moa.target.pages import PAGE, PagePool
-from moa.target.products import MOST_ROWS, Product, joined, sizes_up_to, turns
+from moa.target.products import MOST_ROWS, Product, joined, rotary_table, sizes_up_to
 from moa.target.rows import Row, RowBatch
 
 PACKED_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
@@ -55,7 +55,7 @@ class PackedDecoder:
             _Layer(layer, facts, kind, pack=pack)
             for layer, kind in zip(backbone.layers, kinds, strict=True)
         ]
-        self._turns = turns(backbone, self._embedding, cache.capacity).unsqueeze(2)
+        self._rotary_table = rotary_table(backbone, self._embedding, cache.capacity).unsqueeze(2)
         self._facts = facts
         self._cache = cache
         self._windows = windows
@@ -73,9 +73,10 @@ class PackedDecoder:
         self._taps = tuple(layers)
 
     def run(self, batch: RowBatch) -> Forward:
-        """Compute a batch; keys and values go to the pages of its slots."""
+        """Compute the final states of a batch's tokens; their keys and values go to the pages of
+        its slots."""
         layout, ids = self._lay_out(batch)
-        cos, sin = self._turns.index_select(0, layout.positions).unbind(1)
+        cos, sin = self._rotary_table.index_select(0, layout.positions).unbind(1)
         x = embedding(ids, self._embedding)
         inputs = {}
         for number, layer in enumerate(self._layers):
@@ -96,20 +97,23 @@ class PackedDecoder:
     def prepare(self, load: ExpectedLoad, seconds: float) -> None:
         """Have oneDNN make its kernels for every number of tokens up to the most of a forward now,
         small ones first: else the first requests wait for them, and memory grows for hours,
-        whenever a number comes up for the first time. Kernels of one layer serve all. A large
-        target on a slow machine does as much of it as there are `seconds` of processor time for: on
-        a busy machine, too, the kernels are there when the port opens."""
+        whenever a number comes up for the first time.
+
+        It stops after `seconds` of processor time, which a large target on a slow machine may need
+        more than. It is not the clock's time: on a busy machine, too, the kernels are there when
+        the port opens.
+        """
         if self._embedding.device.type != "cpu":
-            return
+            return  # only a CPU computes by oneDNN
         # The head's copy in float32: the first request would wait for it, or find no memory.
         _ = self._head.wide
         deadline = time.process_time() + seconds
-        room = min(self._cache.capacity, PAGE * self._cache.pages)
-        most = min(load.tokens, MOST_ROWS, room)
-        hidden = self._embedding.new_zeros(most, self._embedding.shape[1])
+        longest_row = min(self._cache.capacity, PAGE * self._cache.pages)
+        most_tokens = min(load.tokens, MOST_ROWS, longest_row)
+        hidden = self._embedding.new_zeros(most_tokens, self._embedding.shape[1])
         slot = self._cache.acquire()
         try:
-            for tokens in sizes_up_to(most):
+            for tokens in sizes_up_to(most_tokens):
                 if time.process_time() > deadline:
                     break
                 self.run_first_layer(Row.chain(slot, [0] * tokens, judged="none"))
@@ -122,7 +126,7 @@ class PackedDecoder:
         batch = RowBatch.of([row], self._facts.vocab_size)
         self._cache.begin(batch.slots, batch.sizes)
         layout, ids = self._lay_out(batch)
-        cos, sin = self._turns.index_select(0, layout.positions).unbind(1)
+        cos, sin = self._rotary_table.index_select(0, layout.positions).unbind(1)
         keys, values = self._cache.layers[0]
         self._layers[0](embedding(ids, self._embedding), cos, sin, layout, keys, values)
 
@@ -130,7 +134,8 @@ class PackedDecoder:
         """All is made at the start."""
 
     def _lay_out(self, batch: RowBatch) -> tuple[Layout, Tensor]:
-        """How a batch reads the cache, and its ids on the device."""
+        """Return how a batch reads the cache (its groups, positions and masks), and its token ids
+        as a tensor on the device."""
         layout = Layout(
             batch,
             self._cache,
@@ -152,8 +157,8 @@ class _Layer:
         self._eps = facts.rms_norm_eps
         self._kind = kind
         self._scale = attention.scaling
-        self._before = layer.input_layernorm.weight
-        self._between = layer.post_attention_layernorm.weight
+        self._attention_norm = layer.input_layernorm.weight
+        self._mlp_norm = layer.post_attention_layernorm.weight
         self._qkv = joined(attention, ("q_proj", "k_proj", "v_proj"), pack=pack)
         self._out = joined(attention, ("o_proj",), pack=pack)
         self._head_norms: tuple[Tensor, Tensor] | None = None
@@ -167,12 +172,13 @@ class _Layer:
     def __call__(
         self, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout, keys: Tensor, values: Tensor
     ) -> Tensor:
-        """States `[tokens, width]` after the layer, before it `x`; the tokens' keys and values go to
-        their columns of `keys` and `values`."""
+        """Run the layer: from the states `x` `[tokens, hidden]` before it to those after it. `cos`
+        and `sin` rotate each token by its position; its keys and values go to its columns of the
+        cache, `keys` and `values` `[columns, kv_heads, head_dim]`."""
         heads = self._heads
         kv_heads = self._kv_heads
-        normed = self._norm(x, self._before)
-        # `[tokens, heads, head width]`: those of the queries, then of the keys, then of the values.
+        normed = self._norm(x, self._attention_norm)
+        # `[tokens, heads, head_dim]`: the heads of the queries, then of the keys, then of the values.
         qkv = self._qkv(normed).view(len(x), -1, self._width)
         queries_and_keys = qkv[:, : heads + kv_heads]
         if self._head_norms is not None:
@@ -181,13 +187,14 @@ class _Layer:
             queries_and_keys = torch.cat(
                 [self._norm(queries, query_norm), self._norm(new_keys, key_norm)], dim=1
             )
-        # The rotation by positions; the sine's sign is in `products.turns`.
+        # The rotation by positions: a head's halves swapped, times the sine. The first half's minus
+        # is in the sine (`products.rotary_table`).
         swapped = queries_and_keys.roll(self._width // 2, -1)
         rotated = torch.addcmul(queries_and_keys * cos, swapped, sin)
         keys.index_copy_(0, layout.columns, rotated[:, heads:])
         values.index_copy_(0, layout.columns, qkv[:, heads + kv_heads :])
         x = x + self._out(self._attend(rotated[:, :heads], layout.groups, keys, values))
-        return x + self._mlp(self._norm(x, self._between))
+        return x + self._mlp(self._norm(x, self._mlp_norm))
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, x.shape[-1:], weight, self._eps)
@@ -195,10 +202,10 @@ class _Layer:
     def _attend(
         self, query: Tensor, groups: Sequence[Group], keys: Tensor, values: Tensor
     ) -> Tensor:
-        """What each token reads, `[tokens, heads * head width]`, of `query` `[tokens, heads, head
-        width]`."""
+        """The attention of `query` `[tokens, heads, head_dim]`, group by group; returns `[tokens,
+        heads * head_dim]` in the order of the batch."""
         if len(groups) == 1 and isinstance(groups[0].tokens, slice):
-            return self._attend_group(query, groups[0], keys, values)
+            return self._attend_group(query, groups[0], keys, values)  # the batch is one row
         result = query.new_empty(len(query), self._heads * self._width)
         for group in groups:
             of_group = self._attend_group(query, group, keys, values)
@@ -209,9 +216,12 @@ class _Layer:
         return result
 
     def _attend_group(self, query: Tensor, group: Group, keys: Tensor, values: Tensor) -> Tensor:
-        """The same for the tokens of one group."""
-        picks = group.picks
-        query = query[group.tokens] if picks is None else query.index_select(0, picks)
+        """The attention of the tokens of one group, as one product; returns `[tokens of the group,
+        heads * head_dim]`."""
+        if group.padded_tokens is None:
+            query = query[group.tokens]
+        else:
+            query = query.index_select(0, group.padded_tokens)
         # Query heads that share a key head become rows of one product with it: from `[rows, tokens,
         # key heads, sharing heads, head width]` to `[rows, key heads, sharing heads * tokens, head
         # width]`, and back.
@@ -227,14 +237,15 @@ class _Layer:
         )
         result = result.view(group.rows, self._kv_heads, sharing, group.width, self._width)
         result = result.permute(0, 3, 1, 2, 4).reshape(group.rows * group.width, -1)
-        if group.real is None:
+        if group.real_places is None:
             return result
-        return result.index_select(0, group.real)
+        return result.index_select(0, group.real_places)
 
 
 def _feed_forward(layer: Any, *, pack: bool) -> Product:
-    """SwiGLU with its two halves in one product; what is no SwiGLU (a mixture of experts) is the
-    library's own."""
+    """Return the function that computes a layer's feed-forward part over `[tokens, hidden]`: a
+    SwiGLU with its two first matrices in one product. What is no SwiGLU, a mixture of experts, is
+    left to the library's own module."""
     mlp = getattr(layer, "mlp", None)
     is_swiglu = all(hasattr(mlp, name) for name in ("gate_proj", "up_proj", "down_proj"))
     if mlp is None or not is_swiglu:

@@ -80,7 +80,7 @@ class PagePool(Slots):
         self.versions = [0] * slots
         """Counts the changes of a slot, so that a result of an older forward cannot be committed."""
         self.pages_held = [0] * slots
-        self.straight = [True] * slots
+        self.contiguous = [True] * slots
         """Whether a slot's pages are contiguous, so that it can be read without a copy."""
         self._users = np.zeros(self.pages, dtype=np.int32)
         """How many slots hold each page."""
@@ -107,33 +107,38 @@ class PagePool(Slots):
         """Take a slot that begins with the first `tokens` of `source`: whole pages are shared, the
         rest is copied."""
         self.check_taken(source)
-        if not 0 < tokens <= self.lengths[source]:
-            raise UsageError(
-                f"slot {source} holds {self.lengths[source]} tokens and cannot share {tokens}"
-            )
+        self.check_shareable(source, tokens)
         slot = self.acquire()
-        whole = tokens // PAGE
+        whole_pages = tokens // PAGE
         rest = tokens % PAGE
-        pages = self.tables[source, :whole]
-        self.tables[slot, :whole] = pages
+        pages = self.tables[source, :whole_pages]
+        self.tables[slot, :whole_pages] = pages
         self._users[pages] += 1
-        self.pages_held[slot] = whole
-        self.lengths[slot] = whole * PAGE
-        if whole:
-            is_run = bool(pages[-1] - pages[0] == whole - 1)
-            self.straight[slot] = is_run and self.straight[source]
+        self.pages_held[slot] = whole_pages
+        self.lengths[slot] = whole_pages * PAGE
+        if whole_pages:
+            is_run = bool(pages[-1] - pages[0] == whole_pages - 1)
+            self.contiguous[slot] = is_run and self.contiguous[source]
         if rest:
             try:
                 self.begin([slot], [rest])
             except BaseException:
                 self.release(slot)  # whatever it is: else the slot is lost
                 raise
-            ours = PAGE * int(self.tables[slot, whole])
-            theirs = PAGE * int(self.tables[source, whole])
+            copy_start = PAGE * int(self.tables[slot, whole_pages])
+            source_start = PAGE * int(self.tables[source, whole_pages])
             for memory in self.memories:
-                memory[:, ours : ours + rest] = memory[:, theirs : theirs + rest]
+                copied = memory[:, source_start : source_start + rest]
+                memory[:, copy_start : copy_start + rest] = copied
         self.lengths[slot] = tokens
         return slot
+
+    def check_shareable(self, source: int, tokens: int) -> None:
+        """A `UsageError` unless a slot holds at least `tokens`, and these are any."""
+        if not 0 < tokens <= self.lengths[source]:
+            raise UsageError(
+                f"slot {source} holds {self.lengths[source]} tokens and cannot share {tokens}"
+            )
 
     def release(self, slot: int) -> None:
         """Release a slot and its pages. A page that no slot holds any more is zeroed, so that its
@@ -148,54 +153,58 @@ class PagePool(Slots):
                 memory.unflatten(1, (-1, PAGE)).index_fill_(1, pages_to_zero, 0)
         self._free_pages += len(unused)
         self.pages_held[slot] = 0
-        self.straight[slot] = True
+        self.contiguous[slot] = True
         self.versions[slot] += 1
         self._give_back(slot)
 
     # ---- what a forward does
 
     def begin(self, slots: Sequence[int], sizes: Sequence[int]) -> list[int]:
-        """See that `sizes` more tokens of `slots` have pages to be written to; returns the slots'
-        new versions."""
+        """Give each of `slots` pages for as many more tokens as `sizes` says, or change nothing and
+        raise where one cannot have them. Returns the slots' new versions."""
         self.check_room(slots, sizes)
-        wanted = []
+        more_pages = []
         for slot, size in zip(slots, sizes, strict=True):
             missing = pages_for(self.lengths[slot] + size) - self.pages_held[slot]
-            wanted.append(max(0, missing))
-        if sum(wanted) > self._free_pages:
+            more_pages.append(max(0, missing))
+        if sum(more_pages) > self._free_pages:
             raise FullError(
-                f"the target's key/value memory is full: {sum(wanted)} more pages of {PAGE} tokens are needed, "
+                f"the target's key/value memory is full: {sum(more_pages)} more pages of {PAGE} tokens are needed, "
                 f"{self._free_pages} of {self.pages} are free"
             )
-        for slot, count in zip(slots, wanted, strict=True):
+        for slot, count in zip(slots, more_pages, strict=True):
             for _ in range(count):
                 self._grow(slot)
             self.versions[slot] += 1
         return [self.versions[slot] for slot in slots]
 
     def commit(self, slot: int, nodes: Sequence[int]) -> None:
-        """Append the scratch tokens `nodes`, in this order, to the prefix."""
+        """Append tokens of the slot's latest forward, the `nodes` of its row in this order, to the
+        committed prefix. Their keys and values move together where others lay between them."""
         start = self.lengths[slot]
         end = start + len(nodes)
-        if list(nodes) != list(range(len(nodes))):  # else they are where they belong
+        are_the_first = list(nodes) == list(range(len(nodes)))
+        if not are_the_first:  # else they are where they belong
             sources = self._column_index(slot, start + np.asarray(nodes, dtype=np.int64))
-            places = self._column_index(slot, np.arange(start, end))
+            destinations = self._column_index(slot, np.arange(start, end))
             for memory in self.memories:
-                memory.index_copy_(1, places, memory.index_select(1, sources))
+                memory.index_copy_(1, destinations, memory.index_select(1, sources))
         self.lengths[slot] = end
         self.versions[slot] += 1
 
     def read(self, slot: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """K, V `[layers,n,Hkv,D]` of a slot's tokens; a view if its pages are contiguous, else a
-        copy."""
-        if self.straight[slot]:
-            first = PAGE * int(self.tables[slot, 0])
-            return self.k[:, first + start : first + stop], self.v[:, first + start : first + stop]
+        """Keys and values `[layers, tokens, kv_heads, head_dim]` of a slot's tokens `start` to
+        `stop`: views if its pages are contiguous, else copies."""
+        if self.contiguous[slot]:
+            first_column = PAGE * int(self.tables[slot, 0])
+            span = slice(first_column + start, first_column + stop)
+            return self.k[:, span], self.v[:, span]
         columns = self._column_index(slot, np.arange(start, stop))
         return self.k.index_select(1, columns), self.v.index_select(1, columns)
 
     def columns(self, slots: IntArray | int, positions: IntArray) -> IntArray:
-        """The columns of the tokens at `positions` of `slots`, or of one slot."""
+        """The columns (places in the pool's memory) of the tokens at `positions` of `slots`, or of
+        one slot."""
         return self.tables[slots, positions // PAGE] * PAGE + positions % PAGE
 
     def _column_index(self, slot: int, positions: IntArray) -> Tensor:
@@ -203,13 +212,17 @@ class PagePool(Slots):
         return torch.from_numpy(self.columns(slot, positions)).to(self.k.device)
 
     def _grow(self, slot: int) -> None:
-        """Give a slot one more page: the one behind its last, if that is free."""
+        """Give a slot one more page: the one behind its last, if that is free, so that it can be
+        read without a copy; else one with room to grow from."""
         held = self.pages_held[slot]
         table = self.tables[slot]
-        page = int(table[held - 1]) + 1 if held else self._roomiest()
-        if page >= self.pages or self._users[page]:
-            self.straight[slot] = False
+        if held == 0:
             page = self._roomiest()
+        else:
+            page = int(table[held - 1]) + 1
+            if page >= self.pages or self._users[page]:
+                self.contiguous[slot] = False
+                page = self._roomiest()
         table[held] = page
         self.pages_held[slot] = held + 1
         self._users[page] = 1
@@ -232,13 +245,13 @@ class PagePool(Slots):
 
 
 def pages_for(tokens: int) -> int:
-    """How many pages so many tokens take."""
+    """The number of pages that `tokens` take; the last one may not be full."""
     return math.ceil(tokens / PAGE)
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros. On a CPU none is written: numpy asks the system for memory that it promises to be zero,
-    and gives page by page as it is used. `torch.zeros` would take all of it at once."""
+    """A tensor of zeros. On a CPU none is written: numpy asks the system for memory that it promises
+    to be zero, and gives page by page as it is used. `torch.zeros` would take all of it at once."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = math.prod(shape) * dtype.itemsize

@@ -7,7 +7,7 @@ pieces with a branching draft must say what the library says of each text as a w
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from moa.errors import UnsupportedModelError
+from moa.errors import UnsupportedModelError, first_line
 from moa.target.contract import Node, Target
-from moa.target.library import ATTENTION, cache_argument
+from moa.target.library import ATTENTION, takes_cache
 from moa.target.rows import Row
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -30,11 +30,13 @@ _SIZES = (
     "max_position_embeddings",
 )
 _TEXT = 10
-"""Tokens of the text that is compared, and those of the draft behind it."""
+"""Tokens of the text that is compared."""
 _PARENTS = (-1, 0, 1, 0, 3)
+"""The parent of each token of the draft behind it, which branches after its first token."""
 _FLOAT32_ERROR = 1e-3
-"""As a part of the spread of logits."""
+"""How far the two may be apart in float32, as a part of the spread (standard deviation) of logits."""
 _LOW_PRECISION_ERROR = 0.1
+"""The same in bfloat16 and float16."""
 
 
 def refuse_unless_plain(config: PretrainedConfig) -> None:
@@ -48,7 +50,8 @@ def refuse_unless_plain(config: PretrainedConfig) -> None:
 
 
 def _why_not(config: PretrainedConfig) -> str:
-    """Empty for a plain model. No weights are made."""
+    """Why a model of this config is not plain, in words; empty if it is. The model is made without
+    memory for its weights, and its modules are looked at."""
     kinds = {*(getattr(config, "layer_types", None) or ()), "full_attention"}
     if len(kinds) > 1 or getattr(config, "sliding_window", None):
         return "its layers differ, or look through a window"
@@ -61,28 +64,24 @@ def _why_not(config: PretrainedConfig) -> str:
         backbone = model.get_decoder()
         layers = list(backbone.layers)
     except (ValueError, AttributeError, TypeError, KeyError, ImportError) as error:
-        said = next(iter(str(error).splitlines()), type(error).__name__)
-        return f"the library makes no decoder of layers of it ({said[:120]})"
+        return f"the library makes no decoder of layers of it ({first_line(error)[:120]})"
     if not getattr(model, "_supports_attention_backend", False):
         return "its attention cannot be replaced"
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
         return "its head has a bias"
     for number, layer in enumerate(layers):
-        keeping = [one for one in layer.modules() if one is not layer and _takes_cache(one)]
+        # Exactly one part may take the cache, and it must be attention.
+        keeping = [part for part in layer.modules() if part is not layer and takes_cache(part)]
         if len(keeping) != 1 or not all(hasattr(keeping[0], name) for name in _PROJECTIONS):
             return f"layer {number} keeps something else than keys and values"
-        if any(isinstance(one, nn.modules.conv._ConvNd) for one in layer.modules()):
+        if any(isinstance(part, nn.modules.conv._ConvNd) for part in layer.modules()):
             return f"layer {number} has a convolution"
     return ""
 
 
-def _takes_cache(module: nn.Module) -> bool:
-    return cache_argument(module) in inspect.signature(module.forward).parameters
-
-
 def refuse_unless_shown(target: Target, model: Any) -> None:
-    """Raise unless this target says, of a text in pieces and every path of a draft, what the
-    library's `model` says of it as a whole."""
+    """Raise `UnsupportedModelError` unless this target says, of a text in pieces and of every path
+    of a branching draft behind it, what the library's `model` says of each such text as a whole."""
     rng = np.random.default_rng(0)
     ids = rng.integers(0, target.facts.vocab_size, _TEXT).tolist()
     draft = rng.integers(0, target.facts.vocab_size, len(_PARENTS)).tolist()
@@ -95,21 +94,25 @@ def refuse_unless_shown(target: Target, model: Any) -> None:
     finally:
         target.cache.release(slot)
     for node, logits in enumerate(found):
-        path = []
-        at = node
-        while at >= 0:
-            path.append(draft[at])
-            at = _PARENTS[at]
-        whole = torch.tensor([[*ids, *reversed(path)]], device=model.device)
+        whole = torch.tensor([[*ids, *_path_to(node, draft)]], device=model.device)
         with torch.inference_mode():
             wanted = model(whole, use_cache=False).logits[0, -1].float().cpu().numpy()
-        exact = model.dtype == torch.float32
-        allowed = (_FLOAT32_ERROR if exact else _LOW_PRECISION_ERROR) * max(
-            1.0, float(wanted.std())
-        )
-        if not np.abs(logits[: len(wanted)] - wanted).max() <= allowed:
+        share = _FLOAT32_ERROR if model.dtype == torch.float32 else _LOW_PRECISION_ERROR
+        allowed = share * max(1.0, float(wanted.std()))
+        difference = np.abs(logits[: len(wanted)] - wanted).max()
+        if not difference <= allowed:  # so written, NaN is refused, too
             raise UnsupportedModelError(
                 f"{target.facts.family} cannot be a target: in pieces it says something else than"
                 " as a whole",
                 hint="it is no family that is known here; llama.cpp may run a GGUF file of it",
             )
+
+
+def _path_to(node: int, draft: Sequence[int]) -> list[int]:
+    """The tokens of the draft from its first one down to a node."""
+    path: list[int] = []
+    while node >= 0:
+        path.append(draft[node])
+        node = _PARENTS[node]
+    path.reverse()
+    return path

@@ -32,7 +32,8 @@ def joined(owner: nn.Module, names: Sequence[str], *, pack: bool) -> Product:
     layers = [getattr(owner, name) for name in names]
     already_packed = {layer.whole for layer in layers if isinstance(layer, _Part)}
     if len(already_packed) == 1:
-        return already_packed.pop()  # by another target of this model
+        # Another target of this model has packed them.
+        return already_packed.pop()
     if not all(_is_plain(layer) for layer in layers):
         if len(layers) == 1:
             return layers[0]
@@ -79,9 +80,12 @@ def join_weights(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     return weight, bias
 
 
-def turns(backbone: Any, embedding: Tensor, capacity: int) -> Tensor:
-    """Rotary cosines and sines of positions below `capacity`, `[capacity, 2, head_dim]`. A rotation
-    adds the swapped halves times the sine, so the first half's sign is flipped."""
+def rotary_table(backbone: Any, embedding: Tensor, capacity: int) -> Tensor:
+    """The rotary cosines and sines of all positions below `capacity`, `[capacity, 2, head_dim]`.
+
+    A head is rotated as `x * cos + swapped(x) * sin`, with the halves of `x` swapped. The formula's
+    minus before the second half is in the table: the sine of the first half is negative.
+    """
     positions = torch.arange(capacity, device=embedding.device).unsqueeze(0)
     cos, sin = backbone.rotary_emb(embedding[:1], positions)
     first_half, second_half = sin[0].chunk(2, dim=-1)
@@ -90,8 +94,8 @@ def turns(backbone: Any, embedding: Tensor, capacity: int) -> Tensor:
 
 
 def widened(weight: Tensor) -> Product | None:
-    """The LM head's product in float32, from a copy in oneDNN's layout; None where oneDNN cannot,
-    or for weights of another kind (quantized ones)."""
+    """A function that computes the LM head in float32, from a copy of its weight in oneDNN's layout;
+    None where oneDNN cannot pack it, or for weights of another kind (quantized ones)."""
     if type(weight.data) is not Tensor or not can_pack(weight.device, torch.float32):
         return None
     packed = _Packed(weight.data.float(), None)
@@ -117,8 +121,9 @@ def rounded_up(tokens: int) -> int:
     never frees all of them. Here it meets 56 numbers up to `MOST_ROWS`: memory does not grow with
     the mixtures of drafts that clients send.
     """
-    octave_end = 2 ** (tokens - 1).bit_length()  # the power of two from `tokens` on
-    step = max(1, octave_end // 2 // _SIZES_AN_OCTAVE)
+    octave_end = 2 ** (tokens - 1).bit_length()  # the smallest power of two from `tokens` on
+    octave_start = octave_end // 2
+    step = max(1, octave_start // _SIZES_AN_OCTAVE)
     return math.ceil(tokens / step) * step
 
 

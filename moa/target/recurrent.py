@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moa.errors import UsageError
 from moa.target.pages import PagePool
 
 
@@ -56,7 +55,8 @@ class RecurrentPool(PagePool):
         self.behind: set[int] = set()
         """Slots that hold tokens of which no state is known: they must be run again."""
         self._proposed: dict[int, Callable[[int], States]] = {}
-        """By slot, what its latest forward proposed."""
+        """For each slot the function of its latest forward: of a number of tokens, it returns the
+        states after so many of the forward's first tokens."""
 
     @property
     def nbytes(self) -> int:
@@ -67,26 +67,30 @@ class RecurrentPool(PagePool):
         return super().nbytes + state_bytes
 
     def share(self, source: int, tokens: int) -> int:
-        """Take a slot that begins with the first `tokens` of `source`. The state after all of them
-        is at hand; in the middle none is, so fewer are run again at the slot's first forward."""
+        """Take a slot that begins with the first `tokens` of `source`. If these are all of them, it
+        shares the pages and the states. In the middle of a text no state is known: then the slot
+        gets pages of its own, and its tokens are run again at its first forward."""
         self.check_taken(source)
         if tokens == self.lengths[source] and source not in self.behind:
             slot = super().share(source, tokens)
             self.states[slot] = dict(self.states[source])
         else:
-            if not 0 < tokens <= self.lengths[source]:
-                raise UsageError(
-                    f"slot {source} holds {self.lengths[source]} tokens and cannot share {tokens}"
-                )
-            slot = self.acquire()
-            try:
-                self.begin([slot], [tokens])
-            except BaseException:
-                self.release(slot)  # whatever it is: else the slot is lost
-                raise
-            self.lengths[slot] = tokens
-            self.behind.add(slot)
+            slot = self._acquire_to_run_again(source, tokens)
         self.texts[slot] = self.texts[source][:tokens]
+        return slot
+
+    def _acquire_to_run_again(self, source: int, tokens: int) -> int:
+        """Take a slot with room for the first `tokens` of `source`, and note that it is `behind`:
+        they must be run again before anything else."""
+        self.check_shareable(source, tokens)
+        slot = self.acquire()
+        try:
+            self.begin([slot], [tokens])
+        except BaseException:
+            self.release(slot)  # whatever it is: else the slot is lost
+            raise
+        self.lengths[slot] = tokens
+        self.behind.add(slot)
         return slot
 
     def release(self, slot: int) -> None:
@@ -98,22 +102,26 @@ class RecurrentPool(PagePool):
         self._proposed.pop(slot, None)
 
     def propose(self, slot: int, after: Callable[[int], States]) -> None:
-        """The latest forward of a slot: `after(n)` are the states after its first n tokens."""
+        """Keep how the states after a slot's latest forward are found: `after(n)` returns those
+        after its first n tokens, once it is known how many are accepted."""
         self._proposed[slot] = after
 
     def proposed(self, slot: int, tokens: int) -> States:
-        """The states after the first `tokens` of the latest forward."""
-        return self._proposed.pop(slot)(tokens)
+        """Return the states after the first `tokens` of a slot's latest forward, and forget that
+        forward."""
+        after = self._proposed.pop(slot)
+        return after(tokens)
 
     def commit(self, slot: int, nodes: Sequence[int]) -> None:
-        """Append the first `len(nodes)` tokens of the latest forward."""
+        """Append the first `len(nodes)` tokens of a slot's latest forward, and take over the states
+        after them."""
         super().commit(slot, nodes)
         after = self._proposed.pop(slot, None)
         if nodes and after is not None:
             self.states[slot] = after(len(nodes))
 
     def remember(self, slot: int, tokens: Sequence[int]) -> None:
-        """Note that these tokens have been committed."""
+        """Note that these tokens have been committed to a slot: they may have to be run again."""
         self.texts[slot] += tokens
 
 
@@ -133,15 +141,18 @@ class RunningStates:
         """By layer, the recurrence's state after all tokens."""
 
     def latest_inputs(self, layer: int) -> Tensor | None:
-        """The convolution's state of all rows; None where none has run anything."""
+        """The latest inputs of a layer's convolution before the forward, `[rows, channels, kernel]`;
+        None if no row has run anything yet."""
         return _stacked([states.get(layer, LayerState()).inputs for states in self.before])
 
     def latest_memory(self, layer: int) -> Tensor | None:
-        """The recurrence's state of all rows; None where none has run anything."""
+        """The memory of a layer's recurrence before the forward, `[rows, heads, key width, value
+        width]`; None if no row has run anything yet."""
         return _stacked([states.get(layer, LayerState()).memory for states in self.before])
 
     def run_inputs(self, layer: int, new: Tensor, kernel: int) -> Tensor:
-        """The convolution's inputs with those of the forward's tokens, `[rows, channels, tokens]`."""
+        """Note the `new` inputs `[rows, channels, tokens]` of a layer's convolution in this forward.
+        Returns them with the latest ones before it in front: `[rows, channels, kernel + tokens]`."""
         before = self.latest_inputs(layer)
         if before is None:
             before = new.new_zeros(*new.shape[:2], kernel)
@@ -150,17 +161,20 @@ class RunningStates:
         return self.inputs[layer]
 
     def after(self, row: int, tokens: int) -> States:
-        """The states of a row after its first `tokens`, with the recurrence's after all of them."""
+        """Return the states of a row by layer: of a convolution after the row's first `tokens`, of
+        a recurrence after all tokens of the forward."""
         layers = {*self.inputs, *self.memory}
         return {layer: self._after(layer, row, tokens) for layer in layers}
 
     def _after(self, layer: int, row: int, tokens: int) -> LayerState:
-        """One layer's state of a row after its first `tokens`."""
+        """One layer's state of a row, as in `after`."""
         inputs = None
         memory = None
         if layer in self.inputs:
-            kept = self.inputs[layer][row, :, tokens : tokens + self.kernels[layer]]
-            inputs = kept.clone()  # not a view that keeps the whole forward's inputs alive
+            # The first `kernel` inputs are from before the forward, so after n of its tokens the
+            # latest `kernel` ones begin at n.
+            latest = self.inputs[layer][row, :, tokens : tokens + self.kernels[layer]]
+            inputs = latest.clone()  # not a view that keeps the whole forward's inputs alive
         if layer in self.memory:
             memory = self.memory[layer][row].clone()
         return LayerState(inputs, memory)

@@ -20,11 +20,11 @@ def settle_rope(backbone: Any, *, longest: int) -> None:
     settings = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
     if not settings or "longrope" not in (settings.get("rope_type"), settings.get("type")):
         return
-    limit = settings.get("original_max_position_embeddings")
-    if not limit:
-        limit = config.original_max_position_embeddings
+    short_limit = settings.get("original_max_position_embeddings")
+    if not short_limit:
+        short_limit = config.original_max_position_embeddings
     # The library takes the long frequencies for any length beyond the limit.
-    length = limit + 1 if longest > limit else limit
+    length = short_limit + 1 if longest > short_limit else short_limit
     frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](config, rotary.inv_freq.device, seq_len=length)
     rotary.inv_freq = frequencies
     rotary.rope_type = "default"  # nothing is recomputed from now on

@@ -41,7 +41,8 @@ class Row:
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Validated, packed rows: row b's nodes are `starts[b]` to `starts[b + 1]` of every array here."""
+    """The rows of a forward, validated, and packed: the nodes of row b are those from `starts[b]` to
+    `starts[b + 1]` in every array here."""
 
     rows: list[Row]
     slots: list[int]
@@ -53,7 +54,8 @@ class RowBatch:
 
     @classmethod
     def of(cls, rows: Sequence[Row], vocab_size: int) -> Self:
-        """Check everything that would crash the model."""
+        """Pack the rows of a forward. A `UsageError` for whatever would crash the model: no rows, a
+        slot twice, tokens outside of the vocabulary, parents that do not come before their nodes."""
         if not rows:
             raise UsageError("a forward needs at least one row")
         slots = [row.slot for row in rows]
@@ -97,12 +99,13 @@ class RowBatch:
         return self.slots[row]
 
     def chain(self, b: int) -> bool:
-        """Whether row b is a plain run of tokens, each the next one's parent."""
+        """Whether row b is a chain: no branches, each token the next one's parent."""
         span = slice(self.starts[b], self.starts[b + 1])
         return bool((self.parents[span] == self.nodes[span] - 1).all())
 
     def check_path(self, b: int, path: Sequence[int]) -> None:
-        """Raise unless `path` is a chain of row b's nodes, from the slot's prefix on."""
+        """A `UsageError` unless `path` leads down row b's tree: its first node continues the slot's
+        prefix, and each other has the one before it as its parent."""
         parents = self.parents[self.starts[b] : self.starts[b + 1]]
         previous = -1
         for node in path:
@@ -111,14 +114,16 @@ class RowBatch:
             previous = node
 
     def judged(self) -> npt.NDArray[np.bool_]:
-        """A flag for each node of the batch: whether the LM head is computed after it."""
+        """A flag for each node of the batch: whether the target's next token after it is computed
+        in the forward."""
+        # In every mode a row's judged nodes are its last ones.
         first_judged = []
         for row, size in zip(self.rows, self.sizes, strict=True):
             if row.judged == "all":
                 first_judged.append(0)
             elif row.judged == "last":
                 first_judged.append(size - 1)
-            else:
+            else:  # "none", or "read": the logits are read later
                 first_judged.append(size)
         return self.nodes >= np.repeat(first_judged, self.sizes)
 

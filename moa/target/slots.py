@@ -46,7 +46,8 @@ class Slots:
             raise UsageError(f"slot {slot} is not in use")
 
     def check_room(self, slots: Sequence[int], sizes: Sequence[int]) -> None:
-        """Raise unless each of `slots` can take so many more tokens."""
+        """Raise unless each of `slots` is taken, and has room for as many more tokens as `sizes`
+        says: a `CapacityError` names the first that has not."""
         for slot, size in zip(slots, sizes, strict=True):
             self.check_taken(slot)
             if self.lengths[slot] + size > self.capacity:
@@ -56,6 +57,7 @@ class Slots:
                 )
 
     def _give_back(self, slot: int) -> None:
+        """Make a slot that `acquire` took free again, and empty."""
         self.lengths[slot] = 0
         self._taken[slot] = False
         self._free.append(slot)

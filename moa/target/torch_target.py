@@ -72,10 +72,10 @@ class Committed:
     """The states `[1, *]` of the token before them, where they are known."""
 
     def before_it(self) -> Tensor:
-        """`before`, or zeros."""
-        return (
-            self.states.new_zeros(1, self.states.shape[1]) if self.before is None else self.before
-        )
+        """Return the states `[1, width]` of the token before these; zeros where they are unknown."""
+        if self.before is not None:
+            return self.before
+        return self.states.new_zeros(1, self.states.shape[1])
 
     @property
     def states(self) -> Tensor:
@@ -99,7 +99,8 @@ class Committed:
         return self.pool.read(self.slot, self.start, self.stop)
 
     def part(self, start: int, stop: int) -> Committed:
-        """Tokens start..stop of these."""
+        """Return the tokens `start` to `stop`, counted within this piece, as a piece of their own.
+        Its tensors are views."""
         return Committed(
             self.pool,
             self.slot,
@@ -112,15 +113,19 @@ class Committed:
 
     @classmethod
     def joined(cls, pieces: Sequence[Committed]) -> Committed:
-        """Join consecutive pieces of a slot."""
+        """Join pieces of one slot that follow each other into one piece; the states are copied."""
         if len(pieces) == 1:
             return pieces[0]
         tapped = [piece.tapped for piece in pieces if piece.tapped is not None]
+        tokens: list[int] = []
+        for piece in pieces:
+            tokens += piece.tokens
+        # The slot, the start and the token before are those of the first piece.
         return replace(
             pieces[0],
             hidden=torch.cat([piece.hidden for piece in pieces]),
             tapped=torch.cat(tapped) if tapped else None,
-            tokens=[token for piece in pieces for token in piece.tokens],
+            tokens=tokens,
         )
 
 
@@ -134,7 +139,8 @@ class Step:
             raise ValueError(f"{len(forward.hidden)} final states of {batch.starts[-1]} tokens")
         self.batch = batch
         self.versions = versions
-        """Of the slots, when the forward began."""
+        """The version of each row's slot when the forward began. A slot that has another one by now
+        has moved on, and nothing of this step can be committed to it."""
         self._target = target
         self._forward = forward
 
@@ -150,7 +156,7 @@ class Step:
 
     @property
     def choose(self) -> Chooser | None:
-        """Samples where the logits are."""
+        """The function that samples where the logits are; None where the host samples."""
         return self._choose if self._target.decoder.samples else None
 
     def _choose(self, nodes: Sequence[Node], draws: Sequence[Draw]) -> list[int]:
@@ -170,14 +176,15 @@ class Step:
         if self._forward.tapped is None:
             raise UsageError("this target taps no layer")
         places = self._places([Node(b, node) for node in path])
-        found = self._forward.tapped[places]
+        states = self._forward.tapped[places]
         if self._target.taps_final_state:
-            found = torch.cat([found, self._forward.hidden[places]], -1)
-        return found
+            # No layer has the final state as its input, so the decoder cannot tap it.
+            states = torch.cat([states, self._forward.hidden[places]], -1)
+        return states
 
     def logits(self, b: int, nodes: Sequence[int]) -> Tensor:
-        """Logits `[len(nodes),vocab]`, float32, of row b. One call for many nodes costs little more
-        than for one."""
+        """Logits `[len(nodes),vocab]`, float32, of nodes of row b. One call for many nodes costs
+        little more than for one."""
         return self.logits_of([Node(b, node) for node in nodes])
 
     def logits_of(self, nodes: Sequence[tuple[int, int]]) -> Tensor:
@@ -185,7 +192,7 @@ class Step:
         return self._target.logits(self._forward.hidden[self._places(nodes)])
 
     def host_logits(self, nodes: Sequence[Node]) -> NDArray[np.float32]:
-        """The same on the host."""
+        """Logits `[len(nodes),vocab]`, float32, of nodes of any rows, as an array on the host."""
         return self.logits_of(nodes).cpu().numpy()
 
     def wait(self) -> None:
@@ -203,23 +210,32 @@ class Step:
 
     @cached_property
     def _choices(self) -> NDArray[np.int64]:
+        """The most likely next token after each node of the batch `[nodes]`; -1 for nodes that were
+        not judged, `NO_NUMBER` where the logits are none."""
         if self._forward.choices is not None:
-            return self._forward.choices
-        judged = self.batch.judged()
-        choices = np.full(judged.shape, -1, dtype=np.int64)
+            return self._forward.choices  # the decoder has chosen already
+        is_judged = self.batch.judged()
+        choices = np.full(is_judged.shape, -1, dtype=np.int64)
         hidden = self._forward.hidden
-        if not judged.all():
-            hidden = hidden[torch.from_numpy(np.flatnonzero(judged)).to(hidden.device)]
+        if not is_judged.all():
+            # The LM head is a large product: it is computed for the judged nodes alone.
+            judged_nodes = torch.from_numpy(np.flatnonzero(is_judged))
+            hidden = hidden[judged_nodes.to(hidden.device)]
         if len(hidden):
-            choices[judged] = self._target.most_likely(hidden).cpu().numpy()
+            choices[is_judged] = self._target.most_likely(hidden).cpu().numpy()
         return choices
 
     def _span(self, b: int) -> slice:
+        """Where the nodes of row b are in the batch."""
         return slice(int(self.batch.starts[b]), int(self.batch.starts[b + 1]))
 
     def _places(self, nodes: Sequence[tuple[int, int]]) -> Tensor:
-        """Where nodes (row, node) are in the batch; a node may count from the end of its row."""
-        places = [int(self.batch.starts[b]) + range(self.batch.sizes[b])[node] for b, node in nodes]
+        """Where nodes (row, node) are in the batch, as an index on the device. A node may count from
+        the end of its row: -1 is the row's last."""
+        places = []
+        for b, node in nodes:
+            nodes_of_row = range(int(self.batch.starts[b]), int(self.batch.starts[b + 1]))
+            places.append(nodes_of_row[node])
         return torch.tensor(places, dtype=torch.long, device=self._forward.hidden.device)
 
 
@@ -282,21 +298,23 @@ class Target:
         capacity = min(capacity, facts.max_positions)
         settle_rope(model.get_decoder(), longest=capacity)
         chains = chains_only(model.config)
-        self.cache = (RecurrentPool if chains else PagePool)(
+        pool_class = RecurrentPool if chains else PagePool
+        self.cache = pool_class(
             layers=facts.layers,
             shapes=list(cached_layers(model.config).values()),
             slots=slots,
             kv_heads=facts.kv_heads,
             capacity=capacity,
             tokens=min(kv_tokens, slots * capacity),
-            spare=int(accelerator is not None),
+            # Graphs of a fixed size write their padding to a page of no slot.
+            spare=1 if accelerator is not None else 0,
             head_dim=facts.head_dim,
             dtype=self.dtype,
             device=self.device,
         )
         self.taps_final_state = False
         self.graphs: Graphs | None = None
-        """Of an accelerator, for a drafter's steps beside the forwards."""
+        """The captured graphs of an accelerator, which a drafter's own steps join; None without."""
         self.decoder = self._make_decoder(
             accelerator, packed=packed, head=Head(self.head_weight, pack=packed and pack_weights)
         )
@@ -312,7 +330,10 @@ class Target:
     def _make_decoder(
         self, accelerator: Accelerator | None, *, packed: bool, head: Head
     ) -> Decoder:
+        """Make the fastest decoder that can run this model: graphs on an accelerator, the packed one
+        for families that it knows, the library's own model for all others."""
         plan = mask_plan(self.model.config)
+        # The kind of each layer, by which its mask and its window are found.
         kinds = ["all"] * self.facts.layers
         if plan.per_layer_type:
             kinds = self.model.config.layer_types
@@ -365,15 +386,16 @@ class Target:
         """Load from a hub id or a folder; `how` is passed to the constructor."""
         loaded = load_model(source, device=device, dtype=dtype, quantize=quantize)
         made = cls(loaded.model, loaded.facts, folder=loaded.folder, quantize=quantize, **how)
-        return made._shown()
+        return made._compared()
 
     @classmethod
     def from_model(cls, model: PreTrainedModel, **how: Any) -> Self:
         """Use a model that is in memory; its attention function is replaced by this project's."""
-        return cls(model, prepare(model), **how)._shown()
+        return cls(model, prepare(model), **how)._compared()
 
-    def _shown(self) -> Self:
-        """Itself; a family that is not known is compared with the library first."""
+    def _compared(self) -> Self:
+        """Return this target. If its family is none of ours, first compare what it computes with
+        what the library's own model does, and raise where the two differ."""
         if self.facts.family not in FAMILIES:
             refuse_unless_shown(self, self.model)
         return self
@@ -387,7 +409,8 @@ class Target:
 
     @property
     def computes(self) -> str:
-        """By weights, their precision, and the files beside them."""
+        """A hash of the weights, their precision, and the files beside them: targets with the same
+        one compute the same."""
         return computation_id(
             self.facts.weights_id,
             self.folder,
@@ -419,10 +442,12 @@ class Target:
     @property
     def machine(self) -> Machine:
         """Where it computes."""
-        threads = torch.get_num_threads()
-        hardware = f"{platform.machine()} CPU, {threads} {'thread' if threads == 1 else 'threads'}"
         if self.device.type == "cuda":
             hardware = torch.cuda.get_device_name(self.device)
+        else:
+            threads = torch.get_num_threads()
+            unit = "thread" if threads == 1 else "threads"
+            hardware = f"{platform.machine()} CPU, {threads} {unit}"
         return Machine(
             device=str(self.device),
             dtype=str(self.dtype).removeprefix("torch."),
@@ -463,11 +488,14 @@ class Target:
         start = self.cache.lengths[slot]
         self.cache.commit(slot, path)
         if isinstance(self.cache, RecurrentPool):
+            # Its drafts are chains, so the path is the first tokens of the row.
             self.cache.remember(slot, list(batch.rows[b].tokens[: len(path)]))
         hidden = step.hidden(b)
-        if len(path) > 0 and path[-1] != len(path) - 1:
+        branches = len(path) > 0 and path[-1] != len(path) - 1
+        if branches:
             hidden = hidden[torch.tensor(path, device=self.device)]
-        hidden = hidden[: len(path)]  # without a branch a view: nothing is copied
+        else:
+            hidden = hidden[: len(path)]  # a view: nothing is copied
         return Committed(
             pool=self.cache,
             slot=slot,
@@ -478,10 +506,13 @@ class Target:
         )
 
     def tap(self, layers: Sequence[int]) -> None:
-        """Keep the inputs of these layers, counted from 0, in every step; before the first forward.
-        The number behind the last layer's, which can only come last, stands for the final state."""
+        """Keep the inputs of these layers, counted from 0, in every step; call it before the first
+        forward. The number behind the last layer's, which can only come last, stands for the final
+        state."""
         self.taps_final_state = layers[-1] == self.facts.layers
-        self.decoder.tap(layers[: len(layers) - self.taps_final_state])
+        if self.taps_final_state:
+            layers = layers[:-1]
+        self.decoder.tap(layers)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -518,7 +549,8 @@ class Target:
 
 
 def with_states(target: contract.Target) -> Target:
-    """The same target, for drafters that read its states; a `UsageError` where it has none."""
+    """Return the target as one of this module, whose states drafters read; a `UsageError` where it
+    has none."""
     if not target.capabilities.states:
         raise UsageError(
             f"a target of {target.capabilities.decoder} gives no states, which this drafter reads",
@@ -528,10 +560,11 @@ def with_states(target: contract.Target) -> Target:
 
 
 def _best(logits: Tensor) -> Tensor:
-    # To argmax what is no number is the greatest of all, and so is infinity: the best logit shows
-    # that there is one.
+    """Return the best token `[n]` of logits `[n, vocab]`; `NO_NUMBER` in rows with NaN or infinity."""
+    # argmax takes NaN and infinity for the greatest of all: if a row has one, it is the best logit.
     best = logits.argmax(dim=-1, keepdim=True)
-    return torch.where(logits.gather(-1, best).isfinite(), best, NO_NUMBER).squeeze(-1)
+    best_logit = logits.gather(-1, best)
+    return torch.where(best_logit.isfinite(), best, NO_NUMBER).squeeze(-1)
 
 
 def pick_device(name: str) -> str:
@@ -540,7 +573,9 @@ def pick_device(name: str) -> str:
         return name
     if torch.cuda.is_available():
         return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
+    if torch.backends.mps.is_available():
+        return "mps"
+    return "cpu"
 
 
 def pick_dtype(name: str, device: str) -> torch.dtype:

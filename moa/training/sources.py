@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from moa.errors import UsageError
+from moa.errors import UsageError, first_line
 from moa.process.user_folders import expanded
-from moa.target.loading import first_line
 from moa.training.data import Document
 
 JSON_LINES = (".jsonl", ".ndjson")

@@ -99,7 +99,7 @@ def test_crowded_sequences_are_read_in_order_wherever_their_pages_lie_and_others
     slots = [roomy.acquire() for _ in range(4)]
     for slot in slots * 6:
         fill(roomy, slot, PAGE)
-    assert all(roomy.straight)
+    assert all(roomy.contiguous)
     assert roomy.free_pages == 0
     pool = make_pool(slots=8, tokens=20 * PAGE)
     rng = np.random.default_rng(0)
@@ -121,7 +121,7 @@ def test_crowded_sequences_are_read_in_order_wherever_their_pages_lie_and_others
             texts[slot] = torch.cat([texts[slot], fill(pool, slot, count)], 2)
         for one, text in texts.items():
             assert torch.equal(held(pool, one), text)
-    assert not all(pool.straight), "it was crowded"
+    assert not all(pool.contiguous), "it was crowded"
 
 
 def test_memory_is_taken_as_it_is_used() -> None:

@@ -11,8 +11,7 @@ from transformers import LlamaConfig
 
 from moa.config import TargetFacts, read_config
 from moa.drafters.taps import authors_taps
-from moa.errors import ConfigError
-from moa.target.loading import first_line
+from moa.errors import ConfigError, first_line
 
 
 @dataclass(frozen=True, kw_only=True)

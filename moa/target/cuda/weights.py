@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from moa.config import TargetFacts
-from moa.target.products import join_weights, turns
+from moa.target.products import join_weights, rotary_table
 
 DENSE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -79,7 +79,7 @@ class Weights:
             )
         embedding = backbone.embed_tokens.weight
         head = model.get_output_embeddings().weight
-        rotations = turns(backbone, embedding[:1].float(), capacity).float().contiguous()
+        rotations = rotary_table(backbone, embedding[:1].float(), capacity).float().contiguous()
         return cls(facts, embedding, layers, backbone.norm.weight.float(), head, rotations)
 
 
