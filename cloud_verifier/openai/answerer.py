@@ -210,6 +210,7 @@ class VerifierAnswerer:
         text = TextStream(self._tokenizer, ask.stop)
         predicted = _Predicted(session, encoded.prediction, self._service.limits)
         calls = 0
+        forwards = 0
         exchange = _Exchange(session, line, predicted)
         line.put(session.open())
         # a stream asked for at the same time would also be refused without a slot
@@ -226,6 +227,7 @@ class VerifierAnswerer:
                     yield Reading(advanced.done, advanced.total)
                 continue
             predicted.decided(advanced.tokens)
+            forwards += bool(advanced.tokens)
             for position, token in enumerate(advanced.tokens, advanced.base + 1):
                 piece = text.add(token)
                 entries = self._scored(session, position)
@@ -236,6 +238,8 @@ class VerifierAnswerer:
             prompt_tokens=start,
             tokens=len(session.log) - start,
             calls=calls,
+            forwards=forwards,
+            forward_tokens=len(session.log) - start,
             predicted=predicted.offered,
             predicted_accepted=predicted.accepted,
         )

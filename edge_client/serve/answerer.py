@@ -295,6 +295,8 @@ class Marks:
             drafted=stats["drafted"],
             accepted=stats["accepted"],
             calls=stats["calls"],
+            forwards=stats["forwards"],
+            forward_tokens=sum(stats["streamed_by"].values()),
             more={name: stats[name] for name in _FIGURES if name in stats},
         )
         return Ended(reason=done.reason, verified=done.verified, text=done.text, counts=counts)

@@ -17,7 +17,7 @@ const DAY = 86_400_000;
 const turns = new Table("moa-device", "turns");  // a page that was killed in mid-answer finds its text again
 let ready;  // the device, a promise
 const running = new Map();  // turn -> { answering, store() }
-const counted = { drafted: 0, accepted: 0, calls: 0 };  // of all turns
+const counted = { forwards: 0, forward_tokens: 0 };  // of the target, in all turns that an endpoint ended
 
 const environment = {
   events,

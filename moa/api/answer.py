@@ -92,6 +92,10 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     drafted: int = 0
     accepted: int = 0
     calls: int = 0
+    forwards: int = 0
+    """Forwards of the target that brought tokens, whoever had drafted for them."""
+    forward_tokens: int = 0
+    """Tokens that these brought."""
     predicted: int = 0
     """Tokens of the prediction that were drafted."""
     predicted_accepted: int = 0

@@ -58,6 +58,8 @@ class Counted:
             "drafted": totals["drafted"],
             "accepted": totals["accepted"],
             "calls": totals["calls"],
+            "forwards": totals["forwards"],
+            "forward_tokens": totals["forward_tokens"],
         }
 
     async def encode(self, ask: AnswerRequest) -> Encoded:
@@ -107,7 +109,11 @@ class Counted:
                             self._metrics.tokens.labels("prompt").inc(counts.prompt_tokens)
                             self._metrics.tokens.labels("answer").inc(counts.tokens)
                             totals.update(
-                                drafted=counts.drafted, accepted=counts.accepted, calls=counts.calls
+                                drafted=counts.drafted,
+                                accepted=counts.accepted,
+                                calls=counts.calls,
+                                forwards=counts.forwards,
+                                forward_tokens=counts.forward_tokens,
                             )
                     yield event
 

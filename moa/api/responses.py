@@ -453,6 +453,8 @@ def _usage(counts: Counts) -> dict[str, Any]:
             "drafted": counts.drafted,
             "accepted": counts.accepted,
             "calls": counts.calls,
+            "forwards": counts.forwards,
+            "forward_tokens": counts.forward_tokens,
             **counts.more,
         },
     }

@@ -239,6 +239,8 @@ def _usage(ends: Iterable[Ended]) -> dict[str, Any]:
             "drafted": sum(count.drafted for count in counts),
             "accepted": sum(count.accepted for count in counts),
             "calls": sum(count.calls for count in counts),
+            "forwards": sum(count.forwards for count in counts),
+            "forward_tokens": sum(count.forward_tokens for count in counts),
             **more,
         },
     }

@@ -81,6 +81,19 @@ def complete(page: Any) -> str:
     return str(page.text_content(".assistant .body"))
 
 
+def tile(page: Any, name: str) -> str:
+    """What the tile of this name shows, once that is a figure."""
+    shown = page.wait_for_function(
+        """(name) => {
+          const terms = [...document.querySelectorAll("#figures dt")];
+          const figure = terms.find((term) => term.textContent === name).nextElementSibling.textContent;
+          return /[0-9]/.test(figure) && figure;
+        }""",
+        arg=name,
+    )
+    return str(shown.json_value())
+
+
 def picture(page: Any, name: str) -> None:
     if folder := os.environ.get("MOA_PICTURES"):
         page.screenshot(path=Path(folder) / f"{name}.png", animations="disabled")
@@ -106,6 +119,9 @@ def test_an_answer_whose_link_is_cut_goes_on_and_is_corrected(
     assert complete(page) == truth
     assert page.query_selector(".provisional") is None
     assert page.text_content(".assistant .note") == ""
+    assert float(tile(page, "Tokens a forward")) >= 1
+    assert tile(page, "Round trip").endswith("ms")
+    assert tile(page, "Traffic").endswith("B/s")
 
 
 def test_asking_goes_on_without_the_verifier_and_is_checked_when_it_is_back(

@@ -49,7 +49,7 @@ from tests.clients.conftest import CHROMIUM, PATIENCE, visits
 from tests.edge.serve.pair import SETTINGS, served
 
 pytest.importorskip("playwright.sync_api", reason="needs `make clients`")
-from tests.clients.test_browser import SLOW, STORY, ask, complete, picture, written
+from tests.clients.test_browser import SLOW, STORY, ask, complete, picture, tile, written
 
 NPM = os.environ.get("MOA_NPM", "")
 pytestmark = [
@@ -475,6 +475,8 @@ def test_the_verifier_s_endpoint_serves_the_app(opened: Opened, tmp_path: Path) 
             page = opened(SimpleNamespace(address=f"{origin}/app/"), "online")
             assert answer(page, STORY)
             assert page.text_content(".assistant .note") == ""
+            assert float(tile(page, "Tokens a forward")) > 1, "the server's drafts are right"
+            assert tile(page, "Round trip").endswith("ms")
         finally:
             process.terminate()
 

@@ -150,6 +150,18 @@ async def test_a_prediction_changes_the_work_and_not_the_text(both: Both) -> Non
         assert most == 40 or not details.rejected_prediction_tokens
 
 
+async def test_usage_tells_how_many_forwards_brought_the_answer(both: Both) -> None:
+    forwards = []
+    for predicted in ("", truth(40)):
+        prediction: Any = {"prediction": {"type": "content", "content": predicted}}
+        answer = await said(both[1], max_tokens=40, **(prediction if predicted else {}))
+        told = answer.usage.model_extra["moa"]
+        assert told["forward_tokens"] == answer.usage.completion_tokens
+        assert 0 < told["forwards"] <= told["forward_tokens"]
+        forwards.append(told["forwards"])
+    assert forwards[1] < forwards[0], "a right prediction is read, not written"
+
+
 async def test_log_probabilities_are_the_models_own(both: Both) -> None:
     how: Any = {"max_tokens": 12, "logprobs": True, "top_logprobs": 2}
     answer = (await said(both[1], **how, seed=3, temperature=1.5)).choices[0]

@@ -503,6 +503,7 @@ async function look() {
     if (locked) needKey();
     $("cut-switch").hidden = true;
     linkState(locked ? "locked" : "unreachable");
+    figures.unknown();
   }
 }
 

@@ -1,30 +1,57 @@
-// The figures above the conversation.
+// The figures above the conversation. Each says what it is of, and shows a dash while that is not known.
 
 import { Figure } from "./figure.js";
 
-const bytes = (n) => (n < 1000 ? `${Math.round(n)} B/s` : `${(n / 1000).toFixed(1)} kB/s`);
+function milliseconds(ms) {
+  return `${ms.toFixed(ms < 10 ? 1 : 0)} ms`;
+}
+
+function bytesPerSecond(bytes) {
+  if (bytes < 1000) return `${Math.round(bytes)} B/s`;
+  return `${(bytes / 1000).toFixed(1)} kB/s`;
+}
 
 export class Figures {
   constructor(parent) {
-    const figure = (name, write) => new Figure(parent, name, write);
-    this.rtt = figure("Round trip", (ms) => `${ms.toFixed(ms < 10 ? 1 : 0)} ms`);
-    this.acceptance = figure("Accepted", (share) => `${(100 * share).toFixed(0)} %`);
-    this.calls = figure("Verifier calls", (n) => String(n));
-    this.traffic = figure("Traffic", bytes);
+    const figure = (name, about, write) => new Figure(parent, name, write, about);
+    this.rtt = figure("Round trip", "of a short message, there and back", milliseconds);
+    this.tokensPerForward = figure(
+      "Tokens a forward",
+      "how many tokens one step of the target brought, in the answers that ended last: more than one, where drafts were right",
+      (tokens) => tokens.toFixed(1),
+    );
+    this.traffic = figure("Traffic", "to and from the other end, in the last second", bytesPerSecond);
     this.before = null;
   }
 
   // Takes the endpoint's status, asked for about once a second.
   take(status, now) {
-    const past = this.before ?? { ...status, now: now - 1 };
-    const seconds = Math.max(0.001, (now - past.now) / 1000);
-    const grown = (name) => Math.max(0, (status[name] ?? 0) - (past[name] ?? 0));
-    const drafted = grown("drafted");
     this.rtt.add(status.rtt_ms ?? null);
-    // Checks of text that the device wrote alone are accepted too, without having been drafts.
-    if (drafted > 0) this.acceptance.add(Math.min(1, grown("accepted") / drafted));
-    this.calls.add(status.calls ?? 0);
-    this.traffic.add((grown("sent_bytes") + grown("received_bytes")) / seconds);
+    const past = this.before;
     this.before = { ...status, now };
+    if (!past || !goesOn(past, status)) {
+      this.traffic.add(null);
+      return;
+    }
+    const grown = (name) => (status[name] ?? 0) - (past[name] ?? 0);
+    const forwards = grown("forwards");
+    if (forwards > 0) this.tokensPerForward.add(grown("forward_tokens") / forwards);
+    const seconds = Math.max(0.001, (now - past.now) / 1000);
+    this.traffic.add((grown("sent_bytes") + grown("received_bytes")) / seconds);
   }
+
+  // Nobody told the status: what was known a second ago is not shown as what is.
+  unknown() {
+    this.rtt.add(null);
+    this.traffic.add(null);
+    this.before = null;
+  }
+}
+
+const COUNTS = ["sent_bytes", "received_bytes", "forwards", "forward_tokens"];
+
+// Whether these counts are of the same verifier, which has not begun anew.
+function goesOn(past, status) {
+  if (past.verifier !== status.verifier) return false;
+  return COUNTS.every((name) => (status[name] ?? 0) >= (past[name] ?? 0));
 }

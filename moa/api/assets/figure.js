@@ -4,11 +4,12 @@ const POINTS = 60;
 const SVG = "http://www.w3.org/2000/svg";
 
 export class Figure {
-  constructor(parent, name, write) {
+  constructor(parent, name, write, about = "") {
     this.values = [];
     this.write = write;
     const box = document.createElement("div");
     box.className = "figure";
+    box.title = about;
     const list = document.createElement("dl");
     const term = document.createElement("dt");
     term.textContent = name;

@@ -36,7 +36,15 @@ from tests.torture.fake_verifier import BEHAVIOURS, fake
 
 def test_positions_in_tokens_become_positions_in_the_text() -> None:
     marks = Marks(Letters(), eos_ids={9})
-    stats = {"tokens": 2, "drafted": 4, "accepted": 3, "calls": 1, "seconds": 0.1}
+    stats = {
+        "tokens": 2,
+        "drafted": 4,
+        "accepted": 3,
+        "calls": 1,
+        "forwards": 2,
+        "streamed_by": {"server": 4, "none": 1},
+        "seconds": 0.1,
+    }
     told = [
         marks.take(event)
         for event in [
@@ -54,7 +62,14 @@ def test_positions_in_tokens_become_positions_in_the_text() -> None:
         ]
     ]
     counts = Counts(
-        prompt_tokens=3, tokens=2, drafted=4, accepted=3, calls=1, more={"seconds": 0.1}
+        prompt_tokens=3,
+        tokens=2,
+        drafted=4,
+        accepted=3,
+        calls=1,
+        forwards=2,
+        forward_tokens=5,
+        more={"seconds": 0.1},
     )
     assert told == [
         Began(),

@@ -289,21 +289,52 @@ def test_no_formula_defines_anything_or_takes_long(tmp_path: Path) -> None:
     assert max(ms for _, ms in told) < 1500, "ms of the processor"
 
 
-def test_figures_are_numbers_though_the_first_status_has_no_counts(tmp_path: Path) -> None:
+UNKNOWN = "\u2013"
+
+
+def figures_after(tmp_path: Path, statuses: list[dict[str, Any] | None]) -> list[str]:
+    """What the tiles show after these statuses, a second apart; None: the endpoint told none."""
     for file in FILES:
         shutil.copy(file, tmp_path)
-    lines = run(
+    shown: list[str] = run(
         "const element = () => ({ append() {}, setAttribute(name, value) { this[name] = value; } });"
         "globalThis.document = { createElement: element, createElementNS: element };"
         f"const {{ Figures }} = await import('{tmp_path.as_uri()}/figures.js');"
         "const figures = new Figures(element());"
-        "ask.forEach((status, i) => figures.take(status, 1000 * i));"
-        "const names = ['rtt', 'acceptance', 'calls', 'traffic'];"
-        "return names.map((name) => figures[name].line.points);",
-        [{}, {"drafted": 4, "accepted": 2}, {"drafted": 8, "accepted": 5}],
+        "ask.forEach((status, i) => (status ? figures.take(status, 1000 * i) : figures.unknown()));"
+        "const names = ['rtt', 'tokensPerForward', 'traffic'];"
+        "return names.map((name) => figures[name].value.textContent);",
+        statuses,
     )
-    assert lines[1] == "58,7 59,1"
-    assert not any("NaN" in line for line in lines)
+    return shown
+
+
+def status(forwards: int, tokens: int, received: int = 0, **more: Any) -> dict[str, Any]:
+    counts = {"forwards": forwards, "forward_tokens": tokens, "received_bytes": received}
+    return {"rtt_ms": 4.63, "verifier": "one:1", **counts, **more}
+
+
+def test_a_tile_shows_a_dash_until_its_figure_is_known(tmp_path: Path) -> None:
+    assert figures_after(tmp_path, [{}]) == [UNKNOWN, UNKNOWN, UNKNOWN]
+    assert figures_after(tmp_path, [status(0, 0)]) == ["4.6 ms", UNKNOWN, UNKNOWN]
+
+
+def test_tokens_a_forward_are_those_of_the_answers_that_ended_last(tmp_path: Path) -> None:
+    answers = [status(0, 0), status(10, 45, 500), status(10, 45, 500), status(14, 51, 2500)]
+    assert figures_after(tmp_path, answers[:3]) == ["4.6 ms", "4.5", "0 B/s"]
+    assert figures_after(tmp_path, answers) == ["4.6 ms", "1.5", "2.0 kB/s"]
+
+
+def test_counts_that_began_anew_or_are_another_verifiers_are_no_figures(tmp_path: Path) -> None:
+    restarted = [status(10, 45, 9000), status(4, 8, 300)]
+    assert figures_after(tmp_path, restarted) == ["4.6 ms", UNKNOWN, UNKNOWN]
+    another = [status(10, 45, 9000), status(90, 95, 19000, verifier="two:1")]
+    assert figures_after(tmp_path, another) == ["4.6 ms", UNKNOWN, UNKNOWN]
+
+
+def test_without_a_status_no_old_figure_of_the_link_stays(tmp_path: Path) -> None:
+    shown = figures_after(tmp_path, [status(0, 0), status(10, 45, 500), None])
+    assert shown == [UNKNOWN, "4.5", UNKNOWN]
 
 
 def test_a_page_is_small() -> None:
