@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -186,9 +186,32 @@ class ChatLoop:
     async def _ask(self, step: Ask | Continue) -> None:
         """An answer, once it is settled what the last one is; Ctrl-C stops it."""
         await self._settle()
-        await self._answer(step)
+        check = self._check
+        unread: list[int] = []
+        if check is not None and check.unverified and self._dialogue.holds(check.message):
+            if isinstance(step, Continue) and self._client.link is not None:
+                step, unread = self._go_on_after_verified(check)
+            else:
+                self._console.print(
+                    f"this goes on from an answer of which {_not_verified(check.unverified)}",
+                    style="yellow",
+                )
+        await self._answer(step, unread)
 
-    async def _answer(self, step: Ask | Continue) -> None:
+    def _go_on_after_verified(self, check: OfflineCheck) -> tuple[Ask | Continue, list[int]]:
+        """Cut the answer to what is verified, so that nothing unverified becomes a part of the
+        prompt; what was behind it is read by the verifier, as the text that probably follows."""
+        self._console.print(
+            f"goes on after the verified text: {_not_verified(check.unverified)}, and asked again",
+            style="dim",
+        )
+        unread = check.cut_to_verified()
+        if check.message["content"]:
+            return Continue(), unread
+        self._dialogue.remove(check.message)
+        return Ask(), unread
+
+    async def _answer(self, step: Ask | Continue, prediction: Sequence[int]) -> None:
         dialogue = self._dialogue
         told = AnswerSoFar()
         client = self._client
@@ -196,7 +219,10 @@ class ChatLoop:
 
         async def show() -> None:
             events = self._conversation.generate(
-                dialogue.to_send(), grammar=self._schema, **dialogue.changes
+                dialogue.to_send(),
+                grammar=self._schema,
+                prediction=prediction,
+                **dialogue.changes,
             )
             with make_view(
                 console=self._console, context=self._known_context, more="/continue goes on"
@@ -257,8 +283,8 @@ class ChatLoop:
             self._reader.show("")
 
     async def _settle(self) -> None:
-        """Before the next question: what is being checked is waited for, unless the user leaves it,
-        and what stays unverified is said."""
+        """Before the next question: what is being checked is waited for, unless the user leaves
+        it."""
         check = self._check
         if check is None:
             return
@@ -270,12 +296,6 @@ class ChatLoop:
             with self._following(check), contextlib.suppress(Interrupted):
                 await self._ctrl_c.stoppable(check.finish())
         await check.leave()
-        if check.unverified:
-            self._console.print(
-                f"this goes on from an answer of which {tokens(check.unverified)}"
-                f" {'is' if check.unverified == 1 else 'are'} not verified",
-                style="yellow",
-            )
 
     @contextlib.contextmanager
     def _following(self, check: OfflineCheck) -> Iterator[None]:
@@ -305,3 +325,7 @@ class ChatLoop:
         """A line, above what is being typed."""
         with self._reader.above() if self._typing else contextlib.nullcontext():
             self._console.print(line)
+
+
+def _not_verified(count: int) -> str:
+    return f"{tokens(count)} {'is' if count == 1 else 'are'} not verified"

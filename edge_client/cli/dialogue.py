@@ -148,6 +148,10 @@ class Dialogue:
         message["content"] = text
         return True
 
+    def remove(self, message: DialogueMessage) -> None:
+        """Take this very message out of the conversation."""
+        self.messages = [one for one in self.messages if one is not message]
+
     def unanswered(self) -> None:
         """Remove the latest question, which could not be asked."""
         if self.messages and self.messages[-1]["role"] == "user":

@@ -110,6 +110,13 @@ class OfflineCheck:
         if self.task is not None:
             await asyncio.shield(self.task)
 
+    def cut_to_verified(self) -> list[int]:
+        """Take the unverified end out of the message; returns its tokens. Call it when the check
+        is over."""
+        told = self._told
+        self._dialogue.correct(self.message, self._begun + told.text_of(0, told.final))
+        return told.ids[told.final :]
+
     # ---- inside
 
     async def _run(self) -> None:

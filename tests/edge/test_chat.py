@@ -66,14 +66,20 @@ class Played:
     def __init__(self, answers: Sequence[Done | Exception], checked: Done | None = None) -> None:
         self.asked: list[list[dict[str, str]]] = []
         self.changes: list[dict[str, Any]] = []
+        self.predicted: list[list[int]] = []
         self.unverified = False
         self._answers = list(answers)
         self._checked = checked
 
     async def generate(
-        self, messages: list[dict[str, str]], grammar: Grammar | None = None, **changes: Any
+        self,
+        messages: list[dict[str, str]],
+        grammar: Grammar | None = None,
+        prediction: Sequence[int] = (),
+        **changes: Any,
     ) -> AsyncGenerator[Event, None]:
         self.asked.append(messages)
+        self.predicted.append(list(prediction))
         self.changes.append(changes)
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):
@@ -191,3 +197,40 @@ async def test_a_turn_that_cannot_be_had_leaves_the_conversation_as_it_was() -> 
     assert "there is no /nonsense" in screen
     assert [message["content"] for message in dialogue.messages] == ["two", "c"]
     assert played.changes[-1] == {"top_k": 3, "seed": 1}
+
+
+class HalfVerified(Played):
+    """Its first answer has a verified beginning, and an end that the device wrote alone."""
+
+    def __init__(self, beginning: str, then: Done) -> None:
+        super().__init__([done(beginning + "alone", verified=False), then])
+        self._beginning = beginning
+
+    async def generate(
+        self, messages: list[dict[str, str]], **changes: Any
+    ) -> AsyncGenerator[Event, None]:
+        async for event in super().generate(messages, **changes):
+            if isinstance(event, Token) and len(self.asked) == 1:
+                if self._beginning:
+                    yield Token(position=1, id=7, text=self._beginning, status="verified")
+                at = 2 if self._beginning else 1
+                yield Token(position=at, id=8, text="alone", status="provisional")
+            else:
+                yield event
+
+
+async def test_an_answer_is_continued_after_its_verified_text() -> None:
+    played = HalfVerified("verified, ", done("and more", verified=True))
+    dialogue, screen = await talk(played, "one", "/continue", online=(False,))
+    assert [message["content"] for message in played.asked[1]] == ["one", "verified, "]
+    assert played.predicted[1] == [8], "the verifier reads what the device wrote"
+    assert "goes on after the verified text: 1 token is not verified, and asked again" in screen
+    assert [message["content"] for message in dialogue.messages] == ["one", "verified, and more"]
+
+
+async def test_an_answer_without_verified_text_is_asked_for_again() -> None:
+    played = HalfVerified("", done("all of it", verified=True))
+    dialogue, _ = await talk(played, "one", "/continue", online=(False,))
+    assert [message["content"] for message in played.asked[1]] == ["one"]
+    assert played.predicted[1] == [8]
+    assert [message["content"] for message in dialogue.messages] == ["one", "all of it"]
