@@ -267,6 +267,34 @@ def test_an_answer_that_was_cut_short_is_continued(opened: Open, truth: str) -> 
     assert page.text_content(".assistant .body") == truth
 
 
+def test_a_stopped_answer_with_an_unverified_end_goes_on_after_its_verified_text(
+    opened: Open, device: Device, truth: str
+) -> None:
+    page = opened()
+    device.pause = SLOW
+    ask(page)
+    written(page, 12)
+    page.click("#cut-switch")
+    written(page, 20, ".provisional")
+    page.click("#stop")
+    page.wait_for_selector(".assistant .more", state="visible")
+    assert "by this device alone: not checked" in page.text_content(".assistant .note")
+    page.click("#cut-switch")
+    page.wait_for_selector("#link[data-state=online]")
+    device.pause = 0.0
+    asked: list[Any] = []
+    page.on("request", lambda request: asked.append(request))
+    page.click(".assistant .more")
+    page.wait_for_function("() => document.querySelector('.assistant .more').hidden")
+    assert complete(page) == truth
+    assert page.query_selector(".provisional") is None
+    (body,) = [one.post_data_json for one in asked if one.url.endswith("/completions")]
+    begun = body["messages"][-1]
+    assert begun["role"] == "assistant"
+    assert truth.startswith(begun["content"]), "nothing unverified is a part of the question"
+    assert body["prediction"]["content"]
+
+
 def test_a_reload_takes_a_running_answer_up_again(opened: Open, device: Device, truth: str) -> None:
     page = opened()
     device.pause = SLOW

@@ -66,11 +66,10 @@ WATCH = """() => {
 
 STOP = """() => {
   const text = [...document.querySelectorAll(".message.assistant .body")].at(-1)?.textContent ?? "";
-  if (text.length < 20 || document.querySelector(".provisional")) return false;
+  if (text.length < 20) return false;
   document.querySelector("#stop").click();
   return true;
 }"""
-"""In the middle of verified text: other text cannot be continued."""
 
 
 class Link:

@@ -6,9 +6,10 @@ from typing import Any
 
 from tests.web.node import Node
 
-IMPORTS = """import { progressOf, writingOf } from "./../../serve/page/chat.js";
+IMPORTS = """import { continuable, noteOf, progressOf, writingOf } from "./../../serve/page/chat.js";
     import { Answer } from "./../../serve/page/answer.js";"""
 HANDLE = """
+    if (ask.node) return [noteOf(ask.node), continuable(ask.node)];
     const live = new Answer();
     for (const chunk of ask.chunks) live.take(chunk);
     live.quiet = ask.quiet;
@@ -49,3 +50,34 @@ def test_the_models_name_stands_over_its_own_text(node: Node) -> None:
     assert said(node, ("Hello", 5), model="Qwen") == "Qwen"
     assert said(node, ("Hello", 5), (", Ada", 5), model="Qwen") == "Qwen, and this device"
     assert said(node, ("Hello", 0), model="Qwen") == "This device, for Qwen"
+
+
+def ended(node: Node, text: str, reason: str, **more: Any) -> list[Any]:
+    """The line below an answer that has ended so, and whether it can be continued."""
+    told: list[Any] = node.ask({"node": {"text": text, "reason": reason, "usage": None, **more}})
+    return told
+
+
+def test_an_answer_that_was_cut_or_stopped_can_be_continued(node: Node) -> None:
+    usage = {"tokens": 8}
+    assert ended(node, "Hello", "length", verified=True, usage=usage) == [
+        "cut at 8 tokens: Continue goes on",
+        True,
+    ]
+    assert ended(node, "Hello", "stopped", verified=True) == ["stopped", True]
+    assert ended(node, "Hello", "eos", verified=True) == ["", False]
+
+
+def test_so_can_one_whose_end_nobody_will_check(node: Node) -> None:
+    half = {"verified": False, "settled": 2, "stream": "s"}
+    assert ended(node, "Hello", "stopped", **half) == [
+        "stopped; the last 3 characters were written by this device alone: not checked",
+        True,
+    ]
+    assert ended(node, "Hello", "link", **half, left=True)[1]
+    waits = ended(node, "Hello", "length", **half)
+    assert waits == [
+        "cut at the longest answer of the settings; the last 3 characters were written by this"
+        " device alone: checked when the verifier is back",
+        False,
+    ]

@@ -1,6 +1,6 @@
 // The page: conversations, settings, and the answers that are being written.
 
-import { Answer, ChatView, willBeChecked } from "./chat.js";
+import { Answer, ChatView, verifiedText, willBeChecked } from "./chat.js";
 import { Figures } from "./figures.js";
 import { add, asMarkdown, imported, matches, newConversation, path, Shelf, Table } from "./store.js";
 import { ApiError, choose, chunks, ENDPOINTS, MODES, model as modelName, setLink, status as linkStatus, stop } from "./stream.js";
@@ -162,10 +162,24 @@ function ask(text) {
 
 function edit(node, text) { answer(current, add(current, node.parent, "user", text)); }
 function retry(node) { answer(current, current.nodes[node.parent], { again: true }); }
-function proceed(node) {
-  Object.assign(node, { before: node.text, stream: "", reason: "" });
-  write(current, node, { onward: true });
-  view.draw(node, running.get(node.id).answer);
+
+// Goes on with an answer that was cut or stopped: after its verified text, so that nothing unverified becomes a part of the
+// question. What was behind it is sent as what probably follows, which the verifier reads faster than it writes.
+async function proceed(node) {
+  const conversation = current;
+  const nobodyVerifies = $("link").dataset.state === "none";
+  const whole = node.text;
+  const begun = nobodyVerifies ? whole : verifiedText(node);
+  const rest = whole.slice(begun.length);
+  Object.assign(node, { text: begun, before: begun, settled: begun.length, stream: "", reason: "", left: false, lost: false });
+  delete node.verified;
+  const writing = write(conversation, node, { onward: true, expected: rest });
+  view.draw(node, running.get(node.id).answer, rest);
+  await writing;
+  if (!node.error || node.text !== begun) return;
+  Object.assign(node, { text: whole, verified: begun === whole });  // nothing came: what was there is not lost
+  keep(conversation);
+  if (conversation === current) view.draw(node);
 }
 
 function show(leaf) { current.leaf = leaf; keep(current); open(current); }
@@ -177,8 +191,8 @@ function answer(conversation, question, how = {}) {
   write(conversation, node, how);
 }
 
-function request(conversation, node, { again = false, onward = false } = {}) {
-  const said = path(conversation, onward ? node.id : node.parent);
+function request(conversation, node, { again = false, onward = false, expected = "" } = {}) {
+  const said = path(conversation, onward && node.text ? node.id : node.parent);
   const failed = new Set(said.filter((one) => one.role === "assistant" && !one.text).flatMap((one) => [one.id, one.parent]));
   const messages = said.filter((one) => !failed.has(one.id)).map(({ role, text }) => ({ role, content: text }));
   if (conversation.system) messages.unshift({ role: "system", content: conversation.system });
@@ -187,6 +201,7 @@ function request(conversation, node, { again = false, onward = false } = {}) {
   for (const name of SAMPLING) if (settings[name] !== "") body[name] = Number(settings[name]);
   const stops = settings.stop.split("\n").filter(Boolean);
   if (stops.length) body.stop = stops;
+  if (expected) body.prediction = { type: "content", content: expected };
   if (again && !body.temperature) body.temperature = AGAIN;
   return body;
 }

@@ -61,14 +61,31 @@ export function noteOf(node) {
   const written = [...node.text].length;
   const alone = node.verified === false ? written - [...node.text.slice(0, node.settled ?? 0)].length : 0;
   const notes = [];
-  if (node.reason === "length") notes.push(node.usage?.tokens ? `cut at ${node.usage.tokens} tokens: Continue goes on` : "cut at the longest answer of the settings");
-  else if (ENDED[node.reason]) notes.push(ENDED[node.reason]);
+  if (node.reason === "length") {
+    const where = node.usage?.tokens ? `${node.usage.tokens} tokens` : "the longest answer of the settings";
+    notes.push(continuable(node) ? `cut at ${where}: Continue goes on` : `cut at ${where}`);
+  }
+  if (ENDED[node.reason]) notes.push(ENDED[node.reason]);
   if (node.check) notes.push(checkOf(node.check));
   else if (alone) {
     const what = alone === written ? "written by this device alone" : `the last ${alone} characters were written by this device alone`;
     notes.push(`${what}: ${willBeChecked(node) ? "checked when the verifier is back" : "not checked"}`);
   } else if (node.verified === false) notes.push("its end was not verified");
   return notes.join("; ");
+}
+
+// What of an answer is the target's own.
+export function verifiedText(node) {
+  return node.verified === false ? node.text.slice(0, node.settled ?? 0) : node.text;
+}
+
+// Ends that the model did not choose.
+const CUT = ["length", "stopped", "guard", "link"];
+
+// Whether more of this answer can be asked for. One that waits for its check goes on by itself.
+export function continuable(node) {
+  if (!node.text || node.error || willBeChecked(node)) return false;
+  return CUT.includes(node.reason);
 }
 
 export const willBeChecked = (node) => node.verified === false && Boolean(node.stream) && !node.lost && !node.error && !node.left && node.reason !== "stopped";
@@ -145,7 +162,7 @@ export class ChatView {
     }
     this.#note(box, node, live);
     const more = box.querySelector(".more");
-    if (more) more.hidden = !node.text || !node.verified || !["length", "stopped"].includes(node.reason);
+    if (more) more.hidden = !continuable(node);
     if (follow) this.toEnd();
   }
 
