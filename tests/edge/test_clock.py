@@ -3,16 +3,15 @@ text depends on it."""
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 
 import pytest
 
 from edge_client.client import EdgeClient
-from edge_client.tools.emulated_network import LinkProxy
 from tests.edge import kit
-from tests.edge.test_exact import COUNT, keep_cutting, truth
+from tests.edge.cutting import CuttingLink
+from tests.edge.test_exact import COUNT, truth
 from tests.verifier import kit as verifier_kit
 
 _YEAR = 3600 * 24 * 365
@@ -41,18 +40,17 @@ async def test_answers_through_cuts_are_the_same_by_a_restless_clock(
     clock = _Restless()
     monkeypatch.setattr(time, "time", clock.seconds)
     monkeypatch.setattr(time, "time_ns", clock.nanoseconds)
-    rng = random.Random(1)
-    async with kit.verifier() as running, LinkProxy("127.0.0.1", running.transport.port) as link:
+    async with (
+        kit.verifier() as running,
+        CuttingLink(running.transport.port, seed=1) as link,
+    ):
         for seed in range(3):
             ids = verifier_kit.prompt(seed, 12)
             expected = truth(ids)
             device = kit.oracle([*ids, *expected], 0.8, seed=seed)
             settings = kit.FAST | {"draft": draft, "max_new_tokens": COUNT}
             async with EdgeClient(verifier=link.url, device=device, **settings) as client:
-                cutting = asyncio.create_task(keep_cutting(link, rng))
                 reader = await kit.transcribe(client, ids)
-                cutting.cancel()
-                await asyncio.gather(cutting, return_exceptions=True)
             assert reader.tokens == expected
             assert all(reader.verified)
     assert time.time() != time.time(), "the clock was the restless one"

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from edge_client.client import EdgeClient
-from edge_client.tools.emulated_network import PROFILES, LinkProxy
+from edge_client.tools.emulated_network import PROFILES
 from moa.sampling import SamplingSettings
 from testing.tiny import EOS
 from tests.edge import kit
+from tests.edge.cutting import CuttingLink
 from tests.edge.reader import Reader
 from tests.verifier import kit as verifier_kit
 
@@ -156,12 +157,13 @@ async def test_over_a_bad_link(way: str, profile: str) -> None:
 async def test_cuts_at_random_bytes_change_nothing(way: str) -> None:
     rng = random.Random(0)
     wanted = 6
-    cuts = 0
-    async with kit.verifier() as running, LinkProxy("127.0.0.1", running.transport.port) as link:
-        for run in range(
-            20 * wanted
-        ):  # where a cut falls depends on timing, and so does how many runs it takes
-            if cuts >= wanted:
+    async with (
+        kit.verifier() as running,
+        CuttingLink(running.transport.port, seed=0) as link,
+    ):
+        # What a connection carries depends on timing, and so does how many answers it takes.
+        for run in range(20 * wanted):
+            if link.cuts >= wanted:
                 break
             sampling = SAMPLED if run % 2 else {}
             ids = verifier_kit.prompt(run, 12)
@@ -169,22 +171,7 @@ async def test_cuts_at_random_bytes_change_nothing(way: str) -> None:
             device = kit.oracle([*ids, *expected], rng.choice([0.5, 0.9]), seed=run)
             settings = kit.FAST | {**WAYS[way], "max_new_tokens": COUNT, **sampling}
             async with EdgeClient(verifier=link.url, device=device, **settings) as client:
-                cutting = asyncio.create_task(keep_cutting(link, rng))
                 reader = await kit.transcribe(client, ids)
-                cutting.cancel()
-                cuts += (await asyncio.gather(cutting, return_exceptions=True)).count(None)
-                cuts += client.link.connections - 1 if client.link else 0
             assert reader.tokens == expected, (run, way)
             assert all(reader.verified)
-    assert cuts >= wanted
-
-
-async def keep_cutting(link: LinkProxy, rng: random.Random, most: int = 2500) -> None:
-    """Cut each connection once, somewhere in what it carries; let one in four live."""
-    seen = 0
-    while True:
-        if link.connections > seen:
-            seen = link.connections
-            if rng.random() < 0.75:
-                link.cut_after(rng.randrange(100, most), rng.choice(["up", "down"]))
-        await asyncio.sleep(0.002)
+        assert link.cuts >= wanted

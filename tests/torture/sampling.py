@@ -33,7 +33,11 @@ _LARGE_SHARE = 0.1
 _SPREADS = (0.0, 0.1, 0.1, 2.0, 2.0, 20.0, 1e4)
 _STEPS = (0.0, 0.0, 0.5, 2**-7)
 """Logits are rounded to these, or not: ties at the edges of what survives."""
-_ROWS = 96
+_MOST_ROWS = (96, 96, 1000)
+"""Most of these rows, half of them on average, share a forward: a large batch costs the accelerator
+as many steps as a small one, so that more draws are compared in a second."""
+_MOST_NUMBERS = 256 * 1024
+"""Logits of a batch: rows of a large vocabulary are fewer."""
 _DRAWS_A_BATCH = 20_000
 
 
@@ -70,7 +74,7 @@ def _draw_bias(rng: random.Random, vocab: int) -> tuple[tuple[int, float], ...]:
 def draw_batch(rng: random.Random) -> Batch:
     """Logits with and without ties, texts, drafts and masks, and settings of each row's own."""
     vocab = rng.choice(_LARGE_SIZES if rng.random() < _LARGE_SHARE else _SIZES)
-    rows = rng.randint(1, _ROWS)
+    rows = rng.randint(1, min(rng.choice(_MOST_ROWS), _MOST_NUMBERS // vocab))
     numbers = np.random.default_rng(rng.getrandbits(64))
     logits = numbers.normal(0.0, rng.choice(_SPREADS), (rows, vocab)).astype(np.float32)
     if step := rng.choice(_STEPS):

@@ -13,6 +13,7 @@ from openai import pydantic_function_tool
 from pydantic import BaseModel, Field
 
 from examples import agent
+from tests.edge.cutting import CuttingLink
 from tests.edge.serve.pair import verifier
 from tests.edge.serve.test_endpoint import MODEL, PATIENCE, serving, switch
 
@@ -34,7 +35,9 @@ class Weather(BaseModel):
     days: int = Field(ge=1, le=9)
 
 
-async def asked(api: openai.AsyncOpenAI, patience: float = PATIENCE) -> tuple[str, list[str]]:
+async def asked(
+    api: openai.AsyncOpenAI, patience: float = PATIENCE, seed: int = 1
+) -> tuple[str, list[str]]:
     """A parsed answer, a call, and the answer to its result; whole and streamed they are the same.
     A verifier that is there has patience: on a busy machine it is late, and its text comes all the
     same."""
@@ -43,7 +46,7 @@ async def asked(api: openai.AsyncOpenAI, patience: float = PATIENCE) -> tuple[st
         "model": MODEL,
         "messages": QUESTION,
         "max_tokens": 120,
-        "seed": 1,
+        "seed": seed,
         **extra,
     }
     parsed = await api.chat.completions.parse(**how, response_format=Answer)
@@ -83,6 +86,24 @@ async def test_structured_answers_and_calls_before_in_and_after_an_outage() -> N
         await switch(api, connected=True)
         await client.wait_online(PATIENCE)
         assert await asked(api) == online
+
+
+@pytest.mark.parametrize("cuts", [6, pytest.param(60, marks=pytest.mark.slow)])
+async def test_answers_and_calls_are_the_same_through_cuts(cuts: int) -> None:
+    """Every connection is cut, in a message or between two: what one carries is shorter than the
+    answers to a question. The device that loses them does not go on alone, so all is verified."""
+    async with (
+        verifier() as address,
+        CuttingLink(int(address.rpartition(":")[2]), seed=7, share=1.0, longest=1500) as link,
+        serving(verifier=address) as (whole, direct),
+        serving(verifier=link.url, offline_after=PATIENCE) as (_, through_cuts),
+    ):
+        await whole.wait_online(PATIENCE)
+        for seed in range(cuts):
+            if link.cuts >= cuts:
+                break
+            assert await asked(through_cuts, seed=seed) == await asked(direct, seed=seed)
+        assert link.cuts >= cuts
 
 
 async def test_an_agent_goes_on_through_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
