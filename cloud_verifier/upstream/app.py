@@ -7,8 +7,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from cloud_verifier.engine.contract import ModelFacts
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
@@ -22,6 +20,7 @@ from cloud_verifier.upstream.engine import UpstreamEngine
 from moa.bundle import Bundle
 from moa.errors import UsageError
 from moa.grammar.matcher import GrammarCompiler
+from moa.tokenizer_file import read_tokenizer
 
 KEY_VARIABLE = "MOA_UPSTREAM_KEY"
 _SESSIONS = 4096
@@ -38,11 +37,8 @@ class DeviceTokens:
             raise UsageError(f"{bundle.folder} has no tokenizer", hint="build it again with one")
         self.hash = files.hash
         self.eos_ids = files.eos_ids
-        self._with_special = Tokenizer.from_file(str(bundle.path(files.file)))
-        self._plain = Tokenizer.from_file(str(bundle.path(files.file)))
-        for tokenizer in (self._with_special, self._plain):
-            tokenizer.no_truncation()
-            tokenizer.no_padding()
+        self._with_special = read_tokenizer(bundle.path(files.file))
+        self._plain = read_tokenizer(bundle.path(files.file))
         self._plain.encode_special_tokens = True  # an upstream's text that looks like one is text
         self._bos = (
             self._with_special.id_to_token(files.bos_id) or "" if files.bos_id is not None else ""

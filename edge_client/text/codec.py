@@ -7,9 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_client.text.tokenizer_file import read_tokenizer, tokenizer_errors
 from moa.bundle import Bundle
 from moa.errors import BundleError, UsageError
+from moa.tokenizer_file import read_tokenizer, tokenizer_errors
 
 if TYPE_CHECKING:
     from moa.chat.template import ChatTemplate

@@ -33,6 +33,7 @@ from transformers.utils import logging as transformers_logging
 
 from moa.config import TargetFacts, read_config, text_part
 from moa.errors import (
+    BundleError,
     ConfigError,
     MoaError,
     UnsupportedModelError,
@@ -55,6 +56,7 @@ from moa.target.identity import (
 )
 from moa.target.library import ATTENTION
 from moa.target.plain import refuse_unless_plain
+from moa.tokenizer_file import LARGEST_FILE, checked_tokenizer
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _WANTED = ("*.json", "model*.safetensors", "*.jinja", "tokenizer.model")
@@ -250,6 +252,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model's folder, in the fast form that a `tokenizer.json` has."""
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         raise UsageError(f"no tokenizer in {folder}: tokenizer.json is missing")
+    _check_tokenizer(folder)
     with _in_one_line(f"load the tokenizer in {folder}"), without_foreign_warnings():
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
@@ -263,6 +266,19 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer
+
+
+def _check_tokenizer(folder: Path) -> None:
+    """Bound the tokenizer's files before a library sees them; else a `UsageError`."""
+    for name in ("tokenizer.json", "tokenizer.model"):
+        file = folder / name
+        if file.is_file() and file.stat().st_size > LARGEST_FILE:
+            raise UsageError(f"{file} is too large for a tokenizer")
+    if (folder / "tokenizer.json").is_file():
+        try:
+            checked_tokenizer(folder / "tokenizer.json")
+        except BundleError as error:
+            raise UsageError(str(error)) from None
 
 
 def locate(
@@ -320,9 +336,10 @@ def _hash_tokenizer(folder: Path) -> str:
     none."""
     path = folder / "tokenizer.json"
     if path.is_file():
+        _check_tokenizer(folder)
         try:
             return tokenizer_hash(path.read_bytes())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{path} is not a tokenizer") from error
     if (folder / "tokenizer.model").is_file():
         return tokenizer_hash(load_tokenizer(folder).backend_tokenizer.to_str())

@@ -15,10 +15,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from edge_client.text.chat import ChatLog
 from edge_client.text.codec import TextCodec
-from edge_client.text.tokenizer_file import tokenizer_errors
 from moa.errors import BundleError, UsageError
 from moa.target.identity import tokenizer_hash
 from moa.text_stream import TextStream
+from moa.tokenizer_file import tokenizer_errors
 
 
 @pytest.fixture

@@ -162,6 +162,7 @@ DAMAGED = "is not a safetensors file, or is damaged"
         ("model.safetensors", (2).to_bytes(8, "little") + b"{?", DAMAGED),
         ("tokenizer.json", b"{", "is not a tokenizer"),
         ("tokenizer.json", b"[]", "is not a tokenizer"),
+        ("tokenizer.json", b'{"model": ' + b"[" * 10**5, "is not a tokenizer"),
     ],
 )
 def test_a_missing_or_damaged_file_is_named(
@@ -192,6 +193,37 @@ def test_a_model_without_a_tokenizer_loads_and_says_so_when_asked(folder: Path) 
     target = Target.load(folder, capacity=16)
     assert target.facts.tokenizer_hash == ""
     with pytest.raises(UsageError, match="no tokenizer in"):
+        load_tokenizer(folder)
+
+
+TEN_TIMES = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        (
+            {"normalizer": {"type": "Sequence", "normalizers": [TEN_TIMES] * 9}},
+            "times as much text",
+        ),
+        ({"decoder": {"type": "Sequence", "decoders": [{"type": "Fuse"}] * 99}}, "64 steps"),
+        ({"pre_tokenizer": {"type": "Nothing"}}, "cannot load the tokenizer"),
+    ],
+)
+def test_a_hostile_tokenizer_is_refused_before_a_library_reads_it(
+    folder: Path, parts: dict[str, Any], said: str
+) -> None:
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | parts))
+    with pytest.raises(UsageError, match=said):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
+def test_a_huge_tokenizer_is_not_read(folder: Path, name: str) -> None:
+    with (folder / name).open("ab") as file:
+        file.truncate(2**40)  # of holes
+    with pytest.raises(UsageError, match="too large for a tokenizer"):
         load_tokenizer(folder)
 
 

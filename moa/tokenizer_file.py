@@ -1,5 +1,5 @@
-"""Reads a tokenizer's file. It is untrusted, and the library has no sandbox, so it is checked
-before it is loaded."""
+"""Reads a tokenizer's file, of a bundle or of a target. It is untrusted, and the library has no
+sandbox, so it is checked before it is loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from moa.errors import BundleError, MoaError
 from moa.safe_text import safe_line
 
-_LARGEST_FILE = 2**26
+LARGEST_FILE = 2**26
 """Bytes; the largest real ones have 34 million."""
 _LARGEST_GROWTH = 64
 """Characters that all steps together may make of one; more could turn a prompt into gigabytes."""
@@ -39,8 +39,22 @@ _parts_of = msgspec.json.Decoder(_Parts)
 
 def read_tokenizer(file: Path) -> Tokenizer:
     """The tokenizer, or an error that names the problem of its file."""
+    content = checked_tokenizer(file)
     try:
-        if file.stat().st_size > _LARGEST_FILE:
+        with tokenizer_errors("read"):
+            tokenizer = Tokenizer.from_buffer(content)
+    except BundleError as error:
+        raise BundleError(f"{file} is not a tokenizer: {safe_line(str(error))}") from None
+    # What a file says of these is no part of its identity: a prompt is never cut in silence.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def checked_tokenizer(file: Path) -> bytes:
+    """The content of a tokenizer's file, once it is neither too large nor makes too much text."""
+    try:
+        if file.stat().st_size > LARGEST_FILE:
             raise BundleError(f"{file} is too large for a tokenizer")
         content = file.read_bytes()
     except OSError:
@@ -50,16 +64,9 @@ def read_tokenizer(file: Path) -> Tokenizer:
         # Normalizer and pre-tokenizer run one after the other on a prompt, the decoder on an answer.
         _check_growth(parts.normalizer, parts.pre_tokenizer)
         _check_growth(parts.decoder)
-        with tokenizer_errors("read"):
-            tokenizer = Tokenizer.from_buffer(content)
-        # What a file says of these is no part of its identity: a prompt is never cut in silence.
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return tokenizer
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, BundleError) as error:
         raise BundleError(f"{file} is not a tokenizer: {safe_line(str(error))}") from None
-    except BundleError as error:
-        raise BundleError(f"{file} is not a tokenizer: {safe_line(str(error))}") from None
+    return content
 
 
 def _check_growth(*parts: msgspec.Raw) -> None:
