@@ -36,9 +36,9 @@ _TIMES = 2.0
 """How much later half of the honest ones may have their first token, or their answer."""
 _SCRIPTS = 40
 _TOKENS = 16
-_REST = 30.0
-"""Seconds between two answers of a client, on average: a thousand ask no more than a core can
-answer in a third of its time."""
+_REST = 60.0
+"""Seconds between two answers of a client, on average: two thirds of a thousand ask for 11 answers
+a second, which take a quarter of a core."""
 _CALM = 20.0
 _TURN = 60.0
 """Seconds without the rude ones, and with them, in turn."""
@@ -50,9 +50,10 @@ _DESCRIPTORS = 16
 
 
 class Answer(NamedTuple):
-    """When it was asked for, and the seconds until its first token and its end."""
+    """When it was asked for, and the seconds until its first token and its end, with those that
+    the connection took."""
 
-    sent: float
+    asked: float
     first: float
     end: float
 
@@ -62,57 +63,48 @@ class Crowd:
     """What the honest clients saw."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
+    wrong: Counter[str] = field(default_factory=Counter)
+    """Why answers were lost."""
     answers: list[Answer] = field(default_factory=list)
-
-    def took(self, device: ScriptedDevice) -> None:
-        """Note the streams of a device: all that came of one was sent for at one time."""
-        streams: dict[float, list[float]] = {}
-        for piece in device.rounds:
-            streams.setdefault(piece.sent, []).append(piece.read - piece.sent)
-        self.answers += [Answer(sent, took[0], took[-1]) for sent, took in streams.items()]
 
     def during(self, spans: list[tuple[float, float]]) -> list[Answer]:
         """Those that were asked for then."""
-        return [one for one in self.answers if any(a <= one.sent < b for a, b in spans)]
+        return [one for one in self.answers if any(a <= one.asked < b for a, b in spans)]
 
 
-class _Restful(ScriptedDevice):
-    """Rests differently long, from stream to stream another way of drafting."""
-
-    rng: random.Random
-    over: asyncio.Event
-    """From then on it is in a hurry."""
-
-    async def _wait(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.over.wait(), self.rng.expovariate(1 / _REST))
-
-    def _next(self) -> Any:
-        self.way = self.rng.choice(["ahead", "server"])
-        return super()._next()
+async def _rest(over: asyncio.Event, seconds: float) -> None:
+    """Wait so long, or until it is over."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(over.wait(), seconds)
 
 
 async def _honest(
     running: Server, known: list[Script], crowd: Crowd, seed: int, over: asyncio.Event
 ) -> None:
-    """One answer after the other; the last one is not broken off."""
+    """One answer after the other, with a rest between them; none is broken off. The next one is
+    asked for when the last has come, so a slow machine is asked less and not more."""
     rng = random.Random(seed)
-    await asyncio.sleep(rng.uniform(0.0, _REST))
+    await _rest(over, rng.uniform(0.0, _REST))
     while not over.is_set():
-        device = _Restful(running.url, rng.choice(known), token=running.honest)
-        device.rng = rng
-        device.over = over
+        device = ScriptedDevice(
+            running.url,
+            rng.choice(known),
+            way=rng.choice(["ahead", "server"]),
+            token=running.honest,
+        )
+        asked = time.perf_counter()
         try:
             await device.run()
         except MoaError as error:
-            crowd.wrong.append(f"after {len(device.tokens)} tokens: {error}")
+            crowd.wrong[str(error)] += 1
             crowd.counts["lost"] += 1
         else:
+            reads = [piece.read for piece in device.rounds]
+            crowd.answers.append(Answer(asked, reads[0] - asked, reads[-1] - asked))
             crowd.counts["answers"] += 1
             crowd.counts["not exact"] += not device.exact
         crowd.counts["sessions opened again"] += device.reopened
-        crowd.took(device)
+        await _rest(over, rng.expovariate(1 / _REST))
 
 
 # ---- the rude ones
@@ -269,7 +261,7 @@ async def thousand(options: argparse.Namespace) -> Found:
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
 
             async def in_turns() -> None:
-                await asyncio.sleep(_REST)
+                await asyncio.sleep(_REST / 2)  # until about half of them have asked
                 for turn in range(turns):
                     began = time.perf_counter()
                     await asyncio.sleep(_CALM)
@@ -301,13 +293,14 @@ async def thousand(options: argparse.Namespace) -> Found:
     without = crowd.during(calm)
     beside = crowd.during(harassed)
     if not without or not beside:
-        return {"counts": crowd.counts}, [*crowd.wrong[:5], "no answers"]
+        return {"counts": crowd.counts, "lost": crowd.wrong}, ["no answers"]
     firsts = [_percentiles([one.first for one in span]) for span in (without, beside)]
     ends = [_percentiles([one.end for one in span]) for span in (without, beside)]
     times = round(max(firsts[1].p50 / firsts[0].p50, ends[1].p50 / ends[0].p50), 2)
     half = len(watched.memory) // 2
     grown = max(watched.memory[half:]) - max(watched.memory[: half + 1])
-    wrong = [*crowd.wrong[:5], *complaints]
+    wrong = [f"{count} answers lost: {why}" for why, count in crowd.wrong.most_common(5)]
+    wrong += complaints
     wrong += [f"{crowd.counts['not exact']} answers differ"] if crowd.counts["not exact"] else []
     wrong += [f"the median answer takes {times} times as long"] if times > _TIMES else []
     if grown > _MEGABYTES and turns > 1:  # the first one fills the cache
