@@ -20,7 +20,7 @@ from edge_client.screen.words import tokens, waiting
 from moa.errors import LinkError, MoaError
 from moa.safe_text import safe_text
 
-_TICK_SECONDS = 1.0
+_TICK_SECONDS = 0.2
 """How often it is said that a check still runs."""
 _RETRY_SECONDS = 1.0
 """Pause between two looks for a verifier that is away."""

@@ -18,13 +18,18 @@ def forwards(count: int) -> str:
     return "1 forward" if count == 1 else f"{count:,} forwards"
 
 
-_LONG = 1.0
-"""Seconds without news after which a reader wants to know that it still goes on."""
+_FIRST_SECONDS = 0.7
+"""Seconds without a change after which a reader is told that it still goes on."""
+_STEP_SECONDS = 0.5
+"""Steps in which these are counted: with the pause until a view is drawn again, both are less than
+a second, so that nothing stands still for longer."""
 
 
 def waiting(seconds: float) -> str:
     """For how long nothing has changed, behind a status that says what is being done."""
-    return f" · waiting for {int(seconds)} s" if seconds >= _LONG else ""
+    if seconds < _FIRST_SECONDS:
+        return ""
+    return f" · waiting for {int(seconds / _STEP_SECONDS) * _STEP_SECONDS:g} s"
 
 
 _ALONE = "independent:"

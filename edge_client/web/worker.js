@@ -8,9 +8,10 @@ import { Table } from "./store.js";
 import { Answering } from "./turn/answering.js";
 import { Endpoint } from "./turn/endpoint.js";
 import { Turn } from "./turn/turn.js";
-import { Writer } from "./turn/writer.js";
+import { needsVerifier, NoWriter, Writer } from "./turn/writer.js";
 
 const KEPT = 4;  // drafters, each with the cache of its last text
+const PATIENCE = 20;  // seconds that an answer which only the verifier can write waits for it
 const STORED_EVERY = 0.25;  // seconds between two stores of a running turn
 const DAY = 86_400_000;
 
@@ -134,6 +135,10 @@ async function takeUp({ id, turn }) {
   await run(device, id, kept, answer, { writes: false, lost: end.choices[0].moa.reason });
 }
 
+function writerOf(device, body, waits) {
+  return waits ? new NoWriter() : new Writer(device, body);
+}
+
 // Passes what happens in a turn to the page's call `id`, and keeps the turn.
 async function run(device, id, kept, turn, { writes, lost }) {
   let stored = 0;
@@ -152,8 +157,10 @@ async function run(device, id, kept, turn, { writes, lost }) {
     for (const name of Object.keys(counted)) counted[name] += chunk.usage?.moa?.[name] ?? 0;
     if (environment.now() - stored > STORED_EVERY) store();
   };
-  const writer = writes ? new Writer(device, kept.body) : null;
-  const answering = new Answering({ turn, body: kept.body, endpoint: endpointAt(kept.address), writer, environment, settle: kept.settle, lost, emit });
+  const waits = needsVerifier(kept.body);
+  const writer = writes ? writerOf(device, kept.body, waits) : null;
+  const settle = waits ? Math.max(kept.settle, PATIENCE) : kept.settle;
+  const answering = new Answering({ turn, body: kept.body, endpoint: endpointAt(kept.address), writer, environment, settle, lost, emit });
   running.set(kept.id, { answering, store });
   try {
     await answering.run();

@@ -6,6 +6,7 @@ accessibility.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -293,6 +294,100 @@ def test_a_stopped_answer_with_an_unverified_end_goes_on_after_its_verified_text
     assert begun["role"] == "assistant"
     assert truth.startswith(begun["content"]), "nothing unverified is a part of the question"
     assert body["prediction"]["content"]
+
+
+SUM = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+ADD = {
+    "name": "add",
+    "description": "Add two numbers",
+    "parameters": {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+        "required": ["a", "b"],
+    },
+}
+
+
+def set_in_settings(page: Any, **values: str) -> None:
+    """Type these into the settings, as a user does."""
+    if page.is_visible("#open-sidebar"):
+        page.click("#open-sidebar")
+    page.click("#open-settings")
+    for name, value in values.items():
+        page.fill(f"#{name}", value)
+    page.click("#settings-title")  # the field is left
+    page.wait_for_function("() => document.activeElement.tagName !== 'TEXTAREA'")
+
+
+def demanding_calls(route: Any) -> None:
+    """The toy calls tools only where it has to."""
+    body = route.request.post_data_json
+    if "tools" in body and body["messages"][-1]["role"] == "user":
+        body["tool_choice"] = "required"
+    route.continue_(post_data=json.dumps(body))
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_json_by_a_schema_tools_and_min_p_are_set_in_the_settings(
+    opened: Open, width: int, tmp_path: Path
+) -> None:
+    page = opened(width, 844)
+    bodies: list[dict[str, Any]] = []
+
+    def asked(request: Any) -> None:
+        if request.url.endswith("/completions"):
+            bodies.append(request.post_data_json)
+
+    page.on("request", asked)
+    set_in_settings(page, schema='{"type": "int"}', min_p="0.1")
+    assert page.text_content("#schema-problem") == (
+        '"int" is no type of JSON: did you mean "integer"?'
+    )
+    picture(page, f"page-settings-{width}")
+    page.keyboard.press("Escape")
+    ask(page, "What is 17 + 25?")
+    page.wait_for_selector("#settings[open]")
+    assert bodies == [], "nothing is sent that cannot be meant"
+    page.keyboard.press("Escape")
+    assert page.input_value("#prompt") == "What is 17 + 25?"
+    set_in_settings(page, schema=json.dumps(SUM))
+    assert page.text_content("#schema-problem") == ""
+    page.keyboard.press("Escape")
+    assert page.text_content("#structure") == "answers in JSON"
+    ask(page, "What is 17 + 25?")
+    assert isinstance(json.loads(complete(page))["sum"], int)
+    assert bodies[0]["min_p"] == 0.1
+    assert bodies[0]["response_format"]["json_schema"]["schema"] == SUM
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+    page.click("#open-sidebar") if width < 500 else None
+    page.click("#new")
+    set_in_settings(page, schema="", tools=json.dumps([ADD]))
+    page.keyboard.press("Escape")
+    assert page.text_content("#structure") == "1 tool"
+    page.route("**/v1/chat/completions", demanding_calls)
+    ask(page, "What is 17 + 25?")
+    page.wait_for_selector(".results textarea")
+    assert page.locator(".call code").text_content() == "add"
+    assert page.locator(".call dt").all_text_contents() == ["a", "b"]
+    picture(page, f"page-call-{width}")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.fill(".results textarea", "42")
+    page.click(".results button")
+    page.wait_for_function("() => document.querySelectorAll('.assistant').length === 2")
+    page.wait_for_function("() => document.querySelector('#stop').hidden")
+    *_, call, result = bodies[-1]["messages"]
+    assert call["tool_calls"][0]["function"]["name"] == "add"
+    assert result == {
+        "role": "tool",
+        "tool_call_id": call["tool_calls"][0]["id"],
+        "content": "42",
+    }
+    assert page.locator(".message.tool .who").text_content() == "Result of add"
+    picture(page, f"page-result-{width}")
+    page.reload()
+    page.wait_for_selector(".message.tool")
+    assert page.locator(".call").count() == 1, "it is kept"
 
 
 def test_a_reload_takes_a_running_answer_up_again(opened: Open, device: Device, truth: str) -> None:

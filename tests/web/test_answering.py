@@ -220,3 +220,18 @@ def test_whatever_happens_the_end_is_the_targets(node: Node, seed: int) -> None:
     assert page.text == TEXT
     assert page.verified == len(TEXT)
     assert isinstance(found["over"], float | int)
+
+
+def test_an_answer_that_only_the_verifier_can_write_waits_for_it(node: Node) -> None:
+    page, found = play(node, [[0.5, "up", False], [15, "up", True]], structured=True, settle=20)
+    assert page.text == TEXT
+    assert page.cuts == 0
+    page, found = play(node, [[0.5, "up", False]], structured=True, settle=20)
+    assert TEXT.startswith(page.text), "this device wrote nothing"
+    assert page.end == {"reason": "link", "all_verified": False, "verified": len(page.text)}
+    assert page.notices == [
+        "only the verifier writes JSON by a schema and calls tools: the answer waits for it"
+    ]
+    assert found["over"] == pytest.approx(20.5, abs=0.1)
+    page, _ = play(node, [], structured=True, alone=True)
+    assert (page.text, (page.end or {})["reason"]) == ("", "link")

@@ -12,7 +12,7 @@ HANDLE = """
     if (ask.node) return [noteOf(ask.node), continuable(ask.node)];
     const live = new Answer();
     for (const chunk of ask.chunks) live.take(chunk);
-    live.quiet = ask.quiet;
+    live.sign = ask.sign;
     if (ask.model) return writingOf({ model: ask.model }, live);
     return progressOf({ reading: ask.reading }, live);
 """
@@ -23,7 +23,7 @@ def said(node: Node, *texts: tuple[str, int], **more: Any) -> str:
         {"choices": [{"delta": {"content": text}, "moa": {"verified": verified}}]}
         for text, verified in texts
     ]
-    return str(node.ask({"chunks": chunks, "quiet": 0, "reading": None, **more}))
+    return str(node.ask({"chunks": chunks, "sign": "", "reading": None, **more}))
 
 
 def test_nothing_is_said_of_verified_text_that_comes(node: Node) -> None:
@@ -35,8 +35,9 @@ def test_what_is_not_verified_is_counted(node: Node) -> None:
 
 
 def test_silence_is_counted_in_seconds_with_text_and_without(node: Node) -> None:
-    assert said(node, quiet=4) == "no word for 4 s"
-    assert said(node, ("Hé👩", 1), quiet=2) == "2 characters not verified yet; no word for 2 s"
+    assert said(node, sign="no word for 4 s") == "no word for 4 s"
+    told = said(node, ("Hé👩", 1), sign="no word for 2 s")
+    assert told == "2 characters not verified yet; no word for 2 s"
 
 
 def test_a_prompt_that_is_read_says_how_far(node: Node) -> None:

@@ -30,6 +30,7 @@ HANDLE = """
         show(turn.replay());
       }
       const { ids, before } = turn.alone ? turn.here() : { ids: [], before: turn.text };
+      if (ask.at(-1)[0] === "calls") return answer.calls;
       const whole = answer.done && answer.allVerified;
       return [answer.text, answer.verified, whole, turn.text, before, [...ids], turn.unseen];
     });
@@ -143,3 +144,18 @@ def test_an_answer_that_was_left_unverified_is_checked_later(node: Node) -> None
     assert found[3][:3] == ["Hello, Bob", 5, False]
     assert found[4][:2] == ["Hello, Bob", 5]
     assert found[-1][:3] == ["Hello, Ada", 10, True]
+
+
+def test_calls_reach_the_page_also_of_a_turn_that_is_taken_up(node: Node) -> None:
+    call = {
+        "index": 0,
+        "id": "c",
+        "type": "function",
+        "function": {"name": "add", "arguments": "{}"},
+    }
+    told = {"choices": [{"delta": {"tool_calls": [call]}, "moa": {"verified": 0}}]}
+    end = {"choices": [{"delta": {}, "finish_reason": "tool_calls", "moa": {"reason": "eos"}}]}
+    kept = [{"id": "c", "name": "add", "arguments": "{}"}]
+    script: list[Any] = [["begins", "s"], ["chunk", told], ["chunk", end]]
+    assert node.ask([*script, ["calls"]])[-2] == kept
+    assert node.ask([*script, ["reload"], ["calls"]])[-1] == kept, "stored with the turn"

@@ -3,6 +3,7 @@
 import { Answering } from "../../edge_client/web/turn/answering.js";
 import { Endpoint } from "../../edge_client/web/turn/endpoint.js";
 import { Turn } from "../../edge_client/web/turn/turn.js";
+import { NoWriter } from "../../edge_client/web/turn/writer.js";
 
 class Clock {
   now = 0;
@@ -143,6 +144,11 @@ class Oracle {
   close() {}
 }
 
+// `ask.structured`: the answer has a form that only the endpoint follows.
+function writerOf(clock, ask) {
+  return ask.structured ? new NoWriter() : new Oracle(clock, ask.text, ask.wrong ?? [], ask.most ?? 1000);
+}
+
 // Plays `ask.script`, a list of [time, verb, value]; returns what the page was told, when, and what the endpoint was asked.
 export async function play(ask) {
   const clock = new Clock(), told = [], statuses = [];
@@ -160,8 +166,8 @@ export async function play(ask) {
     if (state) told.push([clock.now, { kill: true }], [clock.now, turn.replay()]);
     if (!writes) turn.end = null;
     const emit = (chunk) => { if (answering === mine[0]) told.push([clock.now, structuredClone(chunk)]); };
-    answering = new Answering({ turn, body: { messages: [] }, endpoint, environment, settle: 1, emit,
-      writer: writes ? new Oracle(clock, ask.text, ask.wrong ?? [], ask.most ?? 1000) : null });
+    answering = new Answering({ turn, body: { messages: [] }, endpoint, environment, settle: ask.settle ?? 1, emit,
+      writer: writes ? writerOf(clock, ask) : null });
     mine[0] = answering;
     over = null;
     const one = answering;

@@ -1,6 +1,8 @@
 // The text of one answer while it is written: what is verified, what is not yet, and what was withdrawn.
 // Positions count characters (code points), as the endpoint does, from where the text before ends that is continued.
 
+import { callOf } from "./structure.js";
+
 export class Answer {
   constructor(before = "") {
     this.characters = [...before];
@@ -8,8 +10,9 @@ export class Answer {
     this.reason = "";
     this.allVerified = true;
     this.done = false;
-    this.quiet = 0;  // seconds for which nothing was heard of it, where that is worth a word
+    this.sign = "";  // what the reader is told while nothing changes
     this.usage = null;
+    this.calls = [];  // of tools, each complete
   }
 
   get text() { return this.characters.join(""); }
@@ -26,6 +29,7 @@ export class Answer {
         withdrawn = this.characters.splice(this.begin + marks.cut).join("");
       }
       if (choice.delta?.content) this.characters.push(...choice.delta.content);
+      for (const { index, ...call } of choice.delta?.tool_calls ?? []) this.calls[index] = callOf(call);
       if (marks.verified !== undefined) this.verified = this.begin + marks.verified;
       this.verified = Math.min(this.characters.length, this.verified);
       if (choice.finish_reason) {

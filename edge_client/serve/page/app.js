@@ -2,13 +2,15 @@
 
 import { Answer, ChatView, verifiedText, willBeChecked } from "./chat.js";
 import { Figures } from "./figures.js";
+import { LOOK_SECONDS, Signs } from "./signs.js";
 import { add, asMarkdown, imported, matches, newConversation, path, Shelf, Table } from "./store.js";
+import { messageOf, schemaOf, structureFields, structureWords, toolsOf, Unusable } from "./structure.js";
 import { ApiError, choose, chunks, ENDPOINTS, MODES, model as modelName, setLink, status as linkStatus, stop } from "./stream.js";
 
 const $ = (id) => document.getElementById(id);
-const SAMPLING = ["temperature", "top_p", "top_k", "max_tokens", "seed"];
+const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
 const LARGEST_FILE = 256 * 1024;  // bytes of an attached text: more than a context holds
-const DEFAULTS = { mode: "provisional", theme: "", max_tokens: "", temperature: "", top_p: "", top_k: "", stop: "", seed: "", endpoint: "", key: "" };
+const DEFAULTS = { mode: "provisional", theme: "", max_tokens: "", temperature: "", top_p: "", top_k: "", min_p: "", stop: "", schema: "", tools: "", seed: "", endpoint: "", key: "" };
 
 // What the embedded model can do.
 const DEMO = {
@@ -25,8 +27,10 @@ const settings = { ...DEFAULTS, ...JSON.parse(localStorage.getItem("settings") ?
 const running = new Map();  // node id -> { abort, node, conversation }
 const shelf = new Shelf(new Table("moa-edge", "conversations"), (id) => running.has(id));
 const tabs = globalThis.BroadcastChannel ? new BroadcastChannel("moa-edge") : null;  // they tell one another what has changed
-const view = new ChatView($("messages"), { retry, proceed, edit, show, ask, empty, leave });
+const view = new ChatView($("messages"), { retry, proceed, edit, show, ask, empty, leave, results });
 const figures = new Figures($("figures"));
+
+const seconds = () => performance.now() / 1000;
 
 function say(text) { $("status").textContent = text; }
 
@@ -182,6 +186,16 @@ async function proceed(node) {
   if (conversation === current) view.draw(node);
 }
 
+// What the calls of an answer have returned: the conversation goes on from there.
+function results(node, texts) {
+  let last = node;
+  for (const [at, call] of node.calls.entries()) {
+    last = add(current, last.id, "tool", texts[at]);
+    Object.assign(last, { call: call.id, name: call.name });
+  }
+  answer(current, last);
+}
+
 function show(leaf) { current.leaf = leaf; keep(current); open(current); }
 
 function answer(conversation, question, how = {}) {
@@ -193,14 +207,16 @@ function answer(conversation, question, how = {}) {
 
 function request(conversation, node, { again = false, onward = false, expected = "" } = {}) {
   const said = path(conversation, onward && node.text ? node.id : node.parent);
-  const failed = new Set(said.filter((one) => one.role === "assistant" && !one.text).flatMap((one) => [one.id, one.parent]));
-  const messages = said.filter((one) => !failed.has(one.id)).map(({ role, text }) => ({ role, content: text }));
+  const empty = said.filter((one) => one.role === "assistant" && !one.text && !one.calls?.length);
+  const failed = new Set(empty.flatMap((one) => [one.id, one.parent]));
+  const messages = said.filter((one) => !failed.has(one.id)).map(messageOf);
   if (conversation.system) messages.unshift({ role: "system", content: conversation.system });
   const body = { model, messages, stream: true, stream_options: { include_usage: true }, reasoning_format: "none", moa: { mode: settings.mode, resumable: true } };
   if (settings.mode === "provisional") body.moa.patience = 1;  // it is checked later in any case
   for (const name of SAMPLING) if (settings[name] !== "") body[name] = Number(settings[name]);
   const stops = settings.stop.split("\n").filter(Boolean);
   if (stops.length) body.stop = stops;
+  Object.assign(body, structureFields(settings.schema, settings.tools));
   if (expected) body.prediction = { type: "content", content: expected };
   if (again && !body.temperature) body.temperature = AGAIN;
   return body;
@@ -239,16 +255,16 @@ async function write(conversation, node, how) {
   buttons();
   list();
   say("Answering");
-  const body = node.stream ? null : request(conversation, node, how);
   const started = (id) => { node.stream = id; keep(conversation); };
-  const began = body ? performance.now() : 0;
+  const began = node.stream ? 0 : performance.now();
   let frame = 0, last = 0, withdrawn = "";
-  work.newsAt = performance.now();
+  work.signs = new Signs(seconds());
   const draw = () => { frame = 0; if (conversation === current) view.draw(node, live, withdrawn); withdrawn = ""; };
   try {
+    const body = node.stream ? null : request(conversation, node, how);
     for await (const chunk of chunks({ body, id: node.stream, key: settings.key, signal: work.abort.signal, started })) {
       const gone = live.take(chunk);
-      if (chunk.choices?.length || chunk.moa?.reading) work.newsAt = performance.now();
+      work.signs.heard(seconds(), Boolean(gone || chunk.choices?.[0]?.delta?.content || chunk.moa?.reading));
       if (chunk.choices?.[0]?.delta?.content) last = performance.now();
       if (gone) {
         withdrawn = gone;
@@ -258,6 +274,7 @@ async function write(conversation, node, how) {
       if (chunk.moa?.link) linkState(chunk.moa.link, chunk.moa.detail);
       if (chunk.moa?.notice) notice(chunk.moa.notice);
       node.text = live.text;
+      if (live.calls.length) node.calls = live.calls;
       frame ||= requestAnimationFrame(draw);
     }
     node.reason = work.halted ? "stopped" : live.reason;
@@ -285,18 +302,18 @@ async function write(conversation, node, how) {
 }
 
 // The speed is that of the writing: an answer without a verifier waits for one at its end.
-function settle(node, live, seconds) {
+function settle(node, live, writing) {
   node.verified = live.allVerified && live.verified === live.characters.length;
   node.lost = !node.verified && $("link").dataset.state === "none";  // nobody will check it
   const { completion_tokens: tokens, total_tokens: total, moa } = live.usage ?? {};
-  if (tokens) node.usage = { tokens, total, context, seconds: seconds || (moa?.seconds ?? 0) };
+  if (tokens) node.usage = { tokens, total, context, seconds: writing || (moa?.seconds ?? 0) };
 }
 
 // Answers that the device has finished alone: the endpoint has them checked when the verifier is back, and keeps the
 // corrected streams. One that is being checked just now is followed for as long as that goes on.
 let checking = false;
 const isMine = (node) => (node.where ?? HERE) === HERE;
-const followed = new Map();  // node id -> what ends the reading of its check
+const followed = new Map();  // node id -> the reading of its check: { abort, node, conversation, answer, signs, shown }
 
 async function recheck() {
   if (checking) return;
@@ -314,7 +331,8 @@ async function recheck() {
 
 async function follow(conversation, node) {
   const { stream } = node, live = new Answer(node.before), abort = new AbortController();
-  followed.set(node.id, abort);
+  const reading = { abort, node, conversation, answer: live, signs: new Signs(seconds()), shown: false };
+  followed.set(node.id, reading);
   let shown = false, withdrawn = "", frame = 0;
   const same = () => node.stream === stream && !running.has(node.id) && !node.left;  // it may be continued meanwhile
   const draw = () => {
@@ -325,15 +343,18 @@ async function follow(conversation, node) {
   try {
     for await (const chunk of chunks({ id: stream, key: settings.key, signal: abort.signal })) {
       const replayed = !live.done && !shown;  // what was there before
+      const before = live.verified;
       const gone = live.take(chunk);
+      reading.signs.heard(seconds(), Boolean(gone || live.verified !== before || chunk.choices?.[0]?.delta?.content));
       if (replayed || !same()) continue;
       if (!shown) node.check = { checked: live.verified - live.begin, of: live.characters.length - live.begin };
-      if (gone) {
+      const goesOn = !shown && live.text.length > node.text.length;
+      if (gone || goesOn) {
         withdrawn = gone;
-        shown = true;
+        shown = reading.shown = true;
         live.done = false;
-        node.check = { corrected: true };
-        notice("The verifier corrects an answer that was written offline");
+        node.check = gone ? { corrected: true } : { goesOn: true };
+        notice(gone ? "The verifier corrects an answer that was written offline" : "The verifier goes on with an answer");
       }
       frame ||= requestAnimationFrame(draw);
     }
@@ -353,6 +374,7 @@ async function follow(conversation, node) {
       notice(withdrawn ? "The verifier has corrected an answer that was written offline" : "An answer that was written offline is verified");
     }
     node.text = live.text;
+    if (live.calls.length) node.calls = live.calls;
     node.settled = live.text.length;
     node.verified = true;
     node.reason = live.reason;
@@ -372,20 +394,25 @@ async function follow(conversation, node) {
 function leave(node) {
   node.left = true;
   delete node.check;
-  followed.get(node.id)?.abort();
+  followed.get(node.id)?.abort.abort();
   stop(node.stream, settings.key);
   view.draw(node);
   keep(current);
 }
 
-// An answer of which nothing was heard for a while says how long.
-const QUIET = 1.5;  // seconds
+// An answer that stands still says for how long, and so does a check.
 function tick() {
-  for (const { node, answer: live, newsAt, conversation } of running.values()) {
-    const seconds = (performance.now() - newsAt) / 1000;
-    if (seconds < QUIET && !live.quiet) continue;
-    live.quiet = seconds < QUIET ? 0 : Math.round(seconds);
+  for (const { node, answer: live, signs, conversation } of running.values()) {
+    const words = signs.words(seconds());
+    if (words === live.sign) continue;
+    live.sign = words;
     if (conversation === current) view.note(node, live);
+  }
+  for (const { node, answer: live, signs, conversation, shown } of followed.values()) {
+    const words = signs.words(seconds());
+    if (!node.check || words === live.sign) continue;
+    live.sign = node.check.sign = words;
+    if (conversation === current) view.note(node, shown ? live : null);
   }
 }
 
@@ -489,6 +516,29 @@ function openSettings() {
   $("settings").showModal();
 }
 
+// What is wrong with a field, "" for nothing.
+function problemOf(check) {
+  try {
+    check();
+    return "";
+  } catch (error) {
+    if (error instanceof Unusable) return error.message;
+    throw error;
+  }
+}
+
+// Says beside the fields what is wrong with them, and beside the message box that they are set.
+function tellStructure() {
+  const problems = { schema: problemOf(() => schemaOf(settings.schema)), tools: problemOf(() => toolsOf(settings.tools)) };
+  for (const [name, problem] of Object.entries(problems)) {
+    $(`${name}-problem`).textContent = problem;
+    $(name).setAttribute("aria-invalid", String(Boolean(problem)));
+  }
+  const words = structureWords(settings.schema, settings.tools);
+  $("structure").textContent = words;
+  $("structure").hidden = !words;
+}
+
 async function look() {
   try {
     const status = await linkStatus(settings.key);
@@ -530,6 +580,13 @@ function bind() {
   const send = () => {
     const text = $("prompt").value;
     if (!text.trim() || mine().length) return;
+    const unusable = ["schema", "tools"].find((name) => $(`${name}-problem`).textContent);
+    if (unusable) {
+      say(`The ${unusable} in the settings cannot be used: mend or clear it`);
+      openSettings();
+      $(unusable).focus();
+      return;
+    }
     $("prompt").value = "";
     ask(text.trim());
   };
@@ -575,8 +632,11 @@ function bind() {
       sessionStorage.setItem("key", key);  // a key is kept no longer than this tab
       localStorage.setItem("settings", JSON.stringify(kept));
       document.documentElement.dataset.theme = settings.theme;
+      tellStructure();
     });
   }
+  $("structure").addEventListener("click", openSettings);
+  tellStructure();
   $("system").addEventListener("change", () => { current.system = $("system").value; if (conversations.includes(current)) keep(current); });
   $("mode").parentElement.hidden = !MODES;
   $("endpoint").parentElement.hidden = ENDPOINTS.length < 2;
@@ -605,7 +665,7 @@ async function start() {
     }
   }
   setInterval(() => { if (!document.hidden) look(); }, 1000);
-  setInterval(tick, 500);
+  setInterval(tick, 1000 * LOOK_SECONDS);
   document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
 }
 

@@ -3,6 +3,7 @@
 import { Answer } from "./answer.js";
 import { markdown, putOff } from "./render.js";
 import { newestLeaf, path, siblings } from "./store.js";
+import { argumentsOf } from "./structure.js";
 
 const STILL_SHOWN = 1500;  // ms that withdrawn text stays to be seen
 const ENDED = {
@@ -43,7 +44,11 @@ async function copy(text) {
   }
 }
 
-const checkOf = ({ corrected, checked, of }) => (corrected ? "the verifier is correcting this answer" : `checking, ${checked} of ${of} characters`);
+function checkOf({ corrected, goesOn, checked, of }) {
+  if (corrected) return "the verifier is correcting this answer";
+  if (goesOn) return "the verifier goes on with this answer";
+  return `checking, ${checked} of ${of} characters`;
+}
 
 // Of an answer that is being written: what of it is not verified, and a sign of life where nothing comes.
 export function progressOf(node, live) {
@@ -51,7 +56,7 @@ export function progressOf(node, live) {
   const notes = [];
   if (!live.characters.length && node.reading) notes.push(`reading the prompt, ${node.reading.done} of ${node.reading.total} tokens`);
   if (open) notes.push(`${open} characters not verified yet`);
-  if (live.quiet) notes.push(`no word for ${live.quiet} s`);
+  if (live.sign) notes.push(live.sign);
   return notes.join("; ");
 }
 
@@ -59,6 +64,9 @@ export function progressOf(node, live) {
 export function noteOf(node) {
   if (node.error) return node.error;
   const written = [...node.text].length;
+  if (!written && node.verified === false && !node.calls?.length && !node.check) {
+    return willBeChecked(node) ? "nothing is written yet: asked again when the verifier is back" : "nothing was written";
+  }
   const alone = node.verified === false ? written - [...node.text.slice(0, node.settled ?? 0)].length : 0;
   const notes = [];
   if (node.reason === "length") {
@@ -66,7 +74,7 @@ export function noteOf(node) {
     notes.push(continuable(node) ? `cut at ${where}: Continue goes on` : `cut at ${where}`);
   }
   if (ENDED[node.reason]) notes.push(ENDED[node.reason]);
-  if (node.check) notes.push(checkOf(node.check));
+  if (node.check) notes.push(checkOf(node.check), ...(node.check.sign ? [node.check.sign] : []));
   else if (alone) {
     const what = alone === written ? "written by this device alone" : `the last ${alone} characters were written by this device alone`;
     notes.push(`${what}: ${willBeChecked(node) ? "checked when the verifier is back" : "not checked"}`);
@@ -84,6 +92,7 @@ const CUT = ["length", "stopped", "guard", "link"];
 
 // Whether more of this answer can be asked for. One that waits for its check goes on by itself.
 export function continuable(node) {
+  if (node.calls?.length) return false;  // it goes on with their results
   if (!node.text || node.error || willBeChecked(node)) return false;
   return CUT.includes(node.reason);
 }
@@ -112,8 +121,36 @@ function measured(usage) {
   return parts.join(" · ");
 }
 
+// The line above a message.
+function headOf(node, live) {
+  if (node.role === "user") return "You";
+  if (node.role === "tool") return `Result of ${node.name}`;
+  return live ? writingOf(node, live) : writerOf(node);
+}
+
+// One call, readable: the function's name, and each argument on a line of its own.
+function callBlock(call) {
+  const block = document.createElement("section");
+  block.className = "call";
+  const head = document.createElement("div");
+  const name = document.createElement("code");
+  name.textContent = call.name;
+  head.append("Calls ", name);
+  const list = document.createElement("dl");
+  for (const [argument, value] of argumentsOf(call)) {
+    const term = document.createElement("dt");
+    term.textContent = argument;
+    const given = document.createElement("dd");
+    given.textContent = value;
+    list.append(term, given);
+  }
+  block.append(head, list);
+  return block;
+}
+
 export class ChatView {
-  // `act` does what the buttons ask: { retry(node), proceed(node), edit(node, text), show(leaf), ask(text), empty() }.
+  // `act` does what the buttons ask: { retry(node), proceed(node), edit(node, text), show(leaf), ask(text), empty(),
+  // results(node, texts), leave(node) }.
   constructor(parent, act) {
     this.parent = parent;
     this.act = act;
@@ -148,7 +185,7 @@ export class ChatView {
     const body = box.querySelector(".body");
     box.setAttribute("aria-busy", String(Boolean(live)));
     body.classList.toggle("caret", Boolean(live) && !withdrawn);
-    if (node.role === "user") {
+    if (node.role !== "assistant") {
       body.textContent = node.text;
     } else {
       const unsettled = node.text.slice(node.settled ?? node.text.length);
@@ -160,10 +197,49 @@ export class ChatView {
       if (withdrawn) this.#strike(body, withdrawn);
       else if (this.struck?.body === body) (body.lastElementChild ?? body).append(this.struck.gone);
     }
+    this.#calls(box, node, live);
     this.#note(box, node, live);
     const more = box.querySelector(".more");
     if (more) more.hidden = !continuable(node);
     if (follow) this.toEnd();
+  }
+
+  // The calls of an answer, and where they are the last word, fields for what they return. They are drawn anew only where they
+  // have changed: the user may be typing.
+  #calls(box, node, live) {
+    const calls = live?.calls ?? node.calls ?? [];
+    const asks = !live && calls.length > 0 && this.conversation?.leaf === node.id;
+    const shown = calls.length ? JSON.stringify([calls, asks]) : "";
+    const place = box.querySelector(".calls");
+    if (!place || (place.dataset.shown ?? "") === shown) return;
+    place.dataset.shown = shown;
+    place.replaceChildren(...calls.map(callBlock));
+    if (asks) place.append(this.#results(node, calls));
+  }
+
+  // A form: what each call has returned, typed by the user.
+  #results(node, calls) {
+    const form = document.createElement("form");
+    form.className = "results";
+    const fields = calls.map((call) => {
+      const label = document.createElement("label");
+      label.textContent = `Result of ${call.name}`;
+      const field = document.createElement("textarea");
+      field.rows = 1;
+      field.required = true;
+      field.placeholder = "What it returned, as text or JSON";
+      label.append(field);
+      form.append(label);
+      return field;
+    });
+    const send = button(calls.length > 1 ? "Send the results" : "Send the result", "", () => {});
+    send.type = "submit";
+    form.append(send);
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.act.results(node, fields.map((field) => field.value));
+    });
+    return form;
   }
 
   // The language of a code block, and a button that copies it.
@@ -198,7 +274,9 @@ export class ChatView {
     note.className = "note";
     const figures = document.createElement("div");
     figures.className = "measured";
-    box.append(who, body, note, figures, this.#tools(node, box));
+    const calls = document.createElement("div");
+    calls.className = "calls";
+    box.append(who, body, calls, note, figures, this.#tools(node, box));
     this.boxes.set(node.id, box);
     this.draw(node);
     return box;
@@ -214,8 +292,8 @@ export class ChatView {
     const note = box.querySelector(".note");
     note.classList.toggle("error", Boolean(node.error));
     note.classList.toggle("ended", !live && Boolean(node.verified));
-    box.querySelector(".who").textContent = node.role === "user" ? "You" : live ? writingOf(node, live) : writerOf(node);
-    if (live && node.check) note.textContent = checkOf(node.check);
+    box.querySelector(".who").textContent = headOf(node, live);
+    if (live && node.check) note.textContent = [checkOf(node.check), live.sign].filter(Boolean).join("; ");
     else if (live) note.textContent = progressOf(node, live);
     else note.textContent = node.role === "assistant" ? noteOf(node) : "";
     const leave = box.querySelector(".leave");
@@ -236,9 +314,9 @@ export class ChatView {
       on.disabled = at === family.length - 1;
       tools.append(back, `${at + 1}/${family.length}`, on);
     }
-    tools.append(copyButton("Copy this message", () => node.text));
+    tools.append(copyButton("Copy this message", () => node.text || JSON.stringify(node.calls, null, 1)));
     if (node.role === "user") tools.append(button("Edit", "Edit this message", () => this.#edit(node, box)));
-    else {
+    if (node.role === "assistant") {
       tools.append(button("Again", "Again: another answer, sampled at temperature 0.8 where none is set", () => this.act.retry(node)));
       const more = button("Continue", "Continue this answer", () => this.act.proceed(node));
       more.className = "more";

@@ -121,7 +121,7 @@ export function sound(given) {
 
 function soundNode(nodes, id) {
   const node = nodes[id];
-  if (!ID.test(id) || !node || node.id !== id || !["user", "assistant"].includes(node.role)) return false;
+  if (!ID.test(id) || !node || node.id !== id || !["user", "assistant", "tool"].includes(node.role)) return false;
   if (!text(node.text) || !text(node.parent) || !Number.isFinite(node.at)) return false;
   return node.parent === "" || Object.hasOwn(nodes, node.parent);
 }
@@ -139,6 +139,11 @@ function withoutCircle(nodes, ids) {
   return true;
 }
 
+function soundCall(call) {
+  if (!call || ![call.id, call.name, call.arguments].every(text)) return false;
+  return call.id.length <= 128 && call.name.length <= 64 && call.arguments.length <= LONGEST_ARGUMENTS;
+}
+
 // The conversation of a file: what its messages say, and nothing that this page would act on, as an answer that is still
 // running somewhere. Null if it is none.
 export function imported(given) {
@@ -153,9 +158,15 @@ export function imported(given) {
   return { id, title: title.slice(0, LONGEST_TITLE), system, updated, nodes, leaf };
 }
 
-function harmless({ model, writer, reason, error, verified, settled, usage }) {
+const MOST_CALLS = 128;
+const LONGEST_ARGUMENTS = 100_000;
+
+function harmless({ model, writer, reason, error, call, name, calls, verified, settled, usage }) {
   const kept = {};
-  for (const [name, value] of Object.entries({ model, writer, reason, error })) if (text(value)) kept[name] = value.slice(0, 300);
+  for (const [name_, value] of Object.entries({ model, writer, reason, error, call, name })) {
+    if (text(value)) kept[name_] = value.slice(0, 300);
+  }
+  if (Array.isArray(calls)) kept.calls = calls.slice(0, MOST_CALLS).filter(soundCall).map(({ id, name, arguments: given }) => ({ id, name, arguments: given }));
   if (typeof verified === "boolean") kept.verified = verified;
   if (Number.isInteger(settled) && settled >= 0) kept.settled = settled;
   if (usage && typeof usage === "object") {
@@ -305,6 +316,16 @@ function replace(node, by) {
 }
 
 export function asMarkdown(conversation) {
-  const said = path(conversation).map((node) => `## ${node.role === "user" ? "You" : "Assistant"}\n\n${node.text}\n`);
+  const said = path(conversation).map((node) => `## ${speaker(node)}\n\n${[node.text, ...(node.calls ?? []).map(callAsMarkdown)].filter(Boolean).join("\n\n")}\n`);
   return `# ${conversation.title || "Conversation"}\n\n${said.join("\n")}`;
+}
+
+function speaker(node) {
+  if (node.role === "user") return "You";
+  if (node.role === "tool") return `Result of ${node.name}`;
+  return "Assistant";
+}
+
+function callAsMarkdown(call) {
+  return `Calls \`${call.name}\`:\n\n\`\`\`json\n${call.arguments}\n\`\`\``;
 }

@@ -1,8 +1,8 @@
 // Keeps the page's own files, so that it opens without any network. Answers never pass through here.
 const MINE = "moa-page-";  // other pages of this origin have caches, too: only our own are touched
 const CACHE = `${MINE}2 ${self.registration.scope}`;
-const FILES = ["./", "style.css", "app.js", "answer.js", "chat.js", "events.js", "figure.js", "figures.js", "highlight.js", "markdown.js", "render.js", "script.js",
-  "store.js", "stream.js", "temml.css", "temml.min.js", "theme.css", "manifest.webmanifest", "icon.svg"];
+const FILES = ["./", "style.css", "app.js", "answer.js", "chat.js", "events.js", "figure.js", "figures.js", "highlight.js", "markdown.js", "render.js", "script.js", "signs.js",
+  "store.js", "stream.js", "structure.js", "temml.css", "temml.min.js", "theme.css", "manifest.webmanifest", "icon.svg"];
 
 self.addEventListener("install", (event) => {
   event.waitUntil(caches.open(CACHE).then((cache) => cache.addAll(FILES)).then(() => self.skipWaiting()));

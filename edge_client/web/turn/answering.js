@@ -36,6 +36,7 @@ export class Answering {
     /** @type {any} */
     this.error = null;
     this.told = "";
+    this.saidWhy = false;
     /** Ends the request under way. */
     this.attempt = new AbortController();
     /** @type {Set<() => void>} */
@@ -228,6 +229,7 @@ export class Answering {
         continue;
       }
       if (!this.#mayWrite(writer)) {
+        this.#sayWhy(writer);
         this.#block();
         continue;
       }
@@ -245,6 +247,13 @@ export class Answering {
       const warning = writer.guard.warning(turn.unseen.length);
       if (warning) this.emit({ moa: { notice: warning } });
     }
+  }
+
+  /** What the user is to know of a device that must not write. @param {any} writer */
+  #sayWhy(writer) {
+    if (!writer.why || this.saidWhy) return;
+    this.saidWhy = true;
+    this.emit({ moa: { notice: writer.why } });
   }
 
   /** Nothing more can be written here, for now. */
@@ -287,7 +296,7 @@ export class Answering {
       if (!this.writer && waiting.downSince !== null) return this.#end(this.lost);
       if (!turn.end && this.blockedSince !== null) {
         const at = waiting.endAt(this.blockedSince, this.endpoint && !turn.refused ? this.settle : 0);
-        if (at !== null && at <= now()) return this.#end(turn.finish || "guard");
+        if (at !== null && at <= now()) return this.#end(turn.finish || this.writer?.blockedReason || "guard");
         next = Math.min(next, at ?? Infinity);
       }
       await this.#change(next === Infinity ? null : next - now());

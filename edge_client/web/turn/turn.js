@@ -9,10 +9,10 @@
  * @typedef {{begin: number, ids: number[], ends: number[]}} Alone */
 /** All of it as plain data: a page that was killed goes on with it.
  * @typedef {{text: string, verified: number, stream: string, seen: string, theirs: {text: string, verified: number},
- *   alone: Alone | null, finish: string, end: any, refused: string}} TurnState */
+ *   calls: any[], alone: Alone | null, finish: string, end: any, refused: string}} TurnState */
 
 /** @type {TurnState} */
-const NEW = { text: "", verified: 0, stream: "", seen: "", theirs: { text: "", verified: 0 }, alone: null, finish: "", end: null, refused: "" };
+const NEW = { text: "", verified: 0, stream: "", seen: "", theirs: { text: "", verified: 0 }, calls: [], alone: null, finish: "", end: null, refused: "" };
 
 export class Turn {
   /** @param {Partial<TurnState>} kept */
@@ -26,6 +26,8 @@ export class Turn {
     /** Its text so far, and how much of that will not change. */
     this.theirs = [...state.theirs.text];
     this.sure = state.theirs.verified;
+    /** Its calls of tools so far, each complete. @type {any[]} */
+    this.calls = [...state.calls];
     /** How many characters both texts are known to have in common. */
     this.agreed = this.#common(0);
     /** @type {Alone | null} */
@@ -41,8 +43,9 @@ export class Turn {
   /** @returns {TurnState} */
   kept() {
     const { text, verified, stream, seen, finish, end, refused } = this;
+    const calls = [...this.calls];
     const alone = this.alone && structuredClone(this.alone);
-    return { text, verified, stream, seen, theirs: { text: this.theirs.join(""), verified: this.sure }, alone, finish, end, refused };
+    return { text, verified, stream, seen, theirs: { text: this.theirs.join(""), verified: this.sure }, calls, alone, finish, end, refused };
   }
 
   get text() { return this.shown.join(""); }
@@ -51,7 +54,7 @@ export class Turn {
   get settled() { return this.verified === this.shown.length; }
 
   /** For a reader that begins anew. */
-  replay() { return this.#choice(this.text, {}); }
+  replay() { return this.#choice(this.text, {}, this.calls); }
 
   // ---- the endpoint
 
@@ -60,6 +63,7 @@ export class Turn {
     this.stream = stream;
     this.seen = "";
     this.theirs = [];
+    this.calls = [];
     this.sure = this.agreed = 0;
   }
 
@@ -76,6 +80,8 @@ export class Turn {
       this.agreed = Math.min(this.agreed, marks.cut);
     }
     this.theirs.push(...(choice.delta?.content ?? ""));
+    const calls = choice.delta?.tool_calls ?? [];
+    this.calls.push(...calls);
     const ends = Boolean(choice.finish_reason);
     const settled = ends && (marks.all_verified ?? true);
     this.sure = settled ? this.theirs.length : Math.min(this.theirs.length, marks.verified ?? this.sure);
@@ -83,9 +89,9 @@ export class Turn {
     this.verified = Math.max(this.sure, Math.min(this.verified, cut ?? this.verified));
     const told = cut === null ? {} : { cut };
     this.end = null; // more may follow an end, when it is checked
-    if (!ends) return this.#choice(content, told);
+    if (!ends) return this.#choice(content, told, calls);
     const ended = { ...told, reason: marks.reason ?? choice.finish_reason, all_verified: settled };
-    this.end = { choices: [{ ...this.#choice(content, ended).choices[0], finish_reason: choice.finish_reason }] };
+    this.end = { choices: [{ ...this.#choice(content, ended, calls).choices[0], finish_reason: choice.finish_reason }] };
     return this.end;
   }
 
@@ -149,8 +155,9 @@ export class Turn {
     return this.end;
   }
 
-  /** @param {string} content @param {any} marks */
-  #choice(content, marks) {
-    return { choices: [{ delta: { content }, moa: { verified: this.verified, ...marks } }] };
+  /** @param {string} content @param {any} marks @param {any[]} calls */
+  #choice(content, marks, calls = []) {
+    const delta = calls.length ? { content, tool_calls: calls } : { content };
+    return { choices: [{ delta, moa: { verified: this.verified, ...marks } }] };
   }
 }

@@ -9,7 +9,35 @@ import { fitting, leftOutNotice, promptRoom } from "./window.js";
  *   hasTemplate: boolean, eosIds: number[], maxPositions: number, maxTokens: number, calibration: any,
  *   drafterFor: (ids: number[]) => any, free: (drafter: any) => void}} Device */
 
+/** Whether an answer has a form that only the verifier follows: this device has no grammars. @param {any} body */
+export function needsVerifier(body) {
+  const format = body.response_format?.type ?? "text";
+  return Boolean(body.tools?.length) || format !== "text";
+}
+
+/** In the place of a writer where this device must not write: the answer waits for the verifier. */
+export class NoWriter {
+  notice = "";
+  why = "only the verifier writes JSON by a schema and calls tools: the answer waits for it";
+  blockedReason = "link";
+  /** @type {number[]} */
+  prompt = [];
+
+  tokens() { return 0; }
+
+  be() {}
+
+  mayWrite() { return false; }
+
+  next() { throw new Error("this device does not write here"); }
+
+  close() {}
+}
+
 export class Writer {
+  /** Why an answer ends that may not grow, and nobody checks. */
+  blockedReason = "guard";
+
   /** @param {Device} device @param {any} body of the request, as OpenAI's API has it */
   constructor(device, body) {
     this.device = device;

@@ -1,0 +1,36 @@
+// Signs of life: nothing of an answer that is being written stands still on the screen for a second without one. Pure; times
+// are in seconds. As edge_client/screen/words.py has it for the terminal.
+
+// How often the page looks. Less than a second together with each of the two below, so that a busy page keeps the promise, too.
+export const LOOK_SECONDS = 0.2;
+// Seconds without a change after which it is said that the page waits, and steps in which these are counted.
+const FIRST_SECONDS = 0.7;
+const STEP_SECONDS = 0.5;
+
+// For how long nothing has changed, in the steps that are shown; 0: not worth a word.
+export function stillFor(seconds) {
+  if (seconds < FIRST_SECONDS) return 0;
+  return Math.floor(seconds / STEP_SECONDS) * STEP_SECONDS;
+}
+
+// When something was last heard of one answer, and when the reader last saw it change.
+export class Signs {
+  constructor(now) {
+    this.heardAt = now;
+    this.changedAt = now;
+  }
+
+  // A chunk arrived; `changed`: it changed what the reader sees.
+  heard(now, changed) {
+    this.heardAt = now;
+    if (changed) this.changedAt = now;
+  }
+
+  // The words for the reader, "" while they need none.
+  words(now) {
+    const still = stillFor(now - this.changedAt);
+    if (!still) return "";
+    const silent = now - this.heardAt >= FIRST_SECONDS;
+    return silent ? `no word for ${still} s` : `the verifier is at work, ${still} s`;
+  }
+}

@@ -1,0 +1,149 @@
+// Answers in JSON and tools: what the user pastes into the settings, checked here before it is sent. Pure.
+
+const TYPES = ["array", "boolean", "integer", "null", "number", "object", "string"];
+const OTHER_NAMES = { int: "integer", float: "number", double: "number", str: "string", bool: "boolean", dict: "object", list: "array", none: "null" };
+const FUNCTION_NAME = /^[a-zA-Z0-9_.-]{1,64}$/;  // as the endpoint has it
+const MOST_TOOLS = 128;
+const DEEPEST = 64;  // levels of a schema
+
+// What a field holds cannot be used; the message says what to mend.
+export class Unusable extends Error {}
+
+const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
+
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Unusable(`this is no JSON: ${withLine(error.message, text)}`);
+  }
+}
+
+// Some browsers say at which character the mistake is; people count lines.
+function withLine(message, text) {
+  const found = message.match(/ (?:in JSON )?at position (\d+)/);
+  if (!found) return message;
+  const line = text.slice(0, Number(found[1])).split("\n").length;
+  return `${message.slice(0, found.index)}, in line ${line}`;
+}
+
+// The schema that answers have to match, null where the field is empty.
+export function schemaOf(text) {
+  if (!text.trim()) return null;
+  const schema = parsed(text);
+  if (!isObject(schema)) throw new Unusable('a schema is an object, as {"type": "object", "properties": {...}}');
+  checkSchema(schema, "", 0);
+  return schema;
+}
+
+function checkSchema(schema, place, depth) {
+  const where = place ? `${place}: ` : "";
+  if (depth > DEEPEST) throw new Unusable(`${where}nested deeper than ${DEEPEST} levels`);
+  if (typeof schema === "boolean") return;
+  if (!isObject(schema)) throw new Unusable(`${where}a schema is an object`);
+  for (const type of [schema.type ?? []].flat()) {
+    if (TYPES.includes(type)) continue;
+    const meant = OTHER_NAMES[String(type).toLowerCase()];
+    throw new Unusable(`${where}${JSON.stringify(type)} is no type of JSON${meant ? `: did you mean "${meant}"?` : ""}`);
+  }
+  if (schema.required !== undefined && !(Array.isArray(schema.required) && schema.required.every((name) => typeof name === "string"))) {
+    throw new Unusable(`${where}"required" is a list of names`);
+  }
+  if (schema.enum !== undefined && !(Array.isArray(schema.enum) && schema.enum.length)) throw new Unusable(`${where}"enum" is a list of values`);
+  for (const keyword of ["properties", "$defs", "definitions"]) {
+    if (schema[keyword] === undefined) continue;
+    if (!isObject(schema[keyword])) throw new Unusable(`${where}"${keyword}" is an object: a schema for each name`);
+    for (const [name, part] of Object.entries(schema[keyword])) checkSchema(part, inside(place, `${keyword}.${name}`), depth + 1);
+  }
+  for (const keyword of ["items", "additionalProperties"]) {
+    if (schema[keyword] !== undefined) checkSchema(schema[keyword], inside(place, keyword), depth + 1);
+  }
+  for (const keyword of ["anyOf", "oneOf", "allOf", "prefixItems"]) {
+    if (schema[keyword] === undefined) continue;
+    if (!Array.isArray(schema[keyword])) throw new Unusable(`${where}"${keyword}" is a list of schemas`);
+    schema[keyword].forEach((part, at) => checkSchema(part, inside(place, `${keyword}[${at}]`), depth + 1));
+  }
+}
+
+const inside = (place, name) => (place ? `${place}.${name}` : name);
+
+// The tools that the model may call, as OpenAI's API has them; an empty list where the field is empty. A function's own object
+// is taken, too.
+export function toolsOf(text) {
+  if (!text.trim()) return [];
+  const given = parsed(text);
+  if (!Array.isArray(given)) throw new Unusable('tools are a list, as [{"name": "add", "parameters": {...}}]');
+  if (given.length > MOST_TOOLS) throw new Unusable(`${given.length} tools, at most ${MOST_TOOLS}`);
+  const tools = given.map((tool, at) => ({ type: "function", function: functionOf(tool, `tool ${at + 1}`) }));
+  const names = tools.map((tool) => tool.function.name);
+  const twice = names.find((name, at) => names.indexOf(name) !== at);
+  if (twice) throw new Unusable(`two tools are called ${twice}`);
+  return tools;
+}
+
+function functionOf(tool, where) {
+  if (!isObject(tool)) throw new Unusable(`${where}: a tool is an object`);
+  if (tool.type !== undefined && tool.type !== "function") throw new Unusable(`${where}: only functions are called, not ${JSON.stringify(tool.type)}`);
+  const made = isObject(tool.function) ? tool.function : tool;
+  const { name, description, parameters, strict } = made;
+  if (typeof name !== "string" || !FUNCTION_NAME.test(name)) {
+    throw new Unusable(`${where}: "name" is up to 64 letters, digits, dots, dashes or underscores`);
+  }
+  if (description !== undefined && typeof description !== "string") throw new Unusable(`${name}: "description" is a text`);
+  if (parameters !== undefined) {
+    if (!isObject(parameters)) throw new Unusable(`${name}: "parameters" is a schema: an object`);
+    checkSchema(parameters, `${name}.parameters`, 0);
+  }
+  return { name, description, parameters, strict };
+}
+
+// The fields of a request for what is set.
+export function structureFields(schemaText, toolsText) {
+  const fields = {};
+  const schema = schemaOf(schemaText);
+  const tools = toolsOf(toolsText);
+  if (schema) fields.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
+  if (tools.length) fields.tools = tools;
+  return fields;
+}
+
+// What is set, in a few words; "" for nothing.
+export function structureWords(schemaText, toolsText) {
+  const parts = [];
+  if (schemaText.trim()) parts.push("answers in JSON");
+  try {
+    const { length } = toolsOf(toolsText);
+    if (length) parts.push(length === 1 ? "1 tool" : `${length} tools`);
+  } catch {
+    parts.push("tools that cannot be used");
+  }
+  return parts.join(", ");
+}
+
+// ---- calls
+
+// A call of the stream as a message keeps it.
+export function callOf({ id, function: { name, arguments: given } }) {
+  return { id, name, arguments: given };
+}
+
+// A message of the conversation as the endpoint takes it.
+export function messageOf(node) {
+  if (node.role === "tool") return { role: "tool", tool_call_id: node.call, content: node.text };
+  const message = { role: node.role, content: node.text };
+  if (!node.calls?.length) return message;
+  const calls = node.calls.map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } }));
+  return { ...message, tool_calls: calls };
+}
+
+// The arguments of a call as pairs of name and text, in their order; one pair without a name where they are no object.
+export function argumentsOf(call) {
+  let given;
+  try {
+    given = JSON.parse(call.arguments);
+  } catch {
+    return [["", call.arguments]];
+  }
+  if (!isObject(given)) return [["", call.arguments]];
+  return Object.entries(given).map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)]);
+}
