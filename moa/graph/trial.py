@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import onnxruntime
@@ -24,10 +26,18 @@ from moa.errors import BundleError, MoaError
 from moa.graph.step import memory_limit
 from moa.process.watch import watched
 
-_SECONDS = 6
-"""Seconds of the processor for loading and the first steps, and as many for each GB of the bundle."""
-_WALL_SECONDS = 120.0
-"""Seconds by the clock, for a machine that is busy with other things."""
+_SECONDS = 4.0
+"""Seconds of the processor for loading and the first steps; the embedded bundle needs 0.3 in all."""
+_SECONDS_PER_GB = 12.0
+"""And for each GB of the bundle; an int4 drafter of 0.4 GB needs 1.8 in all."""
+_BUSY = 2.0
+"""How many times as long it may take by the clock, if it has used half of its seconds by then: on a
+machine that is busy with other things nobody waits for a costly graph, and a cheap one is ready."""
+_LOOK_SECONDS = 0.25
+"""Between two looks at how long it takes."""
+_CHILD_SECONDS = 120.0
+"""Seconds by the clock after which the child is killed, whatever it does: for systems that know no
+other limit."""
 _PROMPT_TOKENS = 64
 """Tokens of the longest step that is tried."""
 _DONE = "it can be loaded and run"
@@ -63,30 +73,59 @@ def _child(bundle: Bundle, variant: str, threads: int) -> str:
     environment["MALLOC_ARENA_MAX"] = "2"
     command = [sys.executable, "-P", "-m", "moa.graph.trial"]
     command += [str(bundle.folder.absolute()), variant, str(threads)]
-    try:
-        with watched():  # asyncio hears of a Ctrl-C only afterwards
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                env=environment,
-                timeout=_WALL_SECONDS,
-                check=False,
-            )
-    except subprocess.TimeoutExpired:
-        return f"the graph of {bundle.folder} is not ready after {_WALL_SECONDS:.0f} s"
-    said = done.stdout.decode(errors="replace").strip()
-    if done.returncode == 0 and said:
+    with (
+        watched(),  # asyncio hears of a Ctrl-C only afterwards
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+        ) as child,
+    ):
+        try:
+            output, errors = _output(child, _seconds(bundle))
+        finally:
+            child.kill()
+    said = output.decode(errors="replace").strip()
+    if child.returncode == 0 and said:
         return said.splitlines()[-1]
     # A negative code is a signal: a limit of the processor's time. A MemoryError is a limit, too.
-    is_other_error = b"Error" in done.stderr and b"MemoryError" not in done.stderr
-    if done.returncode > 0 and is_other_error:
-        last_line = done.stderr.decode(errors="replace").strip().splitlines()[-1]
+    is_other_error = b"Error" in errors and b"MemoryError" not in errors
+    if child.returncode > 0 and is_other_error:
+        last_line = errors.decode(errors="replace").strip().splitlines()[-1]
         raise MoaError(f"the graph of {bundle.folder} could not be tried: {last_line}")
+    seconds = _seconds(bundle)
     return (
-        f"the graph of {bundle.folder} takes more than {_memory(bundle, variant) >> 20} MiB"
-        f" or {_seconds(bundle)} s to be loaded and run once"
+        f"the graph of {bundle.folder} takes more than {_memory(bundle, variant) >> 20} MiB,"
+        f" {seconds:.0f} s of the processor or {_BUSY * seconds:.0f} s by the clock"
+        " to be loaded and run once"
     )
+
+
+def _output(child: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bytes]:
+    """What a child writes to standard output and standard error until it ends, or takes too long
+    and is killed. `seconds` are those of the processor that it may take."""
+    began = time.monotonic()
+    while True:
+        try:
+            return child.communicate(timeout=_LOOK_SECONDS)
+        except subprocess.TimeoutExpired:
+            by_the_clock = time.monotonic() - began
+            is_costly = _processor_seconds(child.pid) > seconds / 2
+            if by_the_clock > _CHILD_SECONDS or (by_the_clock > _BUSY * seconds and is_costly):
+                child.kill()
+
+
+def _processor_seconds(pid: int) -> float:
+    """Processor time of a process so far; 0 where the system does not say."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0.0
+    fields = stat.rpartition(")")[2].split()  # behind the name, which may hold spaces
+    user_ticks, system_ticks = fields[11:13]
+    return (int(user_ticks) + int(system_ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 def _memory(bundle: Bundle, variant: str) -> int:
@@ -94,10 +133,10 @@ def _memory(bundle: Bundle, variant: str) -> int:
     return memory_limit(bundle.path(bundle.variant(variant).model))
 
 
-def _seconds(bundle: Bundle) -> int:
+def _seconds(bundle: Bundle) -> float:
     """Seconds of the processor that the child may take."""
     size = sum(entry.size for entry in bundle.manifest.files.values())
-    return _SECONDS + _SECONDS * (size >> 30)
+    return _SECONDS + _SECONDS_PER_GB * size / 1e9
 
 
 def _tried_mark(bundle: Bundle, variant: str) -> Path | None:
@@ -125,7 +164,7 @@ def _limit(bundle: Bundle, variant: str) -> None:
     except ImportError:  # Windows: there only the clock limits it
         return
     used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = int(used.ru_utime + used.ru_stime) + _seconds(bundle)
+    seconds = math.ceil(used.ru_utime + used.ru_stime + _seconds(bundle))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     with contextlib.suppress(ValueError, OSError):  # the system has no such limit
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 STEP_SECONDS = 8.0
-"""Seconds of one step, by the clock and of the processor, after which it is told to end. A prompt's
-piece takes a second or two on a small device; on a busy machine the clock alone says little."""
+"""Seconds of one step by the clock after which it is told to end. A prompt's piece takes a second
+or two on a small device."""
+STEP_PROCESSOR_SECONDS = 3.0
+"""And of the processor: on a busy machine the clock alone says little."""
 _LOOK_SECONDS = 0.25
 """Seconds between two looks at the steps that run."""
 _LEAVE_SECONDS = 1.0
@@ -51,7 +53,7 @@ class _Work:
             self.processor_time = used
         by_the_clock = now - self.first_seen
         of_the_processor = used - self.processor_time
-        return by_the_clock > STEP_SECONDS and of_the_processor > STEP_SECONDS
+        return by_the_clock > STEP_SECONDS and of_the_processor > STEP_PROCESSOR_SECONDS
 
 
 _running: dict[int, _Work] = {}

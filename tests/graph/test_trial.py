@@ -72,6 +72,18 @@ def test_what_costs_too_much_is_refused_within_the_limits(
     assert int(megabytes) < _WITHIN
 
 
+def test_a_child_that_computes_is_not_waited_for_and_one_that_has_no_processor_is() -> None:
+    def tried(text: str, seconds: float) -> tuple[bytes, int]:
+        pipe = subprocess.PIPE
+        with subprocess.Popen([sys.executable, "-c", text], stdout=pipe, stderr=pipe) as child:
+            output, _ = trial._output(child, seconds)
+        return output.strip(), child.returncode
+
+    _, code = tried("while True: pass", seconds=0.2)
+    assert code != 0
+    assert tried("import time; time.sleep(2.5); print(2)", seconds=1.0) == (b"2", 0)
+
+
 def test_an_honest_bundle_is_tried_once(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
