@@ -37,8 +37,9 @@ def test_what_goes_wrong_changes_nothing_and_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as raised:
         write_whole(path, b"new")
+    assert raised.value.filename == str(path), "an error of a descriptor names no file by itself"
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"]
 

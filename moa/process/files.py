@@ -19,12 +19,12 @@ _STALE_SECONDS = 60.0
 
 
 @contextlib.contextmanager
-def named(folder: Path) -> Iterator[None]:
-    """Errors of the operating system that name no file, such as a full disk, name this folder."""
+def named(path: Path) -> Iterator[None]:
+    """Errors of the operating system that name no file, such as a full disk, name this one."""
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or str(folder)
+        error.filename = error.filename or str(path)
         raise
 
 
@@ -43,7 +43,7 @@ def write_whole(
     ) as partial:
         written = Path(partial.name)
     try:
-        with written.open("wb") as file:
+        with named(path), written.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

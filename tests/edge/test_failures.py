@@ -14,10 +14,12 @@ import pytest
 
 from edge_client.client import EdgeClient
 from edge_client.events import Token
+from edge_client.tools.emulated_network import LinkProxy
 from moa.process.listening import Port
 from moa.target.torch_target import Row, Step
 from tests.edge import kit
 from tests.edge.test_exact import truth
+from tests.test_listening import no_free_descriptor
 from tests.verifier import kit as verifier_kit
 
 IDS = verifier_kit.prompt(3, 12)
@@ -189,3 +191,23 @@ async def test_a_silent_network_is_written_over_soon() -> None:
                 break
         waited = time.perf_counter() - began
     assert waited < 1.5 + 5, "1 s of patience, and a machine that may be busy"
+
+
+async def test_a_device_that_may_open_no_more_files_writes_alone_until_it_may() -> None:
+    device = kit.oracle([*IDS, *truth(IDS)])
+    async with (
+        kit.verifier() as running,
+        LinkProxy("127.0.0.1", running.transport.port) as link,
+        EdgeClient(verifier=link.url, device=device, max_new_tokens=COUNT, **SOON) as client,
+    ):
+        await client.wait_online(60.0)
+        await survives(client)  # so that all modules are loaded
+        with contextlib.ExitStack() as shortage:
+            shortage.enter_context(no_free_descriptor())
+
+            async def end_shortage() -> None:
+                shortage.close()
+
+            link.cut()
+            reader = await survives(client, end_shortage)
+    assert any(isinstance(one, Token) and one.status == "provisional" for one in reader.events)

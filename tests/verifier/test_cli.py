@@ -25,6 +25,8 @@ from moa.process.listening import Port
 from moa.target.identity import SCHEME
 from moa.wire import SUBPROTOCOL, ClientSession, decode_server, encode
 from moa.wire.messages import Hello, Message, ServerMessage, Welcome
+from testing.client import client
+from testing.verifier import verifier
 from tests.edge import kit as edge_kit
 from tools.readme import cli_reference
 
@@ -354,3 +356,16 @@ def test_a_head_that_finds_no_memory_is_one_line(
     monkeypatch.setattr("moa.target.head.widened", full)
     with pytest.raises(UsageError, match=r"no memory for the \d.\d GiB of the LM head"):
         load(Settings(target=str(pair[0]), kv_tokens=512, slots=2))
+
+
+async def test_a_full_disk_under_the_log_ends_no_answer() -> None:
+    """Standard error goes to a device on which nothing can be written."""
+    with (
+        open("/dev/full", "w") as full,
+        verifier("--log-level=info", threads=1, log=full) as running,
+    ):
+        for _ in range(3):
+            async with client(running.url) as edge:
+                session = await edge.start([5, 6, 7], max_new_tokens=4, ignore_eos=True)
+                await edge.stream(session, speculate=False)
+                assert len(session.log) == 3 + 4
