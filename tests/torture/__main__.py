@@ -46,6 +46,8 @@ _FULL["clients"] = 1000
 _SHORT["clients"] = 60
 _FULL["minutes"] = 10.0
 _SHORT["minutes"] = 0.2
+_FULL["stops"] = 200
+_SHORT["stops"] = 10
 _FULL["damaged"] = 500
 _SHORT["damaged"] = 25
 

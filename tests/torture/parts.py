@@ -24,6 +24,7 @@ from tests.torture.sampling import sampling
 from tests.torture.schema_table import table
 from tests.torture.server import mortal, server
 from tests.torture.soak import soak
+from tests.torture.stops import stops
 from tests.torture.tally import Found, Tally
 from tests.torture.thousand import thousand
 
@@ -121,6 +122,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Awaitable[Found]]] = {
     "bundles": bundles,
     "files": files,
     "sampling": sampling,
+    "stops": stops,
     "thousand": thousand,
     "soak": soak,
 }

@@ -153,6 +153,12 @@ class Mortal(_Logged):
                     return
                 await asyncio.sleep(0.02)
 
+    @property
+    def pid(self) -> int:
+        """The process of the running one."""
+        assert self._process.pid is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """SIGKILL the running one."""
         self._process.kill()
