@@ -180,17 +180,18 @@ async def test_a_target_that_takes_long_for_a_forward(monkeypatch: pytest.Monkey
     assert "provisional" in {event.status for event in reader.events if isinstance(event, Token)}
 
 
-async def test_a_silent_network_is_written_over_soon() -> None:
+async def test_a_silent_network_is_written_over_long_before_it_is_given_up() -> None:
+    """The connection may take an hour, and a token comes all the same."""
+    how: dict[str, Any] = {"connect_seconds": 3600.0, "max_new_tokens": 4}
     async with (
         troubled(silent) as (url, _),
-        EdgeClient(verifier=url, device=kit.device(), max_new_tokens=4) as client,
+        EdgeClient(verifier=url, device=kit.device(), **how) as client,
+        asyncio.timeout(300),
     ):
-        began = time.perf_counter()
         async for event in client.generate(ids=IDS, settle_seconds=0.1):
             if isinstance(event, Token):
+                assert event.status == "provisional"
                 break
-        waited = time.perf_counter() - began
-    assert waited < 1.5 + 5, "1 s of patience, and a machine that may be busy"
 
 
 async def test_a_device_that_may_open_no_more_files_writes_alone_until_it_may() -> None:

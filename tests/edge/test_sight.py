@@ -30,7 +30,8 @@ async def test_the_prompt_of_a_first_answer_is_no_part_of_a_forward(
         ends = []
 
         def slow(rows: Sequence[Row]) -> Step:
-            time.sleep(0.1)
+            # Pieces that take so long that no busy machine makes the last forward of it.
+            time.sleep(0.1 if len(ends) == 3 else 0.7)
             step = real(rows)
             ends.append(time.perf_counter())
             return step
@@ -39,7 +40,7 @@ async def test_the_prompt_of_a_first_answer_is_no_part_of_a_forward(
         await kit.transcribe(client, IDS)
         four_pieces = ends[-1] - ends[0]
         assert 0.1 <= client.shared.controller.forward.seconds(1) < four_pieces, (
-            "each of them took as long"
+            "the last one alone, and none of the prompt's"
         )
 
 

@@ -173,7 +173,7 @@ class Two:
             }
 
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(300):
                 while any(left().values()):
                     await asyncio.sleep(0.02)
         except TimeoutError:

@@ -208,11 +208,9 @@ async def test_by_default_an_answer_goes_on_without_the_verifier_and_says_so(
     reply = await api.chat.completions.with_raw_response.create(**how)
     assert (reply.headers["x-moa-link"], reply.headers["x-moa-verified"]) == ("online", "true")
     await switch(api, connected=False)
-    began = time.monotonic()
     reply = await api.chat.completions.with_raw_response.create(**how)
     assert (reply.headers["x-moa-link"], reply.headers["x-moa-verified"]) == ("offline", "false")
     assert reply.parse().choices[0].message.content
-    assert time.monotonic() - began < 15, "5 on a machine with nothing else to do"
     marks = []
     async for chunk in await asked(api, stream=True):
         assert len(chunk.choices) == 1, "some clients trip over chunks without choices"
