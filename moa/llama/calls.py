@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,6 +48,8 @@ class Calls:
     unit: int
     longest: int
     batch: int
+    block: Callable[[int], int]
+    """Which context a sequence is in: a call runs sequences of one."""
 
     def of(self, rows: Sequence[Pieces]) -> Iterator[list[Part]]:
         """The calls that run these rows, each in order."""
@@ -59,7 +61,8 @@ class Calls:
         at once."""
         group: list[Pieces] = []
         for row in rows:
-            follows = group and row.sequence == group[-1].sequence + 1
+            follows = bool(group) and row.sequence == group[-1].sequence + 1
+            follows = follows and self.block(row.sequence) == self.block(group[-1].sequence)
             if group and (not follows or (len(group) + 1) * self.unit > self.batch):
                 yield group
                 group = []

@@ -53,7 +53,9 @@ class LlamaDrafting:
         self._vocab_size = min(vocab_size, model.runtime.vocab_size)
         self._capacity = model.cache.capacity
         batch = model.runtime.shape.batch
-        self._calls = Calls(unit=1, longest=batch, batch=batch)
+        self._calls = Calls(
+            unit=1, longest=batch, batch=batch, block=model.runtime.shape.block
+        )
         self._texts: dict[int, _Text] = {}
         self._unused = list(range(model.runtime.shape.sequences - 1, -1, -1))
 
@@ -83,6 +85,7 @@ class LlamaDrafting:
         """Take an empty slot."""
         if not self._unused:
             raise FullError("all slots of the drafter are in use")
+        self._runtime.reserve(self._unused[-1])
         slot = self._unused.pop()
         self._texts[slot] = _Text()
         return slot
@@ -93,6 +96,7 @@ class LlamaDrafting:
         self._runtime.clear(slot)
         # The lowest is given first: llama.cpp runs sequences at once whose numbers follow each other.
         self._unused = sorted([*self._unused, slot], reverse=True)
+        self._runtime.give_back(list(self._texts))
 
     def known(self, slot: int) -> int:
         """How many tokens of its text a slot has read."""

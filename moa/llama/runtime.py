@@ -1,4 +1,11 @@
-"""One model and one context of llama.cpp: tokens go in by sequence, logits come out by row."""
+"""One model in llama.cpp, and the contexts that hold its sequences: tokens go in by sequence, logits
+come out by row.
+
+llama.cpp takes the memory of all of a context's sequences when the context is made, whether they
+are used or not. So there are several contexts of one model, each of `Shape.block_size` sequences,
+which is made when its first sequence begins, and freed when nobody uses it any more. No sequence
+moves. A call runs sequences of one context.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +20,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from moa.errors import ConfigError, MoaError, UsageError
+from moa.errors import ConfigError, FullError, MoaError, UsageError
 from moa.llama.library import CPU, Batch, Library, Override
+from moa.process.memory import available_bytes
 
 KV_TYPES = {
     "f32": 0,
@@ -48,6 +56,11 @@ EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 """Names of the tensors that hold a mixture's experts, as llama.cpp's own `--cpu-moe` has them."""
 _STATES_ALONE = 1
 """LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: what cannot be cut at a position."""
+_WHOLE_STATE = 0
+_INTO_MEMORY = 0
+_MAPPED = 1
+"""LLAMA_LOAD_MODE_NONE and LLAMA_LOAD_MODE_MMAP. Weights that are laid out anew for the processor
+are a copy: of a file that is mapped, too, most pages would be in memory twice."""
 
 
 class Run(NamedTuple):
@@ -66,6 +79,7 @@ class Shape:
     """How a model is laid out in memory, and cut into forwards."""
 
     sequences: int
+    """Most of them at once."""
     capacity: int
     """Most tokens of a sequence, those of a draft and its padding included."""
     batch: int
@@ -76,14 +90,39 @@ class Shape:
     threads: int
     experts_on_host: bool = False
     """Whether a mixture's experts stay in the machine's memory, whatever layers are on a card."""
-    repack: bool = True
-    """Whether weights are laid out anew in memory for this processor's kernels."""
+    mapped: bool = False
+    """Whether weights stay in the file, whose pages the system reads and drops as it can; else they
+    are in memory, laid out for this processor's kernels."""
+    block_size: int = 0
+    """Sequences of a context; 0: one context holds all of them."""
+    sequence_bytes: int = 0
+    """Memory of a sequence's keys and values: what must be free before there are more."""
+
+    def block(self, sequence: int) -> int:
+        """Which of the contexts a sequence is in."""
+        return sequence // self.block_size if self.block_size else 0
+
+    @property
+    def sequences_of_a_block(self) -> int:
+        """Sequences of each context: llama.cpp copies them between contexts of one size only."""
+        return self.block_size or self.sequences
 
 
 def check_kv_type(name: str) -> None:
     """Refuse what keys and values cannot be kept in."""
     if name not in KV_TYPES:
         raise ConfigError(f"unknown --kv-type {name!r}", hint=f"one of {', '.join(KV_TYPES)}")
+
+
+@dataclass
+class _Context:
+    """One of llama.cpp's contexts."""
+
+    handle: int
+    memory: int
+    """What llama.cpp calls the keys, values and states in it."""
+    first: int
+    """Its first sequence: llama.cpp counts a context's sequences from 0."""
 
 
 class Runtime:
@@ -97,19 +136,26 @@ class Runtime:
         self._model = self._load(path)
         self._vocabulary = self._c.llama_model_get_vocab(self._model)
         self.vocab_size = int(self._c.llama_vocab_n_tokens(self._vocabulary))
-        self._context = self._begin()
-        self._memory = self._c.llama_get_memory(self._context)
         self._pool, self._free_pool = library.thread_pool(shape.threads)
-        if self._pool:
-            self._c.llama_attach_threadpool(self._context, self._pool, self._pool)
+        self._contexts: dict[int, _Context] = {}
+        """By block."""
+        try:
+            self._begin(0)
+        except BaseException:
+            self.close()
+            raise
         # A sequence's id is handed over by a pointer for each token: one array serves all of them.
-        self._ids: list[Any] = [(c_int32 * 1)(each) for each in range(shape.sequences)]
+        self._ids: list[Any] = [
+            (c_int32 * 1)(each) for each in range(shape.sequences_of_a_block)
+        ]
         self._ones = (c_int32 * shape.batch)(*[1] * shape.batch)
 
     def _load(self, path: Path) -> int:
         parameters = self._c.llama_model_default_params()
         parameters.n_gpu_layers = self.shape.gpu_layers
-        parameters.use_extra_bufts = self.shape.repack
+        parameters.use_extra_bufts = not self.shape.mapped
+        if self.on_cpu:
+            parameters.load_mode = _MAPPED if self.shape.mapped else _INTO_MEMORY
         if self.shape.experts_on_host:
             host = self._c.ggml_backend_cpu_buffer_type()
             # llama.cpp reads the list up to an entry without a pattern, while it loads.
@@ -134,11 +180,38 @@ class Runtime:
         """Tokens that a sequence has memory for."""
         return -(-self.shape.capacity // _CELLS) * _CELLS
 
-    def _begin(self) -> int:
+    def reserve(self, sequence: int) -> None:
+        """See that a sequence has its memory; a `FullError` where the machine has none left."""
+        block = self.shape.block(sequence)
+        if block in self._contexts:
+            return
+        needed = self.shape.sequences_of_a_block * self.shape.sequence_bytes
+        free = available_bytes()
+        if 0 < free < needed:
+            raise FullError(
+                f"more sessions need {needed / 1e9:.1f} GB for keys and values, and "
+                f"{free / 1e9:.1f} GB are free"
+            )
+        self._begin(block)
+
+    def give_back(self, used: Sequence[int]) -> None:
+        """Free the memory of sequences that nobody uses, `used` being those that somebody does.
+        A context is kept while more than half of the sequences before it are in use: sessions that
+        come and go would have it made and freed all the time."""
+        in_use = {self.shape.block(sequence) for sequence in used}
+        for block in sorted(self._contexts, reverse=True):
+            before = block * self.shape.sequences_of_a_block
+            if block == 0 or block in in_use or 2 * len(used) > before:
+                return
+            self._free(self._contexts.pop(block))
+
+    def _begin(self, block: int) -> None:
+        """Make a context."""
         shape = self.shape
+        count = shape.sequences_of_a_block
         parameters = self._c.llama_context_default_params()
-        parameters.n_ctx = self.cells * shape.sequences
-        parameters.n_seq_max = shape.sequences
+        parameters.n_ctx = self.cells * count
+        parameters.n_seq_max = count
         parameters.n_batch = shape.batch
         parameters.n_ubatch = shape.batch
         parameters.n_outputs_max = shape.batch
@@ -153,34 +226,55 @@ class Runtime:
         parameters.swa_full = True  # a window's cells are kept: a draft can be taken back
         parameters.no_perf = True
         self._library.complaints.clear()
-        context = self._c.llama_init_from_model(self._model, parameters)
-        if not context:
-            self._c.llama_model_free(self._model)
+        handle = self._c.llama_init_from_model(self._model, parameters)
+        if not handle:
+            what = f"{count} sessions of {shape.capacity} tokens: {self._said()}"
+            if self._contexts:
+                raise FullError(f"llama.cpp cannot hold {what}")
             raise UsageError(
-                f"llama.cpp cannot hold {shape.sequences} sessions of {shape.capacity} "
-                f"tokens: {self._said()}",
+                f"llama.cpp cannot hold {what}",
                 hint="lower --slots or --max-context-tokens",
             )
-        found = self._c.llama_n_seq_max(context), self._c.llama_n_ubatch(context)
-        if found != (shape.sequences, shape.batch):
+        context = _Context(handle, self._c.llama_get_memory(handle), block * count)
+        found = self._c.llama_n_seq_max(handle), self._c.llama_n_ubatch(handle)
+        if found != (count, shape.batch):
+            self._free(context)
             raise MoaError(f"llama.cpp made a context of {found}: its library is not understood")
-        return int(context)
+        if self._pool:
+            self._c.llama_attach_threadpool(handle, self._pool, self._pool)
+        self._contexts[block] = context
+
+    def _free(self, context: _Context) -> None:
+        self._c.llama_free(context.handle)
+
+    def _of(self, sequence: int) -> tuple[_Context, int]:
+        """The context of a sequence, and its number there."""
+        context = self._contexts[self.shape.block(sequence)]
+        return context, sequence - context.first
+
+    @property
+    def sequences_in_memory(self) -> int:
+        """Sequences whose memory is taken."""
+        return len(self._contexts) * self.shape.sequences_of_a_block
 
     def close(self) -> None:
         """Free all memory. The object is of no use afterwards."""
-        if self._context:
-            self._c.llama_free(self._context)
+        for context in self._contexts.values():
+            self._free(context)
+        self._contexts.clear()
+        if self._model:
             self._c.llama_model_free(self._model)
+            self._model = 0
             if self._pool and self._free_pool is not None:
                 self._free_pool(self._pool)
-            self._context = 0
 
     # ---- forwards
 
     def run(self, runs: Sequence[Run], *, unit: int = 1) -> list[NDArray[np.float32]]:
-        """Run these tokens in one forward. Logits `[len(judged), vocab]` of each run. The head and
-        a part of the last layer run for tokens with logits alone: so many as are a multiple of
-        `unit`, where there are enough tokens."""
+        """Run these tokens in one forward, of sequences of one context. Logits `[len(judged), vocab]`
+        of each run. The head and a part of the last layer run for tokens with logits alone: so many
+        as are a multiple of `unit`, where there are enough tokens."""
+        context, _ = self._of(runs[0].sequence)
         total = sum(len(run.tokens) for run in runs)
         tokens = (c_int32 * total)()
         positions = (c_int32 * total)()
@@ -192,7 +286,7 @@ class Runtime:
             end = at + len(run.tokens)
             tokens[at:end] = list(map(int, run.tokens))
             positions[at:end] = list(range(run.start, run.start + len(run.tokens)))
-            sequences[at:end] = [self._ids[run.sequence]] * len(run.tokens)
+            sequences[at:end] = [self._ids[run.sequence - context.first]] * len(run.tokens)
             for node in run.judged:
                 flags[at + node] = 1
             outputs += len(run.judged)
@@ -202,20 +296,20 @@ class Runtime:
             for place in islice(others, -outputs % unit):
                 flags[place] = 1
         batch = Batch(total, tokens, None, positions, self._ones, sequences, flags)
-        code = self._c.llama_decode(self._context, batch)
+        code = self._c.llama_decode(context.handle, batch)
         if code:
             raise MoaError(f"llama.cpp could not run a forward ({code}): {self._said()}")
-        self._c.llama_synchronize(self._context)
-        return self._logits(runs)
+        self._c.llama_synchronize(context.handle)
+        return self._logits(context, runs)
 
-    def _logits(self, runs: Sequence[Run]) -> list[NDArray[np.float32]]:
+    def _logits(self, context: _Context, runs: Sequence[Run]) -> list[NDArray[np.float32]]:
         found = []
         at = 0
         empty = np.empty((0, self.vocab_size), dtype=np.float32)
         for run in runs:
             rows = []
             for node in run.judged:
-                pointer = self._c.llama_get_logits_ith(self._context, at + node)
+                pointer = self._c.llama_get_logits_ith(context.handle, at + node)
                 if not pointer:
                     raise MoaError(f"llama.cpp has no logits of token {at + node}")
                 memory = (ctypes.c_float * self.vocab_size).from_address(pointer)
@@ -229,30 +323,47 @@ class Runtime:
     def cut(self, sequence: int, length: int) -> bool:
         """Forget the tokens from position `length` on. False where the model cannot: its state is
         all that it keeps of them."""
-        return bool(self._c.llama_memory_seq_rm(self._memory, sequence, length, -1))
+        context, number = self._of(sequence)
+        return bool(self._c.llama_memory_seq_rm(context.memory, number, length, -1))
 
     def clear(self, sequence: int) -> None:
         """Forget a whole sequence."""
-        self._c.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+        context, number = self._of(sequence)
+        self._c.llama_memory_seq_rm(context.memory, number, -1, -1)
 
     def copy(self, source: int, into: int) -> None:
         """Give a sequence what another one holds."""
         self.clear(into)
-        self._c.llama_memory_seq_cp(self._memory, source, into, -1, -1)
+        context, number = self._of(source)
+        other, other_number = self._of(into)
+        if other is context:
+            self._c.llama_memory_seq_cp(context.memory, number, other_number, -1, -1)
+        elif not self._restore(into, self._save(source, _WHOLE_STATE), _WHOLE_STATE):
+            raise MoaError(f"llama.cpp could not copy a session: {self._said()}")
 
     def save(self, sequence: int) -> bytes:
         """The recurrent state of a sequence; its keys and values are left out."""
-        size = self._c.llama_state_seq_get_size_ext(self._context, sequence, _STATES_ALONE)
-        data = ctypes.create_string_buffer(size)
-        written = self._c.llama_state_seq_get_data_ext(
-            self._context, data, size, sequence, _STATES_ALONE
-        )
-        return data.raw[:written]
+        return bytes(self._save(sequence, _STATES_ALONE))
 
     def restore(self, sequence: int, state: bytes) -> bool:
         """Give a sequence a state that it had. False where llama.cpp cannot."""
+        return self._restore(sequence, bytearray(state), _STATES_ALONE)
+
+    def _save(self, sequence: int, parts: int) -> bytearray:
+        context, number = self._of(sequence)
+        size = self._c.llama_state_seq_get_size_ext(context.handle, number, parts)
+        data = bytearray(size)
+        memory = (ctypes.c_char * size).from_buffer(data)
+        written = self._c.llama_state_seq_get_data_ext(context.handle, memory, size, number, parts)
+        del memory  # a bytearray that is exported keeps its size
+        del data[written:]
+        return data
+
+    def _restore(self, sequence: int, state: bytearray, parts: int) -> bool:
+        context, number = self._of(sequence)
+        memory = (ctypes.c_char * len(state)).from_buffer(state)
         read = self._c.llama_state_seq_set_data_ext(
-            self._context, state, len(state), sequence, _STATES_ALONE
+            context.handle, memory, len(state), number, parts
         )
         return bool(read)
 
@@ -286,7 +397,7 @@ class Runtime:
             "gpu_layers": 0 if self.on_cpu else self.shape.gpu_layers,
             "kv_type": self.shape.kv_type,
             "batch": self.shape.batch,
-            "repack": self.shape.repack,
+            "repack": not self.shape.mapped,
             "experts_on_host": self.shape.experts_on_host and not self.on_cpu,
         }
 

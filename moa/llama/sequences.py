@@ -33,7 +33,8 @@ class _Content:
 
 class Sequences(Slots):
     """Slots, and the sequences of llama.cpp behind those that hold tokens. All of a sequence's cells
-    are its own from the start, so that a page is a whole sequence."""
+    are its own from the start, so that a page is a whole sequence. Memory of sequences is taken in
+    blocks when they are needed, and given back."""
 
     page_tokens: int
     pages: int
@@ -89,6 +90,9 @@ class Sequences(Slots):
             # other.
             self._unused = sorted([*self._unused, sequence], reverse=True)
         self._contents[slot] = _Content()
+        if sequence >= 0:
+            others = (content.sequence for content in self._contents)
+            self._runtime.give_back([other for other in others if other >= 0])
         self.versions[slot] += 1
         self._give_back(slot)
 
@@ -103,6 +107,8 @@ class Sequences(Slots):
                 f"{self.capacity} tokens are needed, {len(self._unused)} of {self.pages} are free"
             )
         for slot in needed:
+            # First: where the machine has no memory left, the sequence stays unused.
+            self._runtime.reserve(self._unused[-1])
             self._contents[slot].sequence = self._unused.pop()
         for slot in slots:
             self.versions[slot] += 1

@@ -36,6 +36,7 @@ from moa.llama.calls import Calls, Pieces
 from moa.llama.library import Library, find, load
 from moa.llama.runtime import EXPERTS, KV_BITS, Run, Runtime, Shape, check_kv_type
 from moa.llama.sequences import Sequences
+from moa.process.memory import available_bytes
 from moa.sampling import NO_LOGITS
 from moa.target.contract import (
     Capabilities,
@@ -62,6 +63,11 @@ _SHARE = 0.5
 _MOST_SEQUENCES = 64
 """Sessions in llama.cpp's memory at once. It ends the process where they are more than a call may
 have tokens with logits."""
+_BLOCK = 2
+"""Sessions whose memory is taken at once: a chat, and what is asked beside it. Calls of 16 tokens
+take little more a token than larger ones."""
+_BLOCK_OF_SINGLE_TOKENS = 8
+"""The same where a session brings one token to a call, which is to read the weights for many."""
 _WORKSPACE = 2**30
 """Bytes of a card that are left for the work of a forward."""
 _KV_TYPE = "f16"
@@ -153,11 +159,19 @@ class LlamaTarget:
         full = options.slots * capacity
         sequences = -(-min(options.kv_tokens or full, full) // capacity)
         sequences = min(sequences, _MOST_SEQUENCES)
+        sequence_bytes = kv_bytes_per_token(self._head, kv_type) * (capacity + _PADDING)
+        mapped = False
         if not on_card:
-            bytes_of_one = kv_bytes_per_token(self._head, kv_type) * (capacity + _PADDING)
-            sequences = min(sequences, _affordable(path.stat().st_size, bytes_of_one))
+            weights = path.stat().st_size
+            free = available_bytes()
+            mapped = 0 < free < weights
+            sequences = min(sequences, _affordable(free, weights, sequence_bytes))
+        mixture = self._head.number("{arch}.expert_count", 0) > 0
+        exact = options.exact and not mixture
+        block_size = min(sequences, _BLOCK if exact else _BLOCK_OF_SINGLE_TOKENS)
         gpu_layers = 0
         if on_card:
+            block_size = 0  # its memory is for this alone, and one call runs all sessions
             gpu_layers = options.gpu_layers
             if gpu_layers < 0:
                 kv = kv_bytes_per_token(self._head, kv_type) * sequences * capacity
@@ -178,17 +192,19 @@ class LlamaTarget:
                 gpu_layers=gpu_layers,
                 threads=options.threads or _threads(),
                 experts_on_host=options.cpu_moe,
+                mapped=mapped,
+                block_size=block_size,
+                sequence_bytes=sequence_bytes,
             ),
         )
         self.facts = _facts(self._head, self._words, self.runtime)
         self.cache = Sequences(self.runtime, slots=options.slots, capacity=capacity)
-        mixture = self._head.number("{arch}.expert_count", 0) > 0
-        exact = options.exact and self.runtime.on_cpu
-        exact = exact and not mixture and not self.runtime.recurrent
+        exact = exact and self.runtime.on_cpu and not self.runtime.recurrent
         self._calls = Calls(
             unit=_UNIT if exact else 1,
             longest=_LONGEST if exact else self.runtime.shape.batch,
             batch=self.runtime.shape.batch,
+            block=self.runtime.shape.block,
         )
         self._capabilities = Capabilities(
             decoder="llama.cpp", trees=False, states=False, batch_invariant=exact
@@ -371,17 +387,12 @@ class LlamaTarget:
         self.runtime.close()
 
 
-def _affordable(weights: int, bytes_of_one: int) -> int:
-    """How many sequences may be asked for: their memory is taken at the start, and with the weights
-    it is to be at most `_SHARE` of what this machine has left. One at least."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        left = 1024 * int(
-            next(line for line in lines if line.startswith("MemAvailable")).split()[1]
-        )
-    except (OSError, StopIteration, ValueError, IndexError):
-        return _MOST_SEQUENCES  # no Linux: what does not fit is told by llama.cpp
-    return max(1, min(_MOST_SEQUENCES, int(left * _SHARE - weights) // max(1, bytes_of_one)))
+def _affordable(free: int, weights: int, bytes_of_one: int) -> int:
+    """How many sequences there may be: their memory and the weights are to be at most `_SHARE` of
+    what this machine has left, `free` bytes. One at least."""
+    if not free:
+        return _MOST_SEQUENCES  # the system does not say: what does not fit is told by llama.cpp
+    return max(1, min(_MOST_SEQUENCES, int(free * _SHARE - weights) // max(1, bytes_of_one)))
 
 
 def _threads() -> int:

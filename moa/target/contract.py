@@ -73,7 +73,7 @@ class Capabilities:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """What a target's KV cache and work buffers take, in bytes, now; the weights are not counted."""
+    """What a target's KV cache and work buffers may grow to, in bytes; the weights are not counted."""
 
     kv_bytes_per_token: int
     kv_bytes: int

@@ -315,3 +315,66 @@ def test_so_many_slots_as_a_server_asks_for_are_given_and_bounded_in_memory(open
     assert (target.cache.slots, target.cache.pages) == (256, 64)
     slot = target.cache.acquire()
     assert target.forward([Row.chain(slot, text(0, 10))]).argmax(0)[-1] >= 0
+
+
+def test_memory_of_sessions_is_taken_as_they_come_and_given_back_as_they_go(opened: Any) -> None:
+    """And the text of those in other blocks is the same, of those that share a beginning, too."""
+    target = opened("qwen2", options=replace(OPTIONS, slots=16))
+    runtime = target.runtime
+    assert runtime.sequences_in_memory == 2
+    ids = text(7, 40)
+    truth, logits = plain(target, ids, 6)
+    slots = []
+    for expected in (2, 2, 4, 4, 6, 6, 8, 8, 10):
+        slots.append(target.cache.acquire())
+        assert runtime.sequences_in_memory <= expected, "a slot without tokens takes nothing"
+        target.commit(target.forward([Row.chain(slots[-1], ids[:-1], "none")]), 0, range(39))
+        assert runtime.sequences_in_memory == expected
+    slots.append(target.cache.share(slots[0], 39))  # from the first block to the last
+    step = target.forward([Row.chain(slot, [ids[-1], *truth[:5]], "all") for slot in slots])
+    for b in range(len(slots)):
+        assert np.array_equal(step.host_logits([Node(b, node) for node in range(6)]), logits)
+        target.commit(step, b, range(6))
+    for slot in slots[1:9]:
+        target.cache.release(slot)
+    assert runtime.sequences_in_memory == 10, "the last block is in use"
+    step = target.forward([Row.chain(slots[9], [truth[5]]), Row.chain(slots[0], [truth[5]])])
+    assert step.argmax(0)[-1] == step.argmax(1)[-1]
+    target.cache.release(slots[9])
+    assert runtime.sequences_in_memory == 2
+    again = target.cache.acquire()
+    step = target.forward([Row.chain(again, ids)])
+    assert step.argmax(0)[-1] == truth[0]
+
+
+def test_a_session_that_there_is_no_memory_for_is_refused_and_the_others_go_on(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = opened(options=replace(OPTIONS, slots=8))
+    ids = text(8, 12)
+    first = target.cache.acquire()
+    before = target.forward([Row.chain(first, ids)]).argmax(0)[-1]
+    monkeypatch.setattr("moa.llama.runtime.available_bytes", lambda: 1000)
+    others = [target.cache.acquire() for _ in range(2)]
+    target.forward([Row.chain(others[0], ids)])
+    with pytest.raises(FullError, match="for keys and values"):
+        target.forward([Row.chain(others[1], ids)])
+    assert target.forward([Row.chain(first, ids)]).argmax(0)[-1] == before
+    monkeypatch.undo()
+    assert target.forward([Row.chain(others[1], ids)]).argmax(0)[-1] == before
+
+
+def test_weights_that_memory_does_not_hold_stay_in_the_file(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system then reads pages as they are needed. A number may differ in its last bit: another
+    identity."""
+    ids = text(9, 30)
+    held = opened(kind="Q8_0")
+    tokens, _ = plain(held, ids, 8)
+    monkeypatch.setattr("moa.llama.target.available_bytes", lambda: 100_000)
+    mapped = opened(kind="Q8_0", options=replace(OPTIONS, slots=3))
+    assert mapped.runtime.shape.mapped
+    assert not held.runtime.shape.mapped
+    assert mapped.computes != held.computes
+    assert plain(mapped, ids, 8)[0] == tokens
