@@ -53,9 +53,7 @@ class LlamaDrafting:
         self._vocab_size = min(vocab_size, model.runtime.vocab_size)
         self._capacity = model.cache.capacity
         batch = model.runtime.shape.batch
-        self._calls = Calls(
-            unit=1, longest=batch, batch=batch, block=model.runtime.shape.block
-        )
+        self._calls = Calls(unit=1, longest=batch, batch=batch, block=model.runtime.shape.block)
         self._texts: dict[int, _Text] = {}
         self._unused = list(range(model.runtime.shape.sequences - 1, -1, -1))
 

@@ -145,9 +145,7 @@ class Runtime:
             self.close()
             raise
         # A sequence's id is handed over by a pointer for each token: one array serves all of them.
-        self._ids: list[Any] = [
-            (c_int32 * 1)(each) for each in range(shape.sequences_of_a_block)
-        ]
+        self._ids: list[Any] = [(c_int32 * 1)(each) for each in range(shape.sequences_of_a_block)]
         self._ones = (c_int32 * shape.batch)(*[1] * shape.batch)
 
     def _load(self, path: Path) -> int:
@@ -331,15 +329,19 @@ class Runtime:
         context, number = self._of(sequence)
         self._c.llama_memory_seq_rm(context.memory, number, -1, -1)
 
-    def copy(self, source: int, into: int) -> None:
-        """Give a sequence what another one holds."""
+    def copy(self, source: int, into: int) -> bool:
+        """Give a sequence what another one holds. False where llama.cpp cannot, and it holds
+        nothing: into another context it copies only what the next token sees of a layer with a
+        window, and a beginning of the sequence may need more."""
         self.clear(into)
         context, number = self._of(source)
         other, other_number = self._of(into)
         if other is context:
             self._c.llama_memory_seq_cp(context.memory, number, other_number, -1, -1)
-        elif not self._restore(into, self._save(source, _WHOLE_STATE), _WHOLE_STATE):
-            raise MoaError(f"llama.cpp could not copy a session: {self._said()}")
+            return True
+        if self._c.llama_model_n_swa(self._model) > 0:
+            return False
+        return self._restore(into, self._save(source, _WHOLE_STATE), _WHOLE_STATE)
 
     def save(self, sequence: int) -> bytes:
         """The recurrent state of a sequence; its keys and values are left out."""

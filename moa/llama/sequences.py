@@ -74,9 +74,9 @@ class Sequences(Slots):
             raise
         theirs = self._contents[source]
         ours = self._contents[slot]
-        self._runtime.copy(theirs.sequence, ours.sequence)
+        copied = self._runtime.copy(theirs.sequence, ours.sequence)
         ours.tokens = theirs.tokens[:tokens]
-        ours.held = theirs.held
+        ours.held = theirs.held if copied else 0  # what is not held is run again
         self.lengths[slot] = tokens
         return slot
 

@@ -317,6 +317,22 @@ def test_so_many_slots_as_a_server_asks_for_are_given_and_bounded_in_memory(open
     assert target.forward([Row.chain(slot, text(0, 10))]).argmax(0)[-1] >= 0
 
 
+@pytest.mark.parametrize("family", ["qwen2", "gemma3"])
+def test_a_beginning_is_shared_with_a_session_of_another_block(family: str, opened: Any) -> None:
+    """Of a window's layer llama.cpp copies there what the end of the text sees, and no more."""
+    target = opened(family)
+    ids = text(7, 60)
+    others = {end: [*ids[:end], *text(end, 4)] for end in (50, 20, 10)}
+    truths = {end: plain(target, other, 6)[0] for end, other in others.items()}
+    first = target.cache.acquire()
+    target.commit(target.forward([Row.chain(first, ids)]), 0, range(60))
+    for end, truth in truths.items():
+        slot = target.cache.share(first, end)
+        step = target.forward([Row.chain(slot, [*others[end][end:], *truth[:-1]], "all")])
+        assert step.argmax(0)[3:].tolist() == truth
+    assert target.runtime.sequences_in_memory == 4
+
+
 def test_memory_of_sessions_is_taken_as_they_come_and_given_back_as_they_go(opened: Any) -> None:
     """And the text of those in other blocks is the same, of those that share a beginning, too."""
     target = opened("qwen2", options=replace(OPTIONS, slots=16))
