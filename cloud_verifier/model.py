@@ -27,7 +27,7 @@ from moa.graph.load import LoadedGraph
 from moa.process.memory import resident_bytes
 from moa.records import DTYPES
 from moa.target.contract import ExpectedLoad, LoadOptions, Target
-from moa.target.loading import read_facts
+from moa.target.loading import read_facts, tokenizer_hash_of
 from moa.target.memory_plan import plan_memory
 from moa.target.registry import open_target, source_of
 from moa.target.torch_target import with_states
@@ -38,8 +38,6 @@ _TELL_SECONDS = 5.0
 """Between two lines of the log while the model is being loaded."""
 _PREPARATION_SECONDS = 2.0
 """Processor time for what could also be made later, when a request first needs it."""
-INDEPENDENT = "independent"
-"""A manifest's word for a sibling, which reads nothing of its target."""
 _USUAL_DRAFT = 8
 """Tokens of a session's draft in the forwards that an accelerator is prepared for at start."""
 
@@ -132,8 +130,7 @@ def told_while_it_lasts(what: str, every: float = _TELL_SECONDS) -> Iterator[Non
 
 
 def _load(settings: Settings) -> Served:
-    if settings.bundle:
-        Bundle.open(settings.bundle)  # that it cannot be used is said before the target is loaded
+    refuse_other_tokenizers(settings)
     stored = stored_drafter(settings)
     streams = stored
     if settings.server_drafter and not is_gguf(settings.server_drafter):
@@ -195,19 +192,36 @@ def small_model(settings: Settings, target: Target) -> SmallModel | None:
         return SmallModel(name=path.name, drafting=drafting)
     if settings.bundle and not settings.drafter and not settings.server_drafter:
         bundle = Bundle.open(settings.bundle)
-        if bundle.manifest.drafter.kind != INDEPENDENT:
+        if bundle.manifest.drafter.reads_target:
             return None
-        if bundle.manifest.tokenizer.hash != target.facts.tokenizer_hash:
-            raise UsageError(
-                f"the bundle {settings.bundle} has another tokenizer than the target",
-                hint="a sibling drafts for models of its own tokenizer",
-            )
         graph = LoadedGraph.load(bundle)
         return SmallModel(
             name=f"sibling, {graph.variant}",
             drafting=OnnxDrafting(None, graph, slots=drafting_slots(target)),
         )
     return None
+
+
+def refuse_other_tokenizers(settings: Settings) -> None:
+    """Refuse a sibling that drafts here and has another tokenizer than the target: of both, files
+    are read that cost a second, before the target is loaded."""
+    small = {}
+    if settings.bundle:
+        manifest = Bundle.open(settings.bundle).manifest
+        if not manifest.drafter.reads_target:
+            small[f"the bundle {settings.bundle}"] = manifest.tokenizer.hash
+    if is_gguf(settings.server_drafter):
+        small[settings.server_drafter] = tokenizer_hash_of(settings.server_drafter)
+    if not small:
+        return
+    target = settings.target or str(_embedded().target)
+    wanted = tokenizer_hash_of(target)
+    for name, found in small.items():
+        if wanted and found != wanted:
+            raise UsageError(
+                f"{name} has another tokenizer than the target {target}",
+                hint="a sibling drafts for models of its own tokenizer",
+            )
 
 
 def decoder_of(target: Target) -> Decode:

@@ -30,6 +30,7 @@ from edge_client.turn.worker import time_steps
 from moa import __version__
 from moa.errors import UsageError
 from moa.grammar.spec import Grammar
+from moa.manifest import Manifest
 from moa.wire import FEATURES, PROTOCOL_VERSIONS
 from moa.wire.messages import Hello
 
@@ -179,19 +180,29 @@ def _local_flags(settings: ClientSettings, device: Device) -> tuple[list[str], t
     return [*flags, f"--bundle={device.bundle.folder}"], ("httpx2", "prometheus_client")
 
 
+def hello_of(manifest: Manifest) -> Hello:
+    """What a device with this bundle says of itself to a verifier.
+
+    A small model that reads tokens alone drafts for every target with its tokenizer, in whatever
+    file: it names none. Text that began with one target still goes on with no other: that is held
+    by what the welcome says (`Welcome.computes`), not by the bundle.
+    """
+    drafter = manifest.drafter
+    return Hello(
+        versions=list(PROTOCOL_VERSIONS),
+        features=sorted(FEATURES if manifest.records is not None else FEATURES - {"records"}),
+        client=f"moa-edge {__version__}",
+        tokenizer=manifest.tokenizer.hash,
+        target=manifest.target.facts.weights_id if drafter.reads_target else "",
+        drafter=drafter.weights_id,
+    )
+
+
 def _link_to(address: str, settings: ClientSettings, device: Device) -> VerifierLink:
-    manifest = device.bundle.manifest
     endpoint = Endpoint(
         url=address,
         token=settings.token,
-        hello=Hello(
-            versions=list(PROTOCOL_VERSIONS),
-            features=sorted(FEATURES if manifest.records is not None else FEATURES - {"records"}),
-            client=f"moa-edge {__version__}",
-            tokenizer=manifest.tokenizer.hash,
-            target=manifest.target.facts.weights_id,
-            drafter=manifest.drafter.weights_id,
-        ),
+        hello=hello_of(device.bundle.manifest),
         tls=tls_context(settings.tls_ca) if address.startswith("wss://") else None,
         connect_seconds=settings.connect_seconds,
         keepalive_seconds=settings.keepalive_seconds,

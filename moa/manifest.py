@@ -80,6 +80,11 @@ class DrafterIdentity(Part, frozen=True, kw_only=True):
     weights_id: str
     config: dict[str, Any]
 
+    @property
+    def reads_target(self) -> bool:
+        """Whether it reads anything of its target but tokens."""
+        return self.kind != "independent"
+
 
 class TargetIdentity(Part, frozen=True, kw_only=True):
     """Which target it was made for."""

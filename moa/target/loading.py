@@ -41,7 +41,8 @@ from moa.errors import (
     first_line,
     how_to_install,
 )
-from moa.gguf.reader import is_gguf
+from moa.gguf.reader import is_gguf, read_head
+from moa.gguf.tokenizer import tokenizer_of
 from moa.process.user_folders import expanded
 from moa.target.families import FAMILIES, facts_of, refuse_unsupported
 from moa.target.gguf_folder import folder_of
@@ -329,6 +330,13 @@ def _quantization(
         "quantization_config": TorchAoConfig(Int8WeightOnlyConfig()),
         "device_map": {"": device},
     }
+
+
+def tokenizer_hash_of(source: str | Path) -> str:
+    """The hash of a model's tokenizer, of which nothing else is read; empty where it has none."""
+    if is_gguf(source):
+        return tokenizer_hash(tokenizer_of(read_head(expanded(source))).json)
+    return _hash_tokenizer(locate(source, weights=False))
 
 
 def _hash_tokenizer(folder: Path) -> str:

@@ -16,6 +16,8 @@ from cloud_verifier.logs import log
 from cloud_verifier.model import load, told_while_it_lasts
 from cloud_verifier.settings import Settings
 from moa.errors import UsageError
+from testing import gguf_tiny
+from testing.tiny import tiny
 from tests.edge.kit import pair
 
 
@@ -38,6 +40,28 @@ def test_what_cannot_draft_is_refused_before_the_target_is_loaded(
         with pytest.raises(UsageError) as caught:
             load(Settings(target=target, **wrong))
         assert re.search(words, caught.value.line())
+
+
+def test_a_small_model_of_another_tokenizer_is_refused_before_the_target_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one of the same tokenizer is not, whatever its weights."""
+    gguf_tiny.need_llama()
+
+    class Loading(Exception):
+        pass
+
+    def load_target(settings: Settings) -> Any:
+        raise Loading
+
+    monkeypatch.setattr("cloud_verifier.model.load_target", load_target)
+    target = str(gguf_tiny.save(tiny("llama"), tmp_path / "target.gguf"))
+    alike = str(gguf_tiny.save(tiny("qwen2"), tmp_path / "alike.gguf"))
+    other = str(gguf_tiny.save(tiny("llama", vocab_size=120), tmp_path / "other.gguf"))
+    with pytest.raises(Loading):
+        load(Settings(target=target, server_drafter=alike))
+    with pytest.raises(UsageError, match="another tokenizer than the target"):
+        load(Settings(target=target, server_drafter=other))
 
 
 def test_a_load_that_takes_long_says_so() -> None:
