@@ -310,7 +310,7 @@ def taps_of(
             f"a target of {source.name} gives no states, which this drafter reads",
             hint="leave the drafter out",
         )
-    facts, _ = read_facts(target)
+    facts, _ = read_facts(target, identify=False)
     wanted: dict[tuple[int, ...], Path] = {}
     for stored in (drafter, streams):
         if stored is not None and (taps := stored.config(facts).taps):

@@ -81,7 +81,7 @@ def make_plan(
 ) -> ExportPlan:
     """Read shapes, not weights; refuse what cannot be built."""
     kinds = choose_kinds(variants)
-    facts, folder = read_facts(target)
+    facts, folder = read_facts(target, identify=False)
     sizes = find(drafter).sizes(facts, folder)
     _refuse_static(kinds, sizes.no_static_form)
     _refuse_other_hosts(kinds, sizes)

@@ -19,9 +19,13 @@ from moa.bundle import MANIFEST, SCHEMA
 from moa.cli.command_line import CommandParser
 from moa.errors import UsageError, run_cli
 from moa.process.user_folders import cache_folder
+from moa.wire.limits import Limits
 
 _LONGEST_NAME = 40
 """Characters of a model's name in that of its bundle."""
+# What a verifier serves unless it is told otherwise.
+_SLOTS = 256
+_KV_TOKENS = 131072
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,27 +34,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("target")
     parser.add_argument("sibling")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--again", action="store_true", help="a bundle that is there is made anew")
+    parser.add_argument("--dry-run", action="store_true", help="unpack nothing")
     arguments = parser.parse_args(argv)
     return run_cli("moa-edge up", lambda: _print(arguments), extra="export")
 
 
 def _print(arguments: argparse.Namespace) -> None:
     plan = plan_pair(arguments.target, arguments.sibling, dtype=arguments.dtype)
+    if not arguments.dry_run and (arguments.again or not plan["made"]):
+        from moa.target.loading import locate
+
+        # A file in GGUF is unpacked here, not while the bundle is made: it says so.
+        locate(
+            arguments.sibling,
+            say=lambda line: print(f"moa-edge up: {line}", file=sys.stderr, flush=True),
+        )
     json.dump(plan, sys.stdout)
 
 
 def plan_pair(target: str, sibling: str, *, dtype: str = "auto") -> dict[str, Any]:
-    """The plan of a pair. Raises for what cannot work: other tokenizers, families that are not
-    supported, too little memory or disk."""
+    """The plan of a pair, from headers alone. Raises for what cannot work: other tokenizers,
+    families that are not supported, too little memory or disk."""
     from export.setup import Setup, make_setup_plan
     from moa.gguf.reader import is_gguf
+    from moa.llama import memory_plan as llama_memory
     from moa.target.contract import LoadOptions
-    from moa.target.loading import locate, read_facts
+    from moa.target.loading import read_facts, tokenizer_hash_of
     from moa.target.memory_plan import plan_memory
 
-    facts, _ = read_facts(target)
-    sibling_facts, _ = read_facts(sibling)
-    made_of = [facts.weights_id, sibling_facts.weights_id, str(SCHEMA), __version__]
+    facts, _ = read_facts(target, identify=False)
+    _, sibling_folder = read_facts(sibling, identify=False)
+    made_of = [
+        json.dumps(dataclasses.asdict(facts)),
+        tokenizer_hash_of(target),
+        _stamp(Path(sibling).expanduser() if is_gguf(sibling) else sibling_folder),
+        str(SCHEMA),
+        __version__,
+    ]
     key = hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:12]
     name = f"{_short(target)}+{_short(sibling)}-{key}"
     bundle = cache_folder("bundles") / name
@@ -65,14 +86,16 @@ def plan_pair(target: str, sibling: str, *, dtype: str = "auto") -> dict[str, An
             f" {bundle.parent} has {free / 1e9:.1f} GB free",
             hint="set XDG_CACHE_HOME to a folder on another disk",
         )
-    memory = None
-    if not is_gguf(target):
-        memory = plan_memory(target, LoadOptions(dtype=dtype, slots=256, kv_tokens=131072))
+    capacity = Limits.max_context_tokens + Limits.max_tree_nodes
+    options = LoadOptions(slots=_SLOTS, kv_tokens=_KV_TOKENS, capacity=capacity)
+    memory: Any = None
+    if is_gguf(target):
+        memory = llama_memory.plan_memory(Path(target).expanduser(), options)
+    else:
+        memory = plan_memory(target, dataclasses.replace(options, dtype=dtype))
     lines = list(plan.lines())
     if memory is not None:
         lines.append(f"the verifier {memory}")
-    # A file in GGUF is unpacked here, not while the bundle is made: it says so.
-    locate(sibling, say=lambda line: print(f"moa-edge up: {line}", file=sys.stderr, flush=True))
     return {
         "bundle": str(bundle),
         "made": made,
@@ -83,6 +106,18 @@ def plan_pair(target: str, sibling: str, *, dtype: str = "auto") -> dict[str, An
         "memory": None if memory is None else memory.figures,
         "lines": lines,
     }
+
+
+def _stamp(model: Path) -> str:
+    """Tells a model's files from others, without reading them: their names, sizes and times."""
+    files = [model] if model.is_file() else sorted(model.iterdir())
+    about = [file.stat() for file in files]
+    return json.dumps(
+        [
+            [file.name, found.st_size, found.st_mtime_ns]
+            for file, found in zip(files, about, strict=True)
+        ]
+    )
 
 
 def _short(source: str) -> str:

@@ -18,9 +18,11 @@ from export.plan import ExportPlan, make_plan
 from export.source import TargetTokenizer
 from moa.drafters.registry import PREFIX
 from moa.errors import UnsupportedModelError, UsageError
+from moa.gguf.reader import is_gguf
 from moa.target.families import refuse_as_sibling
+from moa.target.gguf_folder import file_bytes
 from moa.target.identity import text_shapes
-from moa.target.loading import read_facts, read_shape
+from moa.target.loading import read_facts, read_shape, tokenizer_hash_of
 
 VARIANTS = ("cpu-int4",)
 _MOST_LOOKED_AT = 64
@@ -69,6 +71,8 @@ class SetupPlan:
     family: str
     target_weights: int
     target_bytes: int
+    target_form: str
+    """What it takes so many bytes in, with its preposition."""
     kv_bytes_per_token: int
     export: ExportPlan
     trains: bool
@@ -83,8 +87,8 @@ class SetupPlan:
             f"{name} {gigabytes(size)}" for name, size in self.export.variant_bytes.items()
         )
         return [
-            f"target ({self.family}): {self.target_weights / 1e9:.3g}B weights, {gigabytes(self.target_bytes)} in"
-            f" bfloat16, and {self.kv_bytes_per_token / 1024:.4g} kB of KV cache a token",
+            f"target ({self.family}): {self.target_weights / 1e9:.3g}B weights, {gigabytes(self.target_bytes)}"
+            f" {self.target_form}, and {self.kv_bytes_per_token / 1024:.4g} kB of KV cache a token",
             f"bundle: {variants}",
             f"room on disk while building: {disk}; about {seconds:.0f} s on two cores",
             f"a forward of the target takes at least: {_least_times(self.target_bytes, _GPUS)}",
@@ -109,9 +113,9 @@ def _least_times(size: int, bandwidths: Mapping[str, int]) -> str:
 
 def make_setup_plan(setup: Setup) -> SetupPlan:
     """Read shapes and tokenizers, and refuse a pair that cannot work."""
-    facts, folder = read_facts(setup.target)
-    _, small = read_facts(setup.sibling)
-    if TargetTokenizer.of(folder).hash != TargetTokenizer.of(small).hash:
+    facts, folder = read_facts(setup.target, identify=False)
+    _, small = read_facts(setup.sibling, identify=False)
+    if _tokenizer_of(folder) != _tokenizer_of(small):
         raise UsageError(
             f"{setup.sibling} has another tokenizer than {setup.target}",
             hint="take a small model of the same family and generation",
@@ -126,10 +130,16 @@ def make_setup_plan(setup: Setup) -> SetupPlan:
             str(error), hint=f"here are models of the same tokenizer: {', '.join(others)}"
         ) from None
     weights = sum(map(math.prod, text_shapes(folder).values()))
+    target_bytes = weights * _BYTES_PER_TARGET_WEIGHT
+    target_form = "in bfloat16"
+    if is_gguf(setup.target):
+        target_bytes = file_bytes(Path(setup.target).expanduser())
+        target_form = "in its GGUF file"
     return SetupPlan(
         family=facts.family,
         target_weights=weights,
-        target_bytes=weights * _BYTES_PER_TARGET_WEIGHT,
+        target_bytes=target_bytes,
+        target_form=target_form,
         kv_bytes_per_token=2
         * facts.layers
         * facts.kv_heads
@@ -141,10 +151,16 @@ def make_setup_plan(setup: Setup) -> SetupPlan:
     )
 
 
+def _tokenizer_of(folder: Path) -> str:
+    """The hash of a folder's tokenizer; an error where it has none that a device can use."""
+    file = folder / "tokenizer.json"
+    return tokenizer_hash_of(folder) if file.is_file() else TargetTokenizer.of(folder).hash
+
+
 def others_of_its_tokenizer(target: Path, sibling: Path) -> list[str]:
     """Models on this machine that could be the sibling instead, the smallest first: beside the two,
     and in the hub's cache."""
-    wanted = TargetTokenizer.of(target).hash
+    wanted = _tokenizer_of(target)
     beside = {folder for model in (target, sibling) for folder in model.parent.iterdir()}
     cached = {Path(path).parent: name for name, path in _cached_models()}
     found: list[tuple[int, str]] = []
@@ -153,7 +169,7 @@ def others_of_its_tokenizer(target: Path, sibling: Path) -> list[str]:
             if not (folder / "tokenizer.json").is_file():
                 continue
             refuse_as_sibling(read_shape(folder)[1])
-            if TargetTokenizer.of(folder).hash == wanted:
+            if _tokenizer_of(folder) == wanted:
                 size = sum(map(math.prod, text_shapes(folder).values()))
                 found.append((size, cached.get(folder, str(folder))))
     return [name for _, name in sorted(found)][:3]

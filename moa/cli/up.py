@@ -172,12 +172,17 @@ def _say_memory(plan: dict[str, Any]) -> None:
 async def _plan(options: argparse.Namespace) -> dict[str, Any]:
     """What will be made, and what it takes. Computed in a process of its own: what it needs to read
     models stays out of this one."""
+    flags = [f"--dtype={options.dtype}"]
+    if options.dry_run:
+        flags.append("--dry-run")
+    if options.again:
+        flags.append("--again")
     with _status("reading what the files say of both models"):
         child = await start_child(
             _PLAN,
             options.target,
             options.device_model,
-            f"--dtype={options.dtype}",
+            *flags,
             stdout=asyncio.subprocess.PIPE,
         )
         async with _ended_after(child):

@@ -34,9 +34,17 @@ from moa.gguf.tokenizer import GgufTokenizer, tokenizer_of
 from moa.grammar.matcher import GrammarCompiler
 from moa.llama.calls import Calls, Pieces
 from moa.llama.library import Library, find, load
-from moa.llama.runtime import EXPERTS, KV_BITS, Run, Runtime, Shape, check_kv_type
+from moa.llama.memory_plan import (
+    KV_TYPE,
+    PADDING,
+    capacity_of,
+    is_mixture,
+    kv_bytes_per_token,
+    most_sequences,
+    plan_of,
+)
+from moa.llama.runtime import EXPERTS, Run, Runtime, Shape, check_kv_type
 from moa.llama.sequences import Sequences
-from moa.process.memory import available_bytes
 from moa.sampling import NO_LOGITS
 from moa.target.contract import (
     Capabilities,
@@ -58,21 +66,8 @@ _LONGEST = 56
 _BATCH_ON_CPU = 128
 """Most tokens of a call. More are no faster there, and logits of all of them have their memory."""
 _BATCH_ON_CARD = 512
-_SHARE = 0.5
-"""Of the memory that is left."""
-_MOST_SEQUENCES = 64
-"""Sessions in llama.cpp's memory at once. It ends the process where they are more than a call may
-have tokens with logits."""
-_BLOCK = 2
-"""Sessions whose memory is taken at once: a chat, and what is asked beside it. Calls of 16 tokens
-take little more a token than larger ones."""
-_BLOCK_OF_SINGLE_TOKENS = 8
-"""The same where a session brings one token to a call, which is to read the weights for many."""
 _WORKSPACE = 2**30
 """Bytes of a card that are left for the work of a forward."""
-_KV_TYPE = "f16"
-_PADDING = 32
-"""Cells behind a full sequence, for the tokens that fill a call up."""
 
 
 @dataclass(frozen=True)
@@ -152,26 +147,15 @@ class LlamaTarget:
         self._words = tokenizer_of(self._head)
         if options.rpc:
             library.add_servers(options.rpc)
-        capacity = min(options.capacity, max(1, self._head.number("{arch}.context_length")))
-        kv_type = options.kv_type or _KV_TYPE
+        kv_type = options.kv_type or KV_TYPE
         check_kv_type(kv_type)  # before anything is computed from it
+        capacity = capacity_of(self._head, options)
         on_card = options.device != "cpu" and options.gpu_layers != 0 and library.has_card
-        full = options.slots * capacity
-        sequences = -(-min(options.kv_tokens or full, full) // capacity)
-        sequences = min(sequences, _MOST_SEQUENCES)
-        sequence_bytes = kv_bytes_per_token(self._head, kv_type) * (capacity + _PADDING)
-        mapped = False
-        if not on_card:
-            weights = path.stat().st_size
-            free = available_bytes()
-            mapped = 0 < free < weights
-            sequences = min(sequences, _affordable(free, weights, sequence_bytes))
-        mixture = self._head.number("{arch}.expert_count", 0) > 0
-        exact = options.exact and not mixture
-        block_size = min(sequences, _BLOCK if exact else _BLOCK_OF_SINGLE_TOKENS)
-        gpu_layers = 0
         if on_card:
-            block_size = 0  # its memory is for this alone, and one call runs all sessions
+            # Its memory is for this alone: all of it is taken, and one call runs all sessions.
+            sequences = most_sequences(options, capacity)
+            block = 0
+            mapped = False
             gpu_layers = options.gpu_layers
             if gpu_layers < 0:
                 kv = kv_bytes_per_token(self._head, kv_type) * sequences * capacity
@@ -181,25 +165,34 @@ class LlamaTarget:
                     kv,
                     experts_on_host=options.cpu_moe,
                 )
+            sequence_bytes = 0
+        else:
+            plan = plan_of(self._head, options)
+            sequences = plan.sequences
+            block = plan.block
+            mapped = plan.mapped
+            gpu_layers = 0
+            sequence_bytes = plan.sequence
         self.runtime = Runtime(
             library,
             path,
             Shape(
                 sequences=sequences,
-                capacity=capacity + _PADDING,
+                capacity=capacity + PADDING,
                 batch=_BATCH_ON_CARD if on_card else _BATCH_ON_CPU,
                 kv_type=kv_type,
                 gpu_layers=gpu_layers,
                 threads=options.threads or _threads(),
                 experts_on_host=options.cpu_moe,
                 mapped=mapped,
-                block_size=block_size,
+                block_size=block,
                 sequence_bytes=sequence_bytes,
             ),
         )
         self.facts = _facts(self._head, self._words, self.runtime)
         self.cache = Sequences(self.runtime, slots=options.slots, capacity=capacity)
-        exact = exact and self.runtime.on_cpu and not self.runtime.recurrent
+        exact = options.exact and self.runtime.on_cpu
+        exact = exact and not is_mixture(self._head) and not self.runtime.recurrent
         self._calls = Calls(
             unit=_UNIT if exact else 1,
             longest=_LONGEST if exact else self.runtime.shape.batch,
@@ -387,14 +380,6 @@ class LlamaTarget:
         self.runtime.close()
 
 
-def _affordable(free: int, weights: int, bytes_of_one: int) -> int:
-    """How many sequences there may be: their memory and the weights are to be at most `_SHARE` of
-    what this machine has left, `free` bytes. One at least."""
-    if not free:
-        return _MOST_SEQUENCES  # the system does not say: what does not fit is told by llama.cpp
-    return max(1, min(_MOST_SEQUENCES, int(free * _SHARE - weights) // max(1, bytes_of_one)))
-
-
 def _threads() -> int:
     """As many as this process may use."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
@@ -436,20 +421,6 @@ def layers_that_fit(
         if room < 0:
             return found
     return layers + 1
-
-
-def kv_bytes_per_token(head: GgufHead, kv_type: str) -> int:
-    """Of all layers; recurrent ones keep no keys and values."""
-    heads = head.number("{arch}.attention.head_count", 1) or 1
-    by_layer = head.metadata.get(f"{head.architecture}.attention.head_count_kv", heads)
-    if not isinstance(by_layer, list):
-        by_layer = [by_layer] * head.number("{arch}.block_count")
-    width = head.number(
-        "{arch}.attention.key_length", head.number("{arch}.embedding_length") // heads
-    )
-    value_width = head.number("{arch}.attention.value_length", width)
-    numbers = sum(by_layer) * (width + value_width)
-    return int(numbers * KV_BITS[kv_type] / 8)
 
 
 def _facts(head: GgufHead, words: GgufTokenizer, runtime: Runtime) -> TargetFacts:

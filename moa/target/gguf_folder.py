@@ -122,6 +122,11 @@ class GgufModel:
         return digest.hexdigest()
 
 
+def file_bytes(path: Path) -> int:
+    """Bytes of a model's weights as they are stored, in all of its shards."""
+    return sum(tensor.size for _, tensor in GgufModel.read(path).tensors)
+
+
 def folder_of(path: Path, *, weights: bool, say: Say = lambda _: None) -> Path:
     """Return the folder of a GGUF file in the user's cache, and make it if it is not there. Without
     `weights` the large file with them may be missing: all but them takes a second. `say` is told

@@ -402,15 +402,17 @@ def _name_of_module(model: nn.Module, wanted: nn.Module) -> str:
     raise ValueError(f"the model does not hold this {type(wanted).__name__}")
 
 
-def read_facts(source: str | Path) -> tuple[TargetFacts, Path]:
-    """The facts of a target, and its folder, without reading its weights."""
+def read_facts(source: str | Path, *, identify: bool = True) -> tuple[TargetFacts, Path]:
+    """The facts of a target, and its folder, without loading its weights. To `identify` them every
+    byte is read once; otherwise configs and headers alone are."""
     folder = locate(source, weights=False)
-    return _facts(folder)[0], folder
+    return _facts(folder, identify=identify)[0], folder
 
 
 def read_shape(source: str | Path) -> tuple[TargetFacts, PretrainedConfig]:
-    """The facts of a model, and the library's own config of it, without reading its weights."""
-    return _facts(locate(source, weights=False))
+    """The facts of a model without their identity, and the library's own config of it; no weights
+    are read."""
+    return _facts(locate(source, weights=False), identify=False)
 
 
 def checked_shape(folder: Path) -> PretrainedConfig:
@@ -438,13 +440,15 @@ def checked_shape(folder: Path) -> PretrainedConfig:
     return shape
 
 
-def _facts(folder: Path) -> tuple[TargetFacts, PretrainedConfig]:
-    """The facts of a folder's language model, with the identity of its weights, and the library's
-    config of it."""
+def _facts(folder: Path, *, identify: bool = True) -> tuple[TargetFacts, PretrainedConfig]:
+    """The facts of a folder's language model, with the identity of its weights if they are to be
+    identified, and the library's config of it."""
     with _in_one_line(f"read the config in {folder}"):
         config = checked_shape(folder)
         facts = facts_of(config, _end_tokens(folder, config))
-    return dataclasses.replace(facts, weights_id=weights_id(folder, facts)), config
+    if identify:
+        facts = dataclasses.replace(facts, weights_id=weights_id(folder, facts))
+    return facts, config
 
 
 def _shrunken(config: PretrainedConfig, layers: int) -> PretrainedConfig:

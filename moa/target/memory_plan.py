@@ -82,7 +82,7 @@ def plan_memory(source: str, options: LoadOptions) -> MemoryPlan | None:
     if device != "cpu":
         return None
     dtype = pick_dtype(options.dtype, device)
-    facts, folder = read_facts(source)
+    facts, folder = read_facts(source, identify=False)
     all_numbers = sum(math.prod(shape) for shape in text_shapes(folder).values())
     head_numbers = facts.vocab_size * facts.hidden_size
     # The embedding and the head are never quantized. Tied, they are one matrix.

@@ -388,7 +388,7 @@ def test_weights_that_memory_does_not_hold_stay_in_the_file(
     ids = text(9, 30)
     held = opened(kind="Q8_0")
     tokens, _ = plain(held, ids, 8)
-    monkeypatch.setattr("moa.llama.target.available_bytes", lambda: 100_000)
+    monkeypatch.setattr("moa.llama.memory_plan.available_bytes", lambda: 100_000)
     mapped = opened(kind="Q8_0", options=replace(OPTIONS, slots=3))
     assert mapped.runtime.shape.mapped
     assert not held.runtime.shape.mapped

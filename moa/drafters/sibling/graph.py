@@ -34,7 +34,7 @@ class SiblingGraph(nn.Module):
 
 def sizes(folder: Path, facts: TargetFacts) -> GraphSizes:
     """From the headers of the model's files."""
-    own, unpacked = read_facts(folder)
+    own, unpacked = read_facts(folder, identify=False)
     shape = read_shape(folder)[1]
     refuse_as_sibling(shape)
     running = running_states(shape)

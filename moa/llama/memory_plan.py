@@ -1,0 +1,138 @@
+"""What a target in llama.cpp takes of this machine's memory, from the head of its file. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from moa.gguf.reader import GgufHead, read_head
+from moa.llama.runtime import KV_BITS
+from moa.process.memory import available_bytes
+from moa.target.contract import LoadOptions
+
+KV_TYPE = "f16"
+"""What keys and values are kept in, unless another type is asked for."""
+PADDING = 32
+"""Cells behind a full sequence, for the tokens that fill a call up."""
+MOST_SEQUENCES = 64
+"""Sessions in llama.cpp's memory at once. It ends the process where they are more than a call may
+have tokens with logits."""
+_BLOCK = 2
+"""Sessions whose memory is taken at once: a chat, and what is asked beside it. Calls of 16 tokens
+take little more a token than larger ones."""
+_BLOCK_OF_SINGLE_TOKENS = 8
+"""The same where a session brings one token to a call, which is to read the weights for many."""
+_SHARE = 0.5
+"""Of the free memory, for weights, keys and values."""
+_LIBRARIES = 750_000_000
+"""Bytes beside them: Python, its libraries, the tokenizer, and a forward's work."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaPlan:
+    """Sizes in bytes, on a processor."""
+
+    weights: int
+    mapped: bool
+    """Whether the weights stay in the file, because the free memory does not hold them."""
+    sequence: int
+    """Keys and values of a session."""
+    block: int
+    """Sessions whose memory is taken at once."""
+    sequences: int
+    """Most sessions at once."""
+    free: int
+    """Available now; 0 where the system does not say."""
+
+    @property
+    def at_start(self) -> int:
+        """Before any session."""
+        weights = 0 if self.mapped else self.weights
+        return weights + self.block * self.sequence + _LIBRARIES
+
+    @property
+    def at_most(self) -> int:
+        """With as many sessions as there may be."""
+        return self.at_start + (self.sequences - self.block) * self.sequence
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """All sizes in megabytes."""
+        sizes = {
+            "weights": self.weights,
+            "session": self.sequence,
+            "libraries": _LIBRARIES,
+            "at_start": self.at_start,
+            "at_most": self.at_most,
+            "free": self.free,
+        }
+        return {f"{name}_mb": round(size / 1e6) for name, size in sizes.items()}
+
+    def __str__(self) -> str:
+        weights = "stay in the file" if self.mapped else _gb(self.weights)
+        free = f"; {_gb(self.free)} are free" if self.free else ""
+        return (
+            f"takes {_gb(self.at_start)} on a processor: weights {weights},"
+            f" {self.block} sessions {_gb(self.block * self.sequence)}, libraries {_gb(_LIBRARIES)};"
+            f" up to {_gb(self.at_most)} with {self.sequences} sessions at once{free}"
+        )
+
+
+def plan_memory(path: Path, options: LoadOptions) -> LlamaPlan:
+    """The plan of a file, of which only the head is read."""
+    return plan_of(read_head(path), options)
+
+
+def plan_of(head: GgufHead, options: LoadOptions) -> LlamaPlan:
+    """The plan of a file whose head has been read."""
+    weights = head.path.stat().st_size
+    capacity = capacity_of(head, options)
+    sequence = kv_bytes_per_token(head, options.kv_type or KV_TYPE) * (capacity + PADDING)
+    free = available_bytes()
+    sequences = most_sequences(options, capacity)
+    if free:
+        affordable = int(free * _SHARE - weights) // max(1, sequence)
+        sequences = max(1, min(sequences, affordable))
+    together = _BLOCK if options.exact and not is_mixture(head) else _BLOCK_OF_SINGLE_TOKENS
+    return LlamaPlan(
+        weights=weights,
+        mapped=0 < free < weights,
+        sequence=sequence,
+        block=min(sequences, together),
+        sequences=sequences,
+        free=free,
+    )
+
+
+def capacity_of(head: GgufHead, options: LoadOptions) -> int:
+    """Most tokens of a session: what is asked for, within the model's context."""
+    return min(options.capacity, max(1, head.number("{arch}.context_length")))
+
+
+def most_sequences(options: LoadOptions, capacity: int) -> int:
+    """Sessions at once that the settings allow, whatever the memory."""
+    full = options.slots * capacity
+    return min(-(-min(options.kv_tokens or full, full) // capacity), MOST_SEQUENCES)
+
+
+def is_mixture(head: GgufHead) -> bool:
+    """Whether its layers have experts, of which a token sees a few."""
+    return head.number("{arch}.expert_count", 0) > 0
+
+
+def kv_bytes_per_token(head: GgufHead, kv_type: str) -> int:
+    """Of all layers; recurrent ones keep no keys and values."""
+    heads = head.number("{arch}.attention.head_count", 1) or 1
+    by_layer = head.metadata.get(f"{head.architecture}.attention.head_count_kv", heads)
+    if not isinstance(by_layer, list):
+        by_layer = [by_layer] * head.number("{arch}.block_count")
+    width = head.number(
+        "{arch}.attention.key_length", head.number("{arch}.embedding_length") // heads
+    )
+    value_width = head.number("{arch}.attention.value_length", width)
+    numbers = sum(by_layer) * (width + value_width)
+    return int(numbers * KV_BITS[kv_type] / 8)
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.1f} GB"

@@ -1,0 +1,56 @@
+"""What `moa-edge up` plans: from headers alone, and for GGUF files without unpacking them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from export.quick_start import main, plan_pair
+from testing import gguf_tiny
+from testing.tiny import save_tiny, tiny
+
+SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_no_weight_of_a_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: object) -> Any:
+        raise AssertionError("every byte of the weights is read")
+
+    target = str(save_tiny("qwen2", tmp_path / "target"))
+    small = save_tiny("qwen2", tmp_path / "small", seed=5, **SMALL)
+    monkeypatch.setattr("moa.target.identity.WeightsHash", read)
+    plan = plan_pair(target, str(small))
+    assert not plan["made"]
+    assert plan["bundle"] == plan_pair(target, str(small))["bundle"]
+    weights = small / "model.safetensors"
+    os.utime(weights, ns=(1, 1))
+    changed = plan_pair(target, str(small))
+    assert changed["bundle"] != plan["bundle"], "a file that has changed is another model"
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_file_in_gguf_is_unpacked_for_a_bundle_alone(
+    dry_run: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("gguf")
+    target = gguf_tiny.save(tiny("qwen2"), tmp_path / "target.gguf")
+    small = gguf_tiny.save(tiny("qwen2", **SMALL), tmp_path / "small.gguf")
+    words = [str(target), str(small), *(["--dry-run"] if dry_run else [])]
+    assert main(words) == 0
+    said = capfd.readouterr()
+    plan = json.loads(said.out)
+    assert any("in its GGUF file" in line for line in plan["lines"])
+    assert plan["memory"]["weights_mb"] == round(target.stat().st_size / 1e6)
+    assert plan["memory"]["at_start_mb"] < plan["memory"]["at_most_mb"]
+    unpacked = [path.parent.name[:5] for path in (tmp_path / "cache").rglob("*.safetensors")]
+    assert unpacked == ([] if dry_run else ["small"])
+    assert ("unpacking small.gguf" in said.err) is not dry_run
