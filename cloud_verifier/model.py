@@ -17,7 +17,7 @@ from cloud_verifier.engine.draft import drafting_slots
 from cloud_verifier.logs import log
 from cloud_verifier.settings import Settings
 from moa import __version__
-from moa.bundle import Bundle
+from moa.bundle import MANIFEST, Bundle
 from moa.drafters.contract import Drafter, RecordReader
 from moa.drafters.onnx_drafting import OnnxDrafting
 from moa.drafters.registry import StoredDrafter, find
@@ -129,12 +129,27 @@ def told_while_it_lasts(what: str, every: float = _TELL_SECONDS) -> Iterator[Non
         teller.join()
 
 
+_SIBLING_HERE = (
+    "--server-drafter takes what `moa-train` has made, an EAGLE-3, or a GGUF file; a small model of"
+    " the same tokenizer drafts here as its GGUF file, or as its bundle: --bundle FOLDER"
+)
+
+
+def _drafter_of_streams(source: str) -> StoredDrafter:
+    """The drafter that --server-drafter names; what else may be meant is told."""
+    if (Path(source).expanduser() / MANIFEST).is_file():
+        raise UsageError(
+            f"--server-drafter {source} is a bundle", hint=f"it drafts here with --bundle {source}"
+        )
+    return find(source, hint=_SIBLING_HERE)
+
+
 def _load(settings: Settings) -> Served:
     refuse_other_tokenizers(settings)
     stored = stored_drafter(settings)
     streams = stored
     if settings.server_drafter and not is_gguf(settings.server_drafter):
-        streams = find(settings.server_drafter)
+        streams = _drafter_of_streams(settings.server_drafter)
     taps = taps_of(settings, stored, streams)
     target = load_target(settings)
     facts = target.facts

@@ -7,6 +7,7 @@ hashed. A download resumes an earlier attempt, and does not send a token to anot
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import os
 import re
@@ -37,6 +38,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _TIMEOUT_SECONDS = 60.0
 _TRY_LATER = (http.client.REQUEST_TIMEOUT, http.client.TOO_MANY_REQUESTS)
 _NEEDS_TOKEN = (http.client.UNAUTHORIZED, http.client.FORBIDDEN)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""A full disk, and a user's full share of one."""
 _CONTINUE = "run the same command again to continue"
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-")
 
@@ -84,11 +87,18 @@ def _download(source: str, partial: Path, say: Notify) -> None:
     partial.mkdir(parents=True, exist_ok=True)
     with opened(MANIFEST, 0) as (file, _):
         # One byte more than allowed, so that reading the manifest refuses one that is too large.
-        (partial / MANIFEST).write_bytes(file.read(_LARGEST_MANIFEST + 1))
+        content = file.read(_LARGEST_MANIFEST + 1)
+    with writing(partial / MANIFEST):
+        (partial / MANIFEST).write_bytes(content)
     manifest = read_manifest(partial)
-    needed = sum(entry.size for entry in manifest.files.values())
+    needed = 0
+    for path, entry in manifest.files.items():
+        present = partial / path
+        needed += entry.size
+        if present.is_file():  # of an earlier try: it is gone on with, or replaced
+            needed -= min(entry.size, present.stat().st_size)
     if shutil.disk_usage(partial).free < needed:
-        raise UsageError(f"no room in {partial.parent}: {needed / 1e6:.0f} MB are needed")
+        raise UsageError(f"no room in {partial.parent}: {needed / 1e6:.0f} MB more are needed")
     for path, entry in manifest.files.items():
         _pull_file(opened, path, entry, partial / path, say)
     Bundle.open(partial).verify()
@@ -123,15 +133,39 @@ def _pull_file(source: BundleSource, name: str, entry: FileEntry, path: Path, sa
 def _copy(file: IO[bytes], path: Path, start: int, size: int) -> None:
     """Write `file` into `path` from byte `start` on, and make sure that it is on the disk. Of a
     file that is longer than `size` only one byte more is written, by which the caller sees it."""
-    with path.open("r+b" if start else "wb") as out:
-        out.seek(start)
-        out.truncate()
+    with writing(path):
+        out = path.open("r+b" if start else "wb", buffering=0)
+    with out:
+        with writing(path):
+            out.seek(start)
+            out.truncate()
         left = size - start + 1
         while left > 0 and (chunk := file.read(min(_CHUNK, left))):
-            out.write(chunk)
+            with writing(path):
+                _write_all(out, chunk)
             left -= len(chunk)
-        out.flush()
-        os.fsync(out.fileno())
+        with writing(path):
+            os.fsync(out.fileno())
+
+
+def _write_all(out: IO[bytes], chunk: bytes) -> None:
+    """Write all of it: a file without a buffer may take a part."""
+    rest = memoryview(chunk)
+    while rest:
+        rest = rest[out.write(rest) :]
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """An error of writing here names the file. It happens while a source is read, where errors of
+    the operating system are taken for the source's."""
+    try:
+        yield
+    except OSError as error:
+        hint = "make room, and " + _CONTINUE if error.errno in _FULL else ""
+        raise UsageError(
+            f"cannot write {path}: {os.strerror(error.errno or errno.EIO)}", hint=hint
+        ) from error
 
 
 @contextlib.contextmanager

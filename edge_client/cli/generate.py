@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from edge_client.cli import options
-from edge_client.events import AnswerSoFar, Done, Event, Link, Prompt, Token
+from edge_client.events import AnswerSoFar, Done, Event, Link, Progress, Prompt, Token
 from edge_client.screen.pipe import PipeView, View, refused
 from edge_client.screen.views import make_view
 from edge_client.settings import ClientSettings
@@ -126,12 +126,32 @@ async def _answer(
     return answer
 
 
+class News:
+    """Tells events that say something new: a verifier that reads says so again each second, as a
+    sign of life, though it has not come further."""
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+
+    def has(self, event: Event) -> bool:
+        """Whether a program is to be told of this event."""
+        if not isinstance(event, Progress):
+            return True
+        is_new = event != self._progress
+        self._progress = event
+        return is_new
+
+
 class JsonLines(View):
     """Every event as it happens, for programs."""
 
+    def __init__(self) -> None:
+        self._news = News()
+
     def take(self, event: Event) -> None:
         """Print it."""
-        options.print_json(event)
+        if self._news.has(event):
+            options.print_json(event)
 
 
 class JsonAnswer(AnswerSoFar):
@@ -140,6 +160,7 @@ class JsonAnswer(AnswerSoFar):
     def __init__(self) -> None:
         super().__init__()
         self._events: list[Event] = []
+        self._news = News()
         self.stopped = False
         """Whether the process was told to end."""
         self.refused = ""
@@ -164,7 +185,8 @@ class JsonAnswer(AnswerSoFar):
         super().take(event)
         if isinstance(event, Link):
             self.refused = event.detail if event.state == "refused" else ""
-        if not isinstance(event, Prompt | Token | Done):  # those are in the other fields
+        in_other_fields = isinstance(event, Prompt | Token | Done)
+        if not in_other_fields and self._news.has(event):
             self._events.append(event)
 
     @property

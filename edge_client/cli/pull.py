@@ -27,6 +27,6 @@ def run(arguments: argparse.Namespace) -> int:
     bundle = pull(arguments.source, name=arguments.name, force=arguments.force, say=say)
     print(bundle.folder.name)
     say(
-        f"--bundle {bundle.folder.name} uses it, `edge-client use --bundle {bundle.folder.name}` always"
+        f"--bundle {bundle.folder.name} uses it, `edge-client use {bundle.folder.name}` always"
     )
     return 0

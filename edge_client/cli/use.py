@@ -12,7 +12,7 @@ from edge_client.bundles.store import EMBEDDED, locate
 from edge_client.cli import options
 from edge_client.settings import ClientSettings, config_file, read_config_file
 from moa.bundle import Bundle
-from moa.errors import ConfigError
+from moa.errors import ConfigError, UsageError
 from moa.process.files import write_whole
 from moa.safe_text import safe_line
 
@@ -21,6 +21,9 @@ def add(command: argparse.ArgumentParser) -> None:
     """The subcommand's flags."""
     command.description = (
         "Remember what to use where no flag says otherwise, in the settings file. Alone: show it."
+    )
+    command.add_argument(
+        "name", nargs="?", metavar="NAME_OR_DIR", help="the same as --bundle NAME_OR_DIR"
     )
     command.add_argument(
         "--bundle", metavar="NAME_OR_DIR", help="a pulled bundle, a folder, or `embedded`"
@@ -35,16 +38,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the settings file, and show it."""
     path = config_file(arguments.config)
     changes: dict[str, str | None] = {}
-    if arguments.bundle is not None:
-        folder = locate(arguments.bundle)
+    bundle = _bundle_of(arguments)
+    if bundle is not None:
+        folder = locate(bundle)
         if folder:
             Bundle.open(folder)
-        name = (
-            arguments.bundle
-            if Path(folder).name == arguments.bundle
-            else str(Path(folder).absolute())
-        )
-        changes["bundle"] = None if arguments.bundle in ("", EMBEDDED) else name
+        name = bundle if Path(folder).name == bundle else str(Path(folder).absolute())
+        changes["bundle"] = None if bundle in ("", EMBEDDED) else name
     if arguments.verifier is not None:
         ClientSettings(verifier=arguments.verifier)  # an invalid address is refused
         changes["verifier"] = arguments.verifier or None
@@ -55,6 +55,24 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"verifier  {safe_line(str(now.get('verifier') or 'none'))}")
     print(f"in        {path}")
     return 0
+
+
+def _bundle_of(arguments: argparse.Namespace) -> str | None:
+    """The bundle that is named, by a flag or without one."""
+    bare: str | None = arguments.name
+    flag: str | None = arguments.bundle
+    if bare is None:
+        return flag
+    if flag is not None:
+        raise UsageError(
+            f"two bundles: {safe_line(bare, 60)} and --bundle {safe_line(flag, 60)}",
+            hint="name one",
+        )
+    if "://" in bare:
+        raise UsageError(
+            f"{safe_line(bare, 60)} is an address", hint=f"--verifier {safe_line(bare, 60)}"
+        )
+    return bare
 
 
 def remember(path: Path, changes: Mapping[str, str | None]) -> None:

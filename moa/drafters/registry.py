@@ -67,8 +67,12 @@ class StoredDrafter:
             )
 
 
-def find(source: str | Path) -> StoredDrafter:
-    """The drafter that is named: a folder or hub id, or `independent:` and a model's."""
+_MADE_BY = "drafters are made by `moa-train`, or published for EAGLE-3"
+
+
+def find(source: str | Path, *, hint: str = _MADE_BY) -> StoredDrafter:
+    """The drafter that is named: a folder or hub id, or `independent:` and a model's. `hint`: what
+    else to do where a model is named that is no drafter."""
     name = str(source)
     if name.startswith(PREFIX):
         model = name.removeprefix(PREFIX)
@@ -84,5 +88,5 @@ def find(source: str | Path) -> StoredDrafter:
     raise ConfigError(
         f"{folder / 'config.json'}: model_type {values.get('model_type')!r} is no drafter's:"
         f" known are those of {', '.join(KINDS)}",
-        hint="drafters are made by `moa-train`, or published for EAGLE-3",
+        hint=hint,
     )

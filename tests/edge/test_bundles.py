@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import http.server
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -183,7 +185,49 @@ main(["pull", {str(bundle)!r}, "--name", "mine"])
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=300
     )
     assert result.returncode == 2
-    assert result.stderr.splitlines()[-1].endswith(f"File too large: {store() / 'mine.partial'}")
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith(f"edge-client: error: cannot write {store() / 'mine.partial'}")
+    assert "File too large" in last
+
+
+@pytest.mark.parametrize("what", ["a large file", "the manifest"])
+def test_a_disk_that_is_full_is_not_taken_for_the_network(
+    served: tuple[str, type[_Server]], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Writing happens while the address is read: it was said that the address cannot be read."""
+    url, handler = served
+    handler.tried |= {
+        "/demo/" + path.relative_to(handler.folder / "demo").as_posix()
+        for path in (handler.folder / "demo").rglob("*")
+    }
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        if what == "the manifest":
+            patched.setattr(Path, "write_bytes", full)
+        else:
+            patched.setattr("edge_client.bundles.pull._write_all", full)
+        with pytest.raises(UsageError) as refused:
+            pull(f"{url}/demo/")
+    assert re.match(
+        r"cannot write .*demo\.partial.*: No space left on device"
+        r" \(make room, and run the same command again to continue\)$",
+        refused.value.line(),
+    )
+    assert pull(f"{url}/demo/").folder.name == "demo"
+
+
+def test_what_has_come_already_needs_no_room(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    partial = store() / "mine.partial"
+    shutil.copytree(bundle, partial)
+    (partial / "manifest.json").unlink()
+    usage = shutil.disk_usage(partial)._replace(free=10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert pull(str(bundle), name="mine").folder.name == "mine"
+    with pytest.raises(UsageError, match=r"no room in .* MB more are needed"):
+        pull(str(bundle), name="other")
 
 
 @pytest.mark.parametrize("elsewhere", ["ftp://127.0.0.1:1/x", "http://example.org/x"])
@@ -210,7 +254,7 @@ def test_use_is_remembered_and_list_shows_it(
     config.parent.mkdir(parents=True)
     config.write_text("# mine\ntop_k = 3\nverifier = 'ws://old:1' # old\n")
     assert command("pull", str(bundle), "--name", "mine") == 0
-    assert command("use", "--bundle", "mine", "--verifier", "wss://new.example") == 0
+    assert command("use", "mine", "--verifier", "wss://new.example") == 0
     assert (
         config.read_text() == '# mine\ntop_k = 3\nbundle = "mine"\nverifier = "wss://new.example"\n'
     )
@@ -218,6 +262,10 @@ def test_use_is_remembered_and_list_shows_it(
     assert command("list", "--json") == 0
     rows = {row["name"]: row["in_use"] for row in json.loads(capsys.readouterr().out)}
     assert rows == {"embedded": False, "mine": True}
+    assert command("use", "mine", "--bundle", "embedded") == 2
+    assert "two bundles" in capsys.readouterr().err
+    assert command("use", "wss://new.example") == 2
+    assert "--verifier wss://new.example" in capsys.readouterr().err
     assert command("list") == command("use", "--bundle", "embedded", "--verifier", "") == 0
     assert config.read_text() == "# mine\ntop_k = 3\n"
     assert (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.segment import ControlType
 from rich.text import Text
 
-from edge_client.cli.generate import JsonAnswer
+from edge_client.cli.generate import JsonAnswer, JsonLines
 from edge_client.events import Confirm, Done, Event, Link, Notice, Progress, Prompt, Retract, Token
 from edge_client.screen.live import LiveView, Region, summary
 from edge_client.screen.pipe import PipeView
@@ -241,3 +242,19 @@ def test_figures_of_the_link_are_not_of_an_answer_that_had_no_part_in_it() -> No
 def test_a_line_in_a_pipe_stays_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     make_console().print("word " * 60 + "[end] :smile:")
     assert capsys.readouterr().out == "word " * 60 + "[end] :smile:\n"
+
+
+def test_a_program_is_told_only_when_reading_has_come_further(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A verifier that reads says so each second, with the same numbers."""
+    said = [Progress(done=done, total=9) for done in (0, 0, 0, 5, 5)]
+    answer = JsonAnswer()
+    lines = JsonLines()
+    for event in said:
+        answer.take(event)
+        lines.take(event)
+    told = [event["done"] for event in answer.report()["events"]]
+    assert told == [0, 5]
+    written = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["done"] for line in written] == [0, 5]

@@ -15,6 +15,7 @@ import pytest
 from cloud_verifier.logs import log
 from cloud_verifier.model import load, told_while_it_lasts
 from cloud_verifier.settings import Settings
+from edge_client.device import embedded_bundle
 from moa.errors import UsageError
 from testing import gguf_tiny
 from testing.tiny import tiny
@@ -32,7 +33,11 @@ def test_what_cannot_draft_is_refused_before_the_target_is_loaded(
     monkeypatch.setattr("cloud_verifier.model.load_target", never)
     target = str(pair() / "target")
     for wrong, words in (
-        ({"server_drafter": target}, "."),
+        (
+            {"server_drafter": target},
+            "a small model .* drafts here as its GGUF file, or as its bundle",
+        ),
+        ({"server_drafter": str(embedded_bundle())}, "is a bundle .*with --bundle"),
         ({"server_drafter": str(tmp_path / "nowhere")}, "no model at"),
         ({"drafter": str(tmp_path / "nowhere")}, "no drafter at"),
         ({"bundle": str(tmp_path / "nowhere")}, "nowhere"),
