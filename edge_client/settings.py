@@ -121,10 +121,11 @@ class ClientSettings:
     """Unverified tokens at which to stop: 0 is never, -1 what the bundle's calibration says, or
     where text repeats itself."""
     offline_after: float = 1.0
-    """Write provisionally after a wait of this many seconds beyond the usual."""
+    """Write provisionally after a wait of at least so many seconds beyond the usual; longer, where a
+    round trip or the target's forward is slow."""
     settle_seconds: float = 5.0
-    """Seconds to wait for the check of offline text once it is complete, whatever keeps the
-    verifier from it."""
+    """Least seconds to wait for the check of offline text once it is complete, whatever keeps the
+    verifier from it; longer with a slow target."""
     answer_seconds: float = 120.0
     """Longest wait for an answer on a live connection, in seconds; then the round is sent on a new
     one."""

@@ -6,8 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import edge_client
-from edge_client.turn import guard
-from edge_client.turn.deadlines import Patience
+from edge_client.turn import guard, pacing
 from moa import chat_window, tree
 from moa.api import http
 from moa.graph import cache, drafter
@@ -23,8 +22,12 @@ CONSTANTS: dict[str, tuple[str, float]] = {
     "PHRASE": ("edge_client/turn/guard.py", guard._PHRASE),
     "REPEATED_PHRASES": ("edge_client/turn/guard.py", guard._REPEATED_PHRASES),
     "WARN_AT": ("edge_client/turn/guard.py", guard.OfflineLimits().warn_at),
-    "OFFLINE_AFTER": ("edge_client/turn/deadlines.py", Patience().offline_after),
-    "LATE_PACE": ("edge_client/turn/deadlines.py", Patience().late_pace),
+    "OFFLINE_AFTER": ("edge_client/turn/pacing.py", pacing.OFFLINE_AFTER),
+    "RTT_TIMES": ("edge_client/turn/pacing.py", pacing.RTT_TIMES),
+    "ANSWER_TIMES": ("edge_client/turn/pacing.py", pacing.ANSWER_TIMES),
+    "LONGEST": ("edge_client/turn/pacing.py", pacing.LONGEST),
+    "LATE_PACE": ("edge_client/turn/pacing.py", pacing.LATE_PACE),
+    "PACE_SHARE": ("edge_client/turn/pacing.py", pacing.PACE_SHARE),
     "SIGN_SECONDS": ("moa/api/http.py", http.SIGN_SECONDS),
     "MASKED": ("moa/tree.py", tree.MASKED),
     "FIRST_ROWS": ("moa/graph/cache.py", cache._FIRST_SIZE),

@@ -26,7 +26,5 @@ def run(arguments: argparse.Namespace) -> int:
     """Pull a bundle."""
     bundle = pull(arguments.source, name=arguments.name, force=arguments.force, say=say)
     print(bundle.folder.name)
-    say(
-        f"--bundle {bundle.folder.name} uses it, `edge-client use {bundle.folder.name}` always"
-    )
+    say(f"--bundle {bundle.folder.name} uses it, `edge-client use {bundle.folder.name}` always")
     return 0

@@ -1,10 +1,13 @@
-"""All deadlines of a turn, in seconds, and when the machine must act next. Pure."""
+"""All deadlines of a turn, in seconds, and when the machine must act next. Pure. How long each wait
+is decides `pacing.py`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edge_client.turn import pacing
 from edge_client.turn.controller import Controller
+from edge_client.turn.pacing import Waits
 
 
 @dataclass(slots=True)
@@ -29,21 +32,17 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """The configured waiting times."""
+    """The configured waiting times. Those before `answer` are least times: a slow link or target has
+    longer ones."""
 
-    offline_after: float = 1.0
+    offline_after: float = pacing.OFFLINE_AFTER
     """Wait beyond the usual, after which the device writes offline."""
     settle: float = 5.0
     """Wait for the check of offline text, once it is complete."""
     answer: float = 120.0
     """Wait for an answer on a live connection; then the round is sent on a new connection."""
-    late_pace: float = 0.05
+    late_pace: float = pacing.LATE_PACE
     """Time between offline tokens while an answer is only late: most of them would be withdrawn."""
-
-
-_STALLED = 10.0
-"""Seconds without progress after which it counts no longer that the verifier says it works on it:
-longer than the largest piece of a prompt takes on a CPU."""
 
 
 @dataclass(slots=True)
@@ -81,6 +80,17 @@ class Deadlines:
     """How far it was then, in tokens that it had read."""
     _asked: bool = False
     """Whether there was a request, or a provisional token, since the last verified one."""
+
+    @property
+    def waits(self) -> Waits:
+        """How long to wait for what, by what was measured so far."""
+        return pacing.waits(
+            self.controller.rtt.smoothed,
+            self.controller.answer_seconds(),
+            offline_after=self.patience.offline_after,
+            pace=self.patience.late_pace,
+            settle=self.patience.settle,
+        )
 
     @property
     def usual(self) -> float:
@@ -139,9 +149,9 @@ class Deadlines:
     def write_at(self) -> float:
         """When the device may write its next offline token."""
         if self._down_since is not None:
-            return min(self.waiting_since, self._down_since) + self.patience.offline_after
-        late = self._expected_at + self.patience.offline_after
-        return max(late, self._written_at + self.patience.late_pace)
+            return min(self.waiting_since, self._down_since) + self.waits.offline
+        late = self._expected_at + self.waits.late
+        return max(late, self._written_at + self.waits.pace)
 
     def give_up_at(self) -> float:
         """When a connection with a pending answer is given up."""
@@ -153,15 +163,16 @@ class Deadlines:
         no text yet, or the user does not wait for it."""
         if self._blocked_since is None:
             self._blocked_since = now
-        patience = self.patience.answer if patient else self.patience.settle
         if self._down_since is not None:  # nothing is on its way
-            return self._blocked_since + patience
+            away = self.patience.answer if patient else self.waits.settle_away
+            return self._blocked_since + away
+        patience = self.patience.answer if patient else self.waits.settle
         return max(self._blocked_since, self._expected_at) + patience
 
     @property
     def _sign(self) -> float:
         """The last sign of the verifier that counts."""
-        return min(self._heard_at, self._advanced_at + max(_STALLED, 4 * self._usual))
+        return min(self._heard_at, self._advanced_at + max(self.waits.stalled, 4 * self._usual))
 
     @property
     def _expected_at(self) -> float:

@@ -119,6 +119,7 @@ export class Answering {
     const tell = {
       opened: (/** @type {string} */ id) => {
         if (!turn.stream) turn.begins(id);
+        this.waiting.rtt = endpoint.rttSeconds;
         this.waiting.asked(now());
         this.#say("online");
         this.#ring();

@@ -2,7 +2,7 @@
 // (docs/serve.md), so that whatever carries a page carries this.
 
 import { safeLine } from "./safe.js";
-import { SILENT } from "./waiting.js";
+import { waits } from "./pacing.js";
 
 /** What a browser (or a test) gives; `events` are those of a response (edge_client/serve/page/events.js).
  * @typedef {{fetch: typeof fetch, events: (response: Response, heard: (size: number) => void) => AsyncIterable<any>, now: () => number, random: () => number,
@@ -111,12 +111,18 @@ export class Endpoint {
     });
   }
 
+  /** Of a round trip, as far as it is known. */
+  get rttSeconds() { return (this.rtt ?? 0) / 1000; }
+
+  /** Seconds without a sign after which it is late. */
+  get silent() { return waits(this.rttSeconds, 0).silent; }
+
   /** Its figures for the page; asked for again when they are old, in the background. */
   status() {
     const { environment, state, detail, rtt, sentBytes, receivedBytes, about } = this;
     const age = environment.now() - this.askedAt;
     if (age > STATUS_SECONDS || (state !== "online" && this.pause() === 0 && age > FIRST_PAUSE)) this.look().catch(() => {});
-    const late = state === "online" && this.running.size > 0 && environment.now() - this.signAt > SILENT;
+    const late = state === "online" && this.running.size > 0 && environment.now() - this.signAt > this.silent;
     return { link: late ? "late" : state, detail, rtt_ms: state === "online" ? rtt : null, sent_bytes: sentBytes, received_bytes: receivedBytes, about };
   }
 
@@ -129,7 +135,7 @@ export class Endpoint {
       const began = this.environment.now();
       const status = await this.json("/moa/status");
       const rtt = 1000 * (this.environment.now() - began);
-      const lasted = rtt > 1000 * SILENT; // that was an outage, no round trip
+      const lasted = rtt > 1000 * this.silent; // that was an outage, no round trip
       if (!lasted) this.rtt = this.rtt === null ? rtt : this.rtt + RTT_WEIGHT * (rtt - this.rtt);
       const model = this.about.model ?? (await this.json("/v1/models")).data[0].id;
       this.about = { model, verifier: status.verifier, verifier_version: status.verifier_version, context: status.context };

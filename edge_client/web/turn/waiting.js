@@ -1,14 +1,8 @@
 // When this device writes instead of the endpoint, and when it waits no longer. Pure; times are in seconds. They count
-// silence: an endpoint that says it is at work is waited for.
+// silence: an endpoint that says it is at work is waited for. How long each wait is decides pacing.js.
 
-import { LATE_PACE, OFFLINE_AFTER, SIGN_SECONDS } from "./constants.js";
+import { waits } from "./pacing.js";
 
-/** A connection that is silent for so long is taken for late, and for dead. */
-export const SILENT = SIGN_SECONDS + 1.5;
-const DEAD = 10 * SIGN_SECONDS;
-/** So long the endpoint may be at work without a word of text, or of how far it has read; and by its usual pause. */
-const LATE = 3;
-const LATE_PAUSES = 4;
 const PAUSE_WEIGHT = 0.2;
 
 export class Waiting {
@@ -22,6 +16,8 @@ export class Waiting {
     this.wroteAt = -Infinity;
     /** Seconds between two pieces of text, usually. */
     this.pause = 0;
+    /** Of a round trip, as far as it is known. */
+    this.rtt = 0;
     this.began = false;
   }
 
@@ -49,13 +45,14 @@ export class Waiting {
 
   /** When this device may write its next token. */
   writeAt() {
-    if (this.downSince !== null) return Math.min(this.progressedAt, this.downSince) + OFFLINE_AFTER;
-    const late = Math.min(this.heardAt + SILENT, this.progressedAt + Math.max(LATE, LATE_PAUSES * this.pause));
-    return Math.max(late, this.wroteAt + LATE_PACE);
+    const { offline, silent, stalled, pace } = waits(this.rtt, this.pause);
+    if (this.downSince !== null) return Math.min(this.progressedAt, this.downSince) + offline;
+    const late = Math.min(this.heardAt + silent, this.progressedAt + stalled);
+    return Math.max(late, this.wroteAt + pace);
   }
 
   /** When a connection with an answer on it is given up. */
-  giveUpAt() { return this.heardAt + DEAD; }
+  giveUpAt() { return this.heardAt + waits(this.rtt, this.pause).dead; }
 
   /** When an answer that cannot grow ends without a verifier; null: the endpoint is at work on it.
    * @param {number} blockedSince @param {number} settle */
