@@ -1,4 +1,5 @@
-// The device in a worker: the drafter, and the endpoint that it asks. The page sends calls and gets chunks.
+// The device in a worker: the drafter, and the endpoint that it asks. The page sends calls and gets
+// chunks.
 
 import { loadGraph, text } from "./bundle.js";
 import { Codec } from "./codec.js";
@@ -10,15 +11,17 @@ import { Endpoint } from "./turn/endpoint.js";
 import { Turn } from "./turn/turn.js";
 import { needsVerifier, NoWriter, Writer } from "./turn/writer.js";
 
-const KEPT = 4;  // drafters, each with the cache of its last text
-const PATIENCE = 20;  // seconds that an answer which only the verifier can write waits for it
-const STORED_EVERY = 0.25;  // seconds between two stores of a running turn
+const KEPT = 4; // drafters, each with the cache of its last text
+const PATIENCE = 20; // seconds that an answer which only the verifier can write waits for it
+const STORED_EVERY = 0.25; // seconds between two stores of a running turn
 const DAY = 86_400_000;
 
-const turns = new Table("moa-device", "turns");  // a page that was killed in mid-answer finds its text again
-let ready;  // the device, a promise
-const running = new Map();  // turn -> { answering, store() }
-const counted = { forwards: 0, forward_tokens: 0 };  // of the target, in all turns that an endpoint ended
+// A page that was killed in mid-answer finds its text again.
+const turns = new Table("moa-device", "turns");
+let ready; // the device, a promise
+const running = new Map(); // turn -> { answering, store() }
+// Of the target, in all turns that an endpoint ended.
+const counted = { forwards: 0, forward_tokens: 0 };
 
 const environment = {
   events,
@@ -44,8 +47,8 @@ function breathe() {
 
 // ---- the device
 
-const endpoints = new Map();  // by address: those that were asked, each with its own state
-let address = "";  // of the one that new answers are asked of; "" for none
+const endpoints = new Map(); // by address: those that were asked, each with its own state
+let address = ""; // of the one that new answers are asked of; "" for none
 let cut = false;
 
 // The endpoint of this address, null for none.
@@ -62,14 +65,20 @@ function endpointAt(place) {
 async function open(call) {
   address = call.address ?? "";
   token(call);
-  endpointAt(address)?.look().catch(() => {});  // it is asked while the drafter is loaded
+  endpointAt(address)
+    ?.look()
+    .catch(() => {}); // it is asked while the drafter is loaded
   ready = load(call.config);
   await ready;
 }
 
 async function load(config) {
   const { files } = config;
-  const [graph, tokenizer, template] = await Promise.all([loadGraph(config), text(files.tokenizer), files.template && text(files.template)]);
+  const [graph, tokenizer, template] = await Promise.all([
+    loadGraph(config),
+    text(files.tokenizer),
+    files.template && text(files.template),
+  ]);
   const codec = new Codec(JSON.parse(tokenizer), template, config.special);
   const drafters = [];
   await prune();
@@ -94,7 +103,10 @@ function lend(drafters, ids, graph) {
     const differs = drafter.ids.findIndex((id, at) => id !== ids[at]);
     return differs < 0 ? drafter.ids.length : differs;
   };
-  const best = drafters.reduce((found, one) => (found && known(found) >= known(one) ? found : one), null);
+  const best = drafters.reduce(
+    (found, one) => (found && known(found) >= known(one) ? found : one),
+    null,
+  );
   if (best && (known(best) > ids.length / 2 || drafters.length >= KEPT)) {
     drafters.splice(drafters.indexOf(best), 1);
     return best;
@@ -104,7 +116,9 @@ function lend(drafters, ids, graph) {
 
 // The text of an answer is the page's to keep; what is here is needed until the answer is verified.
 async function prune() {
-  const old = (await turns.all()).filter(({ at, verified }) => Date.now() - at > (verified ? DAY : 30 * DAY));
+  const old = (await turns.all()).filter(
+    ({ at, verified }) => Date.now() - at > (verified ? DAY : 30 * DAY),
+  );
   for (const { id } of old) await turns.remove(id);
 }
 
@@ -147,10 +161,14 @@ async function run(device, id, kept, turn, { writes, lost }) {
     stored = environment.now();
     const verified = Boolean(turn.end?.choices[0].moa.all_verified);
     const now = { ...kept, state: turn.kept(), done: Boolean(turn.end), verified, at: Date.now() };
-    storing = storing.then(() => turns.put(now)).catch((error) => post(id, { moa: { notice: `this browser could not keep the answer: ${error.message}` } }));
+    storing = storing
+      .then(() => turns.put(now))
+      .catch((error) =>
+        post(id, { moa: { notice: `this browser could not keep the answer: ${error.message}` } }),
+      );
     return storing;
   };
-  let ended = null;  // told when it is kept
+  let ended = null; // told when it is kept
   const emit = (chunk) => {
     if (turn.end) ended = ended ? [...ended, chunk] : [chunk];
     else post(id, chunk);
@@ -160,7 +178,16 @@ async function run(device, id, kept, turn, { writes, lost }) {
   const waits = needsVerifier(kept.body);
   const writer = writes ? writerOf(device, kept.body, waits) : null;
   const settle = waits ? Math.max(kept.settle, PATIENCE) : kept.settle;
-  const answering = new Answering({ turn, body: kept.body, endpoint: endpointAt(kept.address), writer, environment, settle, lost, emit });
+  const answering = new Answering({
+    turn,
+    body: kept.body,
+    endpoint: endpointAt(kept.address),
+    writer,
+    environment,
+    settle,
+    lost,
+    emit,
+  });
   running.set(kept.id, { answering, store });
   try {
     await answering.run();
@@ -178,11 +205,15 @@ const post = (id, chunk) => self.postMessage({ id, chunk });
 async function status() {
   await ready;
   const endpoint = endpointAt(address);
-  return endpoint ? { ...endpoint.status(), ...counted, address: endpoint.address } : { link: "none" };
+  return endpoint
+    ? { ...endpoint.status(), ...counted, address: endpoint.address }
+    : { link: "none" };
 }
 
 // A key is for the endpoint that asked for it, and for no other.
-function token(call) { endpointAt(address)?.useToken(call.token); }
+function token(call) {
+  endpointAt(address)?.useToken(call.token);
+}
 
 function cutOff({ connected }) {
   cut = !connected;
@@ -192,13 +223,19 @@ function cutOff({ connected }) {
 const calls = {
   open,
   token,
-  choose: (call) => { address = call.address; },
+  choose: (call) => {
+    address = call.address;
+  },
   begin,
   takeUp,
   stop: ({ turn }) => running.get(turn)?.answering.stop(),
   cut: cutOff,
-  awake: () => { for (const endpoint of endpoints.values()) endpoint.networkChanged(); },
-  hidden: () => { for (const { store } of running.values()) store(); },
+  awake: () => {
+    for (const endpoint of endpoints.values()) endpoint.networkChanged();
+  },
+  hidden: () => {
+    for (const { store } of running.values()) store();
+  },
   status,
 };
 
@@ -206,6 +243,9 @@ self.onmessage = async ({ data }) => {
   try {
     self.postMessage({ id: data.id, end: await calls[data.call](data) });
   } catch (error) {
-    self.postMessage({ id: data.id, error: { message: error.message, status: error.status ?? 0, code: error.code } });
+    self.postMessage({
+      id: data.id,
+      error: { message: error.message, status: error.status ?? 0, code: error.code },
+    });
   }
 };

@@ -39,8 +39,9 @@ pytestmark = [
 FORWARD = os.environ.get("MOA_FORWARD", "100ms")
 WIDTH = int(os.environ.get("MOA_WIDTH", "1280"))
 CUTS = [float(seconds) for seconds in os.environ.get("MOA_CUTS", "2,5").split(",")]
-LIFE = 3.0
-"""Seconds within which a page with an answer under way shows something new, on an idle machine."""
+LIFE = 1.2
+"""Seconds within which a page with an answer under way shows something new, on an idle machine: one,
+and the pause between two looks."""
 LONG = "Here are my notes:\n" + "apple, pen, lamp, " * 40 + "\nWhat is 17 + 25?"
 WATCH = """() => {
   const seen = globalThis.seen = [];

@@ -3,36 +3,105 @@
 import { Answer, ChatView, verifiedText, willBeChecked } from "./chat.js";
 import { Figures } from "./figures.js";
 import { LOOK_SECONDS, Signs } from "./signs.js";
-import { add, asMarkdown, imported, matches, newConversation, path, Shelf, Table } from "./store.js";
-import { messageOf, schemaOf, structureFields, structureWords, toolsOf, Unusable } from "./structure.js";
-import { ApiError, choose, chunks, ENDPOINTS, MODES, model as modelName, setLink, status as linkStatus, stop } from "./stream.js";
+import {
+  add,
+  asMarkdown,
+  imported,
+  matches,
+  newConversation,
+  path,
+  Shelf,
+  Table,
+} from "./store.js";
+import {
+  messageOf,
+  schemaOf,
+  structureFields,
+  structureWords,
+  toolsOf,
+  Unusable,
+} from "./structure.js";
+import {
+  ApiError,
+  choose,
+  chunks,
+  ENDPOINTS,
+  MODES,
+  model as modelName,
+  setLink,
+  status as linkStatus,
+  stop,
+} from "./stream.js";
 
 const $ = (id) => document.getElementById(id);
 const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
-const LARGEST_FILE = 256 * 1024;  // bytes of an attached text: more than a context holds
-const DEFAULTS = { mode: "provisional", theme: "", max_tokens: "", temperature: "", top_p: "", top_k: "", min_p: "", stop: "", schema: "", tools: "", seed: "", endpoint: "", key: "" };
+const LARGEST_FILE = 256 * 1024; // bytes of an attached text: more than a context holds
+const DEFAULTS = {
+  mode: "provisional",
+  theme: "",
+  max_tokens: "",
+  temperature: "",
+  top_p: "",
+  top_k: "",
+  min_p: "",
+  stop: "",
+  schema: "",
+  tools: "",
+  seed: "",
+  endpoint: "",
+  key: "",
+};
 
 // What the embedded model can do.
 const DEMO = {
   name: "demo model",
-  words: "This is a small model for demonstration. It adds and subtracts, compares, sorts, counts weekdays and tells short stories. "
-    + "Verified means: it is the target model's own text, which may still be wrong.",
-  examples: ["What can you do?", "What is 17 + 25?", "What day is it three days after Monday?", "Write a short story about Ada, a fox and a garden."],
+  words:
+    "This is a small model for demonstration. It adds and subtracts, compares, sorts, counts " +
+    "weekdays and tells short stories. " +
+    "Verified means: it is the target model's own text, which may still be wrong.",
+  examples: [
+    "What can you do?",
+    "What is 17 + 25?",
+    "What day is it three days after Monday?",
+    "Write a short story about Ada, a fox and a garden.",
+  ],
 };
-const AGAIN = 0.8;  // the temperature of another answer where none is set: the likeliest one is there already
+// The temperature of another answer where none is set: the likeliest one is there already.
+const AGAIN = 0.8;
 
-const HERE = new URL("./", location.href).pathname;  // another page of this origin has other streams
-let conversations, current, model = "", demo = false, context = 0, broken = "";
-const settings = { ...DEFAULTS, ...JSON.parse(localStorage.getItem("settings") ?? "{}"), key: sessionStorage.getItem("key") ?? "" };
-const running = new Map();  // node id -> { abort, node, conversation }
+const HERE = new URL("./", location.href).pathname; // another page of this origin has other streams
+let conversations; // all of them
+let current; // the one on the screen
+let model = ""; // whose text the endpoint gives
+let demo = false; // whether that is the embedded model
+let context = 0; // tokens that it holds
+let broken = ""; // why this page cannot answer
+const settings = {
+  ...DEFAULTS,
+  ...JSON.parse(localStorage.getItem("settings") ?? "{}"),
+  key: sessionStorage.getItem("key") ?? "",
+};
+const running = new Map(); // node id -> its work, as `beginWork` makes it
 const shelf = new Shelf(new Table("moa-edge", "conversations"), (id) => running.has(id));
-const tabs = globalThis.BroadcastChannel ? new BroadcastChannel("moa-edge") : null;  // they tell one another what has changed
-const view = new ChatView($("messages"), { retry, proceed, edit, show, ask, empty, leave, results });
+// The page's tabs tell one another what has changed.
+const tabs = globalThis.BroadcastChannel ? new BroadcastChannel("moa-edge") : null;
+const view = new ChatView($("messages"), {
+  retry,
+  proceed,
+  edit,
+  show,
+  ask,
+  empty,
+  leave,
+  results,
+});
 const figures = new Figures($("figures"));
 
 const seconds = () => performance.now() / 1000;
 
-function say(text) { $("status").textContent = text; }
+function say(text) {
+  $("status").textContent = text;
+}
 
 // What must be seen: shown for a while, and said.
 let noticed = 0;
@@ -41,14 +110,18 @@ function notice(text) {
   $("notice").textContent = text;
   $("notice").hidden = false;
   clearTimeout(noticed);
-  noticed = setTimeout(() => { $("notice").hidden = true; }, 6000);
+  noticed = setTimeout(() => {
+    $("notice").hidden = true;
+  }, 6000);
 }
 
+// What stands in a conversation without messages.
 function empty() {
   if (broken) return { words: [`This page cannot answer: ${broken}.`], examples: [] };
   if (!model) return { words: ["Waiting for the endpoint."], examples: [] };
-  const words = [`Ask ${demo ? "" : model} something. The device drafts, the verifier checks; when the link is lost, the answer goes on.`];
-  return { words: demo ? [...words, DEMO.words] : words, examples: demo ? DEMO.examples : [] };
+  const how = "The device drafts, the verifier checks; when the link is lost, the answer goes on.";
+  if (!demo) return { words: [`Ask ${model} something. ${how}`], examples: [] };
+  return { words: [`Ask something. ${how}`, DEMO.words], examples: DEMO.examples };
 }
 
 // ---- conversations
@@ -59,32 +132,47 @@ function open(conversation) {
   $("title").textContent = conversation.title || "New conversation";
   document.title = conversation.title ? `${conversation.title} · moa-edge` : "moa-edge";
   view.show(conversation);
-  for (const { node, answer, conversation: owner } of running.values()) if (owner === conversation) view.draw(node, answer);
+  for (const { node, answer, conversation: owner } of running.values()) {
+    if (owner === conversation) view.draw(node, answer);
+  }
   list();
   buttons();
 }
 
+// The list of conversations that match the search, the latest first.
 function list() {
   const words = $("search").value.trim();
-  const found = conversations.filter((c) => c.title && (!words || matches(c, words))).sort((a, b) => b.updated - a.updated);
-  $("conversations").replaceChildren(...found.map((conversation) => {
-    const item = document.createElement("li");
-    const name = document.createElement("button");
-    name.className = "open";
-    const busy = [...running.values()].some((work) => work.conversation === conversation);
-    name.append(Object.assign(document.createElement("span"), { textContent: busy ? `● ${conversation.title}` : conversation.title }));
-    name.title = conversation.title;
-    name.setAttribute("aria-current", String(conversation === current));
-    name.addEventListener("click", () => { open(conversation); sidebar(false); });
-    const more = small("⋯", `More for ${conversation.title}`, () => item.classList.toggle("opened"));
-    const actions = document.createElement("div");
-    actions.className = "actions";
-    actions.append(small("Rename", `Rename ${conversation.title}`, () => rename(conversation)),
-      small("Export", `Export ${conversation.title}`, () => save(`${slug(conversation.title)}.md`, asMarkdown(conversation), "text/markdown")),
-      small("Delete", `Delete ${conversation.title}`, () => remove(conversation)));
-    item.append(name, more, actions);
-    return item;
-  }));
+  const found = conversations.filter((one) => one.title && (!words || matches(one, words)));
+  found.sort((a, b) => b.updated - a.updated);
+  $("conversations").replaceChildren(...found.map(listItem));
+}
+
+function listItem(conversation) {
+  const { title } = conversation;
+  const isBusy = [...running.values()].some((work) => work.conversation === conversation);
+  const words = document.createElement("span");
+  words.textContent = isBusy ? `● ${title}` : title;
+  const name = document.createElement("button");
+  name.className = "open";
+  name.title = title;
+  name.setAttribute("aria-current", String(conversation === current));
+  name.append(words);
+  name.addEventListener("click", () => {
+    open(conversation);
+    sidebar(false);
+  });
+  const item = document.createElement("li");
+  const more = small("⋯", `More for ${title}`, () => item.classList.toggle("opened"));
+  const actions = document.createElement("div");
+  actions.className = "actions";
+  const exported = () => save(`${slug(title)}.md`, asMarkdown(conversation), "text/markdown");
+  actions.append(
+    small("Rename", `Rename ${title}`, () => rename(conversation)),
+    small("Export", `Export ${title}`, exported),
+    small("Delete", `Delete ${title}`, () => remove(conversation)),
+  );
+  item.append(name, more, actions);
+  return item;
 }
 
 function small(text, label, act) {
@@ -109,12 +197,22 @@ async function importFile(file) {
   try {
     const given = JSON.parse(await file.text());
     const good = given.map(imported).filter(Boolean);
-    const unknown = good.filter(({ id }, at) => !conversations.some((other) => other.id === id) && good.findIndex((one) => one.id === id) === at);
+    const here = new Set(conversations.map(({ id }) => id));
+    const unknown = [];
+    for (const conversation of good) {
+      if (here.has(conversation.id)) continue;
+      here.add(conversation.id); // a file may have it twice
+      unknown.push(conversation);
+    }
     conversations.push(...unknown);
     for (const conversation of unknown) await keep(conversation);
     const counts = [`${unknown.length} imported`];
-    if (good.length > unknown.length) counts.push(`${good.length - unknown.length} were here already`);
-    if (given.length > good.length) counts.push(`${given.length - good.length} were damaged, and left out`);
+    if (good.length > unknown.length) {
+      counts.push(`${good.length - unknown.length} were here already`);
+    }
+    if (given.length > good.length) {
+      counts.push(`${given.length - good.length} were damaged, and left out`);
+    }
     notice(counts.join(", "));
   } catch {
     notice("This is not a file of conversations");
@@ -123,7 +221,9 @@ async function importFile(file) {
 }
 
 async function removeAll() {
-  if (!conversations.length || !confirm(`Delete all ${conversations.length} conversations?`)) return;
+  if (!conversations.length || !confirm(`Delete all ${conversations.length} conversations?`)) {
+    return;
+  }
   for (const work of running.values()) halt(work);
   const gone = conversations;
   conversations = [];
@@ -145,7 +245,11 @@ function fresh() {
   $("prompt").focus();
 }
 
-const slug = (title) => title.toLowerCase().replace(/[^a-z0-9]+/g, "-").slice(0, 40) || "conversation";
+const slug = (title) =>
+  title
+    .toLowerCase()
+    .replace(/[^a-z0-9]+/g, "-")
+    .slice(0, 40) || "conversation";
 
 function save(name, text, type) {
   const link = document.createElement("a");
@@ -164,24 +268,37 @@ function ask(text) {
   $("title").textContent = current.title;
 }
 
-function edit(node, text) { answer(current, add(current, node.parent, "user", text)); }
-function retry(node) { answer(current, current.nodes[node.parent], { again: true }); }
+function edit(node, text) {
+  answer(current, add(current, node.parent, "user", text));
+}
+function retry(node) {
+  answer(current, current.nodes[node.parent], { again: true });
+}
 
-// Goes on with an answer that was cut or stopped: after its verified text, so that nothing unverified becomes a part of the
-// question. What was behind it is sent as what probably follows, which the verifier reads faster than it writes.
+// Goes on with an answer that was cut or stopped: after its verified text, so that nothing
+// unverified becomes a part of the question. What was behind it is sent as what probably follows,
+// which the verifier reads faster than it writes.
 async function proceed(node) {
   const conversation = current;
-  const nobodyVerifies = $("link").dataset.state === "none";
   const whole = node.text;
-  const begun = nobodyVerifies ? whole : verifiedText(node);
+  const begun = nobodyVerifies() ? whole : verifiedText(node);
   const rest = whole.slice(begun.length);
-  Object.assign(node, { text: begun, before: begun, settled: begun.length, stream: "", reason: "", left: false, lost: false });
+  Object.assign(node, {
+    text: begun,
+    before: begun,
+    settled: begun.length,
+    stream: "",
+    reason: "",
+    left: false,
+    lost: false,
+  });
   delete node.verified;
   const writing = write(conversation, node, { onward: true, expected: rest });
   view.draw(node, running.get(node.id).answer, rest);
   await writing;
   if (!node.error || node.text !== begun) return;
-  Object.assign(node, { text: whole, verified: begun === whole });  // nothing came: what was there is not lost
+  // Nothing came: what was there is not lost.
+  Object.assign(node, { text: whole, verified: begun === whole });
   keep(conversation);
   if (conversation === current) view.draw(node);
 }
@@ -196,7 +313,11 @@ function results(node, texts) {
   answer(current, last);
 }
 
-function show(leaf) { current.leaf = leaf; keep(current); open(current); }
+function show(leaf) {
+  current.leaf = leaf;
+  keep(current);
+  open(current);
+}
 
 function answer(conversation, question, how = {}) {
   const node = add(conversation, question.id, "assistant", "");
@@ -205,49 +326,112 @@ function answer(conversation, question, how = {}) {
   write(conversation, node, how);
 }
 
+// The body of the request for an answer. `again`: another one than is there; `onward`: the rest of
+// one that has begun; `expected`: what it probably says.
 function request(conversation, node, { again = false, onward = false, expected = "" } = {}) {
-  const said = path(conversation, onward && node.text ? node.id : node.parent);
-  const empty = said.filter((one) => one.role === "assistant" && !one.text && !one.calls?.length);
-  const failed = new Set(empty.flatMap((one) => [one.id, one.parent]));
-  const messages = said.filter((one) => !failed.has(one.id)).map(messageOf);
-  if (conversation.system) messages.unshift({ role: "system", content: conversation.system });
-  const body = { model, messages, stream: true, stream_options: { include_usage: true }, reasoning_format: "none", moa: { mode: settings.mode, resumable: true } };
-  if (settings.mode === "provisional") body.moa.patience = 1;  // it is checked later in any case
-  for (const name of SAMPLING) if (settings[name] !== "") body[name] = Number(settings[name]);
-  const stops = settings.stop.split("\n").filter(Boolean);
-  if (stops.length) body.stop = stops;
-  Object.assign(body, structureFields(settings.schema, settings.tools));
+  const last = onward && node.text ? node.id : node.parent;
+  const moa = { mode: settings.mode, resumable: true };
+  if (settings.mode === "provisional") moa.patience = 1; // it is checked later in any case
+  const body = {
+    model,
+    messages: messagesOf(conversation, last),
+    stream: true,
+    stream_options: { include_usage: true },
+    reasoning_format: "none",
+    moa,
+    ...samplingFields(),
+    ...structureFields(settings.schema, settings.tools),
+  };
   if (expected) body.prediction = { type: "content", content: expected };
   if (again && !body.temperature) body.temperature = AGAIN;
   return body;
 }
 
-// Writes an answer; one with a stream's id is taken up again from its beginning.
-// One tab writes an answer; others that find it unfinished wait for that. Without locks (over plain http) each of them
-// follows the same stream.
+// What was said up to this message; questions that got no answer are left out with it.
+function messagesOf(conversation, last) {
+  const said = path(conversation, last);
+  const unanswered = new Set();
+  for (const one of said) {
+    if (one.role !== "assistant" || one.text || one.calls?.length) continue;
+    unanswered.add(one.id);
+    unanswered.add(one.parent);
+  }
+  const messages = said.filter((one) => !unanswered.has(one.id)).map(messageOf);
+  if (conversation.system) messages.unshift({ role: "system", content: conversation.system });
+  return messages;
+}
+
+function samplingFields() {
+  const fields = {};
+  for (const name of SAMPLING) {
+    if (settings[name] !== "") fields[name] = Number(settings[name]);
+  }
+  const stops = settings.stop.split("\n").filter(Boolean);
+  if (stops.length) fields.stop = stops;
+  return fields;
+}
+
+// ---- writing an answer
+
+// One tab writes an answer; others that find it unfinished wait for that. Without locks (over plain
+// http) each of them follows the same stream.
 const lockOf = (node) => `answer-${node.id}`;
 
+// Resolves, when this tab has the answer's lock, to what gives it back.
 function hold(node) {
   return new Promise((resolve) => {
-    if (navigator.locks) navigator.locks.request(lockOf(node), () => new Promise((release) => { resolve(release); }));
-    else resolve(() => {});
+    if (!navigator.locks) {
+      resolve(() => {});
+      return;
+    }
+    const untilReleased = () => new Promise((release) => resolve(release));
+    navigator.locks.request(lockOf(node), untilReleased);
   });
 }
 
-// Goes on with an answer that was not finished when the page was closed, or with one that another tab leaves unfinished.
+// Goes on with an answer that was not finished when the page was closed, or with one that another
+// tab leaves unfinished.
 async function takeUp(conversation, node) {
   if (navigator.locks) {
     await navigator.locks.request(lockOf(node), () => {});
     await shelf.refresh(conversation).catch(() => {});
   }
+  if (node.state !== "running" || running.has(node.id)) return;
   // One that the page closed before has no stream yet: it is asked for again.
-  if (node.state === "running" && !running.has(node.id)) write(conversation, node, { onward: Boolean(node.before) });
+  write(conversation, node, { onward: Boolean(node.before) });
 }
 
+// Writes an answer; one with a stream's id is taken up again from its beginning.
 async function write(conversation, node, how) {
-  const held = hold(node);
-  const live = new Answer(node.before);
-  const work = { abort: new AbortController(), node, conversation, answer: live };
+  const release = hold(node);
+  const work = beginWork(conversation, node);
+  try {
+    await readAnswer(work, how);
+    settle(work);
+  } catch (error) {
+    node.error = failureOf(error, node);
+    if (error.status === 401) askForKey();
+    notice(node.error);
+  }
+  finishWork(work);
+  // Other tabs may have it when it is stored.
+  await keep(conversation);
+  (await release)();
+}
+
+function beginWork(conversation, node) {
+  const work = {
+    conversation,
+    node,
+    answer: new Answer(node.before),
+    abort: new AbortController(),
+    signs: new Signs(seconds()),
+    halted: false, // by the user
+    askedAt: node.stream ? null : seconds(), // null: before this page was opened
+    textAt: null, // when the latest text came
+    withdrawn: "", // since the screen was drawn
+    frame: 0, // the request for the next drawing
+  };
   running.set(node.id, work);
   node.state = "running";
   node.where = HERE;
@@ -255,65 +439,103 @@ async function write(conversation, node, how) {
   buttons();
   list();
   say("Answering");
-  const started = (id) => { node.stream = id; keep(conversation); };
-  const began = node.stream ? 0 : performance.now();
-  let frame = 0, last = 0, withdrawn = "";
-  work.signs = new Signs(seconds());
-  const draw = () => { frame = 0; if (conversation === current) view.draw(node, live, withdrawn); withdrawn = ""; };
-  try {
-    const body = node.stream ? null : request(conversation, node, how);
-    for await (const chunk of chunks({ body, id: node.stream, key: settings.key, signal: work.abort.signal, started })) {
-      const gone = live.take(chunk);
-      work.signs.heard(seconds(), Boolean(gone || chunk.choices?.[0]?.delta?.content || chunk.moa?.reading));
-      if (chunk.choices?.[0]?.delta?.content) last = performance.now();
-      if (gone) {
-        withdrawn = gone;
-        if (live.verified > live.begin) notice(`${[...gone].length} characters were corrected`);  // not what only bridged the wait
-      }
-      if (chunk.moa?.reading) node.reading = { done: chunk.moa.reading[0], total: chunk.moa.reading[1] };
-      if (chunk.moa?.link) linkState(chunk.moa.link, chunk.moa.detail);
-      if (chunk.moa?.notice) notice(chunk.moa.notice);
-      node.text = live.text;
-      if (live.calls.length) node.calls = live.calls;
-      frame ||= requestAnimationFrame(draw);
-    }
-    node.reason = work.halted ? "stopped" : live.reason;
-    settle(node, live, began && (last - began) / 1000);
-    say(work.halted ? "Stopped" : "The answer is complete");
-  } catch (error) {
-    node.error = error instanceof ApiError && error.status === 404 && node.stream
-      ? "this answer is no longer kept: ask again" : `no answer: ${error.message}`;
-    if (error.code === "context_length_exceeded") node.error += ": edit a message, or begin a new conversation";
-    if (error.status === 401) {
-      node.error = "no answer: an API key is needed";
-      askForKey();
-    }
-    notice(node.error);
+  return work;
+}
+
+async function readAnswer(work, how) {
+  const { node, conversation, abort } = work;
+  const body = node.stream ? null : request(conversation, node, how);
+  const started = (id) => {
+    node.stream = id;
+    keep(conversation);
+  };
+  const asked = { body, id: node.stream, key: settings.key, signal: abort.signal, started };
+  for await (const chunk of chunks(asked)) {
+    takeText(work, chunk);
+    takeNews(work, chunk.moa ?? {});
+    work.frame ||= requestAnimationFrame(() => drawWork(work));
   }
+}
+
+// What a chunk adds to the text, and withdraws of it.
+function takeText(work, chunk) {
+  const { node, answer: live } = work;
+  const withdrawn = live.take(chunk);
+  const isLonger = Boolean(chunk.choices?.[0]?.delta?.content);
+  work.signs.heard(seconds(), isLonger || Boolean(withdrawn));
+  if (isLonger) work.textAt = seconds();
+  if (withdrawn) {
+    work.withdrawn = withdrawn;
+    // Before the first verified character it only bridged the wait: that is no news.
+    if (live.verified > live.begin) notice(`${[...withdrawn].length} characters were corrected`);
+  }
+  node.text = live.text;
+  if (live.calls.length) node.calls = live.calls;
+}
+
+// What a chunk tells beside the text.
+function takeNews({ node, signs }, news) {
+  if (news.reading) {
+    const [done, total] = news.reading;
+    // A verifier that has not come further says so again, as a sign of life.
+    if (node.reading?.done !== done) signs.heard(seconds(), true);
+    node.reading = { done, total };
+  }
+  if (news.link) linkState(news.link, news.detail);
+  if (news.notice) notice(news.notice);
+}
+
+function drawWork(work) {
+  work.frame = 0;
+  if (work.conversation === current) view.draw(work.node, work.answer, work.withdrawn);
+  work.withdrawn = "";
+}
+
+// The answer has ended: why, what of it is verified, and its figures.
+function settle({ node, answer: live, halted, askedAt, textAt }) {
+  node.reason = halted ? "stopped" : live.reason;
+  node.verified = live.allVerified && live.verified === live.characters.length;
+  node.lost = !node.verified && nobodyVerifies();
+  say(halted ? "Stopped" : "The answer is complete");
+  const { completion_tokens: tokens, total_tokens: total, moa } = live.usage ?? {};
+  if (!tokens) return;
+  // The speed is that of the writing: an answer without a verifier waits for one at its end.
+  const isTimed = askedAt !== null && textAt !== null;
+  const writing = isTimed ? textAt - askedAt : (moa?.seconds ?? 0);
+  node.usage = { tokens, total, context, seconds: writing };
+}
+
+// Why there is no answer, or no more of it, and what to do.
+function failureOf(error, node) {
+  if (error.status === 401) return "no answer: an API key is needed";
+  if (error instanceof ApiError && error.status === 404 && node.stream) {
+    return "this answer is no longer kept: ask again";
+  }
+  const failure = `no answer: ${error.message}`;
+  if (error.code !== "context_length_exceeded") return failure;
+  return `${failure}: edit a message, or begin a new conversation`;
+}
+
+function finishWork({ node, conversation, answer: live, frame, withdrawn }) {
   cancelAnimationFrame(frame);
   node.text = live.text || node.text;
   node.settled = live.settled.length;
   delete node.reading;
   node.state = "done";
   running.delete(node.id);
-  keep(conversation).then(async () => (await held)());
   list();
-  if (conversation === current) { view.draw(node, null, withdrawn); buttons(); }
+  if (conversation !== current) return;
+  view.draw(node, null, withdrawn);
+  buttons();
 }
 
-// The speed is that of the writing: an answer without a verifier waits for one at its end.
-function settle(node, live, writing) {
-  node.verified = live.allVerified && live.verified === live.characters.length;
-  node.lost = !node.verified && $("link").dataset.state === "none";  // nobody will check it
-  const { completion_tokens: tokens, total_tokens: total, moa } = live.usage ?? {};
-  if (tokens) node.usage = { tokens, total, context, seconds: writing || (moa?.seconds ?? 0) };
-}
+// ---- the check of answers that the device has finished alone
 
-// Answers that the device has finished alone: the endpoint has them checked when the verifier is back, and keeps the
-// corrected streams. One that is being checked just now is followed for as long as that goes on.
-let checking = false;
+// The endpoint has them checked when the verifier is back, and keeps the corrected streams. One
+// that is being checked just now is followed for as long as that goes on.
 const isMine = (node) => (node.where ?? HERE) === HERE;
-const followed = new Map();  // node id -> the reading of its check: { abort, node, conversation, answer, signs, shown }
+const followed = new Map(); // node id -> its check, as `follow` makes it
+let checking = false; // whether one of them is followed
 
 async function recheck() {
   if (checking) return;
@@ -321,7 +543,8 @@ async function recheck() {
   try {
     for (const conversation of conversations) {
       for (const node of Object.values(conversation.nodes)) {
-        if (willBeChecked(node) && isMine(node) && !running.has(node.id)) await follow(conversation, node);
+        const isOpen = willBeChecked(node) && isMine(node) && !running.has(node.id);
+        if (isOpen) await follow(conversation, node);
       }
     }
   } finally {
@@ -330,64 +553,107 @@ async function recheck() {
 }
 
 async function follow(conversation, node) {
-  const { stream } = node, live = new Answer(node.before), abort = new AbortController();
-  const reading = { abort, node, conversation, answer: live, signs: new Signs(seconds()), shown: false };
-  followed.set(node.id, reading);
-  let shown = false, withdrawn = "", frame = 0;
-  const same = () => node.stream === stream && !running.has(node.id) && !node.left;  // it may be continued meanwhile
-  const draw = () => {
-    frame = 0;
-    if (conversation === current && same()) view.draw(node, shown ? live : null, withdrawn);
-    withdrawn = "";
+  const check = {
+    conversation,
+    node,
+    stream: node.stream,
+    answer: new Answer(node.before),
+    abort: new AbortController(),
+    signs: new Signs(seconds()),
+    shown: false, // whether the text on the screen is that of the check
+    withdrawn: "", // since the screen was drawn
+    frame: 0, // the request for the next drawing
   };
+  followed.set(node.id, check);
   try {
-    for await (const chunk of chunks({ id: stream, key: settings.key, signal: abort.signal })) {
-      const replayed = !live.done && !shown;  // what was there before
-      const before = live.verified;
-      const gone = live.take(chunk);
-      reading.signs.heard(seconds(), Boolean(gone || live.verified !== before || chunk.choices?.[0]?.delta?.content));
-      if (replayed || !same()) continue;
-      if (!shown) node.check = { checked: live.verified - live.begin, of: live.characters.length - live.begin };
-      const goesOn = !shown && live.text.length > node.text.length;
-      if (gone || goesOn) {
-        withdrawn = gone;
-        shown = reading.shown = true;
-        live.done = false;
-        node.check = gone ? { corrected: true } : { goesOn: true };
-        notice(gone ? "The verifier corrects an answer that was written offline" : "The verifier goes on with an answer");
-      }
-      frame ||= requestAnimationFrame(draw);
-    }
+    const asked = { id: check.stream, key: settings.key, signal: check.abort.signal };
+    for await (const chunk of chunks(asked)) takeCheck(check, chunk);
   } catch (error) {
-    if (error instanceof ApiError && error.status === 404) node.lost = true;  // no longer kept
+    if (error instanceof ApiError && error.status === 404) node.lost = true; // no longer kept
   }
-  cancelAnimationFrame(frame);
+  cancelAnimationFrame(check.frame);
   followed.delete(node.id);
-  const told = Boolean(node.check) || shown;
+  const wasTold = Boolean(node.check) || check.shown;
   delete node.check;
-  if (!same()) return;
+  if (!isWanted(check)) return;
+  const hasEnded = endCheck(check);
+  if (!hasEnded && !node.lost && !wasTold) return; // nothing has changed
+  if (conversation === current) view.draw(node, null, check.withdrawn);
+  keep(conversation);
+}
+
+// Whether this check is still of the text that is there: it may be continued meanwhile.
+function isWanted({ node, stream }) {
+  return node.stream === stream && !running.has(node.id) && !node.left;
+}
+
+function takeCheck(check, chunk) {
+  const { node, answer: live } = check;
+  const isReplay = !live.done && !check.shown; // what was there before
+  const before = live.verified;
+  const withdrawn = live.take(chunk);
+  const isLonger = Boolean(chunk.choices?.[0]?.delta?.content);
+  check.signs.heard(seconds(), isLonger || Boolean(withdrawn) || live.verified !== before);
+  if (isReplay || !isWanted(check)) return;
+  if (!check.shown) {
+    const checked = live.verified - live.begin;
+    node.check = { checked, of: live.characters.length - live.begin };
+  }
+  const goesOn = !check.shown && live.text.length > node.text.length;
+  if (withdrawn || goesOn) showCheck(check, withdrawn);
+  check.frame ||= requestAnimationFrame(() => drawCheck(check));
+}
+
+// From here on the check is shown as a stream: the text is another one, or longer.
+function showCheck(check, withdrawn) {
+  const { node, answer: live } = check;
+  check.shown = true;
+  check.withdrawn = withdrawn;
+  live.done = false;
+  node.check = withdrawn ? { corrected: true } : { goesOn: true };
+  if (withdrawn) notice("The verifier corrects an answer that was written offline");
+  else notice("The verifier goes on with an answer");
+}
+
+function drawCheck(check) {
+  check.frame = 0;
+  const { conversation, node, answer: live, shown, withdrawn } = check;
+  if (conversation === current && isWanted(check)) view.draw(node, shown ? live : null, withdrawn);
+  check.withdrawn = "";
+}
+
+// What the check has made of the answer; whether it is another state than before.
+function endCheck(check) {
+  const { node, answer: live } = check;
   if (live.done && live.allVerified) {
-    let common = 0;
-    while (common < node.text.length && node.text[common] === live.text[common]) common++;
-    if (!shown) {  // nothing was shown on the way
-      withdrawn = node.text.slice(common);
-      notice(withdrawn ? "The verifier has corrected an answer that was written offline" : "An answer that was written offline is verified");
-    }
+    if (!check.shown) tellVerified(check);
     node.text = live.text;
-    if (live.calls.length) node.calls = live.calls;
     node.settled = live.text.length;
     node.verified = true;
     node.reason = live.reason;
-    if (node.usage) node.usage = { ...node.usage, tokens: live.usage?.completion_tokens ?? node.usage.tokens, seconds: 0 };  // its speed was another text's
-  } else if (shown) {  // the verifier is gone again, in the middle of its own text
-    node.text = live.text;
-    node.settled = live.settled.length;
-    node.reason = live.reason;
-  } else if (!node.lost && !told) {
-    return;
+    if (live.calls.length) node.calls = live.calls;
+    if (node.usage) {
+      node.usage.tokens = live.usage?.completion_tokens ?? node.usage.tokens;
+      node.usage.seconds = 0; // its speed was another text's
+    }
+    return true;
   }
-  if (conversation === current) view.draw(node, null, withdrawn);
-  keep(conversation);
+  if (!check.shown) return false;
+  // The verifier is gone again, in the middle of its own text.
+  node.text = live.text;
+  node.settled = live.settled.length;
+  node.reason = live.reason;
+  return true;
+}
+
+// The check was over before anything of it was shown.
+function tellVerified(check) {
+  const { node, answer: live } = check;
+  let common = 0;
+  while (common < node.text.length && node.text[common] === live.text[common]) common++;
+  check.withdrawn = node.text.slice(common);
+  if (check.withdrawn) notice("The verifier has corrected an answer that was written offline");
+  else notice("An answer that was written offline is verified");
 }
 
 // The user does not wait for the check of an answer, nor the verifier for its end.
@@ -409,9 +675,11 @@ function tick() {
     if (conversation === current) view.note(node, live);
   }
   for (const { node, answer: live, signs, conversation, shown } of followed.values()) {
+    if (!node.check) continue;
     const words = signs.words(seconds());
-    if (!node.check || words === live.sign) continue;
-    live.sign = node.check.sign = words;
+    node.check.sign = words;
+    if (words === live.sign) continue;
+    live.sign = words;
     if (conversation === current) view.note(node, shown ? live : null);
   }
 }
@@ -438,21 +706,36 @@ async function forget(conversation) {
 // What another tab has changed is taken in, and shown.
 async function heard({ data }) {
   const known = conversations.find(({ id }) => id === data.changed || id === data.removed);
-  if (data.removed && known && ![...running.values()].some((work) => work.conversation === known)) {
-    conversations = conversations.filter((other) => other !== known);
-    if (known === current) open(newConversation());
-  } else if (data.changed && known) {
-    const before = JSON.stringify(known);
-    await shelf.refresh(known).catch(() => {});
-    if (known === current && JSON.stringify(known) !== before && !document.querySelector("textarea.edit")) open(current);
-  } else if (data.changed) {
-    const found = await shelf.read(data.changed).catch(() => null);
-    if (found && !conversations.some(({ id }) => id === found.id)) conversations.push(found);
-  }
+  if (data.removed && known) removedElsewhere(known);
+  if (data.changed && known) await changedElsewhere(known);
+  if (data.changed && !known) await begunElsewhere(data.changed);
   list();
 }
 
-function mine() { return [...running.values()].filter((work) => work.conversation === current); }
+function removedElsewhere(known) {
+  const isWritten = [...running.values()].some((work) => work.conversation === known);
+  if (isWritten) return;
+  conversations = conversations.filter((other) => other !== known);
+  if (known === current) open(newConversation());
+}
+
+async function changedElsewhere(known) {
+  const before = JSON.stringify(known);
+  await shelf.refresh(known).catch(() => {});
+  const isChanged = JSON.stringify(known) !== before;
+  const isEdited = Boolean(document.querySelector("textarea.edit")); // the user is typing in it
+  if (known === current && isChanged && !isEdited) open(current);
+}
+
+async function begunElsewhere(id) {
+  const found = await shelf.read(id).catch(() => null);
+  const isNew = found && !conversations.some((one) => one.id === id);
+  if (isNew) conversations.push(found);
+}
+
+function mine() {
+  return [...running.values()].filter((work) => work.conversation === current);
+}
 
 function buttons() {
   const busy = mine().length > 0;
@@ -474,6 +757,9 @@ const LINKS = {
   unreachable: ["no endpoint", "the endpoint does not answer"],
 };
 
+// Whether there is no verifier at all.
+const nobodyVerifies = () => $("link").dataset.state === "none";
+
 let verifier = "";
 function linkState(state, detail = "") {
   const [name, words] = LINKS[state] ?? [state, ""];
@@ -484,18 +770,31 @@ function linkState(state, detail = "") {
 
 // A text file becomes a part of the message, where it can be read and changed.
 async function attach(file) {
-  if (file.size > LARGEST_FILE) { notice(`${file.name} is larger than ${LARGEST_FILE / 1024} kB`); return; }
-  let text;
-  try {
-    text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
-  } catch {
+  if (file.size > LARGEST_FILE) {
+    notice(`${file.name} is larger than ${LARGEST_FILE / 1024} kB`);
+    return;
+  }
+  const text = textOf(await file.arrayBuffer());
+  if (text === null) {
     notice(`${file.name} is no text`);
     return;
   }
-  if (text.includes("\0")) { notice(`${file.name} is no text`); return; }
-  const fence = "`".repeat(Math.max(3, ...[...text.matchAll(/`+/g)].map(([run]) => run.length + 1)));
+  // Longer than every run of backticks in it: the file cannot end its own block.
+  const runs = [...text.matchAll(/`+/g)].map(([run]) => run.length);
+  const fence = "`".repeat(Math.max(3, ...runs.map((length) => length + 1)));
   const before = $("prompt").value.trimEnd();
-  $("prompt").value = `${before}${before && "\n\n"}${file.name}:\n${fence}\n${text.trimEnd()}\n${fence}\n`;
+  $("prompt").value =
+    `${before}${before && "\n\n"}${file.name}:\n${fence}\n${text.trimEnd()}\n${fence}\n`;
+}
+
+// The bytes as text; null if they are none.
+function textOf(bytes) {
+  try {
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
+    return text.includes("\0") ? null : text;
+  } catch {
+    return null;
+  }
 }
 
 function askForKey() {
@@ -529,7 +828,10 @@ function problemOf(check) {
 
 // Says beside the fields what is wrong with them, and beside the message box that they are set.
 function tellStructure() {
-  const problems = { schema: problemOf(() => schemaOf(settings.schema)), tools: problemOf(() => toolsOf(settings.tools)) };
+  const problems = {
+    schema: problemOf(() => schemaOf(settings.schema)),
+    tools: problemOf(() => toolsOf(settings.tools)),
+  };
   for (const [name, problem] of Object.entries(problems)) {
     $(`${name}-problem`).textContent = problem;
     $(name).setAttribute("aria-invalid", String(Boolean(problem)));
@@ -539,120 +841,200 @@ function tellStructure() {
   $("structure").hidden = !words;
 }
 
+// Asks for the endpoint's state, and shows it.
 async function look() {
   try {
-    const status = await linkStatus(settings.key);
-    context = status.context ?? 0;
-    verifier = status.verifier ?? "";
-    const about = [demo ? DEMO.name : model, verifier && `verifier ${verifier}`, status.verifier_version, context && `context of ${context} tokens`];
-    $("about").textContent = about.filter(Boolean).join(" · ");
-    const before = [model, broken].join();
-    broken = status.link === "broken" ? status.detail : "";
-    const named = status.model || model || await modelName(settings.key);
-    if (named !== model || status.demo !== demo) {
-      model = named;
-      demo = status.demo;
-      $("model").textContent = demo ? DEMO.name : model;
-      $("max_tokens").placeholder = String(status.max_tokens ?? "");
-    }
-    if (status.link === "locked") needKey();
-    if (before !== [model, broken].join() && current && !current.leaf) view.show(current);
-    if (status.link === "online") recheck();
-    linkState(status.link, status.detail);
-    $("cut-switch").hidden = status.cut === undefined;
-    $("connected").checked = !status.cut;
-    $("figures").hidden = ["none", "broken"].includes(status.link);  // all of them are the verifier's
-    figures.take(status, performance.now());
+    await showStatus(await linkStatus(settings.key));
   } catch (error) {
-    const locked = error instanceof ApiError && error.status === 401;
-    if (locked) needKey();
+    const isLocked = error instanceof ApiError && error.status === 401;
+    if (isLocked) needKey();
     $("cut-switch").hidden = true;
-    linkState(locked ? "locked" : "unreachable");
+    linkState(isLocked ? "locked" : "unreachable");
     figures.unknown();
   }
 }
 
+async function showStatus(status) {
+  context = status.context ?? 0;
+  verifier = status.verifier ?? "";
+  const before = [model, broken].join();
+  broken = status.link === "broken" ? status.detail : "";
+  await nameModel(status);
+  if (status.link === "locked") needKey();
+  const isEmpty = current && !current.leaf;
+  if (isEmpty && before !== [model, broken].join()) view.show(current); // its words are others now
+  if (status.link === "online") recheck();
+  linkState(status.link, status.detail);
+  $("cut-switch").hidden = status.cut === undefined;
+  $("connected").checked = !status.cut;
+  $("figures").hidden = ["none", "broken"].includes(status.link); // all of them are the verifier's
+  figures.take(status, performance.now());
+}
+
+// Whose text it is going to be.
+async function nameModel(status) {
+  const named = status.model || model || (await modelName(settings.key));
+  if (named !== model || status.demo !== demo) {
+    model = named;
+    demo = status.demo;
+    $("model").textContent = demo ? DEMO.name : model;
+    $("max_tokens").placeholder = String(status.max_tokens ?? "");
+  }
+  const about = [
+    demo ? DEMO.name : model,
+    verifier && `verifier ${verifier}`,
+    status.verifier_version,
+    context && `context of ${context} tokens`,
+  ];
+  $("about").textContent = about.filter(Boolean).join(" · ");
+}
+
 // ---- start
 
-function sidebar(shown) { $("sidebar").classList.toggle("shown", shown); }
+function sidebar(shown) {
+  $("sidebar").classList.toggle("shown", shown);
+}
+
+function on(id, event, act) {
+  $(id).addEventListener(event, act);
+}
 
 function bind() {
-  const send = () => {
-    const text = $("prompt").value;
-    if (!text.trim() || mine().length) return;
-    const unusable = ["schema", "tools"].find((name) => $(`${name}-problem`).textContent);
-    if (unusable) {
-      say(`The ${unusable} in the settings cannot be used: mend or clear it`);
-      openSettings();
-      $(unusable).focus();
-      return;
-    }
-    $("prompt").value = "";
-    ask(text.trim());
-  };
-  $("composer").addEventListener("submit", (event) => { event.preventDefault(); send(); });
-  $("prompt").addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
-  });
-  $("stop").addEventListener("click", () => mine().forEach(halt));
-  $("attach").addEventListener("click", () => $("attach-file").click());
-  $("attach-file").addEventListener("change", async (event) => {
-    const files = [...event.target.files];
-    event.target.value = "";
-    for (const file of files) await attach(file);
-    $("prompt").focus();
-  });
-  $("new").addEventListener("click", () => { fresh(); sidebar(false); });
-  $("search").addEventListener("input", list);
-  $("export").addEventListener("click", () => save("conversations.json", JSON.stringify(conversations, null, 1), "application/json"));
-  $("import").addEventListener("click", () => $("import-file").click());
-  $("import-file").addEventListener("change", (event) => { if (event.target.files[0]) importFile(event.target.files[0]); event.target.value = ""; });
-  $("remove-all").addEventListener("click", removeAll);
-  $("open-sidebar").addEventListener("click", () => { sidebar(true); $("close-sidebar").focus(); });
-  document.querySelector("main").addEventListener("click", (event) => { if (event.target.id !== "open-sidebar") sidebar(false); });
-  $("close-sidebar").addEventListener("click", () => sidebar(false));
-  $("open-settings").addEventListener("click", openSettings);
-  $("connected").addEventListener("change", async (event) => {
+  bindComposer();
+  bindSidebar();
+  bindKeys();
+  bindSettings();
+  on("connected", "change", async (event) => {
     await setLink(event.target.checked, settings.key).catch((error) => notice(error.message));
     look();
   });
-  document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && !document.querySelector("dialog[open]")) { sidebar(false); mine().forEach(halt); }
-    if (event.key === "k" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); sidebar(true); $("search").focus(); }
-    if (event.key === "n" && event.altKey) { event.preventDefault(); fresh(); }
+}
+
+function send() {
+  const text = $("prompt").value;
+  if (!text.trim() || mine().length) return;
+  const unusable = ["schema", "tools"].find((name) => $(`${name}-problem`).textContent);
+  if (unusable) {
+    say(`The ${unusable} in the settings cannot be used: mend or clear it`);
+    openSettings();
+    $(unusable).focus();
+    return;
+  }
+  $("prompt").value = "";
+  ask(text.trim());
+}
+
+function bindComposer() {
+  on("composer", "submit", (event) => {
+    event.preventDefault();
+    send();
   });
+  on("prompt", "keydown", (event) => {
+    // Within an input method Enter chooses a word.
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    send();
+  });
+  on("stop", "click", () => mine().forEach(halt));
+  on("attach", "click", () => $("attach-file").click());
+  on("attach-file", "change", async (event) => {
+    const files = [...event.target.files];
+    event.target.value = ""; // the same file may be chosen again
+    for (const file of files) await attach(file);
+    $("prompt").focus();
+  });
+  on("structure", "click", openSettings);
+}
+
+function bindSidebar() {
+  on("new", "click", () => {
+    fresh();
+    sidebar(false);
+  });
+  on("search", "input", list);
+  on("export", "click", () => {
+    save("conversations.json", JSON.stringify(conversations, null, 1), "application/json");
+  });
+  on("import", "click", () => $("import-file").click());
+  on("import-file", "change", (event) => {
+    const [file] = event.target.files;
+    if (file) importFile(file);
+    event.target.value = "";
+  });
+  on("remove-all", "click", removeAll);
+  on("open-sidebar", "click", () => {
+    sidebar(true);
+    $("close-sidebar").focus();
+  });
+  on("close-sidebar", "click", () => sidebar(false));
+  document.querySelector("main").addEventListener("click", (event) => {
+    if (event.target.id !== "open-sidebar") sidebar(false);
+  });
+}
+
+function bindKeys() {
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
+      sidebar(false);
+      mine().forEach(halt);
+    }
+    if (event.key === "k" && (event.ctrlKey || event.metaKey)) {
+      event.preventDefault();
+      sidebar(true);
+      $("search").focus();
+    }
+    if (event.key === "n" && event.altKey) {
+      event.preventDefault();
+      fresh();
+    }
+  });
+}
+
+function bindSettings() {
+  on("open-settings", "click", openSettings);
+  on("settings", "close", look);
   $("endpoint").append(...ENDPOINTS.map((address) => new Option(address)));
   if (!ENDPOINTS.includes(settings.endpoint)) settings.endpoint = ENDPOINTS[0] ?? "";
-  for (const name of Object.keys(DEFAULTS)) {
-    const field = $(name === "stop" ? "stop_texts" : name);  // the button is called so
-    field.value = settings[name];
-    field.addEventListener("change", () => {
-      settings[name] = field.value;
-      const { key, ...kept } = settings;
-      sessionStorage.setItem("key", key);  // a key is kept no longer than this tab
-      localStorage.setItem("settings", JSON.stringify(kept));
-      document.documentElement.dataset.theme = settings.theme;
-      tellStructure();
-    });
-  }
-  $("structure").addEventListener("click", openSettings);
-  tellStructure();
-  $("system").addEventListener("change", () => { current.system = $("system").value; if (conversations.includes(current)) keep(current); });
-  $("mode").parentElement.hidden = !MODES;
-  $("endpoint").parentElement.hidden = ENDPOINTS.length < 2;
-  $("endpoint").addEventListener("change", () => {
-    $("key").value = settings.key = "";  // it was another endpoint's
+  for (const name of Object.keys(DEFAULTS)) bindSetting(name);
+  on("system", "change", () => {
+    current.system = $("system").value;
+    if (conversations.includes(current)) keep(current);
+  });
+  on("endpoint", "change", () => {
+    // The key was for another endpoint.
+    $("key").value = settings.key = "";
     sessionStorage.removeItem("key");
     choose($("endpoint").value);
   });
-  $("settings").addEventListener("close", look);
+  $("mode").parentElement.hidden = !MODES;
+  $("endpoint").parentElement.hidden = ENDPOINTS.length < 2;
   document.documentElement.dataset.theme = settings.theme;
+  tellStructure();
+}
+
+function bindSetting(name) {
+  const field = $(name === "stop" ? "stop_texts" : name); // the button is called so
+  field.value = settings[name];
+  field.addEventListener("change", () => {
+    settings[name] = field.value;
+    const { key, ...kept } = settings;
+    sessionStorage.setItem("key", key); // a key is kept no longer than this tab
+    localStorage.setItem("settings", JSON.stringify(kept));
+    document.documentElement.dataset.theme = settings.theme;
+    tellStructure();
+  });
 }
 
 async function start() {
   const kept = await shelf.all();
   conversations = kept.conversations;
-  if (kept.damaged) notice(`${kept.damaged} damaged ${kept.damaged > 1 ? "conversations are" : "conversation is"} not shown`);
+  if (kept.damaged) {
+    notice(
+      kept.damaged > 1
+        ? `${kept.damaged} damaged conversations are not shown`
+        : "A damaged conversation is not shown",
+    );
+  }
   if (tabs) tabs.onmessage = heard;
   bind();
   await look();
@@ -664,9 +1046,13 @@ async function start() {
       if (node.state === "running" && isMine(node)) takeUp(conversation, node);
     }
   }
-  setInterval(() => { if (!document.hidden) look(); }, 1000);
+  setInterval(() => {
+    if (!document.hidden) look();
+  }, 1000);
   setInterval(tick, 1000 * LOOK_SECONDS);
-  document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden) look();
+  });
 }
 
 start();

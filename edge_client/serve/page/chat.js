@@ -1,11 +1,12 @@
-// The conversation on the screen: messages, what can be done with each, and answers while they are written.
+// The conversation on the screen: messages, what can be done with each, and answers while they are
+// written.
 
 import { Answer } from "./answer.js";
 import { markdown, putOff } from "./render.js";
 import { newestLeaf, path, siblings } from "./store.js";
 import { argumentsOf } from "./structure.js";
 
-const STILL_SHOWN = 1500;  // ms that withdrawn text stays to be seen
+const STILL_SHOWN = 1500; // ms that withdrawn text stays to be seen
 const ENDED = {
   stopped: "stopped",
   context: "ended because the context is full: begin a new conversation",
@@ -24,13 +25,20 @@ function button(text, label, act) {
 function copyButton(label, text) {
   const made = button("Copy", label, async () => {
     made.textContent = (await copy(text())) ? "Copied ✓" : "Not allowed here";
-    setTimeout(() => { made.textContent = "Copy"; }, 1500);
+    setTimeout(() => {
+      made.textContent = "Copy";
+    }, 1500);
   });
   return made;
 }
 
 async function copy(text) {
-  if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
+  if (navigator.clipboard) {
+    return navigator.clipboard.writeText(text).then(
+      () => true,
+      () => false,
+    );
+  }
   // Over plain http a browser offers no clipboard; a selection can still be copied.
   const field = document.createElement("textarea");
   field.value = text;
@@ -50,36 +58,53 @@ function checkOf({ corrected, goesOn, checked, of }) {
   return `checking, ${checked} of ${of} characters`;
 }
 
-// Of an answer that is being written: what of it is not verified, and a sign of life where nothing comes.
+// Of an answer that is being written: what of it is not verified, and a sign of life where nothing
+// comes.
 export function progressOf(node, live) {
   const open = live.characters.length - live.verified;
   const notes = [];
-  if (!live.characters.length && node.reading) notes.push(`reading the prompt, ${node.reading.done} of ${node.reading.total} tokens`);
+  if (!live.characters.length && node.reading) {
+    notes.push(`reading the prompt, ${node.reading.done} of ${node.reading.total} tokens`);
+  }
   if (open) notes.push(`${open} characters not verified yet`);
   if (live.sign) notes.push(live.sign);
   return notes.join("; ");
 }
 
-// Of an answer that is complete: what was written by whom, and what becomes of it. True of the text that it stands below.
+// Of an answer that is complete: what was written by whom, and what becomes of it. True of the text
+// that it stands below.
 export function noteOf(node) {
   if (node.error) return node.error;
+  if (isEmpty(node)) {
+    if (willBeChecked(node)) return "nothing is written yet: asked again when the verifier is back";
+    return "nothing was written";
+  }
+  return [endNote(node), checkNote(node)].filter(Boolean).join("; ");
+}
+
+// Whether nothing came of this answer.
+function isEmpty(node) {
+  return node.verified === false && !node.text && !node.calls?.length && !node.check;
+}
+
+// Why it ended, where its reader could take that for its end.
+function endNote(node) {
+  if (node.reason !== "length") return ENDED[node.reason] ?? "";
+  const tokens = node.usage?.tokens;
+  const where = tokens ? `${tokens} tokens` : "the longest answer of the settings";
+  return continuable(node) ? `cut at ${where}: Continue goes on` : `cut at ${where}`;
+}
+
+// What of it is not verified, and what becomes of that.
+function checkNote(node) {
+  if (node.check) return [checkOf(node.check), node.check.sign].filter(Boolean).join("; ");
+  if (node.verified !== false) return "";
   const written = [...node.text].length;
-  if (!written && node.verified === false && !node.calls?.length && !node.check) {
-    return willBeChecked(node) ? "nothing is written yet: asked again when the verifier is back" : "nothing was written";
-  }
-  const alone = node.verified === false ? written - [...node.text.slice(0, node.settled ?? 0)].length : 0;
-  const notes = [];
-  if (node.reason === "length") {
-    const where = node.usage?.tokens ? `${node.usage.tokens} tokens` : "the longest answer of the settings";
-    notes.push(continuable(node) ? `cut at ${where}: Continue goes on` : `cut at ${where}`);
-  }
-  if (ENDED[node.reason]) notes.push(ENDED[node.reason]);
-  if (node.check) notes.push(checkOf(node.check), ...(node.check.sign ? [node.check.sign] : []));
-  else if (alone) {
-    const what = alone === written ? "written by this device alone" : `the last ${alone} characters were written by this device alone`;
-    notes.push(`${what}: ${willBeChecked(node) ? "checked when the verifier is back" : "not checked"}`);
-  } else if (node.verified === false) notes.push("its end was not verified");
-  return notes.join("; ");
+  const alone = written - [...verifiedText(node)].length;
+  if (!alone) return "its end was not verified";
+  const then = willBeChecked(node) ? "checked when the verifier is back" : "not checked";
+  if (alone === written) return `written by this device alone: ${then}`;
+  return `the last ${alone} characters were written by this device alone: ${then}`;
 }
 
 // What of an answer is the target's own.
@@ -92,12 +117,16 @@ const CUT = ["length", "stopped", "guard", "link"];
 
 // Whether more of this answer can be asked for. One that waits for its check goes on by itself.
 export function continuable(node) {
-  if (node.calls?.length) return false;  // it goes on with their results
+  if (node.calls?.length) return false; // it goes on with their results
   if (!node.text || node.error || willBeChecked(node)) return false;
   return CUT.includes(node.reason);
 }
 
-export const willBeChecked = (node) => node.verified === false && Boolean(node.stream) && !node.lost && !node.error && !node.left && node.reason !== "stopped";
+// Whether the endpoint has this answer checked when the verifier is back.
+export function willBeChecked(node) {
+  if (node.verified !== false || !node.stream) return false;
+  return !node.lost && !node.error && !node.left && node.reason !== "stopped";
+}
 
 // Who has written what is there: the target's name stands over the target's text.
 export function writerOf(node) {
@@ -128,6 +157,17 @@ function headOf(node, live) {
   return live ? writingOf(node, live) : writerOf(node);
 }
 
+// An answer that is complete; what its target has not said is marked.
+function completeText(node) {
+  const settled = node.settled ?? node.text.length;
+  return markdown(node.text.slice(0, settled), node.text.slice(settled));
+}
+
+// Where text goes on: the last paragraph, or the body itself while there is none.
+function lastOf(body) {
+  return body.lastElementChild ?? body;
+}
+
 // One call, readable: the function's name, and each argument on a line of its own.
 function callBlock(call) {
   const block = document.createElement("section");
@@ -149,8 +189,8 @@ function callBlock(call) {
 }
 
 export class ChatView {
-  // `act` does what the buttons ask: { retry(node), proceed(node), edit(node, text), show(leaf), ask(text), empty(),
-  // results(node, texts), leave(node) }.
+  // `act` does what the buttons ask: { retry(node), proceed(node), edit(node, text), show(leaf),
+  // ask(text), empty(), results(node, texts), leave(node) }.
   constructor(parent, act) {
     this.parent = parent;
     this.act = act;
@@ -161,7 +201,9 @@ export class ChatView {
     this.conversation = conversation;
     this.boxes.clear();
     const nodes = path(conversation);
-    this.parent.replaceChildren(...(nodes.length ? nodes.map((node) => this.#message(node)) : [this.#empty()]));
+    this.parent.replaceChildren(
+      ...(nodes.length ? nodes.map((node) => this.#message(node)) : [this.#empty()]),
+    );
     this.toEnd();
   }
 
@@ -169,43 +211,54 @@ export class ChatView {
     const box = document.createElement("div");
     box.className = "empty";
     const { words, examples } = this.act.empty();
-    box.append(...words.map((text) => Object.assign(document.createElement("p"), { textContent: text })));
+    box.append(
+      ...words.map((text) => Object.assign(document.createElement("p"), { textContent: text })),
+    );
     box.append(...examples.map((text) => button(text, "", () => this.act.ask(text))));
     return box;
   }
 
-  toEnd() { this.parent.scrollTop = this.parent.scrollHeight; }
-  get atEnd() { return this.parent.scrollHeight - this.parent.scrollTop - this.parent.clientHeight < 80; }
+  toEnd() {
+    this.parent.scrollTop = this.parent.scrollHeight;
+  }
+  get atEnd() {
+    return this.parent.scrollHeight - this.parent.scrollTop - this.parent.clientHeight < 80;
+  }
 
   // Shows the text of a message as it is now; `live` is the `Answer` behind it while it is written.
   draw(node, live = null, withdrawn = "") {
     const box = this.boxes.get(node.id);
     if (!box) return;
-    const follow = this.atEnd;
+    const wasAtEnd = this.atEnd;
     const body = box.querySelector(".body");
     box.setAttribute("aria-busy", String(Boolean(live)));
     body.classList.toggle("caret", Boolean(live) && !withdrawn);
-    if (node.role !== "assistant") {
-      body.textContent = node.text;
-    } else {
-      const unsettled = node.text.slice(node.settled ?? node.text.length);
-      const opened = body.querySelector("details")?.open;
-      body.replaceChildren(live ? markdown(live.settled, live.provisional) : markdown(node.text.slice(0, node.text.length - unsettled.length), unsettled));
-      if (putOff() && !live) requestAnimationFrame(() => requestAnimationFrame(() => this.draw(node)));
-      if (opened) body.querySelector("details")?.setAttribute("open", "");
-      for (const block of body.querySelectorAll("pre")) this.#codeBar(block);
-      if (withdrawn) this.#strike(body, withdrawn);
-      else if (this.struck?.body === body) (body.lastElementChild ?? body).append(this.struck.gone);
-    }
+    if (node.role === "assistant") this.#answer(body, node, live, withdrawn);
+    else body.textContent = node.text;
     this.#calls(box, node, live);
     this.#note(box, node, live);
     const more = box.querySelector(".more");
     if (more) more.hidden = !continuable(node);
-    if (follow) this.toEnd();
+    if (wasAtEnd) this.toEnd();
   }
 
-  // The calls of an answer, and where they are the last word, fields for what they return. They are drawn anew only where they
-  // have changed: the user may be typing.
+  // The text of an answer, with what is not verified marked and what was withdrawn struck out.
+  #answer(body, node, live, withdrawn) {
+    const wasOpened = body.querySelector("details")?.open;
+    body.replaceChildren(live ? markdown(live.settled, live.provisional) : completeText(node));
+    // Formulas that took too long for this frame come in a later one; a live answer is drawn again
+    // in any case.
+    if (putOff() && !live) {
+      requestAnimationFrame(() => requestAnimationFrame(() => this.draw(node)));
+    }
+    if (wasOpened) body.querySelector("details")?.setAttribute("open", "");
+    for (const block of body.querySelectorAll("pre")) this.#codeBar(block);
+    if (withdrawn) this.#strike(body, withdrawn);
+    else if (this.struck?.body === body) lastOf(body).append(this.struck.gone);
+  }
+
+  // The calls of an answer, and where they are the last word, fields for what they return. They are
+  // drawn anew only where they have changed: the user may be typing.
   #calls(box, node, live) {
     const calls = live?.calls ?? node.calls ?? [];
     const asks = !live && calls.length > 0 && this.conversation?.leaf === node.id;
@@ -237,7 +290,10 @@ export class ChatView {
     form.append(send);
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      this.act.results(node, fields.map((field) => field.value));
+      this.act.results(
+        node,
+        fields.map((field) => field.value),
+      );
     });
     return form;
   }
@@ -248,7 +304,10 @@ export class ChatView {
     bar.className = "code-bar";
     const name = document.createElement("span");
     name.textContent = block.dataset.language ?? "";
-    bar.append(name, copyButton("Copy this code", () => block.querySelector("code").textContent));
+    bar.append(
+      name,
+      copyButton("Copy this code", () => block.querySelector("code").textContent),
+    );
     block.before(bar);
   }
 
@@ -256,10 +315,13 @@ export class ChatView {
     const gone = document.createElement("del");
     gone.className = "retracted";
     gone.textContent = text;
-    (body.lastElementChild ?? body).append(gone);
+    lastOf(body).append(gone);
     clearTimeout(this.timer);
     this.struck = { body, gone };
-    this.timer = setTimeout(() => { gone.remove(); this.struck = null; }, STILL_SHOWN);
+    this.timer = setTimeout(() => {
+      gone.remove();
+      this.struck = null;
+    }, STILL_SHOWN);
   }
 
   #message(node) {
@@ -293,9 +355,13 @@ export class ChatView {
     note.classList.toggle("error", Boolean(node.error));
     note.classList.toggle("ended", !live && Boolean(node.verified));
     box.querySelector(".who").textContent = headOf(node, live);
-    if (live && node.check) note.textContent = [checkOf(node.check), live.sign].filter(Boolean).join("; ");
-    else if (live) note.textContent = progressOf(node, live);
-    else note.textContent = node.role === "assistant" ? noteOf(node) : "";
+    if (live && node.check) {
+      note.textContent = [checkOf(node.check), live.sign].filter(Boolean).join("; ");
+    } else if (live) {
+      note.textContent = progressOf(node, live);
+    } else {
+      note.textContent = node.role === "assistant" ? noteOf(node) : "";
+    }
     const leave = box.querySelector(".leave");
     if (leave) leave.hidden = !node.check;
     box.querySelector(".measured").textContent = live ? "" : measured(node.usage);
@@ -314,13 +380,23 @@ export class ChatView {
       on.disabled = at === family.length - 1;
       tools.append(back, `${at + 1}/${family.length}`, on);
     }
-    tools.append(copyButton("Copy this message", () => node.text || JSON.stringify(node.calls, null, 1)));
-    if (node.role === "user") tools.append(button("Edit", "Edit this message", () => this.#edit(node, box)));
+    tools.append(
+      copyButton("Copy this message", () => node.text || JSON.stringify(node.calls, null, 1)),
+    );
+    if (node.role === "user") {
+      tools.append(button("Edit", "Edit this message", () => this.#edit(node, box)));
+    }
     if (node.role === "assistant") {
-      tools.append(button("Again", "Again: another answer, sampled at temperature 0.8 where none is set", () => this.act.retry(node)));
+      tools.append(
+        button("Again", "Again: another answer, sampled at temperature 0.8 where none is set", () =>
+          this.act.retry(node),
+        ),
+      );
       const more = button("Continue", "Continue this answer", () => this.act.proceed(node));
       more.className = "more";
-      const leave = button("Leave unchecked", "Leave this answer unchecked", () => this.act.leave(node));
+      const leave = button("Leave unchecked", "Leave this answer unchecked", () =>
+        this.act.leave(node),
+      );
       leave.className = "leave";
       leave.hidden = true;
       tools.append(more, leave);
@@ -339,11 +415,17 @@ export class ChatView {
     };
     field.addEventListener("keydown", (event) => {
       if (event.key === "Escape") done(false);
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); done(true); }
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        done(true);
+      }
     });
     const row = document.createElement("div");
     row.className = "tools";
-    row.append(button("Send", "", () => done(true)), button("Cancel", "", () => done(false)));
+    row.append(
+      button("Send", "", () => done(true)),
+      button("Cancel", "", () => done(false)),
+    );
     box.querySelector(".body").replaceChildren(field);
     box.querySelector(".tools").replaceWith(row);
     field.focus();

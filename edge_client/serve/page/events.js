@@ -1,7 +1,9 @@
 // Server-sent events of a response, as fetch gives it.
 
-/** Yields { id, data } for each event. `heard` is called with the size of whatever arrives, comments too.
- * @param {Response} response @param {(size: number) => void} heard */
+/** Yields { id, data } for each event. `heard` is called with the size of whatever arrives,
+ * comments too.
+ * @param {Response} response
+ * @param {(size: number) => void} heard */
 export async function* events(response, heard = () => {}) {
   let buffer = "";
   const decoder = new TextDecoder();

@@ -1,4 +1,5 @@
-// The figures above the conversation. Each says what it is of, and shows a dash while that is not known.
+// The figures above the conversation. Each says what it is of, and shows a dash while that is not
+// known.
 
 import { Figure } from "./figure.js";
 
@@ -17,10 +18,15 @@ export class Figures {
     this.rtt = figure("Round trip", "of a short message, there and back", milliseconds);
     this.tokensPerForward = figure(
       "Tokens a forward",
-      "how many tokens one step of the target brought, in the answers that ended last: more than one, where drafts were right",
+      "how many tokens one step of the target brought, in the answers that ended last: " +
+        "more than one, where drafts were right",
       (tokens) => tokens.toFixed(1),
     );
-    this.traffic = figure("Traffic", "to and from the other end, in the last second", bytesPerSecond);
+    this.traffic = figure(
+      "Traffic",
+      "to and from the other end, in the last second",
+      bytesPerSecond,
+    );
     this.before = null;
   }
 

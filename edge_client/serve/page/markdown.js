@@ -1,13 +1,43 @@
-// Markdown to a tree of plain objects { tag, attrs, children }, which `render.js` turns into elements. No HTML is ever
-// parsed: what looks like markup in the text stays text, and only the tags and attributes named here can come out.
+// Markdown to a tree of plain objects { tag, attrs, children }, which `render.js` turns into
+// elements. No HTML is ever parsed: what looks like markup in the text stays text, and only the
+// tags and attributes named here can come out.
 
 import { highlight } from "./highlight.js";
 
-export const TAGS = new Set(["a", "blockquote", "br", "code", "del", "details", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li",
-  "math", "ol", "p", "pre", "span", "strong", "summary", "table", "tbody", "td", "th", "thead", "tr", "ul"]);
-export const BORDER = "\ue000";  // stands in the text where provisional text begins
+export const TAGS = new Set([
+  "a",
+  "blockquote",
+  "br",
+  "code",
+  "del",
+  "details",
+  "em",
+  "h1",
+  "h2",
+  "h3",
+  "h4",
+  "h5",
+  "h6",
+  "hr",
+  "li",
+  "math",
+  "ol",
+  "p",
+  "pre",
+  "span",
+  "strong",
+  "summary",
+  "table",
+  "tbody",
+  "td",
+  "th",
+  "thead",
+  "tr",
+  "ul",
+]);
+export const BORDER = "\ue000"; // stands in the text where provisional text begins
 const DEEPEST = 8;
-const LONGEST_FORMULA = 60;  // lines
+const LONGEST_FORMULA = 60; // lines
 
 const element = (tag, children = [], attrs = {}) => ({ tag, attrs, children });
 
@@ -17,15 +47,22 @@ export function parse(text) {
   if (!thought) return blocks(source.split("\n"), 0);
   const [whole, border, inside, close, unopened] = thought;
   const summary = element("summary", [close === "" ? "Thinking …" : "Thought"]);
-  return [element("details", [summary, ...blocks((border + (unopened ?? inside)).split("\n"), 1)]), ...blocks(source.slice(whole.length).split("\n"), 0)];
+  return [
+    element("details", [summary, ...blocks((border + (unopened ?? inside)).split("\n"), 1)]),
+    ...blocks(source.slice(whole.length).split("\n"), 0),
+  ];
 }
 
-// Some templates open the thinking themselves: then its end, on a line of its own, is all that the text has.
-const THOUGHT = new RegExp(`^\\s{0,8}(${BORDER}?)(?:<think>([\\s\\S]*?)(</think>|$)|([\\s\\S]*?)\\n(</think>)(?=\\n|$))`);
+// Some templates open the thinking themselves: then its end, on a line of its own, is all that the
+// text has.
+const THOUGHT = new RegExp(
+  `^\\s{0,8}(${BORDER}?)(?:<think>([\\s\\S]*?)(</think>|$)|([\\s\\S]*?)\\n(</think>)(?=\\n|$))`,
+);
 
 // ---- blocks
 
-// No expression may take long for any text: what repeats is bounded, and nothing repeats within what repeats.
+// No expression may take long for any text: what repeats is bounded, and nothing repeats within
+// what repeats.
 const FENCE = /^ {0,3}(`{3,}|~{3,}) {0,8}([\w+#.-]{0,40})[^`]*$/;
 const HEADING = /^ {0,3}(#{1,6})\s(.*)$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
@@ -34,7 +71,13 @@ const QUOTE = /^ {0,3}> ?/;
 const TASK = /^\[([ xX])\] /;
 const FORMULA = /^ {0,3}(\$\$|\\\[)/;
 
-const cells = (line) => line.trim().replace(/^\|/, "").replace(/\|$/, "").split("|").map((cell) => cell.trim());
+const cells = (line) =>
+  line
+    .trim()
+    .replace(/^\|/, "")
+    .replace(/\|$/, "")
+    .split("|")
+    .map((cell) => cell.trim());
 const divides = (line) => line.includes("|") && cells(line).every((cell) => /^:?-+:?$/.test(cell));
 const headline = (text) => {
   const bare = text.trim();
@@ -65,7 +108,15 @@ function blocks(lines, depth) {
       at++;
     } else if (QUOTE.test(line) && depth < DEEPEST) {
       const end = span(lines, at, (next) => QUOTE.test(next));
-      out.push(element("blockquote", blocks(lines.slice(at, end).map((l) => l.replace(QUOTE, "")), depth + 1)));
+      out.push(
+        element(
+          "blockquote",
+          blocks(
+            lines.slice(at, end).map((l) => l.replace(QUOTE, "")),
+            depth + 1,
+          ),
+        ),
+      );
       at = end;
     } else if ((match = BULLET.exec(line)) && depth < DEEPEST) {
       at = list(lines, at, match, depth, out);
@@ -82,7 +133,13 @@ function blocks(lines, depth) {
   return out;
 }
 
-const starts = (line) => FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || BULLET.test(line) || FORMULA.test(line);
+const starts = (line) =>
+  FENCE.test(line) ||
+  HEADING.test(line) ||
+  RULE.test(line) ||
+  QUOTE.test(line) ||
+  BULLET.test(line) ||
+  FORMULA.test(line);
 
 // A displayed formula goes on to the line that closes it, whatever its lines begin with.
 function formulaEnd(lines, at) {
@@ -106,40 +163,103 @@ function list(lines, at, first, depth, out) {
     const match = BULLET.exec(lines[at]);
     if (!match || /\d/.test(match[2]) !== ordered) break;
     const indent = match[0].length;
-    const item = [lines[at].slice(indent).replace(TASK, (_, done) => (done === " " ? "☐ " : "☑ "))];
+    const box = (_, done) => (done === " " ? "☐ " : "☑ ");
+    const item = [lines[at].slice(indent).replace(TASK, box)];
     at++;
-    while (at < lines.length && (!lines[at].trim() ? /^\s{2,}/.test(lines[at + 1] ?? "") : /^\s{2,}/.test(lines[at]) || !starts(lines[at]))) {
+    while (
+      at < lines.length &&
+      (!lines[at].trim()
+        ? /^\s{2,}/.test(lines[at + 1] ?? "")
+        : /^\s{2,}/.test(lines[at]) || !starts(lines[at]))
+    ) {
       item.push(lines[at].replace(new RegExp(`^ {0,${indent}}`), ""));
       at++;
     }
     const inner = blocks(item, depth + 1);
     const tight = item.every((line) => line.trim());
-    items.push(element("li", tight ? inner.flatMap((node) => (node.tag === "p" ? node.children : [node])) : inner));
+    items.push(
+      element(
+        "li",
+        tight ? inner.flatMap((node) => (node.tag === "p" ? node.children : [node])) : inner,
+      ),
+    );
     while (at < lines.length && !lines[at].trim() && BULLET.test(lines[at + 1] ?? "")) at++;
   }
   const start = ordered ? Number.parseInt(first[2], 10) : 1;
-  out.push(element(ordered ? "ol" : "ul", items, start !== 1 ? { start: String(start) } : {}));
+  const numbered = start === 1 ? {} : { start: String(start) };
+  out.push(element(ordered ? "ol" : "ul", items, numbered));
   return at;
 }
 
+// To which side a divider of a table sends its column; "" for where text begins.
+function sideOf(divider) {
+  if (!divider.endsWith(":")) return "";
+  return divider.startsWith(":") ? "center" : "right";
+}
+
 function table(head, divider, rows) {
-  const sides = cells(divider).map((cell) => (!cell.endsWith(":") ? "" : cell.startsWith(":") ? "center" : "right"));
-  const row = (line, tag) => element("tr", cells(line).map((cell, at) => element(tag, inline(cell), sides[at] ? { class: sides[at] } : {})));
-  return element("table", [element("thead", [row(head, "th")]), element("tbody", rows.map((line) => row(line, "td")))], { tabindex: "0" });
+  const sides = cells(divider).map(sideOf);
+  const row = (line, tag) =>
+    element(
+      "tr",
+      cells(line).map((cell, at) =>
+        element(tag, inline(cell), sides[at] ? { class: sides[at] } : {}),
+      ),
+    );
+  return element(
+    "table",
+    [
+      element("thead", [row(head, "th")]),
+      element(
+        "tbody",
+        rows.map((line) => row(line, "td")),
+      ),
+    ],
+    { tabindex: "0" },
+  );
 }
 
 function codeBlock(code, language) {
   const plain = /^(te?xt|plain|output|console)?$/i.test(language) || code.length > 20000;
   const pieces = plain ? [["", code]] : highlight(code);
-  return element("pre", [element("code", pieces.map(([kind, text]) => (kind ? element("span", [text], { class: kind }) : text)))], language ? { tabindex: "0", "data-language": language } : { tabindex: "0" });
+  return element(
+    "pre",
+    [
+      element(
+        "code",
+        pieces.map(([kind, text]) => (kind ? element("span", [text], { class: kind }) : text)),
+      ),
+    ],
+    language ? { tabindex: "0", "data-language": language } : { tabindex: "0" },
+  );
 }
 
 // ---- inline
 
-// Prices are no formulas: a single dollar opens before no space, and closes after no space and before no letter or digit.
-const INLINE = /(`+)|(\$\$|\\\[)((?:\\[^[(]|[^\\]){1,2000}?)(?:\$\$|\\\])|\\\(((?:\\[^[(]|[^\\]){1,1000}?)\\\)|\$(?![\s$])((?:\\.|[^\\$\n]){1,500})(?<!\s)\$(?!\w)|!?\[([^[\]\n]{0,500})\]\(([^()\s]{0,2000})(?:\s{1,4}"[^"\n]{0,500}")?\)|(\*\*|__)(?=\S)([\s\S]{0,1000}?\S)\8|(\*|_)(?=\S)([^*_]{0,1000}?\S)\10(?!\w)|~~(?=\S)([\s\S]{0,1000}?\S)~~|(https?:\/\/[^\s<>"')\]]{1,2000})|\\([\\`*_{}[\]()#+\-.!|~>$])|( {2,8}\n|\n)/g;
+// Prices are no formulas: a single dollar opens before no space, and closes after no space and
+// before no letter or digit.
+// Groups are counted over all of these, which the two references back (\8, \10) need.
+const INLINE = new RegExp(
+  [
+    /(`+)/, // 1: code
+    /(\$\$|\\\[)((?:\\[^[(]|[^\\]){1,2000}?)(?:\$\$|\\\])/, // 2, 3: a formula of its own
+    /\\\(((?:\\[^[(]|[^\\]){1,1000}?)\\\)/, // 4: a formula in the line
+    /\$(?![\s$])((?:\\.|[^\\$\n]){1,500})(?<!\s)\$(?!\w)/, // 5: the same, between dollars
+    /!?\[([^[\]\n]{0,500})\]\(([^()\s]{0,2000})(?:\s{1,4}"[^"\n]{0,500}")?\)/, // 6, 7: a link
+    /(\*\*|__)(?=\S)([\s\S]{0,1000}?\S)\8/, // 8, 9: strong
+    /(\*|_)(?=\S)([^*_]{0,1000}?\S)\10(?!\w)/, // 10, 11: emphasis
+    /~~(?=\S)([\s\S]{0,1000}?\S)~~/, // 12: struck out
+    /(https?:\/\/[^\s<>"')\]]{1,2000})/, // 13: an address
+    /\\([\\`*_{}[\]()#+\-.!|~>$])/, // 14: an escaped character
+    /( {2,8}\n|\n)/, // 15: the end of a line
+  ]
+    .map(({ source }) => source)
+    .join("|"),
+  "g",
+);
 
-// Where runs of backticks of each length begin: a code span ends at the next run that is as long as its first.
+// Where runs of backticks of each length begin: a code span ends at the next run that is as long as
+// its first.
 function tickRuns(text) {
   const runs = new Map();
   for (const { 0: run, index } of text.matchAll(/`+/g)) {
@@ -154,37 +274,52 @@ function inline(text, depth = 0) {
   const runs = tickRuns(text);
   const pattern = new RegExp(INLINE);
   let last = 0;
-  let match;
-  while ((match = pattern.exec(text))) {
-    const [, ticks, displayed, display, inlined, dollars, label, target, strongMark, strong, emMark, em, struck, bare, escaped, newline] = match;
-    let [whole] = match;
-    const before = text[match.index - 1] ?? " ";
-    if (emMark === "_" && /\w/.test(before)) continue;  // snake_case
-    let code = "";
-    if (ticks) {
-      const same = runs.get(ticks.length) ?? [];
-      while (same.length && same[0] <= match.index) same.shift();
-      if (!same.length) continue;
-      code = text.slice(match.index + ticks.length, same[0]);
-      whole = text.slice(match.index, same[0] + ticks.length);
-      pattern.lastIndex = match.index + whole.length;
-    }
+  for (let match = pattern.exec(text); match; match = pattern.exec(text)) {
+    const [whole, ticks] = match;
+    if (isWithinWord(match)) continue;
+    const end = ticks ? endOfCode(match, runs) : match.index + whole.length;
+    if (end === null) continue; // these backticks open nothing
+    pattern.lastIndex = end;
     if (match.index > last) out.push(text.slice(last, match.index));
-    last = match.index + whole.length;
-    const inner = (part) => (depth < DEEPEST ? inline(part, depth + 1) : [part]);
-    if (ticks) out.push(element("code", [code.replace(/^ (.*) $/s, "$1")]));
-    else if (displayed) out.push(element("math", [whole], { tex: display, display: "block" }));
-    else if (inlined ?? dollars) out.push(element("math", [whole], { tex: inlined ?? dollars }));
-    else if (target !== undefined) out.push(link(target, label ? inner(label) : [target], whole));
-    else if (strongMark) out.push(element("strong", inner(strong)));
-    else if (emMark) out.push(element("em", inner(em)));
-    else if (struck !== undefined) out.push(element("del", inner(struck)));
-    else if (bare) out.push(link(bare, [bare], whole));
-    else if (escaped) out.push(escaped);
-    else if (newline) out.push(element("br"));
+    out.push(...inlineNode(match, text.slice(match.index, end), depth));
+    last = end;
   }
   if (last < text.length) out.push(text.slice(last));
   return out;
+}
+
+// An underscore in the middle of a word, as in snake_case.
+function isWithinWord(match) {
+  return match[10] === "_" && /\w/.test(match.input[match.index - 1] ?? " ");
+}
+
+// Where a code span ends that begins here, null if it does not end.
+function endOfCode({ 1: ticks, index }, runs) {
+  const sameLength = runs.get(ticks.length) ?? [];
+  while (sameLength.length && sameLength[0] <= index) sameLength.shift();
+  return sameLength.length ? sameLength[0] + ticks.length : null;
+}
+
+// What a match of `INLINE` becomes, of all its text `whole`: one node, or none.
+function inlineNode(match, whole, depth) {
+  const [, ticks, displayed, display, inlined, dollars, label, target] = match;
+  const [strongMark, strong, emphasisMark, emphasis, struck, bare, escaped, newline] =
+    match.slice(8);
+  const inner = (part) => (depth < DEEPEST ? inline(part, depth + 1) : [part]);
+  const tex = inlined ?? dollars;
+  if (ticks) {
+    const code = whole.slice(ticks.length, -ticks.length);
+    return [element("code", [code.replace(/^ (.*) $/s, "$1")])];
+  }
+  if (displayed) return [element("math", [whole], { tex: display, display: "block" })];
+  if (tex) return [element("math", [whole], { tex })];
+  if (target !== undefined) return [link(target, label ? inner(label) : [target], whole)];
+  if (strongMark) return [element("strong", inner(strong))];
+  if (emphasisMark) return [element("em", inner(emphasis))];
+  if (struck !== undefined) return [element("del", inner(struck))];
+  if (bare) return [link(bare, [bare], whole)];
+  if (escaped) return [escaped];
+  return newline ? [element("br")] : [];
 }
 
 // Only addresses that cannot run anything. Pictures become links: nothing is loaded from elsewhere.

@@ -3,33 +3,61 @@
 import { BORDER, parse, TAGS } from "./markdown.js";
 
 const MATHML = "http://www.w3.org/1998/Math/MathML";
-// TeX comes from a model: no definitions, few macros, no sizes beyond the line, and what is not understood stays as it was
-// written. A definition could make megabytes of a short formula: `maxExpand` counts uses, not what they make.
+// TeX comes from a model: no definitions, few macros, no sizes beyond the line, and what is not
+// understood stays as it was written. A definition could make megabytes of a short formula:
+// `maxExpand` counts uses, not what they make.
 const TEX = { throwOnError: true, maxExpand: 200, maxSize: [20, 200] };
-const DEFINITIONS = ["\\def", "\\gdef", "\\edef", "\\xdef", "\\let", "\\\\globallet", "\\futurelet", "\\newcommand", "\\renewcommand",
-  "\\providecommand", "\\global", "\\long"];
-const FRAME = 50;  // ms for formulas that are new in a frame; the others follow in the next ones
-const MOST_SHOWN = 16_000;  // characters of TeX in one message: a browser lays out some thousand elements a second
-const MOST_KEPT = 200_000;  // characters of formulas whose elements are kept: a stream shows each of them many times
+const DEFINITIONS = [
+  "\\def",
+  "\\gdef",
+  "\\edef",
+  "\\xdef",
+  "\\let",
+  "\\\\globallet",
+  "\\futurelet",
+  "\\newcommand",
+  "\\renewcommand",
+  "\\providecommand",
+  "\\global",
+  "\\long",
+];
+const FRAME = 50; // ms for formulas that are new in a frame; the others follow in the next ones
+// Characters of TeX in one message: a browser lays out some thousand elements a second.
+const MOST_SHOWN = 16_000;
+// Characters of formulas whose elements are kept: a stream shows each of them many times.
+const MOST_KEPT = 200_000;
 
-const kept = new Map();  // formula and display -> its element, null if it is none
-let size = 0, spent = 0, room = 0, waiting = false;
+const kept = new Map(); // formula and display -> its element, null if it is none
+let size = 0;
+let spent = 0;
+let room = 0;
+let waiting = false;
 
 // The options of one formula; what it defined would otherwise be there in the next one.
-export const options = (block) => ({ ...TEX, displayMode: block, macros: Object.fromEntries(DEFINITIONS.map((name) => [name, "\\undefined"])) });
+export const options = (block) => ({
+  ...TEX,
+  displayMode: block,
+  macros: Object.fromEntries(DEFINITIONS.map((name) => [name, "\\undefined"])),
+});
 
 // Whether formulas were put off to the next frame since the last call.
 export function putOff() {
   const some = waiting;
   waiting = false;
-  if (some) requestAnimationFrame(() => { spent = 0; });
+  if (some) {
+    requestAnimationFrame(() => {
+      spent = 0;
+    });
+  }
   return some;
 }
 
 export function build(node) {
   if (typeof node === "string") return document.createTextNode(node);
   if (!TAGS.has(node.tag)) throw new Error(`no such tag: ${node.tag}`);
-  if (node.tag === "math") return formula(node.children[0], node.attrs.tex, node.attrs.display === "block");
+  if (node.tag === "math") {
+    return formula(node.children[0], node.attrs.tex, node.attrs.display === "block");
+  }
   const element = document.createElement(node.tag);
   for (const [name, value] of Object.entries(node.attrs)) element.setAttribute(name, value);
   element.append(...node.children.map(build));
@@ -76,13 +104,14 @@ function rendered(tex, block) {
   } catch {
     return null;
   }
-  const foreign = (one) => one.id || one.hasAttribute("href") || (one.namespaceURI !== MATHML && one.localName !== "span");
+  const foreign = (one) =>
+    one.id || one.hasAttribute("href") || (one.namespaceURI !== MATHML && one.localName !== "span");
   return [...made.querySelectorAll("*")].some(foreign) ? null : made;
 }
 
 export function markdown(settled, provisional = "") {
   room = MOST_SHOWN;
-  const clean = (text) => text.replaceAll(BORDER, "");  // the text itself has none
+  const clean = (text) => text.replaceAll(BORDER, ""); // the text itself has none
   const source = clean(settled) + (provisional ? BORDER + clean(provisional) : "");
   const fragment = document.createDocumentFragment();
   fragment.append(...parse(source).map(build));

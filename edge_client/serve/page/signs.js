@@ -1,9 +1,11 @@
-// Signs of life: nothing of an answer that is being written stands still on the screen for a second without one. Pure; times
-// are in seconds. As edge_client/screen/words.py has it for the terminal.
+// Signs of life: nothing of an answer that is being written stands still on the screen for a second
+// without one. Pure; times are in seconds. As edge_client/screen/words.py has it for the terminal.
 
-// How often the page looks. Less than a second together with each of the two below, so that a busy page keeps the promise, too.
+// How often the page looks. Less than a second together with each of the two below, so that a busy
+// page keeps the promise, too.
 export const LOOK_SECONDS = 0.2;
-// Seconds without a change after which it is said that the page waits, and steps in which these are counted.
+// Seconds without a change after which it is said that the page waits, and steps in which these are
+// counted.
 const FIRST_SECONDS = 0.7;
 const STEP_SECONDS = 0.5;
 

@@ -1,6 +1,8 @@
-// Conversations, kept in this browser only. A conversation is a tree: an edited question or a second answer is a branch.
+// Conversations, kept in this browser only. A conversation is a tree: an edited question or a
+// second answer is a branch.
 
-// A table of the browser's own database. The browser may evict it under an open page: it is made anew at its next use.
+// A table of the browser's own database. The browser may evict it under an open page: it is made
+// anew at its next use.
 export class Table {
   #opened = null;
 
@@ -9,12 +11,21 @@ export class Table {
     this.name = name;
   }
 
-  all() { return this.#use("readonly", (table) => table.getAll()); }
-  get(id) { return this.#use("readonly", (table) => table.get(id)); }
-  put(value) { return this.#use("readwrite", (table) => table.put(value)); }
-  remove(id) { return this.#use("readwrite", (table) => table.delete(id)); }
+  all() {
+    return this.#use("readonly", (table) => table.getAll());
+  }
+  get(id) {
+    return this.#use("readonly", (table) => table.get(id));
+  }
+  put(value) {
+    return this.#use("readwrite", (table) => table.put(value));
+  }
+  remove(id) {
+    return this.#use("readwrite", (table) => table.delete(id));
+  }
 
-  // Replaces a value by what `change` makes of it, in one transaction: nobody writes between. Null changes nothing.
+  // Replaces a value by what `change` makes of it, in one transaction: nobody writes between. Null
+  // changes nothing.
   update(id, change) {
     let changed = null;
     return this.#use("readwrite", (table) => {
@@ -47,7 +58,9 @@ export class Table {
     const request = indexedDB.open(this.database, 1);
     request.onupgradeneeded = () => request.result.createObjectStore(this.name, { keyPath: "id" });
     const database = await wish(request);
-    database.onclose = () => { this.#opened = null; };
+    database.onclose = () => {
+      this.#opened = null;
+    };
     return database;
   }
 }
@@ -59,7 +72,11 @@ function wish(request) {
   });
 }
 
-const id = () => crypto.randomUUID?.() ?? Array.from(crypto.getRandomValues(new Uint8Array(16)), (b) => b.toString(16).padStart(2, "0")).join("");
+const id = () =>
+  crypto.randomUUID?.() ??
+  Array.from(crypto.getRandomValues(new Uint8Array(16)), (b) =>
+    b.toString(16).padStart(2, "0"),
+  ).join("");
 
 export function newConversation() {
   return { id: id(), title: "", system: "", updated: Date.now(), nodes: {}, leaf: "" };
@@ -77,17 +94,21 @@ export function add(conversation, parent, role, text) {
 // From the first message to the leaf that is shown.
 export function path(conversation, leaf = conversation.leaf) {
   const nodes = [];
-  for (let node = conversation.nodes[leaf]; node; node = conversation.nodes[node.parent]) nodes.push(node);
+  for (let node = conversation.nodes[leaf]; node; node = conversation.nodes[node.parent]) {
+    nodes.push(node);
+  }
   return nodes.reverse();
 }
 
 export function siblings(conversation, node) {
-  return Object.values(conversation.nodes).filter((other) => other.parent === node.parent).sort((a, b) => a.at - b.at);
+  return Object.values(conversation.nodes)
+    .filter((other) => other.parent === node.parent)
+    .sort((a, b) => a.at - b.at);
 }
 
 // The newest leaf below a node.
 export function newestLeaf(conversation, node) {
-  const newest = new Map();  // node id -> its newest child
+  const newest = new Map(); // node id -> its newest child
   for (const other of Object.values(conversation.nodes)) {
     const known = newest.get(other.parent);
     if (!known || other.at > known.at) newest.set(other.parent, other);
@@ -98,20 +119,32 @@ export function newestLeaf(conversation, node) {
 }
 
 export function matches(conversation, words) {
-  const text = [conversation.title, ...Object.values(conversation.nodes).map((node) => node.text)].join("\n").toLowerCase();
-  return words.toLowerCase().split(/\s+/).every((word) => text.includes(word));
+  const text = [conversation.title, ...Object.values(conversation.nodes).map((node) => node.text)]
+    .join("\n")
+    .toLowerCase();
+  return words
+    .toLowerCase()
+    .split(/\s+/)
+    .every((word) => text.includes(word));
 }
 
 // ---- what comes from a file or from the store
 
-const ID = /^[0-9a-f-]{8,64}$/;  // as `id` makes them; no property of every object is called so
+const ID = /^[0-9a-f-]{8,64}$/; // as `id` makes them; no property of every object is called so
 const MOST_NODES = 100_000;
 const LONGEST_TITLE = 80;
 const text = (value) => typeof value === "string";
 
-// Whether this is a conversation: each node has a parent that is there, and leads to a first message.
+// Whether this is a conversation: each node has a parent that is there, and leads to a first
+// message.
 export function sound(given) {
-  if (!given || ![given.id, given.title, given.system, given.leaf].every(text) || !ID.test(given.id)) return false;
+  if (
+    !given ||
+    ![given.id, given.title, given.system, given.leaf].every(text) ||
+    !ID.test(given.id)
+  ) {
+    return false;
+  }
   const { nodes, leaf } = given;
   if (!nodes || typeof nodes !== "object" || Array.isArray(nodes)) return false;
   const ids = Object.keys(nodes);
@@ -121,7 +154,14 @@ export function sound(given) {
 
 function soundNode(nodes, id) {
   const node = nodes[id];
-  if (!ID.test(id) || !node || node.id !== id || !["user", "assistant", "tool"].includes(node.role)) return false;
+  if (
+    !ID.test(id) ||
+    !node ||
+    node.id !== id ||
+    !["user", "assistant", "tool"].includes(node.role)
+  ) {
+    return false;
+  }
   if (!text(node.text) || !text(node.parent) || !Number.isFinite(node.at)) return false;
   return node.parent === "" || Object.hasOwn(nodes, node.parent);
 }
@@ -141,11 +181,13 @@ function withoutCircle(nodes, ids) {
 
 function soundCall(call) {
   if (!call || ![call.id, call.name, call.arguments].every(text)) return false;
-  return call.id.length <= 128 && call.name.length <= 64 && call.arguments.length <= LONGEST_ARGUMENTS;
+  return (
+    call.id.length <= 128 && call.name.length <= 64 && call.arguments.length <= LONGEST_ARGUMENTS
+  );
 }
 
-// The conversation of a file: what its messages say, and nothing that this page would act on, as an answer that is still
-// running somewhere. Null if it is none.
+// The conversation of a file: what its messages say, and nothing that this page would act on, as an
+// answer that is still running somewhere. Null if it is none.
 export function imported(given) {
   if (!sound(given)) return null;
   const nodes = {};
@@ -166,23 +208,33 @@ function harmless({ model, writer, reason, error, call, name, calls, verified, s
   for (const [name_, value] of Object.entries({ model, writer, reason, error, call, name })) {
     if (text(value)) kept[name_] = value.slice(0, 300);
   }
-  if (Array.isArray(calls)) kept.calls = calls.slice(0, MOST_CALLS).filter(soundCall).map(({ id, name, arguments: given }) => ({ id, name, arguments: given }));
+  if (Array.isArray(calls)) {
+    kept.calls = calls
+      .slice(0, MOST_CALLS)
+      .filter(soundCall)
+      .map(({ id, name, arguments: given }) => ({ id, name, arguments: given }));
+  }
   if (typeof verified === "boolean") kept.verified = verified;
   if (Number.isInteger(settled) && settled >= 0) kept.settled = settled;
   if (usage && typeof usage === "object") {
-    kept.usage = Object.fromEntries(["tokens", "total", "context", "seconds"].map((name) => [name, usage[name]]).filter(([, value]) => Number.isFinite(value)));
+    kept.usage = Object.fromEntries(
+      ["tokens", "total", "context", "seconds"]
+        .map((name) => [name, usage[name]])
+        .filter(([, value]) => Number.isFinite(value)),
+    );
   }
   return kept;
 }
 
 // ---- several writers
 
-// Conversations that other tabs keep, too: what one of them adds stays, whatever this one writes. `table` is a `Table`;
-// `writing(id)` says whether this page writes that answer just now.
+// Conversations that other tabs keep, too: what one of them adds stays, whatever this one writes.
+// `table` is a `Table`; `writing(id)` says whether this page writes that answer just now.
 export class Shelf {
-  #known = new Map();  // conversation id -> how the store had it when this page read or wrote it: { own, nodes }
+  // Conversation id -> how the store had it when this page read or wrote it: { own, nodes }.
+  #known = new Map();
   #gone = new Set();
-  #last = Promise.resolve();  // one after the other: what is known of the store has an order
+  #last = Promise.resolve(); // one after the other: what is known of the store has an order
 
   constructor(table, writing = () => false) {
     this.table = table;
@@ -205,19 +257,26 @@ export class Shelf {
     return stored;
   }
 
-  // Writes what has changed here, and takes in what has changed there; whether anything was written.
-  keep(conversation) { return this.#inTurn(() => this.#keep(conversation)); }
+  // Writes what has changed here, and takes in what has changed there; whether anything was
+  // written.
+  keep(conversation) {
+    return this.#inTurn(() => this.#keep(conversation));
+  }
 
   async #keep(conversation) {
     if (this.#gone.has(conversation.id)) return false;
     const mine = structuredClone(conversation);
-    const written = await this.table.update(conversation.id, (stored) => this.#merged(mine, stored));
+    const written = await this.table.update(conversation.id, (stored) =>
+      this.#merged(mine, stored),
+    );
     if (written) this.#takeIn(conversation, written, mine);
     return Boolean(written);
   }
 
   // Takes in what has changed there; whether the conversation still exists.
-  refresh(conversation) { return this.#inTurn(() => this.#refresh(conversation)); }
+  refresh(conversation) {
+    return this.#inTurn(() => this.#refresh(conversation));
+  }
 
   async #refresh(conversation) {
     const stored = await this.table.get(conversation.id);
@@ -238,15 +297,19 @@ export class Shelf {
   }
 
   #remember(stored) {
-    const nodes = new Map(Object.values(stored.nodes).map((node) => [node.id, JSON.stringify(node)]));
+    const nodes = new Map(
+      Object.values(stored.nodes).map((node) => [node.id, JSON.stringify(node)]),
+    );
     this.#known.set(stored.id, { own: own(stored), nodes });
   }
 
   // Three ways: what this page changed since it read the store, and what others did.
   #merged(mine, stored) {
     const known = this.#known.get(mine.id);
-    if (!stored) {  // new, or another tab has deleted it: then only a new message brings it back
-      return !known || Object.keys(mine.nodes).some((id) => !known.nodes.has(id)) ? mine : null;
+    if (!stored) {
+      // New, or another tab has deleted it: then only a new message brings it back.
+      const hasNews = !known || Object.keys(mine.nodes).some((id) => !known.nodes.has(id));
+      return hasNews ? mine : null;
     }
     if (!sound(stored)) return mine;
     const before = known ?? { own: own(stored), nodes: new Map() };
@@ -255,28 +318,32 @@ export class Shelf {
     merged.updated = Math.max(mine.updated, stored.updated);
     const renamed = new Map();
     for (const node of Object.values(mine.nodes)) {
-      const there = stored.nodes[node.id];
-      const now = JSON.stringify(node);
-      if (now === before.nodes.get(node.id)) continue;  // not changed here: the store's stays
-      const changedThere = there && JSON.stringify(there) !== before.nodes.get(node.id);
-      if (!changedThere || JSON.stringify(there) === now || goesOn(there, node)) merged.nodes[node.id] = node;
-      else if (!goesOn(node, there) && !this.writing(node.id)) {  // two continuations: both stay, side by side
+      const kept = this.#kept(node, stored.nodes[node.id], before.nodes.get(node.id));
+      if (kept === "mine") merged.nodes[node.id] = node;
+      if (kept === "both") {
         const copy = { ...node, id: id() };
         merged.nodes[copy.id] = copy;
         renamed.set(node.id, copy.id);
       }
     }
-    for (const [old, copy] of renamed) {
-      for (const node of Object.values(merged.nodes)) {
-        if (node.parent === old && !stored.nodes[node.id]) merged.nodes[node.id] = { ...node, parent: copy };
-      }
-      if (merged.leaf === old) merged.leaf = copy;
-    }
+    for (const [old, copy] of renamed) follow(merged, stored, old, copy);
     return merged;
   }
 
-  // `conversation` becomes what is `there`, but for what this page has changed since it read that, or since it wrote
-  // `mine`; and the place that is shown moves only onward.
+  // Which state of a message is kept: this page's, the store's, or both side by side, where they
+  // are two continuations of what was known, `before`.
+  #kept(node, there, before) {
+    const now = JSON.stringify(node);
+    if (now === before) return "theirs"; // nothing has changed here
+    const stored = there && JSON.stringify(there);
+    const isChangedThere = there && stored !== before;
+    if (!isChangedThere || stored === now || goesOn(there, node)) return "mine";
+    if (goesOn(node, there) || this.writing(node.id)) return "theirs";
+    return "both";
+  }
+
+  // `conversation` becomes what is `there`, but for what this page has changed since it read that,
+  // or since it wrote `mine`; and the place that is shown moves only onward.
   #takeIn(conversation, there, mine = null) {
     const known = this.#known.get(there.id) ?? { own: own(conversation), nodes: new Map() };
     this.#known.set(there.id, known);
@@ -286,7 +353,7 @@ export class Shelf {
       const expected = mine ? JSON.stringify(mine.nodes[id]) : known.nodes.get(id);
       if (!here) conversation.nodes[id] = structuredClone(node);
       else if (!this.writing(id) && JSON.stringify(here) === expected) replace(here, node);
-      else if (now !== expected) continue;  // both have changed: told apart when this page writes it
+      else if (now !== expected) continue; // both have changed: told apart when this page writes it
       known.nodes.set(id, now);
     }
     for (const name of OWN) {
@@ -295,8 +362,19 @@ export class Shelf {
       known.own[name] = there[name];
     }
     conversation.updated = Math.max(conversation.updated, there.updated);
-    if (!conversation.leaf || path(there).some((node) => node.id === conversation.leaf)) conversation.leaf = there.leaf;
+    if (!conversation.leaf || path(there).some((node) => node.id === conversation.leaf)) {
+      conversation.leaf = there.leaf;
+    }
   }
+}
+
+// What this page has added below the message `old` stands below its `copy` from now on.
+function follow(merged, stored, old, copy) {
+  for (const node of Object.values(merged.nodes)) {
+    const isAdded = node.parent === old && !stored.nodes[node.id];
+    if (isAdded) merged.nodes[node.id] = { ...node, parent: copy };
+  }
+  if (merged.leaf === old) merged.leaf = copy;
 }
 
 const OWN = ["title", "system", "leaf"];
@@ -316,8 +394,14 @@ function replace(node, by) {
 }
 
 export function asMarkdown(conversation) {
-  const said = path(conversation).map((node) => `## ${speaker(node)}\n\n${[node.text, ...(node.calls ?? []).map(callAsMarkdown)].filter(Boolean).join("\n\n")}\n`);
+  const said = path(conversation).map(messageAsMarkdown);
   return `# ${conversation.title || "Conversation"}\n\n${said.join("\n")}`;
+}
+
+function messageAsMarkdown(node) {
+  const calls = (node.calls ?? []).map(callAsMarkdown);
+  const parts = [node.text, ...calls].filter(Boolean);
+  return `## ${speaker(node)}\n\n${parts.join("\n\n")}\n`;
 }
 
 function speaker(node) {

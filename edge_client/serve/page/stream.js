@@ -1,13 +1,13 @@
-// The page's back end: an endpoint. Server-sent events over fetch, which can send a key, and can go on where a stream
-// broke off. In the app edge_client/web/stream.js takes this file's place.
+// The page's back end: an endpoint. Server-sent events over fetch, which can send a key, and can go
+// on where a stream broke off. In the app edge_client/web/stream.js takes this file's place.
 
 import { events } from "./events.js";
 import { script } from "./script.js";
 
 navigator.serviceWorker?.register(script("sw.js")).catch(() => {});
 
-export const MODES = true;  // whether unverified text can be held back, or kept
-export const ENDPOINTS = [];  // the page asks the one that serves it
+export const MODES = true; // whether unverified text can be held back, or kept
+export const ENDPOINTS = []; // the page asks the one that serves it
 export function choose() {}
 
 export class ApiError extends Error {
@@ -27,26 +27,44 @@ async function checked(response) {
   throw new ApiError(response.status, await response.json().catch(() => null));
 }
 
-const pause = (ms, signal) => new Promise((resolve) => {
-  const timer = setTimeout(resolve, ms);
-  signal.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });
-});
+const pause = (ms, signal) =>
+  new Promise((resolve) => {
+    const timer = setTimeout(resolve, ms);
+    signal.addEventListener(
+      "abort",
+      () => {
+        clearTimeout(timer);
+        resolve();
+      },
+      { once: true },
+    );
+  });
 
-// Starts an answer, or takes up the stream `id`; yields its chunks, and goes on by itself after a broken connection.
-// `started` learns the stream's id.
+function begun(body, key, signal) {
+  const json = { "Content-Type": "application/json" };
+  return fetch("/v1/chat/completions", {
+    method: "POST",
+    headers: headers(key, json),
+    body: JSON.stringify(body),
+    signal,
+  });
+}
+
+// The stream `id` after the event `seen`, from its beginning where that is "".
+function resumed(id, seen, key, signal) {
+  const after = seen ? { "Last-Event-ID": seen } : {};
+  return fetch(`/v1/streams/${id}`, { headers: headers(key, after), signal });
+}
+
+// Starts an answer, or takes up the stream `id`; yields its chunks, and goes on by itself after a
+// broken connection. `started` learns the stream's id.
 export async function* chunks({ body, id = "", key, signal, started = () => {} }) {
   let seen = "";
   let tries = 0;
   while (!signal.aborted) {
     try {
-      const response = await checked(id
-        ? await fetch(`/v1/streams/${id}`, { headers: headers(key, seen ? { "Last-Event-ID": seen } : {}), signal })
-        : await fetch("/v1/chat/completions", {
-            method: "POST",
-            headers: headers(key, { "Content-Type": "application/json" }),
-            body: JSON.stringify(body),
-            signal,
-          }));
+      const asked = id ? resumed(id, seen, key, signal) : begun(body, key, signal);
+      const response = await checked(await asked);
       if (!id) {
         id = response.headers.get("X-Request-Id") ?? "";
         started(id);
@@ -64,7 +82,8 @@ export async function* chunks({ body, id = "", key, signal, started = () => {} }
       if (error instanceof ApiError) throw error;
       if (!id) throw new ApiError(0, { error: { message: "the endpoint does not answer" } });
     }
-    await pause(Math.min(5000, 200 * 2 ** tries++), signal);  // the connection broke: take the stream up again
+    // The connection broke: take the stream up again.
+    await pause(Math.min(5000, 200 * 2 ** tries++), signal);
   }
 }
 
@@ -77,12 +96,22 @@ async function get(path, key) {
 }
 
 // The link's state, and figures of the endpoint.
-export function status(key) { return get("/moa/status", key); }
+export function status(key) {
+  return get("/moa/status", key);
+}
 
-export async function model(key) { return (await get("/v1/models", key)).data[0].id; }
+export async function model(key) {
+  return (await get("/v1/models", key)).data[0].id;
+}
 
 // Cuts the verifier off on purpose, or connects it again.
 export async function setLink(connected, key) {
   const json = { "Content-Type": "application/json" };
-  await checked(await fetch("/moa/link", { method: "POST", headers: headers(key, json), body: JSON.stringify({ connected }) }));
+  await checked(
+    await fetch("/moa/link", {
+      method: "POST",
+      headers: headers(key, json),
+      body: JSON.stringify({ connected }),
+    }),
+  );
 }

@@ -1,10 +1,23 @@
-// Answers in JSON and tools: what the user pastes into the settings, checked here before it is sent. Pure.
+// Answers in JSON and tools: what the user pastes into the settings, checked here before it is
+// sent. Pure.
 
 const TYPES = ["array", "boolean", "integer", "null", "number", "object", "string"];
-const OTHER_NAMES = { int: "integer", float: "number", double: "number", str: "string", bool: "boolean", dict: "object", list: "array", none: "null" };
-const FUNCTION_NAME = /^[a-zA-Z0-9_.-]{1,64}$/;  // as the endpoint has it
+const OTHER_NAMES = {
+  int: "integer",
+  float: "number",
+  double: "number",
+  str: "string",
+  bool: "boolean",
+  dict: "object",
+  list: "array",
+  none: "null",
+};
+const FUNCTION_NAME = /^[a-zA-Z0-9_.-]{1,64}$/; // as the endpoint has it
+const BY_NAME = ["properties", "$defs", "definitions"]; // keywords with a schema for each name
+const SINGLE = ["items", "additionalProperties"]; // with one schema
+const LISTS = ["anyOf", "oneOf", "allOf", "prefixItems"]; // with a list of schemas
 const MOST_TOOLS = 128;
-const DEEPEST = 64;  // levels of a schema
+const DEEPEST = 64; // levels of a schema
 
 // What a field holds cannot be used; the message says what to mend.
 export class Unusable extends Error {}
@@ -31,50 +44,78 @@ function withLine(message, text) {
 export function schemaOf(text) {
   if (!text.trim()) return null;
   const schema = parsed(text);
-  if (!isObject(schema)) throw new Unusable('a schema is an object, as {"type": "object", "properties": {...}}');
+  if (!isObject(schema)) {
+    throw new Unusable('a schema is an object, as {"type": "object", "properties": {...}}');
+  }
   checkSchema(schema, "", 0);
   return schema;
 }
 
+// Refuses what no schema can be; keywords that this page does not know are left to the endpoint.
 function checkSchema(schema, place, depth) {
-  const where = place ? `${place}: ` : "";
-  if (depth > DEEPEST) throw new Unusable(`${where}nested deeper than ${DEEPEST} levels`);
+  const refuse = (why) => {
+    throw new Unusable(place ? `${place}: ${why}` : why);
+  };
+  if (depth > DEEPEST) refuse(`nested deeper than ${DEEPEST} levels`);
   if (typeof schema === "boolean") return;
-  if (!isObject(schema)) throw new Unusable(`${where}a schema is an object`);
-  for (const type of [schema.type ?? []].flat()) {
-    if (TYPES.includes(type)) continue;
-    const meant = OTHER_NAMES[String(type).toLowerCase()];
-    throw new Unusable(`${where}${JSON.stringify(type)} is no type of JSON${meant ? `: did you mean "${meant}"?` : ""}`);
-  }
-  if (schema.required !== undefined && !(Array.isArray(schema.required) && schema.required.every((name) => typeof name === "string"))) {
-    throw new Unusable(`${where}"required" is a list of names`);
-  }
-  if (schema.enum !== undefined && !(Array.isArray(schema.enum) && schema.enum.length)) throw new Unusable(`${where}"enum" is a list of values`);
-  for (const keyword of ["properties", "$defs", "definitions"]) {
-    if (schema[keyword] === undefined) continue;
-    if (!isObject(schema[keyword])) throw new Unusable(`${where}"${keyword}" is an object: a schema for each name`);
-    for (const [name, part] of Object.entries(schema[keyword])) checkSchema(part, inside(place, `${keyword}.${name}`), depth + 1);
-  }
-  for (const keyword of ["items", "additionalProperties"]) {
-    if (schema[keyword] !== undefined) checkSchema(schema[keyword], inside(place, keyword), depth + 1);
-  }
-  for (const keyword of ["anyOf", "oneOf", "allOf", "prefixItems"]) {
-    if (schema[keyword] === undefined) continue;
-    if (!Array.isArray(schema[keyword])) throw new Unusable(`${where}"${keyword}" is a list of schemas`);
-    schema[keyword].forEach((part, at) => checkSchema(part, inside(place, `${keyword}[${at}]`), depth + 1));
+  if (!isObject(schema)) refuse("a schema is an object");
+  checkTypes(schema, refuse);
+  const { required, enum: values } = schema;
+  if (required !== undefined && !isListOfNames(required)) refuse('"required" is a list of names');
+  if (values !== undefined && !isFullList(values)) refuse('"enum" is a list of values');
+  for (const [name, part] of partsOf(schema, refuse)) {
+    checkSchema(part, place ? `${place}.${name}` : name, depth + 1);
   }
 }
 
-const inside = (place, name) => (place ? `${place}.${name}` : name);
+const isFullList = (value) => Array.isArray(value) && value.length > 0;
+const isListOfNames = (value) => {
+  return Array.isArray(value) && value.every((name) => typeof name === "string");
+};
 
-// The tools that the model may call, as OpenAI's API has them; an empty list where the field is empty. A function's own object
-// is taken, too.
+function checkTypes(schema, refuse) {
+  const types = [schema.type ?? []].flat();
+  const unknown = types.find((type) => !TYPES.includes(type));
+  if (unknown === undefined) return;
+  const meant = OTHER_NAMES[String(unknown).toLowerCase()];
+  const hint = meant ? `: did you mean "${meant}"?` : "";
+  refuse(`${JSON.stringify(unknown)} is no type of JSON${hint}`);
+}
+
+// The schemas within a schema, each with its place.
+function partsOf(schema, refuse) {
+  const parts = [];
+  for (const keyword of BY_NAME) {
+    const named = schema[keyword];
+    if (named === undefined) continue;
+    if (!isObject(named)) refuse(`"${keyword}" is an object: a schema for each name`);
+    for (const [name, part] of Object.entries(named)) parts.push([`${keyword}.${name}`, part]);
+  }
+  for (const keyword of SINGLE) {
+    if (schema[keyword] !== undefined) parts.push([keyword, schema[keyword]]);
+  }
+  for (const keyword of LISTS) {
+    const list = schema[keyword];
+    if (list === undefined) continue;
+    if (!Array.isArray(list)) refuse(`"${keyword}" is a list of schemas`);
+    list.forEach((part, at) => parts.push([`${keyword}[${at}]`, part]));
+  }
+  return parts;
+}
+
+// The tools that the model may call, as OpenAI's API has them; an empty list where the field is
+// empty. A function's own object is taken, too.
 export function toolsOf(text) {
   if (!text.trim()) return [];
   const given = parsed(text);
-  if (!Array.isArray(given)) throw new Unusable('tools are a list, as [{"name": "add", "parameters": {...}}]');
+  if (!Array.isArray(given)) {
+    throw new Unusable('tools are a list, as [{"name": "add", "parameters": {...}}]');
+  }
   if (given.length > MOST_TOOLS) throw new Unusable(`${given.length} tools, at most ${MOST_TOOLS}`);
-  const tools = given.map((tool, at) => ({ type: "function", function: functionOf(tool, `tool ${at + 1}`) }));
+  const tools = given.map((tool, at) => ({
+    type: "function",
+    function: functionOf(tool, `tool ${at + 1}`),
+  }));
   const names = tools.map((tool) => tool.function.name);
   const twice = names.find((name, at) => names.indexOf(name) !== at);
   if (twice) throw new Unusable(`two tools are called ${twice}`);
@@ -83,13 +124,17 @@ export function toolsOf(text) {
 
 function functionOf(tool, where) {
   if (!isObject(tool)) throw new Unusable(`${where}: a tool is an object`);
-  if (tool.type !== undefined && tool.type !== "function") throw new Unusable(`${where}: only functions are called, not ${JSON.stringify(tool.type)}`);
+  if (tool.type !== undefined && tool.type !== "function") {
+    throw new Unusable(`${where}: only functions are called, not ${JSON.stringify(tool.type)}`);
+  }
   const made = isObject(tool.function) ? tool.function : tool;
   const { name, description, parameters, strict } = made;
   if (typeof name !== "string" || !FUNCTION_NAME.test(name)) {
     throw new Unusable(`${where}: "name" is up to 64 letters, digits, dots, dashes or underscores`);
   }
-  if (description !== undefined && typeof description !== "string") throw new Unusable(`${name}: "description" is a text`);
+  if (description !== undefined && typeof description !== "string") {
+    throw new Unusable(`${name}: "description" is a text`);
+  }
   if (parameters !== undefined) {
     if (!isObject(parameters)) throw new Unusable(`${name}: "parameters" is a schema: an object`);
     checkSchema(parameters, `${name}.parameters`, 0);
@@ -102,7 +147,9 @@ export function structureFields(schemaText, toolsText) {
   const fields = {};
   const schema = schemaOf(schemaText);
   const tools = toolsOf(toolsText);
-  if (schema) fields.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
+  if (schema) {
+    fields.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
+  }
   if (tools.length) fields.tools = tools;
   return fields;
 }
@@ -132,11 +179,16 @@ export function messageOf(node) {
   if (node.role === "tool") return { role: "tool", tool_call_id: node.call, content: node.text };
   const message = { role: node.role, content: node.text };
   if (!node.calls?.length) return message;
-  const calls = node.calls.map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } }));
+  const calls = node.calls.map((call) => ({
+    id: call.id,
+    type: "function",
+    function: { name: call.name, arguments: call.arguments },
+  }));
   return { ...message, tool_calls: calls };
 }
 
-// The arguments of a call as pairs of name and text, in their order; one pair without a name where they are no object.
+// The arguments of a call as pairs of name and text, in their order; one pair without a name where
+// they are no object.
 export function argumentsOf(call) {
   let given;
   try {
@@ -145,5 +197,8 @@ export function argumentsOf(call) {
     return [["", call.arguments]];
   }
   if (!isObject(given)) return [["", call.arguments]];
-  return Object.entries(given).map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)]);
+  return Object.entries(given).map(([name, value]) => [
+    name,
+    typeof value === "string" ? value : JSON.stringify(value),
+  ]);
 }

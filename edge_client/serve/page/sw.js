@@ -1,11 +1,38 @@
-// Keeps the page's own files, so that it opens without any network. Answers never pass through here.
-const MINE = "moa-page-";  // other pages of this origin have caches, too: only our own are touched
+// Keeps the page's own files, so that it opens without any network. Answers never pass through
+// here.
+const MINE = "moa-page-"; // other pages of this origin have caches, too: only our own are touched
 const CACHE = `${MINE}2 ${self.registration.scope}`;
-const FILES = ["./", "style.css", "app.js", "answer.js", "chat.js", "events.js", "figure.js", "figures.js", "highlight.js", "markdown.js", "render.js", "script.js", "signs.js",
-  "store.js", "stream.js", "structure.js", "temml.css", "temml.min.js", "theme.css", "manifest.webmanifest", "icon.svg"];
+const FILES = [
+  "./",
+  "style.css",
+  "app.js",
+  "answer.js",
+  "chat.js",
+  "events.js",
+  "figure.js",
+  "figures.js",
+  "highlight.js",
+  "markdown.js",
+  "render.js",
+  "script.js",
+  "signs.js",
+  "store.js",
+  "stream.js",
+  "structure.js",
+  "temml.css",
+  "temml.min.js",
+  "theme.css",
+  "manifest.webmanifest",
+  "icon.svg",
+];
 
 self.addEventListener("install", (event) => {
-  event.waitUntil(caches.open(CACHE).then((cache) => cache.addAll(FILES)).then(() => self.skipWaiting()));
+  event.waitUntil(
+    caches
+      .open(CACHE)
+      .then((cache) => cache.addAll(FILES))
+      .then(() => self.skipWaiting()),
+  );
 });
 
 // Those of older versions, which had no scope in their names, hold this page.
@@ -16,7 +43,9 @@ async function isOld(name) {
 }
 
 self.addEventListener("activate", (event) => {
-  const clean = async () => { for (const name of await caches.keys()) if (await isOld(name)) await caches.delete(name); };
+  const clean = async () => {
+    for (const name of await caches.keys()) if (await isOld(name)) await caches.delete(name);
+  };
   event.waitUntil(clean().then(() => self.clients.claim()));
 });
 
@@ -36,6 +65,10 @@ async function fresh(request) {
 
 self.addEventListener("fetch", (event) => {
   const url = new URL(event.request.url);
-  const mine = FILES.some((file) => new URL(file, self.registration.scope).pathname === url.pathname);
-  if (event.request.method === "GET" && url.origin === self.location.origin && mine) event.respondWith(fresh(event.request));
+  const mine = FILES.some(
+    (file) => new URL(file, self.registration.scope).pathname === url.pathname,
+  );
+  if (event.request.method === "GET" && url.origin === self.location.origin && mine) {
+    event.respondWith(fresh(event.request));
+  }
 });

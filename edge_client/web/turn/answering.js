@@ -1,5 +1,5 @@
-// One answer from its request to its end: the endpoint's stream is followed wherever there is one, and this device writes
-// while the endpoint does not answer.
+// One answer from its request to its end: the endpoint's stream is followed wherever there is one,
+// and this device writes while the endpoint does not answer.
 
 import { LEFT, Refusal } from "./endpoint.js";
 import { Waiting } from "./waiting.js";
@@ -8,10 +8,10 @@ import { Waiting } from "./waiting.js";
 /** @typedef {import("./endpoint.js").Endpoint} Endpoint */
 /** @typedef {import("./endpoint.js").Environment} Environment */
 /** @typedef {import("./writer.js").Writer} Writer */
-/** `writer`: null where only the check is wanted. `settle`: seconds to wait for a lost endpoint at the end. `lost`: why a check
- * ends without one.
- * @typedef {{turn: Turn, body: any, endpoint: Endpoint | null, writer: Writer | null, environment: Environment, settle: number,
- *   lost?: string, emit: (chunk: any) => void}} How */
+/** `writer`: null where only the check is wanted. `settle`: seconds to wait for a lost endpoint at
+ * the end. `lost`: why a check ends without one.
+ * @typedef {{turn: Turn, body: any, endpoint: Endpoint | null, writer: Writer | null, environment:
+ * Environment, settle: number, lost?: string, emit: (chunk: any) => void}} How */
 
 export class Answering {
   /** @param {How} how */
@@ -26,7 +26,7 @@ export class Answering {
     this.emit = emit;
     const { now } = environment;
     const down = !endpoint || endpoint.state === "offline" || endpoint.cut;
-    this.waiting = new Waiting(now(), down ? endpoint?.downSince ?? -Infinity : null);
+    this.waiting = new Waiting(now(), down ? (endpoint?.downSince ?? -Infinity) : null);
     /** Since when nothing more can be written here. @type {number | null} */
     this.blockedSince = null;
     this.over = new AbortController();
@@ -60,7 +60,11 @@ export class Answering {
   stop() {
     this.stopped = true;
     const { endpoint, turn } = this;
-    if (endpoint && turn.stream) endpoint.json(`/v1/streams/${turn.stream}`, { method: "DELETE", keepalive: true }).catch(() => {});
+    if (endpoint && turn.stream) {
+      endpoint
+        .json(`/v1/streams/${turn.stream}`, { method: "DELETE", keepalive: true })
+        .catch(() => {});
+    }
     this.#end("cancelled");
   }
 
@@ -113,9 +117,13 @@ export class Answering {
     }
   }
 
-  /** Read the stream for as long as it comes; whether the answer has ended. @param {Endpoint} endpoint */
+  /** Read the stream for as long as it comes; whether the answer has ended.
+   * @param {Endpoint} endpoint */
   async #read(endpoint) {
-    const { turn, environment: { now } } = this;
+    const {
+      turn,
+      environment: { now },
+    } = this;
     const tell = {
       opened: (/** @type {string} */ id) => {
         if (!turn.stream) turn.begins(id);
@@ -150,15 +158,33 @@ export class Answering {
   /** @returns {[string, any]} */
   #request() {
     const { turn, body } = this;
-    if (turn.stream) return [`/v1/streams/${turn.stream}`, { headers: turn.seen ? { "Last-Event-ID": turn.seen } : {} }];
+    if (turn.stream) {
+      return [
+        `/v1/streams/${turn.stream}`,
+        { headers: turn.seen ? { "Last-Event-ID": turn.seen } : {} },
+      ];
+    }
     const written = turn.text;
-    const asked = { ...body, ...(written && { prediction: { type: "content", content: written } }) };
-    return ["/v1/chat/completions", { method: "POST", body: JSON.stringify(asked), headers: { "Content-Type": "application/json" } }];
+    const asked = {
+      ...body,
+      ...(written && { prediction: { type: "content", content: written } }),
+    };
+    return [
+      "/v1/chat/completions",
+      {
+        method: "POST",
+        body: JSON.stringify(asked),
+        headers: { "Content-Type": "application/json" },
+      },
+    ];
   }
 
   /** @param {any} chunk */
   #take(chunk) {
-    const { turn, environment: { now } } = this;
+    const {
+      turn,
+      environment: { now },
+    } = this;
     const before = turn.theirs.length;
     const told = turn.take(chunk);
     const text = turn.theirs.length !== before;
@@ -184,12 +210,14 @@ export class Answering {
     return true;
   }
 
-  /** It refuses this answer for good: without a word of it, that is the answer. @param {Refusal} error */
+  /** It refuses this answer for good: without a word of it, that is the answer.
+   * @param {Refusal} error */
   #refuse(error) {
     const { turn } = this;
     turn.refused = error.message;
-    if (!turn.shown.length) this.#fail(error);
-    else {
+    if (!turn.shown.length) {
+      this.#fail(error);
+    } else {
       this.emit({ moa: { notice: `the verifier does not check this answer: ${error.message}` } });
       this.waiting.lost(this.environment.now());
       this.#ring();
@@ -200,7 +228,10 @@ export class Answering {
   /** @param {Endpoint} endpoint */
   #lost(endpoint) {
     this.waiting.lost(this.waiting.downSince ?? endpoint.downSince);
-    this.#say(["locked", "refused"].includes(endpoint.state) ? endpoint.state : "offline", endpoint.detail);
+    this.#say(
+      ["locked", "refused"].includes(endpoint.state) ? endpoint.state : "offline",
+      endpoint.detail,
+    );
     this.#ring();
   }
 
@@ -213,9 +244,10 @@ export class Answering {
 
   // ---- this device
 
-  /** @param {Writer} writer */
+  /** Writes wherever the endpoint does not, until the answer is over. @param {Writer} writer */
   async #write(writer) {
-    const { turn, waiting, environment: { now, breathe } } = this;
+    const { turn, waiting } = this;
+    const { now } = this.environment;
     if (writer.notice && !this.endpoint) this.emit({ moa: { notice: writer.notice } });
     while (!this.over.signal.aborted) {
       if (turn.finish || this.#blocked(writer)) {
@@ -234,20 +266,33 @@ export class Answering {
         this.#block();
         continue;
       }
-      const here = turn.here();
-      const { alone } = turn;
-      const length = here.ids.length;
-      const same = () => !this.over.signal.aborted && turn.alone === alone && here.ids.length === length && !turn.end;
-      const made = await writer.next(breathe, same);
-      while (made && same() && waiting.writeAt() > now()) await this.#change(waiting.writeAt() - now());
-      if (!made || !same()) continue;
-      if (waiting.downSince === null) this.#say("late");
-      this.emit(turn.wrote(made.id, made.piece, made.finish));
-      waiting.wrote(now());
-      if (made.finish) this.#block();
-      const warning = writer.guard.warning(turn.unseen.length);
-      if (warning) this.emit({ moa: { notice: warning } });
+      await this.#writeToken(writer);
     }
+  }
+
+  /** Makes the next token, and shows it when it is time, if it still follows what is there then.
+   * @param {Writer} writer */
+  async #writeToken(writer) {
+    const { turn, waiting } = this;
+    const { now, breathe } = this.environment;
+    const here = turn.here();
+    const { alone } = turn;
+    const length = here.ids.length;
+    const isWanted = () => {
+      const isSameText = turn.alone === alone && here.ids.length === length;
+      return isSameText && !turn.end && !this.over.signal.aborted;
+    };
+    const made = await writer.next(breathe, isWanted);
+    while (made && isWanted() && waiting.writeAt() > now()) {
+      await this.#change(waiting.writeAt() - now());
+    }
+    if (!made || !isWanted()) return;
+    if (waiting.downSince === null) this.#say("late");
+    this.emit(turn.wrote(made.id, made.piece, made.finish));
+    waiting.wrote(now());
+    if (made.finish) this.#block();
+    const warning = writer.guard.warning(turn.unseen.length);
+    if (warning) this.emit({ moa: { notice: warning } });
   }
 
   /** What the user is to know of a device that must not write. @param {any} writer */
@@ -265,12 +310,18 @@ export class Answering {
   }
 
   /** @param {Writer} writer */
-  #blocked(writer) { return this.blockedSince !== null && !this.#mayWrite(writer); }
+  #blocked(writer) {
+    return this.blockedSince !== null && !this.#mayWrite(writer);
+  }
 
   /** The drafter failed: without an endpoint nothing is left. @param {any} error */
   #alone(error) {
     if (!this.endpoint || this.turn.refused) throw error;
-    this.emit({ moa: { notice: `the drafter failed: ${error.message}. The verifier writes the rest of this answer` } });
+    this.emit({
+      moa: {
+        notice: `the drafter failed: ${error.message}. The verifier writes the rest of this answer`,
+      },
+    });
     this.broken = true;
     this.#block();
   }
@@ -286,7 +337,11 @@ export class Answering {
 
   /** Gives up a silent connection, and an answer that can neither grow nor be checked. */
   async #watch() {
-    const { turn, waiting, environment: { now } } = this;
+    const {
+      turn,
+      waiting,
+      environment: { now },
+    } = this;
     while (!this.over.signal.aborted) {
       let next = waiting.downSince === null ? waiting.giveUpAt() : Infinity;
       if (next <= now()) {
@@ -296,8 +351,13 @@ export class Answering {
       }
       if (!this.writer && waiting.downSince !== null) return this.#end(this.lost);
       if (!turn.end && this.blockedSince !== null) {
-        const at = waiting.endAt(this.blockedSince, this.endpoint && !turn.refused ? this.settle : 0);
-        if (at !== null && at <= now()) return this.#end(turn.finish || this.writer?.blockedReason || "guard");
+        const at = waiting.endAt(
+          this.blockedSince,
+          this.endpoint && !turn.refused ? this.settle : 0,
+        );
+        if (at !== null && at <= now()) {
+          return this.#end(turn.finish || this.writer?.blockedReason || "guard");
+        }
         next = Math.min(next, at ?? Infinity);
       }
       await this.#change(next === Infinity ? null : next - now());
@@ -321,5 +381,7 @@ export class Answering {
     });
   }
 
-  #ring() { for (const bell of [...this.bells]) bell(); }
+  #ring() {
+    for (const bell of [...this.bells]) bell();
+  }
 }

@@ -1,12 +1,14 @@
-// The endpoint that the page asks while there is a network: its state, and requests to it. Over fetch, with OpenAI's API
-// (docs/serve.md), so that whatever carries a page carries this.
+// The endpoint that the page asks while there is a network: its state, and requests to it. Over
+// fetch, with OpenAI's API (docs/serve.md), so that whatever carries a page carries this.
 
 import { safeLine } from "./safe.js";
 import { waits } from "./pacing.js";
 
-/** What a browser (or a test) gives; `events` are those of a response (edge_client/serve/page/events.js).
- * @typedef {{fetch: typeof fetch, events: (response: Response, heard: (size: number) => void) => AsyncIterable<any>, now: () => number, random: () => number,
- *   setTimeout: (call: () => void, ms: number) => any, clearTimeout: (timer: any) => void, breathe: () => Promise<void>}} Environment */
+/** What a browser (or a test) gives; `events` are those of a response
+ * (edge_client/serve/page/events.js).
+ * @typedef {{fetch: typeof fetch, events: (response: Response, heard: (size: number) => void) =>
+ * AsyncIterable<any>, now: () => number, random: () => number, setTimeout: (call: () => void, ms:
+ * number) => any, clearTimeout: (timer: any) => void, breathe: () => Promise<void>}} Environment */
 /** @typedef {"connecting" | "online" | "offline" | "locked" | "refused"} State */
 
 const FIRST_PAUSE = 0.25;
@@ -27,10 +29,13 @@ export class Refusal extends Error {
   }
 
   /** Whether the same request may succeed later. */
-  get passes() { return this.status === 429 || this.status >= 500; }
+  get passes() {
+    return this.status === 429 || this.status >= 500;
+  }
 }
 
-/** The reason of an abort that is no failure: the answer is stopped, or the network is left on purpose. */
+/** The reason of an abort that is no failure: the answer is stopped, or the network is left on
+ * purpose. */
 export const LEFT = "left";
 
 export class Endpoint {
@@ -70,7 +75,9 @@ export class Endpoint {
     if (cut) {
       this.#down("cut off on purpose");
       for (const running of [...this.running]) running.abort(LEFT);
-    } else this.networkChanged();
+    } else {
+      this.networkChanged();
+    }
   }
 
   /** Another network, or the page is seen again: try at once. */
@@ -94,7 +101,9 @@ export class Endpoint {
     return Math.max(0, this.notBefore - this.environment.now());
   }
 
-  /** Until `pause` may have changed, at most so many seconds. @param {number | null} seconds @param {AbortSignal} signal */
+  /** Until `pause` may have changed, at most so many seconds.
+   * @param {number | null} seconds
+   * @param {AbortSignal} signal */
   changed(seconds, signal) {
     const { setTimeout, clearTimeout } = this.environment;
     return new Promise((/** @type {(value?: any) => void} */ resolve) => {
@@ -112,18 +121,32 @@ export class Endpoint {
   }
 
   /** Of a round trip, as far as it is known. */
-  get rttSeconds() { return (this.rtt ?? 0) / 1000; }
+  get rttSeconds() {
+    return (this.rtt ?? 0) / 1000;
+  }
 
   /** Seconds without a sign after which it is late. */
-  get silent() { return waits(this.rttSeconds, 0).silent; }
+  get silent() {
+    return waits(this.rttSeconds, 0).silent;
+  }
 
   /** Its figures for the page; asked for again when they are old, in the background. */
   status() {
     const { environment, state, detail, rtt, sentBytes, receivedBytes, about } = this;
     const age = environment.now() - this.askedAt;
-    if (age > STATUS_SECONDS || (state !== "online" && this.pause() === 0 && age > FIRST_PAUSE)) this.look().catch(() => {});
-    const late = state === "online" && this.running.size > 0 && environment.now() - this.signAt > this.silent;
-    return { link: late ? "late" : state, detail, rtt_ms: state === "online" ? rtt : null, sent_bytes: sentBytes, received_bytes: receivedBytes, about };
+    if (age > STATUS_SECONDS || (state !== "online" && this.pause() === 0 && age > FIRST_PAUSE)) {
+      this.look().catch(() => {});
+    }
+    const late =
+      state === "online" && this.running.size > 0 && environment.now() - this.signAt > this.silent;
+    return {
+      link: late ? "late" : state,
+      detail,
+      rtt_ms: state === "online" ? rtt : null,
+      sent_bytes: sentBytes,
+      received_bytes: receivedBytes,
+      about,
+    };
   }
 
   /** Ask for its state, and whose text it is. */
@@ -138,7 +161,12 @@ export class Endpoint {
       const lasted = rtt > 1000 * this.silent; // that was an outage, no round trip
       if (!lasted) this.rtt = this.rtt === null ? rtt : this.rtt + RTT_WEIGHT * (rtt - this.rtt);
       const model = this.about.model ?? (await this.json("/v1/models")).data[0].id;
-      this.about = { model, verifier: status.verifier, verifier_version: status.verifier_version, context: status.context };
+      this.about = {
+        model,
+        verifier: status.verifier,
+        verifier_version: status.verifier_version,
+        context: status.context,
+      };
     } finally {
       this.looking = false;
     }
@@ -164,8 +192,11 @@ export class Endpoint {
     }
   }
 
-  /** The events of a stream; `opened` is given the response's id, and `heard` is called whenever anything arrives.
-   * @param {string} path @param {any} how @param {AbortController} abort
+  /** The events of a stream; `opened` is given the response's id, and `heard` is called whenever
+   * anything arrives.
+   * @param {string} path
+   * @param {any} how
+   * @param {AbortController} abort
    * @param {{opened: (id: string) => void, heard: () => void}} tell */
   async *stream(path, how, abort, { opened, heard }) {
     this.running.add(abort);
@@ -193,7 +224,12 @@ export class Endpoint {
     if (this.running.size === 1) this.signAt = this.environment.now();
     const given = this.token ? { Authorization: `Bearer ${this.token}`, ...headers } : headers;
     const { fetch } = this.environment;
-    const response = await fetch(this.address + path, { ...how, headers: given, signal: abort.signal, cache: "no-store" });
+    const response = await fetch(this.address + path, {
+      ...how,
+      headers: given,
+      signal: abort.signal,
+      cache: "no-store",
+    });
     this.signAt = this.environment.now();
     this.sentBytes += path.length + (how.body?.length ?? 0);
     if (!response.ok) throw await refusal(response);
@@ -216,15 +252,20 @@ export class Endpoint {
     return error;
   }
 
-  /** Ask again later: in the pause that was asked for, or one that grows. @param {number} asked seconds */
+  /** Ask again later: in the pause that was asked for, or one that grows.
+   * @param {number} asked seconds */
   postpone(asked) {
     const { now, random } = this.environment;
-    const pause = Math.min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** Math.min(this.failures++, 10)) * (0.5 + 0.5 * random());
+    const pause =
+      Math.min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** Math.min(this.failures++, 10)) *
+      (0.5 + 0.5 * random());
     this.notBefore = now() + Math.max(pause, Math.min(asked, LONGEST_ASKED));
   }
 
   /** It brought text: the next failure is the first again. */
-  progressed() { this.failures = 0; }
+  progressed() {
+    this.failures = 0;
+  }
 
   #up() {
     this.notBefore = 0;
@@ -236,13 +277,17 @@ export class Endpoint {
 
   /** @param {string} why @param {State} state */
   #down(why, state = "offline") {
-    if (this.state === "online" || this.state === "connecting") this.downSince = this.environment.now();
+    if (this.state === "online" || this.state === "connecting") {
+      this.downSince = this.environment.now();
+    }
     this.state = state;
     this.detail = why;
     this.#ring();
   }
 
-  #ring() { for (const bell of [...this.bells]) bell(); }
+  #ring() {
+    for (const bell of [...this.bells]) bell();
+  }
 }
 
 /** @param {Response} response */

@@ -1,15 +1,26 @@
-// Limits of offline text, as edge_client/turn/guard.py: calibrated for this drafter, and none where text repeats itself.
+// Limits of offline text, as edge_client/turn/guard.py: calibrated for this drafter, and none where
+// text repeats itself.
 
 import {
-  FIRST_TOKENS, PHRASE, REPEATED_PHRASES, REPEATED_TOKENS, REPEATED_WITHIN, STOP_AGREEMENT, WARN_AGREEMENT, WARN_AT,
+  FIRST_TOKENS,
+  PHRASE,
+  REPEATED_PHRASES,
+  REPEATED_TOKENS,
+  REPEATED_WITHIN,
+  STOP_AGREEMENT,
+  WARN_AGREEMENT,
+  WARN_AT,
 } from "./constants.js";
 
 /** Lengths at which to warn and to stop; 0 is never.
  * @typedef {{warnAt: number, stopAt: number, worthless: boolean}} OfflineLimits */
 
-/** The calibrated limits. @param {{lengths: number[], agreement: number[]}} curve @returns {OfflineLimits} */
+/** The calibrated limits.
+ * @param {{lengths: number[], agreement: number[]}} curve
+ * @returns {OfflineLimits} */
 export function offlineLimits(curve) {
-  const below = (/** @type {number} */ rate) => curve.lengths.find((_, at) => curve.agreement[at] < rate) ?? 0;
+  const below = (/** @type {number} */ rate) =>
+    curve.lengths.find((_, at) => curve.agreement[at] < rate) ?? 0;
   const stopAt = below(STOP_AGREEMENT);
   return { warnAt: below(WARN_AGREEMENT), stopAt, worthless: stopAt > 0 && stopAt <= FIRST_TOKENS };
 }
@@ -39,8 +50,8 @@ class Phrases {
   }
 }
 
-/** Decides when to warn and when to stop, for one answer. The page has no records of the target, so a bundle's `cold`
- * limits hold. */
+/** Decides when to warn and when to stop, for one answer. The page has no records of the target, so
+ * a bundle's `cold` limits hold. */
 export class OfflineGuard {
   warned = false;
   phrases = new Phrases();
@@ -59,8 +70,9 @@ export class OfflineGuard {
     const { warnAt } = this.limits;
     if (!warnAt || offline < warnAt || this.warned) return "";
     this.warned = true;
-    if (!this.measured) return `${offline} tokens without the verifier: how long this drafter can be trusted alone was not measured`;
-    return `${offline} tokens without the verifier: from here on expect mistakes`;
+    const alone = `${offline} tokens without the verifier`;
+    if (this.measured) return `${alone}: from here on expect mistakes`;
+    return `${alone}: how long this drafter can be trusted alone was not measured`;
   }
 
   /** Whether this unverified text must not grow. @param {number[]} offline */
@@ -68,6 +80,9 @@ export class OfflineGuard {
     const { worthless, stopAt } = this.limits;
     if (worthless || (stopAt > 0 && offline.length >= stopAt)) return true;
     if (offline.length < REPEATED_WITHIN) return false;
-    return new Set(offline.slice(-REPEATED_WITHIN)).size <= REPEATED_TOKENS || this.phrases.repeat(offline);
+    return (
+      new Set(offline.slice(-REPEATED_WITHIN)).size <= REPEATED_TOKENS ||
+      this.phrases.repeat(offline)
+    );
   }
 }

@@ -1,17 +1,24 @@
-// The text of a growing list of tokens, as moa/text_stream.py, and what ends it, as moa/wire/finish.py.
+// The text of a growing list of tokens, as moa/text_stream.py, and what ends it, as
+// moa/wire/finish.py.
 
 /** @typedef {(ids: number[]) => string} Decode */
 /** What ends an answer; `start` is the position of its first token.
- * @typedef {{start: number, maxNewTokens: number, maxContext: number, eosIds: Set<number>, stop: string[]}} Rules */
+ * @typedef {{start: number, maxNewTokens: number, maxContext: number, eosIds: Set<number>, stop:
+ * string[]}} Rules */
 
 const bytesOf = (/** @type {string} */ text) => new TextEncoder().encode(text).length;
 
-/** Why the answer ends after `token`, "" if it goes on. @param {Rules} rules @param {number[]} ids @param {number} token @param {Decode} decode */
+/** Why the answer ends after `token`, "" if it goes on.
+ * @param {Rules} rules
+ * @param {number[]} ids
+ * @param {number} token
+ * @param {Decode} decode */
 export function finishAfter(rules, ids, token, decode) {
   const length = ids.length + 1;
   if (rules.eosIds.has(token)) return "eos";
   if (rules.stop.length) {
-    // Every token except a few special ones adds at least a byte, so this window contains the longest stop string.
+    // Every token except a few special ones adds at least a byte, so this window contains the
+    // longest stop string.
     const window = Math.max(...rules.stop.map(bytesOf)) + 16;
     const output = [...ids.slice(Math.max(rules.start, ids.length - window)), token].slice(-window);
     const text = decode(output);
@@ -21,8 +28,8 @@ export function finishAfter(rules, ids, token, decode) {
   return length >= rules.maxContext ? "context" : "";
 }
 
-/** The text of a growing list of tokens, piece by piece. Held back are incomplete characters, and text that may be the
- * beginning of a stop string. */
+/** The text of a growing list of tokens, piece by piece. Held back are incomplete characters, and
+ * text that may be the beginning of a stop string. */
 export class TextStream {
   /** @param {Decode} decode @param {string[]} stop */
   constructor(decode, stop = []) {
@@ -31,7 +38,8 @@ export class TextStream {
     this.raw = "";
     /** @type {number[]} */
     this.ids = [];
-    /** Where the context of the next token starts, the tokens that are in the text, and how much of it is shown. */
+    /** Where the context of the next token starts, the tokens that are in the text, and how much of
+     * it is shown. */
     this.context = 0;
     this.done = 0;
     this.shown = 0;
@@ -55,11 +63,14 @@ export class TextStream {
     return this.#show();
   }
 
-  /** The text that was held back; call it last. A character of which only the first bytes are there is left out. */
+  /** The text that was held back; call it last. A character of which only the first bytes are there
+   * is left out. */
   flush() {
     if (this.stopped) return "";
     const held = this.decode(this.ids.slice(this.context));
-    this.raw += held.slice(this.decode(this.ids.slice(this.context, this.done)).length).replace(/\ufffd+$/, "");
+    this.raw += held
+      .slice(this.decode(this.ids.slice(this.context, this.done)).length)
+      .replace(/\ufffd+$/, "");
     const from = this.shown;
     [this.shown] = this.#stopAfter(from);
     return this.raw.slice(from, this.shown);

@@ -1,18 +1,33 @@
-// The text of one answer as its reader has it: what the endpoint says, and what this device wrote while the endpoint did
-// not answer. Pure: chunks of the endpoint's stream go in, chunks for the page come out, in the same form
-// (docs/serve.md, mode `provisional`). Positions count characters (code points).
+// The text of one answer as its reader has it: what the endpoint says, and what this device wrote
+// while the endpoint did not answer. Pure: chunks of the endpoint's stream go in, chunks for the
+// page come out, in the same form (docs/serve.md, mode `provisional`). Positions count characters
+// (code points).
 //
-// The endpoint's text is the target's. This device's own text stays behind it for as long as the endpoint's is a beginning
-// of it; at the first difference it is cut there. So no text is lost or shown twice, and the end is the target's.
+// The endpoint's text is the target's. This device's own text stays behind it for as long as the
+// endpoint's is a beginning of it; at the first difference it is cut there. So no text is lost or
+// shown twice, and the end is the target's.
 
-/** What this device wrote: after how much of the text, its tokens, and where each of them ends in the text.
+/** What this device wrote: after how much of the text, its tokens, and where each of them ends in
+ * the text.
  * @typedef {{begin: number, ids: number[], ends: number[]}} Alone */
 /** All of it as plain data: a page that was killed goes on with it.
- * @typedef {{text: string, verified: number, stream: string, seen: string, theirs: {text: string, verified: number},
- *   calls: any[], alone: Alone | null, finish: string, end: any, refused: string}} TurnState */
+ * @typedef {{text: string, verified: number, stream: string, seen: string, theirs: {text: string,
+ * verified: number}, calls: any[], alone: Alone | null, finish: string, end: any, refused: string}}
+ * TurnState */
 
 /** @type {TurnState} */
-const NEW = { text: "", verified: 0, stream: "", seen: "", theirs: { text: "", verified: 0 }, calls: [], alone: null, finish: "", end: null, refused: "" };
+const NEW = {
+  text: "",
+  verified: 0,
+  stream: "",
+  seen: "",
+  theirs: { text: "", verified: 0 },
+  calls: [],
+  alone: null,
+  finish: "",
+  end: null,
+  refused: "",
+};
 
 export class Turn {
   /** @param {Partial<TurnState>} kept */
@@ -45,16 +60,33 @@ export class Turn {
     const { text, verified, stream, seen, finish, end, refused } = this;
     const calls = [...this.calls];
     const alone = this.alone && structuredClone(this.alone);
-    return { text, verified, stream, seen, theirs: { text: this.theirs.join(""), verified: this.sure }, calls, alone, finish, end, refused };
+    return {
+      text,
+      verified,
+      stream,
+      seen,
+      theirs: { text: this.theirs.join(""), verified: this.sure },
+      calls,
+      alone,
+      finish,
+      end,
+      refused,
+    };
   }
 
-  get text() { return this.shown.join(""); }
+  get text() {
+    return this.shown.join("");
+  }
 
   /** Whether every character is the target's own. */
-  get settled() { return this.verified === this.shown.length; }
+  get settled() {
+    return this.verified === this.shown.length;
+  }
 
   /** For a reader that begins anew. */
-  replay() { return this.#choice(this.text, {}, this.calls); }
+  replay() {
+    return this.#choice(this.text, {}, this.calls);
+  }
 
   // ---- the endpoint
 
@@ -68,35 +100,46 @@ export class Turn {
   }
 
   /** It is no longer kept, or broke off. */
-  forget() { this.begins(""); }
+  forget() {
+    this.begins("");
+  }
 
   /** A chunk of it; returns what the page is told. @param {any} chunk */
   take(chunk) {
     const choice = chunk.choices?.[0];
     if (!choice) return chunk;
-    const marks = choice.moa ?? {};
-    if (marks.cut !== undefined) {
-      this.theirs.length = Math.min(this.theirs.length, marks.cut);
-      this.agreed = Math.min(this.agreed, marks.cut);
-    }
-    this.theirs.push(...(choice.delta?.content ?? ""));
-    const calls = choice.delta?.tool_calls ?? [];
+    const { delta = {}, moa: marks = {}, finish_reason: finish } = choice;
+    const { tool_calls: calls = [] } = delta;
+    const settled = Boolean(finish) && (marks.all_verified ?? true);
+    this.#hear(delta.content ?? "", marks, settled);
     this.calls.push(...calls);
-    const ends = Boolean(choice.finish_reason);
-    const settled = ends && (marks.all_verified ?? true);
-    this.sure = settled ? this.theirs.length : Math.min(this.theirs.length, marks.verified ?? this.sure);
     const [content, cut] = this.#follow(settled);
     this.verified = Math.max(this.sure, Math.min(this.verified, cut ?? this.verified));
     const told = cut === null ? {} : { cut };
     this.end = null; // more may follow an end, when it is checked
-    if (!ends) return this.#choice(content, told, calls);
-    const ended = { ...told, reason: marks.reason ?? choice.finish_reason, all_verified: settled };
-    this.end = { choices: [{ ...this.#choice(content, ended, calls).choices[0], finish_reason: choice.finish_reason }] };
+    if (!finish) return this.#choice(content, told, calls);
+    const ended = { ...told, reason: marks.reason ?? finish, all_verified: settled };
+    const [last] = this.#choice(content, ended, calls).choices;
+    this.end = { choices: [{ ...last, finish_reason: finish }] };
     return this.end;
   }
 
-  /** The reader's text becomes the endpoint's where that is longer or another one; `ends`: and where it is shorter.
-   * @param {boolean} ends @returns {[string, number | null]} what is new, and how much of the old is kept, null: all */
+  /** The endpoint's own text, after a chunk; `settled`: all of it is the target's.
+   * @param {string} content @param {any} marks @param {boolean} settled */
+  #hear(content, { cut, verified }, settled) {
+    if (cut !== undefined) {
+      this.theirs.length = Math.min(this.theirs.length, cut);
+      this.agreed = Math.min(this.agreed, cut);
+    }
+    this.theirs.push(...content);
+    const { length } = this.theirs;
+    this.sure = settled ? length : Math.min(length, verified ?? this.sure);
+  }
+
+  /** The reader's text becomes the endpoint's where that is longer or another one; `ends`: and
+   * where it is shorter.
+   * @param {boolean} ends
+   * @returns {[string, number | null]} what is new, and how much of the old is kept, null: all */
   #follow(ends) {
     const { theirs } = this;
     this.agreed = this.#common(this.agreed);
@@ -121,7 +164,8 @@ export class Turn {
 
   // ---- this device
 
-  /** Where it goes on writing: the text of others, and its own tokens after that. @returns {{before: string, ids: number[]}} */
+  /** Where it goes on writing: the text of others, and its own tokens after that.
+   * @returns {{before: string, ids: number[]}} */
   here() {
     this.alone ??= { begin: this.shown.length, ids: [], ends: [] };
     const { begin, ids } = this.alone;
@@ -146,8 +190,10 @@ export class Turn {
     return this.#choice(piece, {});
   }
 
-  /** The answer ends without the target's word. One that the reader has stopped may be all the target's so far.
-   * @param {string} reason @param {any} usage */
+  /** The answer ends without the target's word. One that the reader has stopped may be all the
+   * target's so far.
+   * @param {string} reason
+   * @param {any} usage */
   leaves(reason, usage) {
     const settled = reason === "cancelled" && this.settled;
     const [choice] = this.#choice("", { reason, all_verified: settled }).choices;

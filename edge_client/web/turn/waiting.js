@@ -1,5 +1,6 @@
-// When this device writes instead of the endpoint, and when it waits no longer. Pure; times are in seconds. They count
-// silence: an endpoint that says it is at work is waited for. How long each wait is decides pacing.js.
+// When this device writes instead of the endpoint, and when it waits no longer. Pure; times are in
+// seconds. They count silence: an endpoint that says it is at work is waited for. How long each
+// wait is decides pacing.js.
 
 import { waits } from "./pacing.js";
 
@@ -28,7 +29,9 @@ export class Waiting {
   }
 
   /** Anything arrived. @param {number} now */
-  heard(now) { this.heardAt = now; }
+  heard(now) {
+    this.heardAt = now;
+  }
 
   /** Text, or news of how far the prompt is read. @param {number} now @param {boolean} text */
   progressed(now, text) {
@@ -38,10 +41,14 @@ export class Waiting {
   }
 
   /** @param {number} now */
-  lost(now) { this.downSince ??= now; }
+  lost(now) {
+    this.downSince ??= now;
+  }
 
   /** This device wrote a token. @param {number} now */
-  wrote(now) { this.wroteAt = now; }
+  wrote(now) {
+    this.wroteAt = now;
+  }
 
   /** When this device may write its next token. */
   writeAt() {
@@ -52,7 +59,9 @@ export class Waiting {
   }
 
   /** When a connection with an answer on it is given up. */
-  giveUpAt() { return this.heardAt + waits(this.rtt, this.pause).dead; }
+  giveUpAt() {
+    return this.heardAt + waits(this.rtt, this.pause).dead;
+  }
 
   /** When an answer that cannot grow ends without a verifier; null: the endpoint is at work on it.
    * @param {number} blockedSince @param {number} settle */

@@ -4,8 +4,10 @@ import { ANSWER_ROOM } from "./constants.js";
 
 /** @typedef {{role: string, content: string}} ChatMessage */
 
-/** Tokens that a chat may take of the context, where its answer may have so many; 0: as many as the model likes.
- * @param {number} context @param {number} answer */
+/** Tokens that a chat may take of the context, where its answer may have so many; 0: as many as the
+ * model likes.
+ * @param {number} context
+ * @param {number} answer */
 export function promptRoom(context, answer) {
   return context - Math.min(answer || ANSWER_ROOM, Math.floor(context / 2));
 }
@@ -15,9 +17,11 @@ export function leftOutNotice(messages) {
   return `the context is full: the ${messages} oldest messages are no longer sent`;
 }
 
-/** The messages of a chat that are sent, without its oldest turns if there are more than `room` tokens, their ids, and how
- * many messages that leaves out.
- * @param {ChatMessage[]} messages @param {number} room @param {(messages: ChatMessage[]) => number[]} encode */
+/** The messages of a chat that are sent, without its oldest turns if there are more than `room`
+ * tokens, their ids, and how many messages that leaves out.
+ * @param {ChatMessage[]} messages
+ * @param {number} room
+ * @param {(messages: ChatMessage[]) => number[]} encode */
 export function fitting(messages, room, encode) {
   const spoken = messages.findIndex(({ role }) => role !== "system");
   const first = spoken < 0 ? messages.length : spoken;

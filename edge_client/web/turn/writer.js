@@ -4,12 +4,15 @@ import { OfflineGuard } from "./guard.js";
 import { finishAfter, TextStream } from "./text.js";
 import { fitting, leftOutNotice, promptRoom } from "./window.js";
 
-/** What a bundle is to a writer. `drafterFor` lends a drafter to who writes after these ids, until `free`.
- * @typedef {{encode: (text: string) => number[], decode: (ids: number[]) => string, render: (messages: any[]) => string,
- *   hasTemplate: boolean, eosIds: number[], maxPositions: number, maxTokens: number, calibration: any,
- *   drafterFor: (ids: number[]) => any, free: (drafter: any) => void}} Device */
+/** What a bundle is to a writer. `drafterFor` lends a drafter to who writes after these ids, until
+ * `free`.
+ * @typedef {{encode: (text: string) => number[], decode: (ids: number[]) => string, render:
+ * (messages: any[]) => string, hasTemplate: boolean, eosIds: number[], maxPositions: number,
+ * maxTokens: number, calibration: any, drafterFor: (ids: number[]) => any, free: (drafter: any) =>
+ * void}} Device */
 
-/** Whether an answer has a form that only the verifier follows: this device has no grammars. @param {any} body */
+/** Whether an answer has a form that only the verifier follows: this device has no grammars.
+ * @param {any} body */
 export function needsVerifier(body) {
   const format = body.response_format?.type ?? "text";
   return Boolean(body.tools?.length) || format !== "text";
@@ -23,13 +26,19 @@ export class NoWriter {
   /** @type {number[]} */
   prompt = [];
 
-  tokens() { return 0; }
+  tokens() {
+    return 0;
+  }
 
   be() {}
 
-  mayWrite() { return false; }
+  mayWrite() {
+    return false;
+  }
 
-  next() { throw new Error("this device does not write here"); }
+  next() {
+    throw new Error("this device does not write here");
+  }
 
   close() {}
 }
@@ -43,9 +52,18 @@ export class Writer {
     this.device = device;
     this.body = body;
     this.guard = new OfflineGuard(device.calibration);
-    this.sampling = { temperature: body.temperature ?? 0, topP: body.top_p ?? 1, topK: body.top_k ?? 0, seed: body.seed ?? 0 };
-    const room = device.hasTemplate ? promptRoom(device.maxPositions, body.max_tokens ?? 0) : Infinity;
-    const { sent, ids, leftOut } = fitting(body.messages, room, (messages) => device.encode(device.render(messages)));
+    this.sampling = {
+      temperature: body.temperature ?? 0,
+      topP: body.top_p ?? 1,
+      topK: body.top_k ?? 0,
+      seed: body.seed ?? 0,
+    };
+    const room = device.hasTemplate
+      ? promptRoom(device.maxPositions, body.max_tokens ?? 0)
+      : Infinity;
+    const { sent, ids, leftOut } = fitting(body.messages, room, (messages) =>
+      device.encode(device.render(messages)),
+    );
     this.sent = sent;
     this.prompt = ids;
     /** What the user is to know about the prompt. */
@@ -65,15 +83,28 @@ export class Writer {
     const { device, body, prompt } = this;
     const stop = [body.stop ?? []].flat();
     const maxNewTokens = body.max_tokens || device.maxTokens;
-    return { start: prompt.length, maxNewTokens, maxContext: device.maxPositions, eosIds: new Set(device.eosIds), stop };
+    return {
+      start: prompt.length,
+      maxNewTokens,
+      maxContext: device.maxPositions,
+      eosIds: new Set(device.eosIds),
+      stop,
+    };
   }
 
   /** How many tokens an answer has that reads so. @param {string} text */
-  tokens(text) { return this.device.encode(text).length; }
+  tokens(text) {
+    return this.device.encode(text).length;
+  }
 
-  /** Be there: after the text of others, and these tokens of its own. @param {string} before @param {number[]} ids */
+  /** Be there: after the text of others, and these tokens of its own.
+   * @param {string} before
+   * @param {number[]} ids */
   be(before, ids) {
-    const here = this.before === before && this.ids.length === ids.length && ids.every((id, at) => id === this.ids[at]);
+    const here =
+      this.before === before &&
+      this.ids.length === ids.length &&
+      ids.every((id, at) => id === this.ids[at]);
     if (here) return;
     const { device } = this;
     this.before = before;
@@ -89,9 +120,12 @@ export class Writer {
     return !this.guard.stops(unseen) && this.context.length < this.device.maxPositions;
   }
 
-  /** The next token where it is now, its text, and why the answer ends with it, "" if it goes on. Between two steps of the
-   * drafter others have their turn. @param {() => Promise<void>} breathe @param {() => boolean} wanted
-   * @returns {Promise<{id: number, piece: string, finish: string} | null>} null if it is no longer wanted */
+  /** The next token where it is now, its text, and why the answer ends with it, "" if it goes on.
+   * Between two steps of the drafter others have their turn.
+   * @param {() => Promise<void>} breathe
+   * @param {() => boolean} wanted
+   * @returns {Promise<{id: number, piece: string, finish: string} | null>} null if it is no longer
+   * wanted */
   async next(breathe, wanted) {
     const { context, device } = this;
     this.drafter ??= device.drafterFor(context);

@@ -32,6 +32,9 @@ export class Figure {
     this.value.textContent = value === null ? "–" : this.write(value);
     const most = Math.max(...this.values.map((v) => v ?? 0)) || 1;
     const start = POINTS - this.values.length;
-    this.line.setAttribute("points", this.values.map((v, i) => `${start + i},${19 - (18 * (v ?? 0)) / most}`).join(" "));
+    this.line.setAttribute(
+      "points",
+      this.values.map((v, i) => `${start + i},${19 - (18 * (v ?? 0)) / most}`).join(" "),
+    );
   }
 }
