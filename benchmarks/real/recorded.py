@@ -3,7 +3,7 @@ real sibling's at every place of them, and a forward or a step takes as long as 
 
 So links and times of a forward that this machine does not have can be tried with the acceptance of
 a real pair. Greedy texts only. What a sibling guesses behind a wrong guess is not known: something
-unlikely, which no verdict reaches.
+that no verdict reaches, as sure as it was of the right text's token at that place.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from moa.target.slots import Slots
 from moa.tree import DraftTree
 
 _UNLIKELY = -4.0
-"""Log-probability of a guess that nothing is known of."""
+"""Log-probability of a guess of which nothing is known: before and behind the answer."""
 
 
 @dataclass(frozen=True)
@@ -349,6 +349,9 @@ class RecordedGraph(StepGraph):
             on_text = position < len(text.ids) and text.ids[position] == token
             if on_text and 0 <= place < len(text.tokens):
                 return text.tokens[place], text.logp[place]
+        place = position + 1 - len(self._known[0].prompt)
+        if 0 <= place < len(self._known[0].logp):
+            return list(range(self.top)), self._known[0].logp[place]
         return list(range(self.top)), [_UNLIKELY - n for n in range(self.top)]
 
     def end_steps(self) -> None:
@@ -377,7 +380,8 @@ class _Binding:
 
 
 class RecordedDrafting:
-    """The sibling beside the target: chains of known guesses; a level takes `level_seconds`."""
+    """The sibling beside the target: chains of known guesses; a level takes `level_seconds`, also
+    the one behind the last guess that is kept."""
 
     def __init__(self, known: Sequence[Text], *, level_seconds: float) -> None:
         self._known = known
@@ -397,8 +401,13 @@ class RecordedDrafting:
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """The chains after these pending tokens."""
-        time.sleep(self._level_seconds * max(request.shape.depth for request in requests))
-        return [self._draft(request) for request in requests]
+        trees = [self._draft(request) for request in requests]
+        levels = [
+            min(request.shape.depth, len(tree))
+            for request, tree in zip(requests, trees, strict=True)
+        ]
+        time.sleep(self._level_seconds * max(levels))
+        return trees
 
     def _draft(self, request: DraftRequest) -> DraftTree:
         log = [*self.read[request.slot], request.pending]
@@ -411,13 +420,13 @@ class RecordedDrafting:
         right = True
         for level in range(min(request.shape.depth, request.shape.nodes)):
             at = place + level
-            known = right and 0 <= at < len(text.tokens)
-            token = text.tokens[at][0] if known else level
+            known = 0 <= at < len(text.tokens)
+            token = text.tokens[at][0] if known and right else level
             score += text.logp[at][0] if known else _UNLIKELY
             if level and score < request.shape.least:
                 break
             tree.tokens.append(token)
             tree.parents.append(level)
             tree.scores.append(score)
-            right = known and at < len(text.answer) and token == text.answer[at]
+            right = right and at < len(text.answer) and token == text.answer[at]
         return tree

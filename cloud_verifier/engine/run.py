@@ -350,8 +350,10 @@ class StepRunner:
             done=bool(finish) or job.cancelled,
             finish=finish,
             drafted=len(tokens) - 1,
-            queue_ms=1000 * (ran.started - job.enqueued),
-            forward_ms=1000 * (ran.ended - ran.started),
+            # Drafts of ours are no part of a forward, by whose time the edge judges what its own
+            # guesses would cost.
+            queue_ms=1000 * (ran.drafted - job.enqueued),
+            forward_ms=1000 * (ran.ended - ran.drafted),
             logprobs=logprobs,
             foreseen=len(tokens) - 1 if job in ran.plan.guessed else 0,
         )

@@ -56,7 +56,7 @@ class Pace:
     tokens: float = 0.0
     seconds: float = 0.0
 
-    def add(self, tokens: int, seconds: float) -> None:
+    def add(self, tokens: float, seconds: float) -> None:
         """Tokens arrived within `seconds`."""
         kept = math.exp(-seconds / _PACE_SECONDS)
         self.tokens = self.tokens * kept + tokens

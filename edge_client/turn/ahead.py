@@ -67,6 +67,8 @@ class Ahead:
     prediction: Prediction | None = None
     takes_guesses: bool = False
     """Whether this verifier does."""
+    reads: bool = False
+    """Whether the drafter still reads the prompt: no guess can be in time before."""
     _answered_at: float | None = None
     """When the stream last brought tokens."""
     _sent: GuessTree = field(default_factory=GuessTree)
@@ -139,15 +141,16 @@ class Ahead:
         self._measure(event, now, prompt=prompt)
         if not event.tokens:
             return
-        if not self._waits and self.guesses:
+        if not self._waits and self.guesses and not self.reads:
             self.controller.usefulness.forward(bool(event.foreseen))
         predicted = self.prediction is not None and self.prediction.decided(event.tokens) > 0
         self._judge(event.tokens, predicted=predicted)
-        if self._asked_at is not None:
+        # A forward over drafts of the server's own was begun before our guesses came.
+        if self._asked_at is not None and not _drafted_there(event):
             self.controller.rtt.add(
                 now - self._asked_at - (event.queue_ms + event.forward_ms) / 1000
             )
-            self._asked_at = None
+        self._asked_at = None
         self._again = 0
         self._sent.follow(self.transcript.session.log)
         self._expect(now)
@@ -157,7 +160,7 @@ class Ahead:
         tokens = len(event.tokens)
         if tokens:
             # who waits for an answer waits in the queue, too
-            waited = self._asked_at is not None and not prompt
+            waited = self._asked_at is not None and not prompt and not _drafted_there(event)
             milliseconds = event.forward_ms + (event.queue_ms if waited else 0.0)
             self.controller.ran(1 + event.drafted, milliseconds / 1000)
         server_drafts = self.who_drafts != "none" and not self._waits
@@ -226,7 +229,10 @@ class Ahead:
             self._expect(now)
         waits = self.who_drafts == "device" and self.guesses
         if self.who_drafts == "auto" and self.guesses:
-            waits = self.controller.waits(self.transcript.remaining, now=self._waits)
+            # Before the drafter has its first guesses, waiting for it would stop the stream.
+            has_guessed = self._tree is not None
+            remaining = self.transcript.remaining
+            waits = has_guessed and self.controller.waits(remaining, now=self._waits)
         if waits != self._waits:
             self._waits = waits
             self._changed_at = now + self.controller.rtt.smoothed
@@ -349,6 +355,11 @@ class Ahead:
     def _expect(self, now: float) -> None:
         """An answer is expected, or guesses were lost."""
         self._again_at = now + (2 * self.deadlines.usual + _AGAIN_SECONDS) * 2**self._again
+
+
+def _drafted_there(event: Advanced) -> bool:
+    """Whether the server has drafted for these tokens itself."""
+    return event.drafted > 0 and not event.foreseen
 
 
 def _likeliest(tree: DraftTree, nodes: Sequence[int], most: int) -> DraftTree:

@@ -38,6 +38,8 @@ _KEEP = 0.95
 """Weight that older answers keep in the acceptance, an answer."""
 _PRIOR_GUESSES = 4.0
 """Guesses that the prior of the streak counts as."""
+_PRIOR_FORWARDS = 4.0
+"""Forwards that the prior of the pace of a stream counts as."""
 _PRIOR_FORWARD = 0.03
 """Seconds of a forward of the target, before the first measurement."""
 _PRIOR_STEP = 0.003
@@ -52,8 +54,6 @@ _PER_FORWARD = 8
 """Approximate nodes of a forward over guesses; most of them are accepted."""
 _WAITING_MARGIN = 1.15
 """Expected gain above which the verifier waits for the device's guesses, without drafts of its own."""
-_EVIDENCE = 16
-"""Guesses of a turn to judge before it waits at all."""
 _EARLIER = 8.0
 """Guesses that all earlier turns count as, at most."""
 _UNUSED = 16
@@ -168,6 +168,10 @@ class Controller:
 
     def streamed(self, tokens: int, seconds: float) -> None:
         """Tokens of a stream that the server drafts arrived within `seconds`."""
+        if not self.pace.rate:
+            # One answer says little, and while the verifier waits no other is measured.
+            prior = _PRIOR_FORWARDS * self.forward.seconds(1)
+            self.pace.add(prior * self.rate, prior)
         self.pace.add(tokens, seconds)
 
     def ran(self, nodes: int, seconds: float) -> None:
@@ -186,8 +190,6 @@ class Controller:
     def waits(self, remaining: int, *, now: bool) -> bool:
         """Whether the verifier of a running stream should wait for the device's guesses; `now`: it
         does so already."""
-        if self.streak.judged < _EVIDENCE:
-            return now
         if now:
             return self._guessed_speed(remaining, self.streak.length) > self.rate
         # A wrong start costs two round trips, so it needs more evidence.

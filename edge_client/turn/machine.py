@@ -184,6 +184,11 @@ class TurnMachine:
                 if self._may_write and ids == self.transcript.ids:
                     self._write(result, now)
 
+    def drafter_reads(self, reads: bool) -> None:
+        """The drafter still reads the text: until it has, nobody can tell whether its guesses would
+        be in time."""
+        self.ahead.reads = reads
+
     def _write(self, token: int, now: float) -> None:
         self.transcript.extend(token)
         self.stats.offline_tokens += 1

@@ -54,6 +54,7 @@ class TurnShell:
                 case Grow() | Write():
                     try:
                         result = await self.worker.run(action)
+                        machine.drafter_reads(self.worker.reading is not None)
                         if result is not None:
                             machine.ran(action, result, perf_counter())
                         elif isinstance(action, Write) and (news := self._reading()) is not None:

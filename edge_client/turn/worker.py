@@ -92,7 +92,7 @@ class DrafterWorker:
                 if self._pending is not None and not await self._landed():
                     # A step of earlier work, which must end before the caches are used again
                     return None
-                self._pending = None
+                self._count_ended_step()
                 self._action, self._steps, self._length = (
                     action,
                     self._begin(action),
@@ -111,6 +111,17 @@ class DrafterWorker:
             if isinstance(error, DeviceError):
                 raise
             raise DeviceError(f"the drafter failed: {type(error).__name__}: {error}") from error
+
+    def _count_ended_step(self) -> None:
+        """A step of earlier work has ended: nobody wants its result, but the drafter has read the
+        text that it was for, if this was the last step."""
+        step = self._pending
+        self._pending = None
+        if step is None or step.cancelled() or step.exception() is not None:
+            return
+        done, _ = step.result()
+        if done:
+            self._seen = self._length
 
     @property
     def reading(self) -> tuple[int, int] | None:
