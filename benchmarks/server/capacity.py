@@ -25,6 +25,7 @@ from typing import Any
 from benchmarks.device.replay import TargetAnswer, fresh_drafter, record_heads, target_answers
 from benchmarks.kit.figures import pivot
 from benchmarks.kit.lab import Asking, Lab, load
+from benchmarks.kit.options import one_of
 from benchmarks.kit.progress import say
 from benchmarks.server.readers import SPEED, TOKENS, Trial, largest, trial
 from edge_client.device import Device
@@ -71,6 +72,8 @@ class Options:
     """Readers at most."""
     threads: int = 1
     """Threads of the verifier's process."""
+    ways: tuple[str, ...] = one_of(tuple(WAYS), WAYS)
+    """Who drafts; without plain decoding nothing is compared with it."""
 
     def __post_init__(self) -> None:
         if self.start > self.most:
@@ -146,7 +149,7 @@ async def measure(options: Options) -> dict[str, Any]:
                     said = await scripts(running.url, _TEXTS, **how)
                 else:
                     said = await embedded_scripts(running.url, _TEXTS)
-                for way in WAYS:
+                for way in options.ways:
                     if not (
                         is_random and WAYS[way][0] == "server"
                     ):  # a random drafter is never right

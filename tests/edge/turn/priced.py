@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
 from edge_client.turn.actions import End, Grow, Send, Wait
 from edge_client.turn.controller import GUESSED, WhoDrafts
 from edge_client.turn.deadlines import Patience
@@ -21,7 +23,7 @@ from moa.speculation.guess_tree import GuessTreeGrower
 from moa.speculation.policy import Drafted, Policy, RoundTime
 from moa.tree import TreeShape, path_of
 from moa.wire.finish import first_finish
-from moa.wire.messages import StreamTokens
+from moa.wire.messages import StreamTokens, Welcome
 from tests.edge.turn.world import VOCAB, Verifier, World
 
 STREAM_TREE = TreeShape(breadth=8, depth=16, nodes=63, min_score=-4.0)
@@ -243,6 +245,11 @@ class PricedWorld(World):
     )
     up_after: float | None = None
     """The connection is there before the first turn."""
+
+    @property
+    def welcome(self) -> Welcome:
+        """That of a verifier with a vocabulary as large as real ones."""
+        return msgspec.structs.replace(super().welcome, vocab_size=2**20)
 
     def answer_to(self, text: Text, prices: Prices, count: int) -> float:
         """The seconds of an answer in a conversation of its own."""
