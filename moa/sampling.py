@@ -229,6 +229,17 @@ def choose(
     scores = adjust(scores, settings, answer)
     tokens = np.arange(len(scores)) if allowed is None else np.flatnonzero(allowed)
     scores = scores[tokens]
+    return draw(scores, tokens, settings, position)
+
+
+def draw(
+    scores: NDArray[np.float64],
+    tokens: NDArray[np.int64],
+    settings: SamplingSettings,
+    position: int,
+) -> int:
+    """The one of these tokens that is chosen for `position`, given their scores: logits, or
+    log-probabilities, which differ from them by a constant. Of equal ones the first."""
     if settings.greedy:
         return int(tokens[np.argmax(scores)])
     scores = scores / settings.temperature

@@ -31,6 +31,13 @@ class ModelFacts:
     page_tokens: int = 16
     takes_guesses: bool = True
     """Whether guesses are verified: an engine behind HTTP decides on its own what comes next."""
+    tells_logprobs: bool = True
+    """Whether the log-probabilities of tokens can be told."""
+    counts_penalties: bool = True
+    """Whether penalties apply to all of an answer: of a continuation an engine behind HTTP counts
+    what it writes, and not the answer that it continues."""
+    sends_records: bool = True
+    """Whether there could be activation records: an engine behind HTTP has none."""
     takes_messages: bool = False
     """Whether devices are to tell conversations as messages, too."""
     notices: tuple[str, ...] = ()

@@ -309,7 +309,7 @@ def answer_hello(
         )
     fitting = not (hello.drafter and facts.drafter) or hello.drafter == facts.drafter
     records = facts.records if wanted and fitting else None
-    if wanted and facts.records is None and facts.takes_guesses:
+    if wanted and facts.records is None and facts.sends_records:
         notices.append("no_records: this verifier has no drafter to make activation records with")
     elif wanted and not fitting:
         notices.append(
@@ -320,9 +320,8 @@ def answer_hello(
         "records": records is None,
         "grammar": not facts.grammars,
         "foresee": not facts.takes_guesses,
-        "logprobs": not facts.takes_guesses,
-        # Of a continuation an engine counts what it writes, and not the answer that it continues.
-        "penalties": not facts.takes_guesses,
+        "logprobs": not facts.tells_logprobs,
+        "penalties": not facts.counts_penalties,
         "messages": not facts.takes_messages,
     }
     features = agree_features(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from cloud_verifier.server import Server
 from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.sessions.service import Service
 from cloud_verifier.settings import Settings
-from cloud_verifier.upstream.client import Upstreams
+from cloud_verifier.upstream.client import Abilities, Upstreams
 from cloud_verifier.upstream.contract import UpstreamError
 from cloud_verifier.upstream.engine import UpstreamEngine
 from moa.bundle import Bundle
@@ -26,6 +27,12 @@ KEY_VARIABLE = "MOA_UPSTREAM_KEY"
 _SESSIONS = 4096
 """Sessions whose log may be held: none of them takes memory of a model here."""
 _LARGEST_KEY = 4096
+_PROBED_SECONDS = 0.3
+"""For so long the start waits for the upstream's list of models."""
+_PROMISE = "the text is what the upstream engine answered, as it answered it"
+_PROMISE_OF_CHECKS = (
+    "the text is what the upstream engine answered, or what follows from its log-probabilities"
+)
 
 
 class DeviceTokens:
@@ -86,6 +93,7 @@ class UpstreamVerifier(Server):
             eos_ids=tokens.eos_ids,
             post=self._post,
             most_running=_SESSIONS,
+            most_guesses=settings.limits.max_guess_tokens - 1,
         )
         facts = ModelFacts(
             target="",
@@ -97,7 +105,10 @@ class UpstreamVerifier(Server):
             capacity=settings.limits.max_context_tokens + settings.limits.max_tree_nodes,
             records=None,
             takes_guesses=False,
-            promise="the text is what the upstream engine answered, as it answered it",
+            tells_logprobs=False,
+            counts_penalties=False,
+            sends_records=False,
+            promise=_PROMISE,
             takes_messages=upstreams.takes_messages,
             grammars=bool(tokens.eos_ids),
         )
@@ -105,6 +116,20 @@ class UpstreamVerifier(Server):
         service = Service(facts, settings.limits, self.engine, metrics=Metrics(), grammars=grammars)
         super().__init__(service, settings, auth)
         self._probing: asyncio.Task[None] | None = None
+        upstreams.learned = self._learn
+        self._learn()
+
+    def _learn(self) -> None:
+        """Tell devices that connect from now on what the upstreams can do."""
+        able = self.upstreams.abilities
+        notices = (_notice(able),) if able.scores else ()
+        self.service.facts = dataclasses.replace(
+            self.service.facts,
+            takes_guesses=able.scores,
+            tells_logprobs=able.candidates > 0,
+            notices=notices,
+            promise=_PROMISE_OF_CHECKS if able.scores else _PROMISE,
+        )
 
     def wrong(self) -> str:
         """Nothing: while the upstream is away devices are told so, and go on alone."""
@@ -117,6 +142,8 @@ class UpstreamVerifier(Server):
     async def start_engine(self) -> None:
         """Ask what answers there. Nobody waits for it: without a network a device is served, too."""
         self._probing = asyncio.create_task(self._probe())
+        # Devices that connect at once are then told what the upstream can do.
+        await asyncio.wait({self._probing}, timeout=_PROBED_SECONDS)
 
     async def _probe(self) -> None:
         """Say what answers, or what is wrong with it."""
@@ -135,6 +162,14 @@ class UpstreamVerifier(Server):
             self._probing.cancel()
             await asyncio.gather(self._probing, return_exceptions=True)
         await self.engine.stop()
+
+
+def _notice(able: Abilities) -> str:
+    """Of which texts drafts are checked."""
+    return (
+        "checked_drafts: the upstream scores drafts: greedy text, and sampled text with top-k of "
+        f"{able.candidates} at most, by seed and position; other text it samples itself"
+    )
 
 
 def upstreams_of(settings: Settings) -> Upstreams:

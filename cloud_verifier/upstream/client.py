@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx2 as httpx
@@ -18,6 +18,7 @@ from cloud_verifier.logs import log
 from cloud_verifier.upstream.contract import (
     Continuation,
     Dialect,
+    NotScoredError,
     Piece,
     RefusedError,
     TooLongError,
@@ -37,6 +38,8 @@ _SILENT_SECONDS = 60.0
 _PROBE_SECONDS = 10.0
 _MOST_BODY = 2**20
 """Bytes of an answer that is no stream: a list of models, an error."""
+_MOST_CANDIDATE_BYTES = 256
+"""Of JSON that tells of one candidate: id, number, rank and text."""
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 10.0
 """Seconds before an upstream that failed is asked again: doubled each time."""
@@ -56,6 +59,8 @@ class Upstream:
     """Ways to ask that it has refused."""
     lacks: set[str] = field(default_factory=set)
     """Fields that it has refused."""
+    refuses_scores: bool = False
+    """Whether it has refused to score tokens."""
     pause: float = 0.0
     not_before: float = 0.0
 
@@ -86,6 +91,15 @@ def address_of(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path}"
 
 
+class Abilities(NamedTuple):
+    """What every one of some upstreams can do, as far as they are known."""
+
+    scores: bool = False
+    """Whether the device's drafts can be checked there."""
+    candidates: int = 0
+    """Likeliest tokens that they tell for a place."""
+
+
 class Upstreams:
     """Upstreams that serve the same model."""
 
@@ -103,6 +117,8 @@ class Upstreams:
         self._model = model
         self._interface = interface
         self._clock = clock
+        self.learned: Callable[[], None] = lambda: None
+        """Called when more is known of what they can do."""
         if interface != "auto":
             dialect(interface)  # a wrong name is said now
         self._http = httpx.AsyncClient(
@@ -116,6 +132,18 @@ class Upstreams:
     def takes_messages(self) -> bool:
         """Whether an upstream may take conversations: where it is not known yet, too."""
         return self._interface == "auto" or dialect(self._interface).takes == "chat"
+
+    @property
+    def abilities(self) -> Abilities:
+        """What all of them can do; nothing beside writing while one is unknown."""
+        known = [self._dialect(one) for one in self._all]
+        if self._interface == "auto" and any(one.facts is None for one in self._all):
+            return Abilities()
+        return Abilities(
+            scores=all(how.scores for how in known)
+            and not any(one.refuses_scores for one in self._all),
+            candidates=min(how.most_candidates for how in known),
+        )
 
     async def close(self) -> None:
         """Close all connections."""
@@ -168,6 +196,7 @@ class Upstreams:
         if upstream.facts is None:
             listed = await self._models(upstream)
             upstream.facts = _chosen(listed, self._model)
+            self.learned()
         return upstream.facts
 
     def _dialect(self, upstream: Upstream) -> Dialect:
@@ -200,6 +229,9 @@ class Upstreams:
         """In one way after another, until an answer fits the text that is there."""
         model = (await self._facts(upstream)).model
         how = self._dialect(upstream)
+        if asked.draft:
+            yield await self._score(upstream, how, asked, model)
+            return
         ways = [way for way in how.ways(asked) if way not in upstream.refuses]
         for way in ways:
             attempt = self._once(upstream, how, dataclasses.replace(asked, way=way), model)
@@ -220,6 +252,34 @@ class Upstreams:
                     extra={"event": "upstream", "url": upstream.url},
                 )
         raise UpstreamError("the upstream does not go on with its own answer", later=False)
+
+    async def _score(
+        self, upstream: Upstream, how: Dialect, asked: Continuation, model: str
+    ) -> Piece:
+        """What it thinks of a draft."""
+        url = httpx.URL(f"{upstream.url}/").join(how.path())
+        # An answer tells candidates for every token of the prompt at most.
+        places = len(asked.ids) + len(asked.draft) + 1
+        most = _MOST_BODY + _MOST_CANDIDATE_BYTES * (asked.candidates + 1) * places
+        try:
+            body = how.score_body(asked, model)
+            async with self._http.stream(
+                "POST", url, headers=how.headers(upstream.key), json=body
+            ) as response:
+                answer = await _whole(response, most)
+                _check(response, answer)
+            return Piece(candidates=how.scored(_decoded(answer), asked))
+        except httpx.HTTPError as error:
+            raise _unreachable(error) from None
+        except (RefusedError, NotScoredError) as error:
+            upstream.refuses_scores = True
+            log.warning(
+                "the upstream does not check drafts: it writes alone (%s)",
+                safe_line(error.line()),
+                extra={"event": "upstream", "url": upstream.url},
+            )
+            self.learned()
+            raise NotScoredError(error.line()) from None
 
     async def _once(
         self, upstream: Upstream, how: Dialect, asked: Continuation, model: str
@@ -286,14 +346,14 @@ def _named(said: str, fields: Iterable[str]) -> str | None:
     return min(found, key=lambda name: found[name], default=None)
 
 
-async def _whole(response: httpx.Response) -> bytes:
-    """A short body."""
-    body = b""
+async def _whole(response: httpx.Response, most: int = _MOST_BODY) -> bytes:
+    """A body of so many bytes at most."""
+    body = bytearray()
     async for chunk in response.aiter_bytes():
         body += chunk
-        if len(body) > _MOST_BODY:
+        if len(body) > most:
             raise UpstreamError("the upstream's answer is too long")
-    return body
+    return bytes(body)
 
 
 def _decoded(body: bytes) -> Any:

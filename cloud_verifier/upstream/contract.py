@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
 
@@ -41,6 +41,11 @@ class Continuation:
     of use for an answer from its beginning only."""
     way: Way = "behind"
     """How it is asked for: one of the dialect's `ways`."""
+    draft: Sequence[int] = ()
+    """Tokens that may come next. Where there are any the engine is to write nothing: it is to tell
+    the candidates for the place of each of them, and for the place behind them."""
+    candidates: int = 0
+    """Likeliest tokens to be told for each place, with their log-probabilities; 0: none are."""
 
     @property
     def schema(self) -> object:
@@ -52,12 +57,24 @@ class Continuation:
 
 
 @dataclass(frozen=True)
+class Candidates:
+    """What an engine tells of one place of a text."""
+
+    likeliest: tuple[tuple[int, float], ...]
+    """Tokens that may come there and their log-probabilities, the likeliest first."""
+    own: float = 0.0
+    """Log-probability of the token that the engine wrote there."""
+
+
+@dataclass(frozen=True)
 class Piece:
     """A part of an answer: tokens where the engine tells them, else text."""
 
     ids: tuple[int, ...] = ()
     text: str = ""
     ending: Ending = ""
+    candidates: tuple[Candidates, ...] = ()
+    """For the place of each of `ids`, or of a draft, where they were asked for."""
 
 
 class UpstreamError(MoaError):
@@ -77,6 +94,13 @@ class UpstreamError(MoaError):
 
 class RefusedError(UpstreamError):
     """The request as it is: another one may be answered."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, later=False)
+
+
+class NotScoredError(UpstreamError):
+    """The upstream does not tell what it thinks of given tokens. It may still write."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, later=False)
@@ -104,6 +128,10 @@ class Dialect(Protocol):
     name: str
     takes: Literal["tokens", "text", "chat"]
     """What identifies a position: its tokens, its text, or the conversation and the answer's text."""
+    scores: ClassVar[bool] = False
+    """Whether it tells candidates for given tokens, too, and not only for those that it writes."""
+    most_candidates: ClassVar[int] = 0
+    """Likeliest tokens that it tells for a place at most, with ids of the device's tokenizer."""
     optional: ClassVar[Mapping[str, str]] = {}
     """Fields that a service may refuse: each is left out then, or sent by this other name."""
 
@@ -128,3 +156,11 @@ class Dialect(Protocol):
 
     def pieces(self, lines: AsyncIterator[str]) -> AsyncIterator[Piece]:
         """The answer's lines, read."""
+
+    def score_body(self, asked: Continuation, model: str) -> dict[str, object]:
+        """The JSON of a request for what the engine thinks of `asked.draft`."""
+        raise NotScoredError("the upstream does not score tokens")
+
+    def scored(self, answer: Any, asked: Continuation) -> tuple[Candidates, ...]:
+        """Its answer, read: for the place of each token of the draft, and the one behind them."""
+        raise NotScoredError("the upstream does not score tokens")

@@ -6,7 +6,7 @@ and min-p of 0.05) is switched off by name.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -18,8 +18,25 @@ from cloud_verifier.upstream.chats import (
     ChatVllm,
     ChatWhole,
 )
-from cloud_verifier.upstream.contract import Continuation, Dialect, Ending, Piece, UpstreamError
-from cloud_verifier.upstream.lines import choices, ending, events, objects, text_of, token_ids
+from cloud_verifier.upstream.contract import (
+    Candidates,
+    Continuation,
+    Dialect,
+    Ending,
+    Piece,
+    UpstreamError,
+)
+from cloud_verifier.upstream.lines import (
+    choices,
+    ending,
+    events,
+    first_choice,
+    listed,
+    objects,
+    text_of,
+    token_ids,
+)
+from cloud_verifier.upstream.scoring import place_of
 from moa.errors import UsageError
 
 
@@ -28,6 +45,7 @@ class LlamaServer(Dialect):
 
     name = "llama-server"
     takes: Literal["tokens", "text", "chat"] = "tokens"
+    most_candidates = 20
 
     def path(self) -> str:
         """Beside `/v1`, not below it."""
@@ -51,18 +69,35 @@ class LlamaServer(Dialect):
             "repeat_penalty": sampling.repetition_penalty,
             "repeat_last_n": len(asked.ids) + asked.most,
             "seed": sampling.seed % 2**32,
+            "n_probs": asked.candidates,
         }
 
     async def pieces(self, lines: AsyncIterator[str]) -> AsyncIterator[Piece]:
         """Events with `tokens`; the last one says why it stopped."""
         async for event in events(lines):
             ids = token_ids(event.get("tokens"))
+            places = tuple(map(self._place, listed(event.get("completion_probabilities"))))
             if not event.get("stop"):
-                yield Piece(ids=ids)
+                yield Piece(ids=ids, candidates=places)
                 continue
             endings: dict[Any, Ending] = {"eos": "eos", "limit": "length"}
-            yield Piece(ids=ids, ending=endings.get(event.get("stop_type"), "cut"))
+            yield Piece(
+                ids=ids,
+                candidates=places[len(places) - len(ids) :],
+                ending=endings.get(event.get("stop_type"), "cut"),
+            )
             return
+
+    def _place(self, told: Any) -> Candidates:
+        """One entry of `completion_probabilities`: of the model itself, before any sampling."""
+        if not isinstance(told, dict):
+            raise UpstreamError("the upstream sent candidates that are none")
+        likeliest = [
+            (one.get("logprob"), one.get("id"))
+            for one in listed(told.get("top_logprobs"))
+            if isinstance(one, dict)
+        ]
+        return place_of(likeliest, most=self.most_candidates, own=told.get("logprob"))
 
 
 class Vllm(Dialect):
@@ -70,6 +105,9 @@ class Vllm(Dialect):
 
     name = "vllm"
     takes: Literal["tokens", "text", "chat"] = "tokens"
+    scores = True
+    most_candidates = 20
+    """vLLM's own limit, unless it was started with another `--max-logprobs`."""
 
     def path(self) -> str:
         """OpenAI's route."""
@@ -79,7 +117,12 @@ class Vllm(Dialect):
         """OpenAI's names, and vLLM's own fields."""
         sampling = asked.sampling
         schema = asked.schema
-        more = {} if schema is None else {"structured_outputs": {"json": schema}}
+        more: dict[str, object] = {}
+        if schema is not None:
+            more["structured_outputs"] = {"json": schema}
+        if asked.candidates:
+            more["logprobs"] = asked.candidates
+            more["return_tokens_as_token_ids"] = True
         return (
             _openai_body(asked, model, prompt=list(asked.ids))
             | more
@@ -100,15 +143,71 @@ class Vllm(Dialect):
                     later=False,
                     hint="use vLLM 0.11 or later, or --upstream-api completions",
                 )
-            yield Piece(ids=token_ids(choice.get("token_ids")), ending=ending(choice))
+            yield Piece(
+                ids=token_ids(choice.get("token_ids")),
+                candidates=self._written(choice.get("logprobs")),
+                ending=ending(choice),
+            )
+
+    def score_body(self, asked: Continuation, model: str) -> dict[str, object]:
+        """The draft as a part of the prompt, whose log-probabilities are asked for. vLLM leaves its
+        prefix cache out then, and runs the whole prompt."""
+        return {
+            "model": model,
+            "prompt": [*asked.ids, *asked.draft],
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "stream": False,
+            "prompt_logprobs": asked.candidates,
+            "logprobs": asked.candidates,
+            "return_tokens_as_token_ids": True,
+            "return_token_ids": True,
+        }
+
+    def scored(self, answer: Any, asked: Continuation) -> tuple[Candidates, ...]:
+        """`prompt_logprobs` has an object for each token of the prompt but the first: candidates by
+        id, and the token itself, which may be less likely than they."""
+        choice = first_choice(answer)
+        prompt = listed(choice.get("prompt_logprobs"))[len(asked.ids) :]
+        written = self._written(choice.get("logprobs"))
+        if len(prompt) != len(asked.draft) or not written:
+            raise UpstreamError("the upstream tells candidates for other tokens than asked for")
+        places = []
+        for told in prompt:
+            if not isinstance(told, dict):
+                raise UpstreamError("the upstream sent candidates that are none")
+            likeliest = [
+                (one.get("logprob"), token) for token, one in told.items() if isinstance(one, dict)
+            ]
+            places.append(place_of(likeliest, most=asked.candidates))
+        return (*places, written[0])
+
+    def _written(self, told: Any) -> tuple[Candidates, ...]:
+        """OpenAI's log-probabilities of a completion, with tokens written as `token_id:17`."""
+        if not isinstance(told, dict):
+            return ()
+        places = []
+        owns = listed(told.get("token_logprobs"))
+        for own, likeliest in zip(owns, listed(told.get("top_logprobs")), strict=False):
+            if not isinstance(likeliest, dict):
+                raise UpstreamError("the upstream sent candidates that are none")
+            pairs = [
+                (number, str(token).removeprefix("token_id:"))
+                for token, number in likeliest.items()
+            ]
+            places.append(place_of(pairs, most=self.most_candidates, own=own))
+        return tuple(places)
 
 
 class Sglang(Dialect):
-    """SGLang's `POST /generate` with `input_ids`. Held to its documented interface: no exchange
-    with a running server has been recorded."""
+    """SGLang's `POST /generate` with `input_ids`. Held to exchanges that others have published: it
+    has not met a running server."""
 
     name = "sglang"
     takes: Literal["tokens", "text", "chat"] = "tokens"
+    scores = True
+    most_candidates = 64
+    """SGLang has no limit of its own; more than this make long answers."""
 
     def path(self) -> str:
         """Beside `/v1`, not below it."""
@@ -118,7 +217,8 @@ class Sglang(Dialect):
         """Its own names."""
         sampling = asked.sampling
         schema = asked.schema
-        return {
+        more = self._asks_candidates(asked.candidates) if asked.candidates else {}
+        return more | {
             "input_ids": list(asked.ids),
             "stream": True,
             "sampling_params": {
@@ -146,7 +246,51 @@ class Sglang(Dialect):
             reason = meta.get("finish_reason") if isinstance(meta, dict) else None
             kind = reason.get("type") if isinstance(reason, dict) else reason
             endings: dict[Any, Ending] = {None: "", "stop": "eos", "length": "length"}
-            yield Piece(ids=new, ending=endings.get(kind, "cut"))
+            yield Piece(
+                ids=new,
+                candidates=self._written(meta, len(new)) if isinstance(meta, dict) else (),
+                ending=endings.get(kind, "cut"),
+            )
+
+    def score_body(self, asked: Continuation, model: str) -> dict[str, object]:
+        """The draft as a part of the input, with log-probabilities from its first token on: SGLang
+        takes what comes before from its prefix cache."""
+        return self._asks_candidates(asked.candidates) | {
+            "input_ids": [*asked.ids, *asked.draft],
+            "stream": False,
+            # The first entry is always empty. So it begins at the token before the draft.
+            "logprob_start_len": len(asked.ids) - 1,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+        }
+
+    def scored(self, answer: Any, asked: Continuation) -> tuple[Candidates, ...]:
+        """`input_top_logprobs` has a list for each token from `logprob_start_len` on."""
+        meta = answer.get("meta_info") if isinstance(answer, dict) else None
+        if not isinstance(meta, dict):
+            raise UpstreamError("the upstream tells no candidates")
+        given = listed(meta.get("input_top_logprobs"))[1:]
+        written = self._written(meta, 1)
+        if len(given) != len(asked.draft) or not written:
+            raise UpstreamError("the upstream tells candidates for other tokens than asked for")
+        return (*(self._place(told) for told in given), written[0])
+
+    @staticmethod
+    def _asks_candidates(count: int) -> dict[str, object]:
+        return {"return_logprob": True, "top_logprobs_num": count, "return_text_in_logprobs": False}
+
+    def _written(self, meta: dict[str, Any], count: int) -> tuple[Candidates, ...]:
+        """Candidates of the `count` latest tokens: events tell those of all so far, or of new ones."""
+        likeliest = listed(meta.get("output_top_logprobs"))
+        owns = listed(meta.get("output_token_logprobs"))
+        if not likeliest or not count:
+            return ()
+        latest = zip(likeliest[-count:], owns[-count:], strict=False)
+        return tuple(self._place(told, listed(own)[:1]) for told, own in latest)
+
+    def _place(self, told: Any, own: Sequence[Any] = ()) -> Candidates:
+        """A list of triples: log-probability, token, and its text."""
+        pairs = [listed(one)[:2] for one in listed(told)]
+        return place_of(pairs, most=self.most_candidates, own=own[0] if own else 0.0)
 
 
 class Completions(Dialect):

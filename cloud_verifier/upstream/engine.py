@@ -4,30 +4,68 @@ thread.
 A job is a request: the engine behind gets the session's log, and what it answers becomes the next
 tokens. It keeps no state that a job needs, so after a cut, or at another upstream, the next request
 simply goes on behind the last token that the device has.
+
+An engine that scores tokens also checks the device's drafts: offline text in one request, and
+guesses where the device asks the stream to wait for them. What it tells of each place decides by
+the rule of a verifier of our own (`scoring.py`). Sampled text follows that rule there throughout:
+what the engine writes, its likeliest tokens, is a draft, too, and where the rule takes another token
+the engine is asked again behind that one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from cloud_verifier.engine.contract import Answered, Dropped, Failed, Report
+from cloud_verifier.engine.contract import Answered, Dropped, Failed, Report, Waiting
 from cloud_verifier.engine.job import Job, Lease
 from cloud_verifier.logs import log
 from cloud_verifier.upstream.client import Upstreams
-from cloud_verifier.upstream.contract import Continuation, TooLongError, UpstreamError
+from cloud_verifier.upstream.contract import (
+    Candidates,
+    Continuation,
+    NotScoredError,
+    Piece,
+    TooLongError,
+    UpstreamError,
+)
+from cloud_verifier.upstream.scoring import accepted, follows, packed, wanted, with_own
 from cloud_verifier.upstream.tokens import Decode, Encode, TokensOfText
 from moa.grammar.matcher import has
 from moa.grammar.spec import GrammarError
+from moa.sampling import SamplingSettings
 from moa.wire.codes import Code, Refusal
 from moa.wire.finish import first_finish
 from moa.wire.messages import Stream, StreamTokens
 
 _LOOK_SECONDS = 0.05
-"""So often a job that waits for the upstream looks whether it was cancelled."""
+"""So often a job that waits for the upstream looks whether it was cancelled, and for guesses."""
+_WORTH_A_REQUEST = 4
+"""Tokens of known text for which an engine that writes is broken off, and asked about them."""
+
+
+class Written(NamedTuple):
+    """Tokens that an engine wrote, and what it tells of the place of each."""
+
+    ids: list[int]
+    candidates: Sequence[Candidates]
+
+
+@dataclass
+class _Turn:
+    """A job that runs, and when its next tokens were asked for."""
+
+    job: Job
+    asked_at: float
+    by_rule: bool
+    """Whether tokens are chosen here, from what the engine tells of each place."""
+    draft: list[int] = field(default_factory=list)
+    """What is to be checked next."""
 
 
 class UpstreamEngine:
@@ -43,6 +81,7 @@ class UpstreamEngine:
         eos_ids: Sequence[int],
         post: Callable[[list[Report]], None],
         most_running: int,
+        most_guesses: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`encode` and `decode` leave special tokens out; `prompt` writes them as text."""
@@ -53,6 +92,7 @@ class UpstreamEngine:
         self._eos_ids = tuple(eos_ids)
         self._post = post
         self._most_running = most_running
+        self._most_guesses = most_guesses
         self._clock = clock
         self._tasks: dict[Job, asyncio.Task[None]] = {}
         self._silent = 0
@@ -67,7 +107,7 @@ class UpstreamEngine:
     def submit(self, job: Job) -> None:
         """Run a stream; a `Refusal` when there is no room."""
         if not isinstance(job.request, Stream):
-            raise Refusal(Code.UNSUPPORTED, "drafts are not verified at an upstream: streams only")
+            raise Refusal(Code.UNSUPPORTED, "an upstream runs streams only")
         if len(self._tasks) >= self._most_running:
             raise Refusal(Code.BUSY, "too many answers at once", retry_after_ms=250)
         self._tasks[job] = asyncio.create_task(self._run(job))
@@ -125,55 +165,182 @@ class UpstreamEngine:
         self._post([report])
 
     async def _stream(self, job: Job) -> Report:
-        """Send tokens as they come; returns the last report."""
-        asked_at = self._clock()
-        forbidden = False
+        """Run a stream to its end, or until it waits for guesses; returns the last report."""
+        turn = _Turn(job, self._clock(), by_rule=self._by_rule(job))
+        while True:
+            if turn.by_rule and not turn.draft:
+                turn.draft = self._draft(job)
+            if turn.draft:
+                report = await self._check(turn)
+            elif turn.by_rule and job.guesses.waits:
+                return Waiting(job)
+            else:
+                report = await self._write(turn)
+            if report is not None:
+                return report
+
+    def _by_rule(self, job: Job) -> bool:
+        """Whether tokens are chosen here, from what the engine tells of each place. Under a grammar
+        the likeliest tokens may all be forbidden ones, so there the engine chooses."""
+        able = self._upstreams.abilities
+        return able.scores and job.mask is None and follows(job.sampling, able.candidates)
+
+    def _candidates(self, job: Job, *, by_rule: bool) -> int:
+        """How many are asked for; 0: none."""
+        able = self._upstreams.abilities
+        told = max(1, job.logprobs) if job.logprobs >= 0 else 0
+        if told > able.candidates:
+            raise UpstreamError(
+                "the upstream tells no log-probabilities"
+                if not able.candidates
+                else f"the upstream tells {able.candidates} log-probabilities at most",
+                later=False,
+            )
+        chosen_from = 0
+        if by_rule and not job.sampling.greedy:
+            chosen_from = wanted(job.sampling, able.candidates)
+        return max(told, chosen_from)
+
+    def _draft(self, job: Job) -> list[int]:
+        """What of the device's guesses is worth a request: the likeliest chain, as an engine scores
+        one text. Where the stream does not wait for guesses the engine writes faster than they are
+        checked, so there only text that is known counts, such as what was written offline."""
+        if not (job.guesses.waits or job.guesses.waiting):
+            return []
+        most = min(self._room(job), self._most_guesses)
+        picked = job.guesses.pick(job.ids, most, 0.0, branches=False)
+        draft = picked.tokens[1:]
+        is_known = picked.expected == len(draft)  # each of them is certain
+        if not job.guesses.waits and not (is_known and len(draft) >= _WORTH_A_REQUEST):
+            return []
+        return draft
+
+    @staticmethod
+    def _room(job: Job) -> int:
+        """Tokens that the answer may still have."""
         room = min(
             job.rules.max_new_tokens - (len(job.ids) - job.rules.start),
             job.rules.max_context - len(job.ids),
         )
-        asked = Continuation(
+        return max(1, room)
+
+    def _asked(self, job: Job) -> Continuation:
+        """The answer's continuation, as the job stands."""
+        return Continuation(
             ids=list(job.ids),
             text=self._prompt(job.ids),
             sampling=job.sampling,
-            most=max(1, room),
+            most=self._room(job),
             messages=job.messages,
             begun=self._begun(job),
             begun_tokens=len(job.ids) - job.rules.start,
             grammar=job.grammar,
         )
-        async with contextlib.aclosing(self._tokens(job, asked)) as parts:
+
+    async def _check(self, turn: _Turn) -> Report | None:
+        """Have the draft scored, and send what of it holds with the token behind it. The job's last
+        report, if it ends here."""
+        job = turn.job
+        draft = turn.draft
+        turn.draft = []
+        count = self._candidates(job, by_rule=True)
+        count = max(count, wanted(job.sampling, self._upstreams.abilities.candidates))
+        asked = dataclasses.replace(self._asked(job), draft=draft, candidates=count)
+        try:
+            async with contextlib.aclosing(self._pieces(turn, asked)) as pieces:
+                async for piece in pieces:
+                    new = accepted(piece.candidates, draft, job.sampling, len(job.ids))
+                    places = with_own(piece.candidates[: len(new)], new)
+                    return self._send(turn, new, places, drafted=len(draft))
+        except NotScoredError:
+            turn.by_rule = False
+            return None
+        return Answered.ended(job)  # it was cancelled
+
+    async def _write(self, turn: _Turn) -> Report | None:
+        """Have the engine write, and send tokens as they come. The job's last report, or None where
+        it goes on: with guesses, or behind a token that was chosen here."""
+        job = turn.job
+        count = self._candidates(job, by_rule=turn.by_rule)
+        asked = dataclasses.replace(self._asked(job), candidates=count)
+        draws = turn.by_rule and not job.sampling.greedy
+        if draws:
+            # What the engine would write itself is a draft as any other: the likeliest one is best.
+            asked = dataclasses.replace(asked, sampling=SamplingSettings())
+        forbidden = False
+        base = job.base
+        async with contextlib.aclosing(self._tokens(turn, asked)) as parts:
             async for written in parts:
-                now = self._clock()
-                new = self._allowed(job, written)
-                forbidden = new != written
+                new = self._allowed(job, written.ids)
+                forbidden = new != written.ids
+                places = written.candidates[: len(new)]
+                if draws:
+                    new = self._drawn(job, written)
+                    places = with_own(places[: len(new)], new)
                 if not new:
                     break
-                kept, finish = first_finish(job.rules, job.ids, new, self._decode)
-                answer = StreamTokens(
-                    session=job.lease.session,
-                    round=job.request.round,
-                    base=job.base,
-                    tokens=list(new[:kept]),
-                    done=bool(finish) or job.cancelled,
-                    finish=finish,
-                    queue_ms=1000 * max(0.0, asked_at - job.enqueued),
-                    forward_ms=1000 * (now - asked_at),
-                )
-                job.ids += new[:kept]
-                job.enqueued = now
-                asked_at = now
-                if answer.done:
-                    return Answered(job, answer)
-                self._post([Answered(job, answer)])
+                report = self._send(turn, new, places)
+                if report is not None:
+                    return report
                 if forbidden:
                     break
+                if new != written.ids:
+                    return None
         if forbidden and job.base == job.request.base:
             return Dropped(
                 job,
                 Refusal(Code.UNSUPPORTED, "the upstream does not write what the grammar demands"),
             )
+        if job.cancelled:
+            return Answered.ended(job)
+        if turn.draft or (turn.by_rule and job.guesses.waits):
+            return None
+        if draws and job.base > base:
+            return None  # the engine's own end was not ours
         return Answered.ended(job)
+
+    def _drawn(self, job: Job, written: Written) -> list[int]:
+        """The tokens that are chosen here for the engine's places, up to the first other one."""
+        if len(written.candidates) != len(written.ids):
+            raise UpstreamError("the upstream tells no candidates for its tokens")
+        return accepted(written.candidates, written.ids, job.sampling, len(job.ids))
+
+    def _send(
+        self,
+        turn: _Turn,
+        new: Sequence[int],
+        places: Sequence[Candidates],
+        drafted: int = 0,
+    ) -> Report | None:
+        """Send new tokens, as far as they belong to the turn. The job's last report, if it ends."""
+        job = turn.job
+        now = self._clock()
+        kept, finish = first_finish(job.rules, job.ids, new, self._decode)
+        logprobs = b""
+        if job.logprobs >= 0:
+            if len(places) < kept:
+                raise UpstreamError("the upstream tells too few log-probabilities", later=False)
+            logprobs = packed(places[:kept], job.logprobs)
+        answer = StreamTokens(
+            session=job.lease.session,
+            round=job.request.round,
+            base=job.base,
+            tokens=list(new[:kept]),
+            done=bool(finish) or job.cancelled,
+            finish=finish,
+            drafted=drafted,
+            queue_ms=1000 * max(0.0, turn.asked_at - job.enqueued),
+            forward_ms=1000 * (now - turn.asked_at),
+            logprobs=logprobs,
+            foreseen=drafted,
+        )
+        job.ids += new[:kept]
+        job.enqueued = now
+        turn.asked_at = now
+        if answer.done:
+            return Answered(job, answer)
+        self._post([Answered(job, answer)])
+        return None
 
     def _allowed(self, job: Job, new: list[int]) -> list[int]:
         """The tokens up to the first one that the answer's grammar forbids; an end token in its
@@ -196,10 +363,23 @@ class UpstreamEngine:
         before = last.content if last is not None and last.role == "assistant" else ""
         return before + self._decode(job.ids[job.rules.start :])
 
-    async def _tokens(self, job: Job, asked: Continuation) -> AsyncGenerator[list[int], None]:
-        """Tokens as they come, at least one at a time, until the upstream ends or the job is
-        cancelled."""
+    async def _tokens(self, turn: _Turn, asked: Continuation) -> AsyncGenerator[Written, None]:
+        """Tokens as they come, at least one at a time, until the upstream ends or is broken off."""
         text = TokensOfText(self._encode, self._decode)
+        async with contextlib.aclosing(self._pieces(turn, asked)) as pieces:
+            async for piece in pieces:
+                new = [*piece.ids, *text.add(piece.text)]
+                if piece.ending:
+                    new += text.rest()
+                if piece.ending == "eos" and self._eos_ids and not set(new) & set(self._eos_ids):
+                    new.append(self._eos_ids[0])
+                if new:
+                    yield Written(new, piece.candidates)
+                if piece.ending:
+                    return
+
+    async def _pieces(self, turn: _Turn, asked: Continuation) -> AsyncGenerator[Piece, None]:
+        """What the upstream answers, until it ends or is broken off."""
         pieces = self._upstreams.go_on(asked)
         coming: asyncio.Future[Any] | None = None
         self._silent += 1
@@ -207,9 +387,9 @@ class UpstreamEngine:
         try:
             while True:
                 coming = asyncio.ensure_future(anext(pieces, None))
-                while not coming.done() and not job.cancelled:
+                while not coming.done() and not self._is_broken_off(turn, asked):
                     await asyncio.wait({coming}, timeout=_LOOK_SECONDS)
-                if job.cancelled:
+                if self._is_broken_off(turn, asked):
                     return
                 piece = coming.result()
                 if silent:
@@ -217,21 +397,23 @@ class UpstreamEngine:
                     silent = False
                 if piece is None:
                     return
-                new = [*piece.ids, *text.add(piece.text)]
-                if piece.ending:
-                    new += text.rest()
-                if piece.ending == "eos" and self._eos_ids and not set(new) & set(self._eos_ids):
-                    new.append(self._eos_ids[0])
-                if new:
-                    yield new
-                if piece.ending:
-                    return
+                yield piece
         finally:
             self._silent -= silent
             if coming is not None and not coming.done():
                 coming.cancel()
                 await asyncio.gather(coming, return_exceptions=True)
             await pieces.aclose()
+
+    def _is_broken_off(self, turn: _Turn, asked: Continuation) -> bool:
+        """Whether the upstream's answer is of no use any more: the job was cancelled, or an engine
+        that writes is to check a draft instead, now or when it comes."""
+        if turn.job.cancelled:
+            return True
+        if asked.draft or not turn.by_rule:
+            return False
+        turn.draft = turn.draft or self._draft(turn.job)
+        return bool(turn.draft) or turn.job.guesses.waits
 
     def _refused(self, job: Job, error: UpstreamError) -> Report:
         """A stream that has begun keeps its tokens; the device asks for the rest."""

@@ -47,12 +47,21 @@ async def events(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
 async def choices(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
     """The first choice of each of OpenAI's chunks."""
     async for event in events(lines):
-        found = event.get("choices")
-        if not isinstance(found, list) or not found:
-            continue  # the chunk with the usage
-        if not isinstance(found[0], dict):
-            raise UpstreamError("the upstream sent a choice that is none")
-        yield found[0]
+        if event.get("choices"):  # the chunk with the usage has none
+            yield first_choice(event)
+
+
+def first_choice(answer: Any) -> dict[str, Any]:
+    """The first choice of one of OpenAI's answers or chunks."""
+    found = listed(answer.get("choices")) if isinstance(answer, dict) else []
+    if not found or not isinstance(found[0], dict):
+        raise UpstreamError("the upstream sent a choice that is none")
+    return found[0]
+
+
+def listed(value: Any) -> list[Any]:
+    """A list; an empty one for anything else."""
+    return value if isinstance(value, list) else []
 
 
 def ending(choice: dict[str, Any]) -> Ending:

@@ -128,3 +128,144 @@ async def test_lines_are_the_same_wherever_the_body_is_cut() -> None:
 
     for size in range(1, len(body) + 1):
         assert [line async for line in bounded_lines(cut(size))] == ["data: é字🙂", "", "data: end"]
+
+
+LOG = [5, 6, 7]
+DRAFT = [8, 9]
+ASKED_FOR_SCORES = Continuation(
+    ids=LOG, text="", sampling=SamplingSettings(), most=7, draft=DRAFT, candidates=2
+)
+
+
+def scored(name: str, answer: Any) -> list[list[int]]:
+    """The candidates of each place, the likeliest first."""
+    places = dialect(name).scored(answer, ASKED_FOR_SCORES)
+    return [[token for token, _ in place.likeliest] for place in places]
+
+
+def test_sglang_scores_a_draft() -> None:
+    """The answer is of the form of one published with sglang-jax's pull request 13: five tokens in,
+    `logprob_start_len` 2, so the first entry is that of the log's last token, and is empty."""
+    body = dialect("sglang").score_body(ASKED_FOR_SCORES, "big")
+    assert body["input_ids"] == [5, 6, 7, 8, 9]
+    assert body["logprob_start_len"] == 2
+    assert body["top_logprobs_num"] == 2
+    meta = {
+        "id": "26223ea355df4c0ab45e5af04505ed67",
+        "finish_reason": {"type": "length", "length": 1},
+        "prompt_tokens": 5,
+        "input_token_logprobs": [[None, 7, None], [-0.58203125, 8, None], [-3.53125, 9, None]],
+        "output_token_logprobs": [[-0.73046875, 12095, None]],
+        "input_top_logprobs": [
+            None,
+            [[-0.58203125, 8, None], [-2.140625, 3283, None]],
+            [[-1.0390625, 279, None], [-3.53125, 9, None]],
+        ],
+        "output_top_logprobs": [[[-0.73046875, 12095, None], [-2.734375, 2130, None]]],
+    }
+    answer = {"text": " Paris", "output_ids": [12095], "meta_info": meta}
+    assert scored("sglang", answer) == [[8, 3283], [279, 9], [12095, 2130]]
+    meta["input_top_logprobs"] = [None]
+    with pytest.raises(UpstreamError, match="other tokens"):
+        scored("sglang", answer)
+
+
+def test_vllm_scores_a_draft() -> None:
+    """The fields of vLLM 0.32: the log's own places come first, the first of them empty; a token
+    that is less likely than the candidates stands among them."""
+    body = dialect("vllm").score_body(ASKED_FOR_SCORES, "big")
+    assert body["prompt"] == [5, 6, 7, 8, 9]
+    assert body["prompt_logprobs"] == 2
+    assert body["stream"] is False
+
+    def told(**likeliest: float) -> dict[str, Any]:
+        return {
+            name[1:]: {"logprob": number, "rank": rank, "decoded_token": "x"}
+            for rank, (name, number) in enumerate(likeliest.items(), 1)
+        }
+
+    choice = {
+        "index": 0,
+        "text": " Paris",
+        "logprobs": {
+            "text_offset": [0],
+            "token_logprobs": [-0.7],
+            "tokens": ["token_id:12095"],
+            "top_logprobs": [{"token_id:12095": -0.7, "token_id:2130": -2.7}],
+        },
+        "finish_reason": "length",
+        "prompt_logprobs": [
+            None,
+            told(_6=-0.1, _1=-3.0),
+            told(_7=-0.1, _1=-3.0),
+            told(_8=-0.5, _3=-2.1),
+            told(_9=-7.0, _279=-0.9, _4=-3.5),
+        ],
+    }
+    answer = {"object": "text_completion", "choices": [choice]}
+    assert scored("vllm", answer) == [[8, 3], [279, 4], [12095, 2130]]
+    choice["prompt_logprobs"] = None
+    with pytest.raises(UpstreamError, match="other tokens"):
+        scored("vllm", answer)
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, 7, [], [[None, 3, None]], [[5.0, 3, None]], [[-1.0, -3, None]], ["no"]]
+)
+def test_candidates_that_are_none_are_refused(wrong: Any) -> None:
+    meta = {
+        "input_top_logprobs": [None, wrong, wrong],
+        "output_token_logprobs": [[-0.7, 1, None]],
+        "output_top_logprobs": [[[-0.7, 1, None]]],
+    }
+    with pytest.raises(UpstreamError, match="candidates"):
+        scored("sglang", {"meta_info": meta})
+
+
+async def test_candidates_beside_a_stream() -> None:
+    """As llama.cpp's server, SGLang and vLLM write them; SGLang those of all tokens so far."""
+    probabilities = [
+        {
+            "id": 12095,
+            "token": " Paris",
+            "bytes": [32],
+            "logprob": -0.0995979756116867,
+            "top_logprobs": [
+                {"id": 12095, "token": " Paris", "bytes": [32], "logprob": -0.0995979756116867},
+                {"id": 7148, "token": " London", "bytes": [32], "logprob": -4.309314727783203},
+            ],
+        }
+    ]
+    (piece,) = await pieces(
+        "llama-server",
+        {"tokens": [12095], "stop": False, "completion_probabilities": probabilities},
+    )
+    assert [token for token, _ in piece.candidates[0].likeliest] == [12095, 7148]
+    assert piece.candidates[0].own == pytest.approx(-0.0996, abs=1e-4)
+
+    rows = [[[-1.83, 16, None], [-2.2, 6648, None]], [[-1.49, 13, None], [-1.87, 15, None]]]
+    own = [[-1.83, 16, None], [-1.49, 13, None]]
+    found = await pieces(
+        "sglang",
+        {
+            "output_ids": [16],
+            "meta_info": {"output_token_logprobs": own[:1], "output_top_logprobs": rows[:1]},
+        },
+        {
+            "output_ids": [16, 13],
+            "meta_info": {"output_token_logprobs": own, "output_top_logprobs": rows},
+        },
+    )
+    assert [len(piece.candidates) for piece in found] == [1, 1]
+    assert [token for token, _ in found[1].candidates[0].likeliest] == [13, 15]
+
+    told = {
+        "tokens": ["token_id:16"],
+        "token_logprobs": [-9.0],
+        "top_logprobs": [{"token_id:16": -9.0, "token_id:1": -0.2, "token_id:2": -1.2}],
+    }
+    (piece,) = await pieces(
+        "vllm", {"choices": [{"text": "x", "token_ids": [16], "logprobs": told}]}
+    )
+    assert piece.candidates[0].own == -9.0
+    assert piece.candidates[0].likeliest[0] == (1, -0.2)
