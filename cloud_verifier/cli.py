@@ -45,6 +45,9 @@ _UPSTREAM = {
     "upstream_model": "NAME",
     "upstream_api": "API",
     "upstream_key_file": "FILE",
+    "upstream_price_in": "MONEY",
+    "upstream_price_out": "MONEY",
+    "upstream_budget": "MONEY",
 }
 _ADDRESS = {
     "host": "HOST",

@@ -10,6 +10,7 @@ from cloud_verifier.forward_time import ForwardTime
 from moa.api.access import is_loopback
 from moa.demo import paths
 from moa.errors import ConfigError, UsageError
+from moa.prices import check_prices
 from moa.tree import TreeShape
 from moa.wire.limits import Limits
 
@@ -72,6 +73,13 @@ class Settings:
     models says."""
     upstream_key_file: Path | None = None
     """File with its API key; else the variable MOA_UPSTREAM_KEY."""
+    upstream_price_in: float = 0.0
+    """Money for a million tokens that it reads, in whatever currency the budget is."""
+    upstream_price_out: float = 0.0
+    """Money for a million tokens that it writes."""
+    upstream_budget: float = 0.0
+    """Money that may be spent there within 24 hours; 0: no limit. Counted from the usage that it
+    tells, else from the device's tokens; a restart begins at 0."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -124,6 +132,7 @@ class Settings:
             )
         if not self.upstream and (self.upstream_model or self.upstream_key_file):
             raise ConfigError("--upstream-model and --upstream-key-file need --upstream")
+        check_prices(self.upstream_price_in, self.upstream_price_out, self.upstream_budget)
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ConfigError("TLS needs both --tls-cert and --tls-key")
         if not self.auth_tokens and not is_loopback(self.host):

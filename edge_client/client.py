@@ -177,6 +177,12 @@ def _local_flags(settings: ClientSettings, device: Device) -> tuple[list[str], t
     flags = [f"--upstream={settings.upstream}", f"--upstream-api={settings.upstream_api}"]
     if settings.upstream_model:
         flags.append(f"--upstream-model={settings.upstream_model}")
+    if settings.upstream_budget:
+        flags += [
+            f"--upstream-price-in={settings.upstream_price_in}",
+            f"--upstream-price-out={settings.upstream_price_out}",
+            f"--upstream-budget={settings.upstream_budget}",
+        ]
     return [*flags, f"--bundle={device.bundle.folder}"], ("httpx2", "prometheus_client")
 
 

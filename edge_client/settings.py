@@ -24,6 +24,7 @@ from edge_client.turn.records import Precision
 from edge_client.turn.transcript import OnReconnect
 from moa.errors import ConfigError, UsageError
 from moa.logprobs import MAX_TOP
+from moa.prices import check_prices
 from moa.process.user_folders import NoHomeError, config_folder
 from moa.safe_text import safe_line
 from moa.sampling import SamplingSettings
@@ -61,6 +62,13 @@ class ClientSettings:
     upstream_api: str = "auto"
     """How it is asked: llama-server, vllm, sglang, completions, ollama, chat, chat-vllm, chat-prefix,
     chat-whole, anthropic; auto: by its name, or what it says."""
+    upstream_price_in: float = 0.0
+    """Money for a million tokens that it reads, in whatever currency the budget is."""
+    upstream_price_out: float = 0.0
+    """Money for a million tokens that it writes."""
+    upstream_budget: float = 0.0
+    """Money that may be spent there within 24 hours; 0: no limit. Counted from the usage that it
+    tells, else from the device's tokens; a restart begins at 0."""
     bundle: str = ""
     """Name of a bundle that was pulled, or a folder; empty is the embedded one."""
     variant: str = ""
@@ -164,6 +172,7 @@ class ClientSettings:
             longest := max((len(text.encode(errors="replace")) for text in self.stop), default=0)
         ) > MAX_STOP_BYTES:
             raise ConfigError(f"a stop string has {longest} bytes, at most {MAX_STOP_BYTES}")
+        check_prices(self.upstream_price_in, self.upstream_price_out, self.upstream_budget)
         if self.upstream:
             if self.verifier not in ("", "local"):
                 raise UsageError("--upstream takes the place of --verifier: give one or the other")
@@ -249,6 +258,9 @@ class SettingChanges(TurnChanges, total=False):
     upstream: str
     upstream_model: str
     upstream_api: str
+    upstream_price_in: float
+    upstream_price_out: float
+    upstream_budget: float
     bundle: str
     variant: str
     token: str

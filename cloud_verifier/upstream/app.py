@@ -18,6 +18,7 @@ from cloud_verifier.settings import Settings
 from cloud_verifier.upstream.client import Abilities, Upstreams
 from cloud_verifier.upstream.contract import UpstreamError
 from cloud_verifier.upstream.engine import UpstreamEngine
+from cloud_verifier.upstream.spending import Prices, Spending
 from moa.bundle import Bundle
 from moa.errors import UsageError
 from moa.grammar.matcher import GrammarCompiler
@@ -91,6 +92,13 @@ class UpstreamVerifier(Server):
             decode=tokens.decode,
             prompt=tokens.prompt,
             eos_ids=tokens.eos_ids,
+            spending=Spending(
+                Prices(
+                    read=settings.upstream_price_in,
+                    written=settings.upstream_price_out,
+                    budget=settings.upstream_budget,
+                )
+            ),
             post=self._post,
             most_running=_SESSIONS,
             most_guesses=settings.limits.max_guess_tokens - 1,

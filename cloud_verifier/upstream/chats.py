@@ -7,7 +7,14 @@ from typing import Any, ClassVar, Literal
 
 from cloud_verifier.upstream.contract import Continuation, Dialect, Ending, Piece, UpstreamError
 from cloud_verifier.upstream.joining import Anew, Behind, Join, Told, Way
-from cloud_verifier.upstream.lines import choices, ending, events, text_of
+from cloud_verifier.upstream.lines import (
+    choices,
+    ending,
+    events,
+    openai_usage,
+    text_of,
+    usage_of,
+)
 
 _GO_ON = (
     "Your previous message was cut off. Go on exactly where it stops, in the same style and format. "
@@ -100,7 +107,7 @@ class Chat(Dialect):
         async for choice in choices(lines):
             delta = choice.get("delta")
             text = text_of(delta.get("content")) if isinstance(delta, dict) else ""
-            yield Piece(text=text, ending=ending(choice))
+            yield Piece(text=text, ending=ending(choice), usage=openai_usage(choice))
 
 
 class ChatVllm(Chat):
@@ -177,10 +184,16 @@ class Anthropic(Chat):
 
     async def pieces(self, lines: AsyncIterator[str]) -> AsyncIterator[Piece]:
         """Events with a text's delta; the message's own delta says why it ended."""
+        read = 0
         async for event in events(lines):
+            message = event.get("message")
+            if isinstance(message, dict):
+                begun = usage_of(message.get("usage"), "input_tokens", "output_tokens")
+                read = begun.read if begun is not None else 0
             delta = event.get("delta")
             if not isinstance(delta, dict):
                 continue
+            counted = {"input_tokens": read} | (event.get("usage") or {})
             endings: dict[Any, Ending] = {
                 None: "",
                 "end_turn": "eos",
@@ -188,7 +201,11 @@ class Anthropic(Chat):
                 "max_tokens": "length",
             }
             reason = delta.get("stop_reason")
-            yield Piece(text=text_of(delta.get("text")), ending=endings.get(reason, "cut"))
+            yield Piece(
+                text=text_of(delta.get("text")),
+                ending=endings.get(reason, "cut"),
+                usage=usage_of(counted, "input_tokens", "output_tokens"),
+            )
             if reason is not None:
                 return
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -24,11 +25,12 @@ from cloud_verifier.upstream.contract import (
     TooLongError,
     UpstreamError,
     UpstreamFacts,
+    Usage,
 )
 from cloud_verifier.upstream.dialects import dialect
 from cloud_verifier.upstream.joining import ContradictedError, Way
 from cloud_verifier.upstream.json_style import JsonStyle
-from cloud_verifier.upstream.lines import bounded_lines, error_text
+from cloud_verifier.upstream.lines import bounded_lines, error_text, openai_usage
 from moa.errors import UsageError
 from moa.safe_text import safe_line
 
@@ -38,6 +40,8 @@ _SILENT_SECONDS = 60.0
 _PROBE_SECONDS = 10.0
 _MOST_BODY = 2**20
 """Bytes of an answer that is no stream: a list of models, an error."""
+_USAGE_SECONDS = 1.0
+"""For so long an answer that has ended waits for its usage."""
 _MOST_CANDIDATE_BYTES = 256
 """Of JSON that tells of one candidate: id, number, rank and text."""
 _FIRST_PAUSE = 0.5
@@ -268,7 +272,11 @@ class Upstreams:
             ) as response:
                 answer = await _whole(response, most)
                 _check(response, answer)
-            return Piece(candidates=how.scored(_decoded(answer), asked))
+            decoded = _decoded(answer)
+            return Piece(
+                candidates=how.scored(decoded, asked),
+                usage=openai_usage(decoded) if isinstance(decoded, dict) else None,
+            )
         except httpx.HTTPError as error:
             raise _unreachable(error) from None
         except (RefusedError, NotScoredError) as error:
@@ -328,15 +336,29 @@ async def _pieces(
     if asked.grammar is not None and asked.grammar.kind == "json_schema":
         style = JsonStyle("" if asked.way == "anew" else asked.begun)
     room = asked.most
-    async for piece in how.pieces(bounded_lines(response.aiter_bytes())):
+    told = how.pieces(bounded_lines(response.aiter_bytes()))
+    async for piece in told:
         room -= len(piece.ids)
         text = style.add(piece.text) if style is not None else piece.text
         text = join.add(text) if text else ""
+        usage = piece.usage
         if piece.ending:
             text += join.rest()
-        yield dataclasses.replace(piece, text=text)
+            if asked.wants_usage and usage is None:
+                usage = await _last_usage(told)
+        yield dataclasses.replace(piece, text=text, usage=usage)
         if piece.ending or room < 0:
             return
+
+
+async def _last_usage(pieces: AsyncIterator[Piece]) -> Usage | None:
+    """The usage that OpenAI's answers tell behind their end, if it comes at once."""
+    with contextlib.suppress(TimeoutError, UpstreamError, httpx.HTTPError):
+        async with asyncio.timeout(_USAGE_SECONDS):
+            async for piece in pieces:
+                if piece.usage is not None:
+                    return piece.usage
+    return None
 
 
 def _named(said: str, fields: Iterable[str]) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -44,6 +44,8 @@ class Continuation:
     draft: Sequence[int] = ()
     """Tokens that may come next. Where there are any the engine is to write nothing: it is to tell
     the candidates for the place of each of them, and for the place behind them."""
+    wants_usage: bool = False
+    """Whether the engine is to tell how many tokens it counts."""
     candidates: int = 0
     """Likeliest tokens to be told for each place, with their log-probabilities; 0: none are."""
 
@@ -54,6 +56,13 @@ class Continuation:
         if self.grammar is None or self.grammar.kind != "json_schema" or not begins:
             return None
         return msgspec.json.decode(self.grammar.text)
+
+
+class Usage(NamedTuple):
+    """Tokens that a request has cost."""
+
+    read: int = 0
+    written: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,8 @@ class Piece:
     ending: Ending = ""
     candidates: tuple[Candidates, ...] = ()
     """For the place of each of `ids`, or of a draft, where they were asked for."""
+    usage: Usage | None = None
+    """Tokens of the whole request so far, where the engine tells them."""
 
 
 class UpstreamError(MoaError):

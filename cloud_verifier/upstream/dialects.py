@@ -33,8 +33,10 @@ from cloud_verifier.upstream.lines import (
     first_choice,
     listed,
     objects,
+    openai_usage,
     text_of,
     token_ids,
+    usage_of,
 )
 from cloud_verifier.upstream.scoring import place_of
 from moa.errors import UsageError
@@ -85,6 +87,7 @@ class LlamaServer(Dialect):
                 ids=ids,
                 candidates=places[len(places) - len(ids) :],
                 ending=endings.get(event.get("stop_type"), "cut"),
+                usage=usage_of(event, "tokens_evaluated", "tokens_predicted"),
             )
             return
 
@@ -147,6 +150,7 @@ class Vllm(Dialect):
                 ids=token_ids(choice.get("token_ids")),
                 candidates=self._written(choice.get("logprobs")),
                 ending=ending(choice),
+                usage=openai_usage(choice),
             )
 
     def score_body(self, asked: Continuation, model: str) -> dict[str, object]:
@@ -250,6 +254,7 @@ class Sglang(Dialect):
                 ids=new,
                 candidates=self._written(meta, len(new)) if isinstance(meta, dict) else (),
                 ending=endings.get(kind, "cut"),
+                usage=usage_of(meta, "prompt_tokens", "completion_tokens"),
             )
 
     def score_body(self, asked: Continuation, model: str) -> dict[str, object]:
@@ -319,7 +324,11 @@ class Completions(Dialect):
     async def pieces(self, lines: AsyncIterator[str]) -> AsyncIterator[Piece]:
         """Chunks with `text`."""
         async for choice in choices(lines):
-            yield Piece(text=text_of(choice.get("text")), ending=ending(choice))
+            yield Piece(
+                text=text_of(choice.get("text")),
+                ending=ending(choice),
+                usage=openai_usage(choice),
+            )
 
 
 class Ollama(Dialect):
@@ -360,7 +369,11 @@ class Ollama(Dialect):
                 yield Piece(text=text)
                 continue
             endings: dict[Any, Ending] = {"stop": "eos", "length": "length"}
-            yield Piece(text=text, ending=endings.get(event.get("done_reason"), "cut"))
+            yield Piece(
+                text=text,
+                ending=endings.get(event.get("done_reason"), "cut"),
+                usage=usage_of(event, "prompt_eval_count", "eval_count"),
+            )
             return
 
 
@@ -406,7 +419,8 @@ def dialect(name: str, owner: str = "", host: str = "") -> Dialect:
 
 def _openai_body(asked: Continuation, model: str, *, prompt: object) -> dict[str, object]:
     sampling = asked.sampling
-    return {
+    more = {"stream_options": {"include_usage": True}} if asked.wants_usage else {}
+    return more | {
         "model": model,
         "prompt": prompt,
         "max_tokens": asked.most,

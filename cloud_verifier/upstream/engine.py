@@ -35,6 +35,7 @@ from cloud_verifier.upstream.contract import (
     UpstreamError,
 )
 from cloud_verifier.upstream.scoring import accepted, follows, packed, wanted, with_own
+from cloud_verifier.upstream.spending import Request, Spending
 from cloud_verifier.upstream.tokens import Decode, Encode, TokensOfText
 from moa.grammar.matcher import has
 from moa.grammar.spec import GrammarError
@@ -82,6 +83,7 @@ class UpstreamEngine:
         post: Callable[[list[Report]], None],
         most_running: int,
         most_guesses: int,
+        spending: Spending,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`encode` and `decode` leave special tokens out; `prompt` writes them as text."""
@@ -93,6 +95,7 @@ class UpstreamEngine:
         self._post = post
         self._most_running = most_running
         self._most_guesses = most_guesses
+        self._spending = spending
         self._clock = clock
         self._tasks: dict[Job, asyncio.Task[None]] = {}
         self._silent = 0
@@ -235,6 +238,7 @@ class UpstreamEngine:
             begun=self._begun(job),
             begun_tokens=len(job.ids) - job.rules.start,
             grammar=job.grammar,
+            wants_usage=self._spending.limited,
         )
 
     async def _check(self, turn: _Turn) -> Report | None:
@@ -379,7 +383,9 @@ class UpstreamEngine:
                     return
 
     async def _pieces(self, turn: _Turn, asked: Continuation) -> AsyncGenerator[Piece, None]:
-        """What the upstream answers, until it ends or is broken off."""
+        """What the upstream answers, until it ends, is broken off, or costs too much."""
+        self._spending.check()
+        cost = self._spending.request(len(asked.ids) + len(asked.draft))
         pieces = self._upstreams.go_on(asked)
         coming: asyncio.Future[Any] | None = None
         self._silent += 1
@@ -397,13 +403,23 @@ class UpstreamEngine:
                     silent = False
                 if piece is None:
                     return
+                if self._spending.limited:
+                    self._count(piece, cost)
                 yield piece
+                if self._spending.is_over:
+                    return  # the device asks for the rest, and is told
         finally:
             self._silent -= silent
             if coming is not None and not coming.done():
                 coming.cancel()
                 await asyncio.gather(coming, return_exceptions=True)
             await pieces.aclose()
+
+    def _count(self, piece: Piece, cost: Request) -> None:
+        """Add what a piece costs."""
+        cost.wrote(len(piece.ids) or len(self._encode(piece.text)))
+        if piece.usage is not None:
+            cost.told(piece.usage)
 
     def _is_broken_off(self, turn: _Turn, asked: Continuation) -> bool:
         """Whether the upstream's answer is of no use any more: the job was cancelled, or an engine

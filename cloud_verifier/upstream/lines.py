@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from cloud_verifier.upstream.contract import Ending, UpstreamError
+from cloud_verifier.upstream.contract import Ending, UpstreamError, Usage
 from moa.safe_text import safe_line
 
 MOST_LINE_BYTES = 2**20
@@ -45,10 +45,14 @@ async def events(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
 
 
 async def choices(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
-    """The first choice of each of OpenAI's chunks."""
+    """The first choice of each of OpenAI's chunks, with the chunk's `usage`; the chunk that has
+    nothing else is a choice without text."""
     async for event in events(lines):
-        if event.get("choices"):  # the chunk with the usage has none
-            yield first_choice(event)
+        usage = event.get("usage")
+        if event.get("choices"):
+            yield {**first_choice(event), "usage": usage}
+        elif usage:
+            yield {"usage": usage}
 
 
 def first_choice(answer: Any) -> dict[str, Any]:
@@ -115,3 +119,21 @@ def text_of(value: Any) -> str:
     if not isinstance(value, str):
         raise UpstreamError("the upstream sent a text that is none")
     return value
+
+
+def openai_usage(choice: dict[str, Any]) -> Usage | None:
+    """The tokens that OpenAI's `usage` tells."""
+    return usage_of(choice.get("usage"), "prompt_tokens", "completion_tokens")
+
+
+def usage_of(told: Any, read: str, written: str) -> Usage | None:
+    """The usage that an answer tells under these names; None where it tells none, or nonsense."""
+    if not isinstance(told, dict):
+        return None
+    counts: list[int] = []
+    for name in (read, written):
+        count = told.get(name)
+        if type(count) is not int or not 0 <= count < 2**31:
+            return None
+        counts.append(count)
+    return Usage(read=counts[0], written=counts[1])

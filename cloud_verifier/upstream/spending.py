@@ -1,0 +1,103 @@
+"""What an upstream costs, in money, and where that ends. Pure but for the clock."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cloud_verifier.upstream.contract import UpstreamError, Usage
+
+_DAY_SECONDS = 24 * 3600.0
+_STEP_SECONDS = 60.0
+"""What is spent within so long counts as one sum: a day has 1,440 of them."""
+_MILLION = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """Money for a million tokens, and what may be spent; all in one currency."""
+
+    read: float = 0.0
+    written: float = 0.0
+    budget: float = 0.0
+    """For 24 hours; 0: no limit."""
+
+    def of(self, usage: Usage) -> float:
+        """What these tokens cost."""
+        return (usage.read * self.read + usage.written * self.written) / _MILLION
+
+
+class Spending:
+    """The money of the last 24 hours. What was spent before a restart is not known."""
+
+    def __init__(self, prices: Prices, clock: Callable[[], float] = time.monotonic) -> None:
+        self.prices = prices
+        self._clock = clock
+        self._sums: deque[tuple[float, float]] = deque()
+        """When each sum began, and how much it is."""
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is a limit, for which to count."""
+        return self.prices.budget > 0
+
+    @property
+    def spent(self) -> float:
+        """In the last 24 hours."""
+        now = self._clock()
+        while self._sums and self._sums[0][0] <= now - _DAY_SECONDS:
+            self._sums.popleft()
+        return sum(money for _, money in self._sums)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the budget is used up."""
+        return self.limited and self.spent >= self.prices.budget
+
+    def check(self) -> None:
+        """Raise where it is."""
+        if not self.is_over:
+            return
+        hours = (self._sums[0][0] + _DAY_SECONDS - self._clock()) / 3600
+        raise UpstreamError(
+            f"the upstream's budget of {self.prices.budget:.2f} for 24 hours is spent "
+            f"({self.spent:.2f}): more from {max(0.1, hours):.1f} hours on",
+            later=False,
+            hint="raise --upstream-budget",
+        )
+
+    def add(self, usage: Usage) -> None:
+        """Tokens of a request; less than 0 of them where fewer were told than had been counted."""
+        money = self.prices.of(usage)
+        now = self._clock()
+        if self._sums and now - self._sums[-1][0] < _STEP_SECONDS:
+            began, before = self._sums.pop()
+            self._sums.append((began, before + money))
+        else:
+            self._sums.append((now, money))
+
+    def request(self, read: int) -> Request:
+        """A request that reads so many tokens, which are counted now."""
+        self.add(Usage(read=read))
+        return Request(self, Usage(read=read))
+
+
+class Request:
+    """What one request costs: as we count, until the upstream tells."""
+
+    def __init__(self, spending: Spending, counted: Usage) -> None:
+        self._spending = spending
+        self._counted = counted
+
+    def wrote(self, tokens: int) -> None:
+        """Tokens have come."""
+        self._spending.add(Usage(written=tokens))
+        self._counted = Usage(self._counted.read, self._counted.written + tokens)
+
+    def told(self, usage: Usage) -> None:
+        """The upstream has told what it counts: that is what it will bill."""
+        read, written = self._counted
+        self._spending.add(Usage(usage.read - read, usage.written - written))
+        self._counted = usage

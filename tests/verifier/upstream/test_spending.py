@@ -1,0 +1,160 @@
+"""A budget of money: counted as the upstream tells, else as we count, and its end is said."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from cloud_verifier.settings import Settings
+from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
+from cloud_verifier.upstream.contract import Piece, UpstreamError, Usage
+from cloud_verifier.upstream.spending import Prices, Spending
+from edge_client import Done, EdgeClient, Link, Notice
+from moa.errors import ConfigError
+from tests.verifier.upstream.scripted import Request, chunk, running, stream
+from tests.verifier.upstream.test_dialects import pieces
+
+DAY = 24 * 3600.0
+TEXT = " The upstream says this."
+
+
+class Clock:
+    """Time that a test moves."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_money_of_the_last_day() -> None:
+    clock = Clock()
+    spending = Spending(Prices(read=1.0, written=10.0, budget=0.5), clock)
+    request = spending.request(100_000)
+    assert spending.spent == pytest.approx(0.1)
+    request.wrote(20_000)
+    assert spending.spent == pytest.approx(0.3)
+    request.told(Usage(read=200_000, written=10_000))  # another tokenizer, or a cache
+    assert spending.spent == pytest.approx(0.3)
+    spending.check()
+    clock.now += DAY / 2
+    spending.request(200_000)
+    with pytest.raises(UpstreamError, match=r"budget of 0.50 .* is spent \(0.50\): more from 12.0"):
+        spending.check()
+    clock.now += DAY / 2
+    assert spending.spent == pytest.approx(0.2)
+    spending.check()
+
+
+def test_without_a_budget_nothing_is_over() -> None:
+    spending = Spending(Prices(read=1.0))
+    spending.request(10**9)
+    spending.check()
+
+
+async def test_usage_as_each_engine_tells_it() -> None:
+    usage = {"prompt_tokens": 5, "completion_tokens": 3}
+    expected = Usage(read=5, written=3)
+
+    async def last(name: str, *events: Any) -> Piece:
+        return (await pieces(name, *events))[-1]
+
+    done = {"choices": [{"text": "", "token_ids": [], "finish_reason": "stop"}]}
+    for name in ("completions", "vllm", "chat"):
+        assert (await last(name, done, {"choices": [], "usage": usage})).usage == expected
+    told = {"stop": True, "stop_type": "eos", "tokens_evaluated": 5, "tokens_predicted": 3}
+    assert (await last("llama-server", told)).usage == expected
+    meta = usage | {"finish_reason": {"type": "length"}}
+    assert (await last("sglang", {"output_ids": [1], "meta_info": meta})).usage == expected
+    told = {"response": "", "done": True, "prompt_eval_count": 5, "eval_count": 3}
+    assert (await last("ollama", json.dumps(told))).usage == expected
+    began = {
+        "type": "message_start",
+        "message": {"usage": {"input_tokens": 5, "output_tokens": 1}},
+    }
+    ended = {"delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 3}}
+    assert (await last("anthropic", began, ended)).usage == expected
+    for wrong in (None, 7, {}, {"prompt_tokens": -1, "completion_tokens": 3}, {"prompt_tokens": 1}):
+        assert all(
+            one.usage is None for one in await pieces("completions", done | {"usage": wrong})
+        )
+
+
+class Paid:
+    """A service that tells what it bills, if it is asked to."""
+
+    def __init__(self, *, tells: bool) -> None:
+        self.tells = tells
+        self.requests = 0
+
+    async def answer(self, request: Request, writer: asyncio.StreamWriter) -> None:
+        """One answer of two chunks."""
+        self.requests += 1
+        assert request.body["stream_options"] == {"include_usage": True}
+        usage = {"prompt_tokens": 1_000_000, "completion_tokens": 1_000_000}
+        told = [{"choices": [], "usage": usage}] if self.tells else []
+        await stream(chunk(TEXT), chunk("", "stop"), *told, "data: [DONE]\n\n")(request, writer)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+async def test_an_answer_that_would_cost_too_much_is_the_devices(tells: bool) -> None:
+    """The first answer uses the budget up, and is whole. The second is not asked for."""
+    service = Paid(tells=tells)
+    async with running(service.answer) as upstream:
+        settings = Settings(
+            port=0,
+            upstream=(upstream.url,),
+            upstream_api="completions",
+            upstream_price_in=1.0,
+            upstream_price_out=2.0,
+            upstream_budget=3.0 if tells else 0.000_001,
+        )
+        async with (
+            UpstreamVerifier(settings, upstreams_of(settings)).open() as front,
+            EdgeClient(
+                verifier=front.transport.url, settle_seconds=60, max_new_tokens=30
+            ) as device,
+        ):
+            await device.wait_online(60)
+            first, _ = await answer(device)
+            asked = service.requests
+            second, said = await answer(device)
+        assert service.requests == asked
+    if tells:
+        assert first.verified
+        assert first.text == TEXT
+        assert asked == 1
+    assert second.text
+    assert not second.verified
+    assert "budget" in said
+    assert "is spent" in said
+
+
+async def answer(device: EdgeClient) -> tuple[Done, str]:
+    """An answer, and what was said beside it."""
+    said = ""
+    async for event in device.generate("What is 17 plus 25?"):
+        match event:
+            case Notice(message=message):
+                said += message
+            case Link(detail=detail):
+                said += detail
+            case Done():
+                return event, said
+    raise AssertionError("no end")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"upstream_budget": 5.0},
+        {"upstream_budget": -1.0, "upstream_price_in": 1.0},
+        {"upstream_price_in": float("nan")},
+    ],
+)
+def test_money_that_cannot_be_counted_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="--upstream-"):
+        Settings(upstream=("gpu:8000",), **wrong)  # type: ignore[arg-type]
