@@ -2,7 +2,9 @@
 
 The engine behind may have any tokenizer: positions in the session's log are the device's own. A
 text is encoded as it comes, in pieces that end where a word ends, so that the tokens are those that
-the device would have written; the text that they decode to is the upstream's in any case.
+the device would have written; the text that they decode to is the upstream's in any case. The first piece of an
+answer is not kept back: somebody waits for it, and no text of the device stands there that it
+should be compared with, token by token.
 """
 
 from __future__ import annotations
@@ -20,18 +22,22 @@ _LONGEST_WORD = 64
 class TokensOfText:
     """Encodes a text that comes in pieces."""
 
-    def __init__(self, encode: Encode, decode: Decode) -> None:
-        """Both without special tokens: a text that looks like one is text."""
+    def __init__(self, encode: Encode, decode: Decode, *, begins: bool = False) -> None:
+        """Both without special tokens: a text that looks like one is text. `begins`: the text is an
+        answer from its beginning."""
         self._encode = encode
         self._decode = decode
+        self._begins = begins
         self._kept = ""
 
     def add(self, text: str) -> list[int]:
         """The tokens of what is complete now."""
         self._kept += text
         at = _boundary(self._kept)
-        if at == 0 and len(self._kept) > _LONGEST_WORD:
+        is_first = self._begins and bool(self._kept.strip())
+        if is_first or (at == 0 and len(self._kept) > _LONGEST_WORD):
             at = len(self._kept)
+        self._begins = self._begins and not is_first
         complete = self._kept[:at]
         self._kept = self._kept[at:]
         return self._tokens(complete)

@@ -40,6 +40,14 @@ def test_words_are_encoded_as_the_device_would_have_written_them() -> None:
     assert ids == TOKENS.encode(text)
 
 
+def test_the_first_text_of_an_answer_is_not_kept_back() -> None:
+    tokens = TokensOfText(TOKENS.encode, TOKENS.decode, begins=True)
+    assert tokens.add(" ") == []  # nobody sees it
+    assert TOKENS.decode(tokens.add("Ada")) == " Ada"
+    assert tokens.add(" liv") == []
+    assert TOKENS.decode(tokens.add("ed near")) == " lived"
+
+
 def test_text_that_looks_like_a_special_token_ends_nothing() -> None:
     special = TOKENS._with_special.id_to_token(TOKENS.eos_ids[0])
     tokens = TokensOfText(TOKENS.encode, TOKENS.decode)
