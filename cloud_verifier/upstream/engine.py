@@ -369,7 +369,8 @@ class UpstreamEngine:
 
     async def _tokens(self, turn: _Turn, asked: Continuation) -> AsyncGenerator[Written, None]:
         """Tokens as they come, at least one at a time, until the upstream ends or is broken off."""
-        begins = asked.begun_tokens == 0
+        # A grammar may demand another token than the first piece of a word.
+        begins = asked.begun_tokens == 0 and asked.grammar is None
         text = TokensOfText(self._encode, self._decode, begins=begins)
         async with contextlib.aclosing(self._pieces(turn, asked)) as pieces:
             async for piece in pieces:

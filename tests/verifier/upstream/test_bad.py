@@ -110,7 +110,8 @@ async def test_a_bad_upstream(name: str) -> None:
         verified, text, done = await answer(address)
         assert upstream.asked
     assert text
-    assert set(verified.split()) <= set(SAID.split())  # it may be asked again, and say it again
+    for word in verified.split():  # it may be asked again, and say it again, up to the last token
+        assert any(said.startswith(word) for said in SAID.split())
     if name not in MAY_VERIFY:
         assert verified == ""
         assert not done.verified
