@@ -296,6 +296,20 @@ def test_a_stopped_answer_with_an_unverified_end_goes_on_after_its_verified_text
     assert body["prediction"]["content"]
 
 
+def test_an_answer_shows_that_it_is_awaited_before_its_first_word(
+    opened: Open, device: Device, truth: str
+) -> None:
+    page = opened()
+    device.pause = 3.0
+    ask(page)
+    page.wait_for_selector(".assistant[aria-busy=true] .caret")
+    page.wait_for_function(
+        "() => / s$/.test(document.querySelector('.assistant .note').textContent)"
+    )
+    device.pause = 0.0
+    assert complete(page) == truth
+
+
 SUM = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
 ADD = {
     "name": "add",

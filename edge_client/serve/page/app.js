@@ -439,6 +439,7 @@ function beginWork(conversation, node) {
   buttons();
   list();
   say("Answering");
+  drawWork(work); // it is busy before its first word
   return work;
 }
 

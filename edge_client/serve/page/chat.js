@@ -145,9 +145,14 @@ export function writingOf(node, live) {
 function measured(usage) {
   if (!usage?.tokens) return "";
   const parts = [`${usage.tokens} tokens`];
-  if (usage.seconds > 0) parts.push(`${Math.round(usage.tokens / usage.seconds)} tokens/s`);
+  if (usage.seconds > 0) parts.push(`${rate(usage.tokens / usage.seconds)} tokens/s`);
   if (usage.context) parts.push(`${usage.total} of ${usage.context} tokens of context`);
   return parts.join(" · ");
+}
+
+// A slow model's speed has a decimal: 1.4 tokens/s is not 1.
+function rate(speed) {
+  return speed < 10 ? speed.toFixed(1) : String(Math.round(speed));
 }
 
 // The line above a message.
