@@ -95,9 +95,10 @@ def tile(page: Any, name: str) -> str:
     return str(shown.json_value())
 
 
-def picture(page: Any, name: str) -> None:
+def picture(page: Any, name: str, animations: Any = "disabled") -> None:
+    """`allow` animations where something is seen only while one runs, as text that is struck out."""
     if folder := os.environ.get("MOA_PICTURES"):
-        page.screenshot(path=Path(folder) / f"{name}.png", animations="disabled")
+        page.screenshot(path=Path(folder) / f"{name}.png", animations=animations)
 
 
 def test_an_answer_whose_link_is_cut_goes_on_and_is_corrected(
@@ -116,7 +117,7 @@ def test_an_answer_whose_link_is_cut_goes_on_and_is_corrected(
     page.click("#cut-switch")
     if wrong:
         page.wait_for_selector(".retracted")
-        picture(page, "chat-page-corrected")
+        picture(page, "chat-page-corrected", "allow")
     assert complete(page) == truth
     assert page.query_selector(".provisional") is None
     assert page.text_content(".assistant .note") == ""

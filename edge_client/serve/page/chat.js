@@ -237,7 +237,8 @@ export class ChatView {
     const wasAtEnd = this.atEnd;
     const body = box.querySelector(".body");
     box.setAttribute("aria-busy", String(Boolean(live)));
-    body.classList.toggle("caret", Boolean(live) && !withdrawn);
+    const isStruck = Boolean(withdrawn) || this.struck?.body === body;
+    body.classList.toggle("caret", Boolean(live) && !isStruck); // nothing is written behind that
     if (node.role === "assistant") this.#answer(body, node, live, withdrawn);
     else body.textContent = node.text;
     this.#calls(box, node, live);
