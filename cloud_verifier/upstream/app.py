@@ -124,6 +124,7 @@ class UpstreamVerifier(Server):
         service = Service(facts, settings.limits, self.engine, metrics=Metrics(), grammars=grammars)
         super().__init__(service, settings, auth)
         self._probing: asyncio.Task[None] | None = None
+        upstreams.encode = tokens.encode
         upstreams.learned = self._learn
         self._learn()
 

@@ -31,6 +31,7 @@ from cloud_verifier.upstream.dialects import dialect
 from cloud_verifier.upstream.joining import ContradictedError, Way
 from cloud_verifier.upstream.json_style import JsonStyle
 from cloud_verifier.upstream.lines import bounded_lines, error_text, openai_usage
+from cloud_verifier.upstream.tokens import Encode
 from moa.errors import UsageError
 from moa.safe_text import safe_line
 
@@ -44,6 +45,8 @@ _USAGE_SECONDS = 1.0
 """For so long an answer that has ended waits for its usage."""
 _MOST_CANDIDATE_BYTES = 256
 """Of JSON that tells of one candidate: id, number, rank and text."""
+_TOKENIZED = "def size(of):  # Größe in µm\n    return 1234567 * of['x']  # 大小 🙂 don't\n"
+"""A text whose tokens are hardly the same in two tokenizers."""
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 10.0
 """Seconds before an upstream that failed is asked again: doubled each time."""
@@ -59,6 +62,8 @@ class Upstream:
     """Below which OpenAI's routes lie, such as http://gpu:8000/v1."""
     key: str = ""
     facts: UpstreamFacts | None = None
+    same_tokens: bool | None = None
+    """Whether its tokenizer is the device's; None: it does not say."""
     refuses: set[Way] = field(default_factory=set)
     """Ways to ask that it has refused."""
     lacks: set[str] = field(default_factory=set)
@@ -121,6 +126,8 @@ class Upstreams:
         self._model = model
         self._interface = interface
         self._clock = clock
+        self.encode: Encode | None = None
+        """The device's tokenizer, for engines that take tokens: theirs must be the same."""
         self.learned: Callable[[], None] = lambda: None
         """Called when more is known of what they can do."""
         if interface != "auto":
@@ -199,14 +206,44 @@ class Upstreams:
     async def _facts(self, upstream: Upstream) -> UpstreamFacts:
         if upstream.facts is None:
             listed = await self._models(upstream)
-            upstream.facts = _chosen(listed, self._model)
+            facts = _chosen(listed, self._model)
+            upstream.same_tokens = await self._has_same_tokens(upstream, facts)
+            upstream.facts = facts
             self.learned()
         return upstream.facts
 
     def _dialect(self, upstream: Upstream) -> Dialect:
-        """How it is asked, as far as that is known."""
+        """How it is asked, as far as that is known. An engine that takes tokens is asked by chats
+        where it does not say that they are the device's: others would make senseless text."""
         owner = upstream.facts.owner if upstream.facts is not None else ""
-        return dialect(self._interface, owner, urlsplit(upstream.url).hostname or "")
+        host = urlsplit(upstream.url).hostname or ""
+        same_tokens = self.encode is None or upstream.same_tokens is True
+        return dialect(self._interface, owner, host, same_tokens=same_tokens)
+
+    async def _has_same_tokens(self, upstream: Upstream, facts: UpstreamFacts) -> bool | None:
+        """Whether a text has the same tokens there as on the device; None where it does not say."""
+        host = urlsplit(upstream.url).hostname or ""
+        how = dialect(self._interface, facts.owner, host)
+        if how.takes != "tokens" or self.encode is None:
+            return None
+        try:
+            async with self._http.stream(
+                "POST",
+                httpx.URL(f"{upstream.url}/").join("../tokenize"),
+                headers=how.headers(upstream.key),
+                json=how.tokenize_body(_TOKENIZED, facts.model),
+                timeout=_PROBE_SECONDS,
+            ) as response:
+                body = await _whole(response)
+                if response.status_code != httpx.codes.OK:
+                    return None
+        except httpx.HTTPError as error:
+            raise _unreachable(error) from None
+        answer = _decoded(body)
+        tokens = answer.get("tokens") if isinstance(answer, dict) else None
+        if not isinstance(tokens, list):
+            return None
+        return bool(tokens == list(self.encode(_TOKENIZED)))
 
     async def _models(self, upstream: Upstream) -> list[dict[str, Any]]:
         """Those that it lists. One without a list is believed to have the model that is asked for."""
@@ -233,6 +270,12 @@ class Upstreams:
         """In one way after another, until an answer fits the text that is there."""
         model = (await self._facts(upstream)).model
         how = self._dialect(upstream)
+        if how.takes == "tokens" and upstream.same_tokens is False:
+            raise UpstreamError(
+                "the upstream's tokenizer is not the one of the device's bundle",
+                later=False,
+                hint="--upstream-api chat, or the bundle of a small model of the same family",
+            )
         if asked.draft:
             yield await self._score(upstream, how, asked, model)
             return

@@ -162,6 +162,11 @@ class Dialect(Protocol):
     def path(self) -> str:
         """Where requests go, below the address of the upstream."""
 
+    def tokenize_body(self, text: str, model: str) -> dict[str, object]:
+        """The JSON of a request for the tokens of a text, without special ones; asked of engines
+        that take tokens, at `../tokenize`."""
+        return {"model": model, "prompt": text, "add_special_tokens": False}
+
     def body(self, asked: Continuation, model: str) -> dict[str, object]:
         """The JSON of a request."""
 

@@ -53,6 +53,10 @@ class LlamaServer(Dialect):
         """Beside `/v1`, not below it."""
         return "../completion"
 
+    def tokenize_body(self, text: str, model: str) -> dict[str, object]:
+        """Its own names."""
+        return {"content": text, "add_special": False, "parse_special": False}
+
     def body(self, asked: Continuation, model: str) -> dict[str, object]:
         """Its own names, and its own defaults switched off."""
         sampling = asked.sampling
@@ -405,11 +409,17 @@ _HOSTS = {
 """Services that take chats alone."""
 
 
-def dialect(name: str, owner: str = "", host: str = "") -> Dialect:
+_CHATS = {"llama-server": "chat", "vllm": "chat-vllm", "sglang": "chat-vllm"}
+"""How engines that take tokens are asked where theirs are not the device's."""
+
+
+def dialect(name: str, owner: str = "", host: str = "", *, same_tokens: bool = True) -> Dialect:
     """The dialect of this name; `auto`: by the service's name, or by who owns its models, else any
-    completions."""
+    completions. `same_tokens`: whether its tokenizer is the device's."""
     if name == "auto":
         name = _HOSTS.get(host) or _OWNERS.get(owner, "completions")
+        if not same_tokens:
+            name = _CHATS.get(name, name)
     if name not in DIALECTS:
         raise UsageError(
             f"unknown interface {name!r} of an upstream", hint=f"auto, {', '.join(DIALECTS)}"

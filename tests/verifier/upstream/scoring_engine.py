@@ -81,6 +81,12 @@ class ScoringEngine:
         """One request."""
         if self.away:
             return
+        if request.path == "/tokenize":
+            tokens = embedded().target.tokenizer.encode(
+                request.body["prompt"], add_special_tokens=False
+            )
+            await whole({"tokens": tokens, "count": len(tokens)})(request, writer)
+            return
         self.asked.append(request.body)
         answer = self._vllm(request.body) if self.kind == "vllm" else self._sglang(request.body)
         await answer(request, writer)

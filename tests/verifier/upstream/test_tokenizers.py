@@ -1,0 +1,103 @@
+"""An engine that takes tokens gets them only where they mean the same to it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from cloud_verifier.settings import Settings
+from cloud_verifier.upstream.app import DeviceTokens, UpstreamVerifier, upstreams_of
+from edge_client import Done, EdgeClient, Link, Notice
+from moa import demo
+from moa.bundle import Bundle
+from tests.verifier.upstream.scripted import Request, running, stream, whole
+
+TOKENS = DeviceTokens(Bundle.open(demo.paths().bundle))
+SAID = " The upstream says this."
+
+
+class Engine:
+    """llama.cpp's server or vLLM, with a tokenizer that is the device's, another, or not told."""
+
+    def __init__(self, owner: str, tokens: str) -> None:
+        self.owner = owner
+        self.tokens = tokens
+        self.paths: set[str] = set()
+
+    async def models(self, request: Request, writer: asyncio.StreamWriter) -> None:
+        """One model."""
+        await whole({"data": [{"id": "big", "owned_by": self.owner}]})(request, writer)
+
+    async def answer(self, request: Request, writer: asyncio.StreamWriter) -> None:
+        """Tokens of a text, or an answer."""
+        if request.path == "/tokenize":
+            text = request.body.get("content") or request.body["prompt"]
+            told: dict[str, Any] = {"tokens": TOKENS.encode(text)}
+            if self.tokens == "other":
+                told = {"tokens": [1, 2, 3]}
+            status = "404 Not Found" if self.tokens == "untold" else "200 OK"
+            await whole(told, status)(request, writer)
+            return
+        self.paths.add(request.path)
+        ids = TOKENS.encode(SAID)
+        choice = {"text": "x", "token_ids": ids, "delta": {"content": SAID}}
+        await stream(
+            {"tokens": ids, "stop": False, "choices": [choice]},
+            {"tokens": [], "stop": True, "stop_type": "eos"}
+            | {"choices": [{"finish_reason": "stop", "token_ids": [], "delta": {}, "text": ""}]},
+            "data: [DONE]\n\n",
+        )(request, writer)
+
+
+@pytest.mark.parametrize(
+    ("owner", "tokens", "path"),
+    [
+        ("llamacpp", "same", "/completion"),
+        ("llamacpp", "other", "/v1/chat/completions"),
+        ("llamacpp", "untold", "/v1/chat/completions"),
+        ("vllm", "same", "/v1/completions"),
+        ("vllm", "other", "/v1/chat/completions"),
+    ],
+)
+async def test_auto_asks_by_tokens_only_where_they_are_the_devices(
+    owner: str, tokens: str, path: str
+) -> None:
+    engine = Engine(owner, tokens)
+    done, _ = await asked(engine, "auto")
+    assert done.verified
+    assert done.text == SAID
+    assert engine.paths == {path}
+
+
+async def test_tokens_that_are_not_the_devices_are_refused_by_name() -> None:
+    engine = Engine("llamacpp", "other")
+    done, said = await asked(engine, "llama-server")
+    assert not done.verified
+    assert "tokenizer is not the one of the device's bundle" in said
+    assert not engine.paths
+
+
+async def asked(engine: Engine, api: str) -> tuple[Done, str]:
+    """An answer, and what was said beside it."""
+    said = ""
+    async with running(engine.answer, engine.models) as upstream:
+        settings = Settings(port=0, upstream=(upstream.url,), upstream_api=api)
+        async with (
+            UpstreamVerifier(settings, upstreams_of(settings)).open() as front,
+            EdgeClient(
+                verifier=front.transport.url, settle_seconds=60, max_new_tokens=30
+            ) as device,
+        ):
+            await device.wait_online(60)
+            messages = [{"role": "user", "content": "What is 17 plus 25?"}]
+            async for event in device.generate(messages):
+                match event:
+                    case Notice(message=message):
+                        said += message
+                    case Link(detail=detail):
+                        said += detail
+                    case Done():
+                        return event, said
+    raise AssertionError("no end")
