@@ -130,12 +130,16 @@ class Workshop:
         # Nodes are in the order in which they are computed.
         embedding = table("embedding", self.source.embedding())
         head = embedding if self.tied else table("head", self.head_rows)
-        self._embed(model, embedding)
+        shared = self.source.shared
+        self._embed(model, embedding, "x", shared.embedding_scale)
+        if shared.per_layer is not None:
+            per_layer = table("per_layer", self.source.per_layer())
+            self._embed(model, per_layer, "per_layer", shared.per_layer_scale)
         graph.node.extend(layer_nodes)
         self._project(model, head)
         inputs: list[tuple[str, int, Sizes]] = [("ids", TensorProto.INT64, (1, "T"))]
         for name, shape in spec.inputs.items():
-            if name != "x":  # the embedded ids
+            if name not in spec.embedded:
                 inputs.append((name, types[name], shape))
         inputs.append(("scale", TensorProto.FLOAT, (1,)))
         inputs.append(("noise", TensorProto.FLOAT, (1, "n", "v")))
@@ -153,15 +157,15 @@ class Workshop:
         del graph.value_info[:]  # the exporter's shapes, which are wrong after quantization
         return model
 
-    def _embed(self, model: WeightedModel, table: Table) -> None:
-        """From `ids` to `x`."""
-        factor = self.source.shared.embedding_scale
+    def _embed(self, model: WeightedModel, table: Table, out: str, factor: float) -> None:
+        """From `ids` to rows of a table, times a factor."""
         if factor == 1.0:
-            table.embed(model, "ids", "x")
+            table.embed(model, "ids", out)
             return
-        table.embed(model, "ids", "x_unscaled")
-        scale = model.constant("embedding_scale", np.array(factor, np.float32))
-        model.node("Mul", ["x_unscaled", scale], ["x"])
+        table.embed(model, "ids", f"{out}_unscaled")
+        name = "embedding_scale" if out == "x" else f"{out}_scale"
+        scale = model.constant(name, np.array(factor, np.float32))
+        model.node("Mul", [f"{out}_unscaled", scale], [out])
 
     def _project(self, model: WeightedModel, table: Table) -> None:
         """From `hidden` to `top_logp` and `top_tokens`."""

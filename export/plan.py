@@ -91,7 +91,7 @@ def make_plan(
             f"--draft-vocab must be 1..{sizes.vocabulary} (the target's vocabulary), not {drafted}"
         )
     weights = sizes.layer_weights
-    embedding = sizes.vocabulary * sizes.hidden_size
+    embedding = sizes.vocabulary * (sizes.hidden_size + sizes.per_layer_width)
     head = drafted * sizes.hidden_size
     shared = sizes.tied and drafted == sizes.vocabulary
     return ExportPlan(

@@ -138,10 +138,9 @@ class TorchRunner:
             for name, value in step.feeds(self.spec).items()
         }
         module = self.source.module
-        others = [feeds[name] for name in self.spec.inputs if name != "x"]
         with torch.inference_mode():
-            x = module.shared.embed(feeds["ids"]).to(module.weight.dtype)
-            hidden, *new = self._layers(x, *others)
+            feeds |= module.shared.inputs(feeds["ids"], module.weight.dtype)
+            hidden, *new = self._layers(*(feeds[name] for name in self.spec.inputs))
             logits = module.shared.logits(hidden)[0, :, : self.source.vocabulary]
         rows, states = split_rows(self.spec, [value.numpy() for value in new])
         return StepParts(hidden[0].numpy(), logits.numpy(), rows, states)

@@ -87,6 +87,11 @@ class Source:
         """The embedding's matrix, `[vocabulary, hidden]`."""
         return _numpy(self.shared.embedding)
 
+    def per_layer(self) -> NDArray[np.float32]:
+        """The table of what tokens bring to the layers beside their embedding."""
+        assert self.shared.per_layer is not None
+        return _numpy(self.shared.per_layer)
+
     def head(self) -> NDArray[np.float32]:
         """The head's matrix, `[vocabulary, hidden]`."""
         return _numpy(self.shared.head)

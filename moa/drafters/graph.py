@@ -30,6 +30,13 @@ class GraphSpec:
     states: tuple[tuple[int, ...], ...] = ()
     """Shapes of the running states that other layers keep: of a step's tokens, a chain, the states
     after the last one come out."""
+    per_layer: int = 0
+    """Numbers that each token brings to the layers beside its embedding."""
+
+    @property
+    def embedded(self) -> tuple[str, ...]:
+        """The inputs that are looked up by token ids: they lie inside of the whole graph."""
+        return ("x", "per_layer") if self.per_layer else ("x",)
 
     @property
     def inputs(self) -> dict[str, Sizes]:
@@ -40,6 +47,8 @@ class GraphSpec:
             "queries": ("N",),
         }
         shapes["mask"] = (1, 1, "T", "P+T")
+        if self.per_layer:
+            shapes["per_layer"] = (1, "T", self.per_layer)
         if (of := self.records) is not None:
             shapes |= dict.fromkeys(("record_k", "record_v"), (1, of.kv_heads, "R", of.head_dim))
             shapes["record_mask"] = (1, 1, 1, "R")
@@ -80,6 +89,8 @@ class GraphSizes:
     """Heads and their width, for each layer with a cache."""
     record_width: int
     layer_weights: int
+    per_layer_width: int = 0
+    """Numbers that a token brings to the layers beside its embedding."""
     running_states: bool = False
     """Whether layers keep running states, which only the programs of this project carry on."""
     no_static_form: str = ""

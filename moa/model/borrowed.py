@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -16,9 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from moa.errors import ConfigError
 from moa.model.gated_delta import GatedDelta
 from moa.target.families import (
-    cached_layers,
+    layer_memory,
+    per_layer_width,
     refuse_as_sibling,
-    running_states,
     scaling_of,
 )
 from moa.target.library import ATTENTION, cache_argument
@@ -40,6 +40,9 @@ class SharedWeights:
     """What the head's products are multiplied with, before the cap."""
     bias: Tensor | None = None
     """Added to the logits of a part of a head."""
+    per_layer: Tensor | None = None
+    """What each token brings to the layers beside its embedding, `[V, layers * width]`."""
+    per_layer_scale: float = 1.0
 
     def embed(self, ids: Tensor) -> Tensor:
         """The target's token embeddings, scaled as the target scales them."""
@@ -47,6 +50,14 @@ class SharedWeights:
         if self.embedding_scale == 1.0:
             return embedded
         return embedded * self.embedding_scale
+
+    def inputs(self, ids: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+        """What the layers read of these tokens, by the names of the graph's inputs."""
+        found = {"x": self.embed(ids).to(dtype)}
+        if self.per_layer is not None:
+            rows = F.embedding(ids, self.per_layer) * self.per_layer_scale
+            found["per_layer"] = rows.to(dtype)
+        return found
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The logits of the target's head after these states."""
@@ -133,6 +144,45 @@ class _Running:
         return (self.inputs, *self.memory)
 
 
+@dataclass
+class BesideStates:
+    """What layers read beside the states of the layer before them, in one step."""
+
+    per_layer: Tensor | None = None
+    """What the tokens bring to each layer, `[B, T, layers, width]`."""
+    rows: dict[str, Rows] = field(default_factory=dict)
+    """By kind of layer, the rows that later layers of the kind read instead of their own. The
+    library's layers put them there."""
+
+    def select(self, queries: Tensor) -> None:
+        """Keep of the tokens those of `queries` alone; all rows stay."""
+        if self.per_layer is not None:
+            self.per_layer = self.per_layer.index_select(1, queries)
+
+
+class PerLayerInputs(nn.Module):
+    """What each token brings to each layer (Gemma 4): a row of a table of its own, and a product of
+    its embedding."""
+
+    def __init__(self, backbone: Any) -> None:
+        super().__init__()
+        table: Any = backbone.embed_tokens_per_layer
+        self.table = cast(nn.Embedding, table)
+        self.table_scale = float(table.scalar_embed_scale)
+        self.projection = cast(nn.Linear, backbone.per_layer_model_projection)
+        self.norm = cast(nn.Module, backbone.per_layer_projection_norm)
+        self._projection_scale = float(backbone.per_layer_model_projection_scale)
+        self._scale = float(backbone.per_layer_input_scale)
+        self._layers = len(backbone.layers)
+
+    def forward(self, x: Tensor, rows: Tensor) -> Tensor:
+        """`[B, T, layers, width]`, of embedded tokens and their rows of the table."""
+        projected = self.projection(x) * self._projection_scale
+        by_layer = self.norm(projected.unflatten(-1, (self._layers, -1)))
+        brought: Tensor = (by_layer + rows.unflatten(-1, (self._layers, -1))) * self._scale
+        return brought
+
+
 class BorrowedLayers(nn.Module):
     """The last `count` decoder layers of a model, its rotary embedding and its final norm.
 
@@ -148,6 +198,9 @@ class BorrowedLayers(nn.Module):
         self.norm = cast(nn.Module, last_norm)
         self._rotary = _rotary_of(backbone)
         self._cache_argument = cache_argument(self.layers[0])
+        self._takes_shared_rows = (
+            "shared_kv_states" in inspect.signature(self.layers[0].forward).parameters
+        )
         kinds = getattr(backbone.config, "layer_types", None)
         if not kinds:
             kinds = [None] * len(backbone.layers)  # type: ignore[arg-type]
@@ -169,11 +222,23 @@ class BorrowedLayers(nn.Module):
         return self.norm(x), new_rows
 
     def layer(
-        self, index: int, x: Tensor, positions: Tensor, mask: Tensor, past: Rows
+        self,
+        index: int,
+        x: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        past: Rows,
+        beside: BesideStates | None = None,
     ) -> tuple[Tensor, Rows]:
         """States after one layer, and its new rows."""
         cache = _Past(past)
-        return self._run(index, x, positions, mask, cache), cache.new
+        return self._run(index, x, positions, mask, cache, beside), cache.new
+
+    def reading_layer(
+        self, index: int, x: Tensor, positions: Tensor, mask: Tensor, beside: BesideStates
+    ) -> Tensor:
+        """States after a layer that keeps no rows, and attends over those of an earlier one."""
+        return self._run(index, x, positions, mask, None, beside)
 
     def running_layer(
         self, index: int, x: Tensor, positions: Tensor, past: Sequence[Tensor]
@@ -183,9 +248,20 @@ class BorrowedLayers(nn.Module):
         return self._run(index, x, positions, None, cache), cache.new
 
     def _run(
-        self, index: int, x: Tensor, positions: Tensor, mask: Tensor | None, cache: Any
+        self,
+        index: int,
+        x: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: Any,
+        beside: BesideStates | None = None,
     ) -> Tensor:
         arguments = self._rotary(x, positions, self._kinds[index]) | {self._cache_argument: cache}
+        if self._takes_shared_rows:
+            beside = beside or BesideStates()
+            arguments["shared_kv_states"] = beside.rows
+            if beside.per_layer is not None:
+                arguments["per_layer_input"] = beside.per_layer[:, :, index]
         out = self.layers[index](x, attention_mask=mask, position_ids=positions, **arguments)
         states: Tensor = out[0] if isinstance(out, tuple) else out  # some versions return a tuple
         return states
@@ -207,13 +283,12 @@ class Sibling(nn.Module):
         is_tied = head.weight is self.embedding.weight
         self.head = None if is_tied else head
         self._scaling = scaling_of(model.config)
-        (self.heads,) = {*cached_layers(model.config).values()}
-        """KV heads of a layer, and their width."""
+        self.memory = layer_memory(model.config)
+        """What its layers keep of a text."""
+        self.per_layer = PerLayerInputs(backbone) if per_layer_width(model.config) else None
         for layer in self.decoder.layers:
             if isinstance(own := getattr(layer, "linear_attn", None), nn.Module):
                 layer.linear_attn = GatedDelta(own)
-        self.running = running_states(model.config)
-        """Layers that keep running states instead, and the states' shapes."""
         self.requires_grad_(False)
 
     @classmethod
@@ -229,15 +304,28 @@ class Sibling(nn.Module):
             ) from None
 
     @property
+    def heads(self) -> tuple[int, int]:
+        """KV heads of a layer, and their width: of a model whose layers are all alike."""
+        (heads,) = {*self.memory.cached.values()}
+        return heads
+
+    @property
     def shared(self) -> SharedWeights:
         """Its embedding and head, which are never trained."""
         head = self.embedding if self.head is None else self.head
+        table = None
+        table_scale = 1.0
+        if self.per_layer is not None:
+            table = self.per_layer.table.weight.detach()
+            table_scale = self.per_layer.table_scale
         return SharedWeights(
             embedding=self.embedding.weight.detach(),
             head=head.weight.detach(),
             embedding_scale=self._scaling.embedding,
             logit_softcap=self._scaling.softcap,
             logit_scale=self._scaling.logits,
+            per_layer=table,
+            per_layer_scale=table_scale,
         )
 
 

@@ -127,6 +127,17 @@ class MaskPlan:
 
 
 @dataclass(frozen=True)
+class LayerMemory:
+    """What the layers of a model keep of a text, by layer. A layer in neither keeps nothing: it
+    reads the rows of an earlier one."""
+
+    cached: Mapping[int, tuple[int, int]]
+    """KV heads of each layer that keeps keys and values of its own, and their width."""
+    running: Mapping[int, tuple[tuple[int, ...], ...]]
+    """Shapes of the running states of each layer that keeps those instead."""
+
+
+@dataclass(frozen=True)
 class Scaling:
     """What a model multiplies its embeddings and its logits with, and bends these to."""
 
@@ -275,6 +286,18 @@ def _norm_eps(config: PretrainedConfig) -> float:
     return 0.0
 
 
+def layer_memory(config: PretrainedConfig) -> LayerMemory:
+    """What the layers of a sibling keep."""
+    return LayerMemory(cached=cached_layers(config), running=running_states(config))
+
+
+def per_layer_width(config: PretrainedConfig) -> int:
+    """Numbers that a token brings to the layers beside its embedding, all layers together (Gemma 4
+    E2B and E4B); 0 for other models."""
+    of_layer = getattr(config, "hidden_size_per_layer_input", None) or 0
+    return int(of_layer * config.num_hidden_layers)
+
+
 def running_states(config: PretrainedConfig) -> dict[int, tuple[tuple[int, ...], ...]]:
     """For each layer whose running states an exported graph can carry, the shapes of its states: of
     a short convolution its latest inputs `(channels, kernel)`, of a gated delta rule these and its
@@ -312,9 +335,8 @@ def _why_no_sibling(config: PretrainedConfig) -> str:
         return "exported graphs were not checked with this family"
     if len(running_states(config)) < len(recurrent_layers(config)):
         return "its running states have no place in the exported graph's cache yet"
-    cache_shapes = set(cached_layers(config).values())
-    if len(cache_shapes) != 1 or getattr(config, "num_kv_shared_layers", None):
-        return "its layers cache keys and values of different shapes, which the graph does not yet"
+    if per_layer_width(config) and config.vocab_size_per_layer_input < config.vocab_size:
+        return "some of its tokens have no per-layer embedding"
     if getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None):
         return "its experts are chosen while it runs, which an exported graph cannot"
     return ""

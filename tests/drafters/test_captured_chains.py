@@ -71,8 +71,10 @@ def states(target: Target) -> StateDrafter:
 
 def sibling(target: Target) -> SiblingDrafter:
     loaded = tiny("llama", num_hidden_layers=2, seed=1)
-    config = SiblingConfig.of(prepare(loaded))
-    return SiblingDrafter(config, Sibling(loaded), target.facts.vocab_size)
+    facts = prepare(loaded)
+    body = Sibling(loaded)
+    config = SiblingConfig.of(facts, body.memory)
+    return SiblingDrafter(config, body, target.facts.vocab_size)
 
 
 def eagle3(target: Target, folder: Path) -> Eagle3Drafter:

@@ -4,6 +4,7 @@ whose drafts were rejected goes on as if they had never been."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,17 @@ from moa.tree import DraftTree, TreeShape
 from testing.tiny import available, save_tiny
 from tests.target.trees import reference
 
-FAMILIES = ("smollm3", "phi3", "granite", "olmo3", "glm4", "lfm2", "qwen3_5")
+FAMILIES = (
+    "smollm3",
+    "phi3",
+    "granite",
+    "olmo3",
+    "glm4",
+    "lfm2",
+    "qwen3_5",
+    "gemma4",
+    "gemma4 dense",
+)
 WINDOW = 8
 """Siblings see beyond their windows (`moa/model/borrowed.py`): texts within them are compared."""
 
@@ -69,18 +80,33 @@ class Session:
 
 
 @pytest.fixture(scope="module", params=[name for name in FAMILIES if available(name)])
-def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    folder = tmp_path_factory.mktemp(request.param)
+def family(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def workshop(family: str, folder: Path, **overrides: Any) -> Workshop:
+    """A tiny model of the family beside a target."""
     target = save_tiny("llama", folder / "target")
-    small = save_tiny(request.param, folder / "small")
+    small = save_tiny(family, folder / "small", **overrides)
     return Workshop(load_source(str(target), f"independent:{small}"), folder, top_k=128)
+
+
+def exact_runner(shop: Workshop) -> OrtRunner:
+    """Its graph in float32."""
+    path = shop.folder / "float.onnx"
+    shop.float_graph(OPSET).save(path)
+    return OrtRunner(path, shop.source.spec)
+
+
+@pytest.fixture(scope="module")
+def shop(family: str, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    return workshop(family, tmp_path_factory.mktemp("siblings"))
 
 
 @pytest.fixture(scope="module")
 def exact(shop: Workshop) -> OrtRunner:
-    path = shop.folder / "float.onnx"
-    shop.float_graph(OPSET).save(path)
-    return OrtRunner(path, shop.source.spec)
+    return exact_runner(shop)
 
 
 def by_token(step: StepOutput) -> np.ndarray:
@@ -90,8 +116,8 @@ def by_token(step: StepOutput) -> np.ndarray:
     return found
 
 
-def test_the_graph_is_the_librarys_own_model(shop: Workshop, exact: OrtRunner) -> None:
-    plain = reference(shop.source.module.config.family.removesuffix("_text"))
+def test_the_graph_is_the_librarys_own_model(family: str, exact: OrtRunner) -> None:
+    plain = reference(family)
     session = Session(exact)
     ids = text(1, WINDOW)
     found = []
@@ -104,8 +130,11 @@ def test_the_graph_is_the_librarys_own_model(shop: Workshop, exact: OrtRunner) -
     np.testing.assert_allclose(np.concatenate(found), wanted, atol=1e-3)
 
 
-def test_a_rejected_tail_leaves_what_never_had_it(shop: Workshop, exact: OrtRunner) -> None:
-    """200 random histories of a device's drafter: what it drafts is what one drafts that has read
+@pytest.mark.parametrize("histories", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_rejected_tail_leaves_what_never_had_it(
+    histories: int, shop: Workshop, exact: OrtRunner
+) -> None:
+    """Random histories of a device's drafter: what it drafts is what one drafts that has read
     nothing but the text."""
     graph = StepGraph(shop.folder / "float.onnx", threads=1)
     rng = np.random.default_rng(3)
@@ -114,7 +143,7 @@ def test_a_rejected_tail_leaves_what_never_had_it(shop: Workshop, exact: OrtRunn
     def after(drafter: OnnxDrafter, ids: list[int]) -> DraftTree:
         return run(drafter.draft(ids, chain, SamplingSettings()))
 
-    for _ in range(200):
+    for _ in range(histories):
         drafter = OnnxDrafter(graph, vocab_size=128)
         ids = rng.integers(4, 128, int(rng.integers(1, 9))).tolist()
         for _ in range(int(rng.integers(1, 4))):
@@ -129,11 +158,17 @@ def test_a_rejected_tail_leaves_what_never_had_it(shop: Workshop, exact: OrtRunn
         np.testing.assert_allclose(found.scores, afresh.scores, atol=1e-3)
 
 
-def test_eight_and_four_bits_run_and_are_near(shop: Workshop, exact: OrtRunner) -> None:
-    # Of random weights, a gated delta rule carries every error on, and no training has damped it.
+def test_eight_and_four_bits_run_and_are_near(
+    family: str, shop: Workshop, exact: OrtRunner, tmp_path: Path
+) -> None:
+    if family == "qwen3_5":
+        # Its queries and keys are scaled to length one, and what is read to one size. With tiny
+        # heads that multiplies errors: of 1 % in float32 weights it makes 29 % in the logits with
+        # heads of 8, 10 % with those of 128 that the real ones have, where Llama makes 7 %.
+        widths = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+        shop = workshop(family, tmp_path, **widths)
+        exact = exact_runner(shop)
     least = {"int8": 0.98, "int4": 0.8}
-    if shop.source.module.config.family == "qwen3_5_text":
-        least = {"int8": 0.9, "int4": 0.5}
     graphs = {"int8": shop.int8_graph(OPSET)[0], "int4": shop.block_graph(OPSET, BLOCKS[0])}
     ids = text(2, 12)
     wanted = by_token(Session(exact).run(ids))
@@ -146,7 +181,7 @@ def test_eight_and_four_bits_run_and_are_near(shop: Workshop, exact: OrtRunner) 
         assert likeness > least[name], name
 
 
-@pytest.mark.parametrize("family", ["gemma4", "qwen3_next", "gpt_oss", "mixtral"])
+@pytest.mark.parametrize("family", ["qwen3_next", "gpt_oss", "mixtral"])
 def test_what_cannot_be_a_sibling_says_why(family: str, tmp_path: Path) -> None:
     if not available(family):
         pytest.skip("this release of transformers does not have it")

@@ -123,12 +123,15 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_the_library_is(family: str) -> 
     assert error <= 3 * float((theirs - wanted).abs().max())
 
 
+@pytest.mark.parametrize("histories", [20, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", CHAINS)
-def test_a_rejected_tail_leaves_the_bits_of_a_text_that_never_had_it(family: str) -> None:
-    """200 random histories: drafts of which a part is kept, against the same pieces alone."""
+def test_a_rejected_tail_leaves_the_bits_of_a_text_that_never_had_it(
+    family: str, histories: int
+) -> None:
+    """Random histories: drafts of which a part is kept, against the same pieces alone."""
     rng = np.random.default_rng(11)
     target = Target.from_model(tiny(family), slots=3, capacity=112)
-    for _ in range(200):
+    for _ in range(histories):
         drafted = target.cache.acquire()
         afresh = target.cache.acquire()
         for _ in range(int(rng.integers(1, 5))):

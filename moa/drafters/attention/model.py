@@ -27,6 +27,7 @@ from moa.drafters.body_drafting import BodyModel
 from moa.drafters.contract import RecordPair, randomize, to_numpy
 from moa.drafters.graph import GraphSpec
 from moa.drafters.sibling.model import refuse_another_tokenizer
+from moa.errors import UnsupportedModelError
 from moa.manifest import KVHeads
 from moa.model.blocks import Block, RMSNorm, masked, rotary, rotate
 from moa.model.borrowed import BorrowedLayers, Rows, SharedWeights, Sibling
@@ -418,6 +419,11 @@ def attention_around(
     """A drafter whose body is an existing small language model. Its cross-attention is untrained
     and adds nothing at first. The body's embedding and head are never trained."""
     refuse_another_tokenizer(body.folder, body.facts, facts)
+    if not body.facts.uniform_cache:
+        raise UnsupportedModelError(
+            f"a {body.facts.family} cannot be the body of a drafter of records: its layers differ",
+            hint="it can be a sibling as it is",
+        )
     described = json.loads(body.model.config.to_json_string(use_diff=False))
     config = AttentionConfig.for_body(facts, body.facts, described, **shape)
     drafter = new_attention(config, target, Sibling(body.model))

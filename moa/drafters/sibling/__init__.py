@@ -14,7 +14,7 @@ from moa.config import TargetFacts
 from moa.drafters.contract import DrafterKind
 from moa.drafters.graph import GraphSizes
 from moa.drafters.sibling.config import SiblingConfig
-from moa.target.families import running_states
+from moa.target.families import layer_memory, per_layer_width
 from moa.target.loading import read_facts, read_shape
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class SiblingKind(DrafterKind):
     def config(self, folder: Path, facts: TargetFacts) -> SiblingConfig:
         """Of the model's own facts."""
         own, shape = read_shape(folder)
-        return SiblingConfig.of(own, running_states(shape))
+        return SiblingConfig.of(own, layer_memory(shape), per_layer_width(shape))
 
     def load(
         self,

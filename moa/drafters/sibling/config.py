@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from moa.config import TargetFacts
+
+if TYPE_CHECKING:
+    from moa.target.families import LayerMemory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +21,13 @@ class SiblingConfig:
     vocab_size: int
     layers: int
     """All of them."""
+    cached: tuple[tuple[int, tuple[int, int]], ...]
+    """Layers that keep keys and values of their own, their KV heads and the heads' width."""
     running: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = ()
-    """Layers that keep running states instead of keys and values, and the states' shapes."""
-    kv_heads: int
-    head_dim: int
+    """Layers that keep running states instead, and the states' shapes. A layer that is in neither
+    list reads the keys and values of an earlier one."""
+    per_layer: int = 0
+    """Numbers that a token brings to the layers beside its embedding."""
     rope_theta: float
 
     @property
@@ -37,9 +41,11 @@ class SiblingConfig:
         return 0
 
     @property
-    def cached_layers(self) -> int:
-        """Layers that keep keys and values."""
-        return self.layers - len(self.running)
+    def first_reader(self) -> int:
+        """The first of the last layers, all of which keep nothing; the number of layers if the last
+        one keeps something."""
+        keeping = [layer for layer, _ in (*self.cached, *self.running)]
+        return max(keeping) + 1
 
     @property
     def states(self) -> tuple[tuple[int, ...], ...]:
@@ -47,21 +53,17 @@ class SiblingConfig:
         return tuple(shape for _, shapes in self.running for shape in shapes)
 
     @classmethod
-    def of(
-        cls,
-        model: TargetFacts,
-        running: Mapping[int, tuple[tuple[int, ...], ...]] = MappingProxyType({}),
-    ) -> Self:
-        """Of a model's facts, and its layers that keep running states."""
+    def of(cls, model: TargetFacts, memory: LayerMemory, per_layer: int = 0) -> Self:
+        """Of a model's facts, what its layers keep, and the numbers that a token brings to them."""
         return cls(
             family=model.family,
             hidden_size=model.hidden_size,
             vocab_size=model.vocab_size,
             layers=model.layers,
-            kv_heads=model.kv_heads,
-            head_dim=model.head_dim,
+            cached=tuple(sorted(memory.cached.items())),
+            running=tuple(sorted(memory.running.items())),
+            per_layer=per_layer,
             rope_theta=model.rope_theta,
-            running=tuple(sorted(running.items())),
         )
 
     def write(self, folder: Path) -> None:

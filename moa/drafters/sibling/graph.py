@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from moa.config import TargetFacts
 from moa.drafters.graph import GraphSizes, count_weights, layer_number
-from moa.target.families import refuse_as_sibling, running_states
+from moa.target.families import layer_memory, per_layer_width, refuse_as_sibling
 from moa.target.loading import read_facts, read_shape
 
 
@@ -21,13 +21,23 @@ class SiblingGraph(nn.Module):
         self.drafter = drafter
 
     def forward(
-        self, x: Tensor, positions: Tensor, queries: Tensor, mask: Tensor, *past: Tensor
+        self, x: Tensor, positions: Tensor, queries: Tensor, mask: Tensor, *rest: Tensor
     ) -> tuple[Tensor, ...]:
-        """`past`: keys and values by layer, then running states."""
-        cached = 2 * self.drafter.config.cached_layers
-        pairs = list(zip(past[0:cached:2], past[1:cached:2], strict=True))
+        """`rest`: what the tokens bring to the layers, if they do; keys and values by layer; then
+        running states."""
+        per_layer = None
+        if self.drafter.config.per_layer:
+            per_layer, *rest = rest  # type: ignore[assignment]
+        cached = 2 * len(self.drafter.config.cached)
+        pairs = list(zip(rest[0:cached:2], rest[1:cached:2], strict=True))
         x, rows, running = self.drafter.states(
-            x, positions, mask, pairs, queries=queries, running=past[cached:]
+            x,
+            positions,
+            mask,
+            pairs,
+            per_layer=per_layer,
+            queries=queries,
+            running=rest[cached:],
         )
         return x, *(tensor for layer in rows for tensor in layer), *running
 
@@ -37,15 +47,18 @@ def sizes(folder: Path, facts: TargetFacts) -> GraphSizes:
     own, unpacked = read_facts(folder, identify=False)
     shape = read_shape(folder)[1]
     refuse_as_sibling(shape)
-    running = running_states(shape)
+    memory = layer_memory(shape)
+    width = per_layer_width(shape)
     return GraphSizes(
         kind="independent",
         hidden_size=own.hidden_size,
         vocabulary=min(facts.vocab_size, own.vocab_size),
         tied=own.tie_embeddings,
-        cache=((own.kv_heads, own.head_dim),) * (own.layers - len(running)),
+        cache=tuple(memory.cached.values()),
         record_width=0,
-        layer_weights=count_weights(unpacked, lambda name: layer_number(name) >= 0),
-        running_states=bool(running),
+        layer_weights=count_weights(unpacked, lambda name: layer_number(name) >= 0)
+        + own.hidden_size * width,  # the product that goes to all layers
+        per_layer_width=width,
+        running_states=bool(memory.running),
         no_static_form="this one is independent",
     )

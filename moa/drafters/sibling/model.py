@@ -16,7 +16,8 @@ from moa.drafters.sibling.config import SiblingConfig
 from moa.drafters.sibling.graph import SiblingGraph
 from moa.errors import UsageError
 from moa.manifest import KVHeads
-from moa.model.borrowed import Rows, SharedWeights, Sibling
+from moa.model.borrowed import BesideStates, Rows, SharedWeights, Sibling
+from moa.target.families import per_layer_width
 from moa.target.loading import load_model
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class SiblingDrafter(BodyModel):
         loaded = load_model(folder, device=device, dtype=dtype)
         refuse_another_tokenizer(folder, loaded.facts, facts)
         body = Sibling(loaded.model)
-        config = SiblingConfig.of(loaded.facts, body.running)
+        width = per_layer_width(loaded.model.config)
+        config = SiblingConfig.of(loaded.facts, body.memory, width)
         return cls(config, body, facts.vocab_size).eval()
 
     @property
@@ -62,8 +64,15 @@ class SiblingDrafter(BodyModel):
         queries: Tensor | None = None,
     ) -> tuple[Tensor, list[Rows]]:
         """States that the head reads, and new rows of the cache; it reads no records."""
-        x = self.shared.embed(ids).to(self.weight.dtype)
-        x, rows, _ = self.states(x, positions, mask, past, queries=queries)
+        inputs = self.shared.inputs(ids, self.weight.dtype)
+        x, rows, _ = self.states(
+            inputs["x"],
+            positions,
+            mask,
+            past,
+            per_layer=inputs.get("per_layer"),
+            queries=queries,
+        )
         return x, rows
 
     def states(
@@ -72,23 +81,39 @@ class SiblingDrafter(BodyModel):
         positions: Tensor,
         mask: Tensor,
         past: Sequence[Rows],
+        *,
+        per_layer: Tensor | None = None,
         queries: Tensor | None = None,
         running: Sequence[Tensor] = (),
     ) -> tuple[Tensor, list[Rows], list[Tensor]]:
         """`features` after embedded tokens, and the new running states; final states of the
-        `queries` alone, if given."""
+        `queries` alone, if given. `per_layer`: the tokens' rows of the table of per-layer inputs."""
+        beside = BesideStates()
+        if self.body.per_layer is not None:
+            assert per_layer is not None
+            beside.per_layer = self.body.per_layer(x, per_layer)
         rows: list[Rows] = []
         after: list[Tensor] = []
         cached = iter(past)
         states = iter(running)
+        memory = self.body.memory
         for index in range(self.config.layers):
-            if shapes := self.body.running.get(index):
-                before = tuple(next(states) for _ in shapes)
+            if queries is not None and index == self.config.first_reader:
+                # No layer from here on keeps anything of the other tokens.
+                x = x.index_select(1, queries)
+                positions = positions.index_select(1, queries)
+                mask = mask.index_select(2, queries)
+                beside.select(queries)
+                queries = None
+            if index in memory.cached:
+                x, row = self.body.decoder.layer(index, x, positions, mask, next(cached), beside)
+                rows.append(row)
+            elif index in memory.running:
+                before = tuple(next(states) for _ in memory.running[index])
                 x, new = self.body.decoder.running_layer(index, x, positions, before)
                 after += new
             else:
-                x, row = self.body.decoder.layer(index, x, positions, mask, next(cached))
-                rows.append(row)
+                x = self.body.decoder.reading_layer(index, x, positions, mask, beside)
         if queries is not None:
             x = x.index_select(1, queries)
         return self.body.decoder.norm(x), rows, after
@@ -102,14 +127,14 @@ class SiblingDrafter(BodyModel):
 
     @property
     def graph_spec(self) -> GraphSpec:
-        """A cache for each layer, and nothing else."""
+        """A cache for each layer that keeps something, and nothing else."""
         config = self.config
-        heads = KVHeads(kv_heads=config.kv_heads, head_dim=config.head_dim)
         return GraphSpec(
             config.hidden_size,
-            (heads,) * config.cached_layers,
+            tuple(KVHeads(kv_heads=heads, head_dim=width) for _, (heads, width) in config.cached),
             records=None,
             states=config.states,
+            per_layer=config.per_layer,
         )
 
     def drafting(
