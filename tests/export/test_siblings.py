@@ -33,6 +33,12 @@ FAMILIES = (
     "gemma4",
     "gemma4 dense",
 )
+WIDE_HEADS = {
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "hidden_size": 256,
+    "intermediate_size": 384,
+}
 WINDOW = 8
 """Siblings see beyond their windows (`moa/model/borrowed.py`): texts within them are compared."""
 
@@ -161,14 +167,15 @@ def test_a_rejected_tail_leaves_what_never_had_it(
 def test_eight_and_four_bits_run_and_are_near(
     family: str, shop: Workshop, exact: OrtRunner, tmp_path: Path
 ) -> None:
-    if family == "qwen3_5":
-        # Its queries and keys are scaled to length one, and what is read to one size. With tiny
-        # heads that multiplies errors: of 1 % in float32 weights it makes 29 % in the logits with
-        # heads of 8, 10 % with those of 128 that the real ones have, where Llama makes 7 %.
-        widths = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
-        shop = workshop(family, tmp_path, **widths)
-        exact = exact_runner(shop)
     least = {"int8": 0.98, "int4": 0.8}
+    if family == "qwen3_5":
+        # A gated delta rule scales queries and keys to length one, and what it reads to one size:
+        # with few numbers a head that multiplies errors. 1 % of noise in the float32 weights is
+        # 29 % in the logits with heads of 8 numbers, 10 % with the 128 of published models, where
+        # it is 7 % of Llama's. So heads are wide here, and four bits may cost a little more.
+        shop = workshop(family, tmp_path, **WIDE_HEADS)
+        exact = exact_runner(shop)
+        least["int4"] = 0.75
     graphs = {"int8": shop.int8_graph(OPSET)[0], "int4": shop.block_graph(OPSET, BLOCKS[0])}
     ids = text(2, 12)
     wanted = by_token(Session(exact).run(ids))
