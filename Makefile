@@ -51,7 +51,7 @@ $(OLDEST): pyproject.toml constraints.txt
 	test -x $@ || $(PYTHON) -m venv $(VENV)-oldest
 	$@ -m pip install --quiet packaging
 	$@ -m tools.oldest > $(VENV)-oldest/constraints.txt
-	$@ -m pip install --quiet -c $(VENV)-oldest/constraints.txt "torch==$$(sed -n 's/^torch==//p' constraints.txt)" -e ".[verifier,optimum]" hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist
+	$@ -m pip install --quiet -c $(VENV)-oldest/constraints.txt "torch==$$(sed -n 's/^torch==//p' constraints.txt)" -e ".[optimum,serve,upstream,verifier]" hypothesis psutil pytest pytest-asyncio pytest-timeout pytest-xdist
 	touch $@
 
 oldest: $(OLDEST) ## model, training and export tests with the oldest versions of what they depend on

@@ -331,7 +331,8 @@ def taps_of(
         if stored is not None and (taps := stored.config(facts).taps):
             wanted.setdefault(taps, stored.folder)
     if streams is not None and streams is not drafter:
-        if not streams.config(facts).taps:
+        is_sibling = not streams.kind.shares_weights
+        if not streams.config(facts).taps and not is_sibling:
             raise UsageError(
                 f"{streams.folder} reads no states of the target, which a server's own drafter does",
                 hint="give it as --drafter: it drafts streams, too",

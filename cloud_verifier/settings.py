@@ -31,8 +31,8 @@ class Settings:
     """The drafter as exported: on a CPU its graph drafts streams, ten times as fast as torch. A
     device's sibling needs no --drafter beside it."""
     server_drafter: str = ""
-    """A drafter of streams: by `moa-train`, a published EAGLE-3, or a GGUF file of a small model of
-    the target's tokenizer; --drafter still makes records."""
+    """A drafter of streams: by `moa-train`, a published EAGLE-3, or a small model of the target's
+    tokenizer: `independent:` and its folder, or a GGUF file; --drafter still makes records"""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or, untested, mps."""
     dtype: str = "auto"

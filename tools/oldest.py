@@ -11,8 +11,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ("train", "export", "verifier", "optimum")
-"""What the tests of models, training and export need, besides the base install."""
+EXTRAS = ("train", "export", "verifier", "optimum", "serve", "upstream")
+"""What the tests of models, training and export need, besides the base install: they run verifiers
+and their endpoint, too."""
 KEPT = {"torch"}
 """Not the oldest but the pinned one: old builds for a CPU alone are in no index of Python's own,
 and those with CUDA take gigabytes."""

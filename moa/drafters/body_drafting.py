@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moa.drafters.captured_chains import ChainStep
-from moa.drafters.contract import Drafter
+from moa.drafters.contract import Drafter, Drafting
 from moa.drafters.drafting import Level, TorchDrafting, mask_over
 from moa.manifest import KVHeads
 from moa.model.borrowed import Rows
@@ -50,7 +50,7 @@ class BodyModel(Drafter):
 
     def drafting(
         self, *, slots: int, capacity: int, scratch: int = 256, graphs: Graphs | None = None
-    ) -> BodyDrafting:
+    ) -> Drafting:
         """The drafter at work in torch."""
         return BodyDrafting(self, slots=slots, capacity=capacity, scratch=scratch, graphs=graphs)
 

@@ -17,6 +17,7 @@ from moa.errors import ConfigError
 from moa.model.gated_delta import GatedDelta
 from moa.target.families import (
     layer_memory,
+    layer_windows,
     per_layer_width,
     refuse_as_sibling,
     scaling_of,
@@ -285,6 +286,8 @@ class Sibling(nn.Module):
         self._scaling = scaling_of(model.config)
         self.memory = layer_memory(model.config)
         """What its layers keep of a text."""
+        self.windows = layer_windows(model.config)
+        """Tokens that a layer sees, where it looks through a sliding window."""
         self.per_layer = PerLayerInputs(backbone) if per_layer_width(model.config) else None
         for layer in self.decoder.layers:
             if isinstance(own := getattr(layer, "linear_attn", None), nn.Module):

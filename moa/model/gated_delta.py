@@ -76,7 +76,7 @@ class GatedDelta(nn.Module):
         width = layer.head_v_dim
         gate = layer.in_proj_z(hidden_states).reshape(-1, width)
         normed = layer.norm(read.reshape(-1, width), gate)
-        out: Tensor = layer.out_proj(normed.reshape(1, tokens, layer.value_dim))
+        out: Tensor = layer.out_proj(normed.reshape(*hidden_states.shape[:2], layer.value_dim))
         return out
 
     def _unit(self, packed: Tensor) -> Tensor:

@@ -215,6 +215,19 @@ def mask_plan(config: PretrainedConfig) -> MaskPlan:
     return MaskPlan(windows, per_layer_type=False)
 
 
+def layer_windows(config: PretrainedConfig) -> dict[int, int]:
+    """Layers that look through a sliding window, and how many tokens each sees. A window that is
+    longer than the longest text is none."""
+    plan = mask_plan(config)
+    found: dict[int, int] = {}
+    for layer in range(config.num_hidden_layers):
+        kind = config.layer_types[layer] if plan.per_layer_type else "all"
+        window = plan.windows[kind]
+        if window is not None and window < config.max_position_embeddings:
+            found[layer] = window
+    return found
+
+
 def chains_only(config: PretrainedConfig) -> bool:
     """Whether layers keep one running state, so that drafts cannot branch."""
     return _family(config.model_type).chains_only

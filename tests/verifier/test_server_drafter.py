@@ -20,7 +20,7 @@ from moa.sampling import SamplingSettings
 from moa.target.torch_target import Row, Step
 from moa.training.cli import main as train
 from moa.wire.messages import Sampling
-from testing.tiny import save_tiny, tiny
+from testing.tiny import available, save_tiny, tiny
 from tests.model import published
 from tests.verifier import kit
 
@@ -120,3 +120,28 @@ def test_what_is_no_drafter_is_one_line(tmp_path: Path) -> None:
                 kv_tokens=2048,
             )
         )
+
+
+@pytest.mark.parametrize("family", ["lfm2", "gemma4"])
+async def test_a_sibling_whose_layers_differ_drafts_in_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """The text stays the target's; that what it drafts is right is in tests/drafters."""
+    if not available(family):
+        pytest.skip("this release of transformers does not have it")
+    kit.draft_in_every_round(monkeypatch)
+    target = save_tiny("llama", tmp_path / "target")
+    sibling = save_tiny(family, tmp_path / "sibling")
+    drafter = f"independent:{sibling}"
+    flags = ["serve", "--target", str(target), "--server-drafter", drafter, "--device", "cpu"]
+    settings = replace(
+        settings_from(parser().parse_args(flags)), port=0, slots=8, limits=kit.LIMITS
+    )
+    served = load(settings)
+    ids = kit.prompt(0, 20)
+    truth = kit.generated(ids, TOKENS)
+    async with Verifier(served, settings).open() as running, kit.client(running) as edge:
+        session = await edge.start(ids, max_new_tokens=TOKENS, ignore_eos=True)
+        await edge.stream(session)
+        assert session.log[len(ids) :][: len(truth)] == truth
+        assert max(running.engine.drafting._drafting.pool.lengths) >= len(ids)

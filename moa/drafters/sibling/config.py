@@ -48,6 +48,11 @@ class SiblingConfig:
         return max(keeping) + 1
 
     @property
+    def alike(self) -> bool:
+        """Whether every layer keeps keys and values of its own, all of one shape."""
+        return len(self.cached) == self.layers and len({shape for _, shape in self.cached}) == 1
+
+    @property
     def states(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of all running states, layer by layer."""
         return tuple(shape for _, shapes in self.running for shape in shapes)

@@ -10,15 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from moa.config import TargetFacts
-from moa.drafters.body_drafting import BodyDrafting, BodyModel
+from moa.drafters.body_drafting import BodyModel
+from moa.drafters.contract import Drafting
 from moa.drafters.graph import GraphSpec
 from moa.drafters.sibling.config import SiblingConfig
+from moa.drafters.sibling.drafting import MixedDrafting
 from moa.drafters.sibling.graph import SiblingGraph
 from moa.errors import UsageError
 from moa.manifest import KVHeads
 from moa.model.borrowed import BesideStates, Rows, SharedWeights, Sibling
 from moa.target.families import per_layer_width
 from moa.target.loading import load_model
+from moa.tree import MASKED
 
 if TYPE_CHECKING:
     from moa.target.cuda.graphs import Graphs
@@ -97,14 +100,16 @@ class SiblingDrafter(BodyModel):
         cached = iter(past)
         states = iter(running)
         memory = self.body.memory
+        masks = self._window_masks(mask, positions)
         for index in range(self.config.layers):
             if queries is not None and index == self.config.first_reader:
                 # No layer from here on keeps anything of the other tokens.
                 x = x.index_select(1, queries)
                 positions = positions.index_select(1, queries)
-                mask = mask.index_select(2, queries)
+                masks = {window: seen.index_select(2, queries) for window, seen in masks.items()}
                 beside.select(queries)
                 queries = None
+            mask = masks[self.body.windows.get(index, 0)]
             if index in memory.cached:
                 x, row = self.body.decoder.layer(index, x, positions, mask, next(cached), beside)
                 rows.append(row)
@@ -117,6 +122,20 @@ class SiblingDrafter(BodyModel):
         if queries is not None:
             x = x.index_select(1, queries)
         return self.body.decoder.norm(x), rows, after
+
+    def _window_masks(self, mask: Tensor, positions: Tensor) -> dict[int, Tensor]:
+        """The mask of layers that see all of the text, at 0, and of those with each window.
+
+        The row of a token that is no draft lies in the column of its position, and drafted ones
+        further right. So a column left of the window is a token that has left it; a draft is
+        shorter than a window.
+        """
+        masks = {0: mask}
+        columns = torch.arange(mask.shape[-1], device=mask.device)
+        for window in {*self.body.windows.values()}:
+            left = columns <= positions[:, None, :, None] - window
+            masks[window] = mask.masked_fill(left, MASKED)
+        return masks
 
     def extend(
         self, ids: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows]
@@ -139,14 +158,11 @@ class SiblingDrafter(BodyModel):
 
     def drafting(
         self, *, slots: int, capacity: int, scratch: int = 256, graphs: Graphs | None = None
-    ) -> BodyDrafting:
-        """In torch, where all layers keep keys and values."""
-        if self.config.running:
-            raise UsageError(
-                f"a {self.config.family} drafts as an exported graph alone: its running states",
-                hint="give its bundle",
-            )
-        return super().drafting(slots=slots, capacity=capacity, scratch=scratch, graphs=graphs)
+    ) -> Drafting:
+        """In torch; as captured graphs only where all layers keep the same."""
+        if self.config.alike:
+            return super().drafting(slots=slots, capacity=capacity, scratch=scratch, graphs=graphs)
+        return MixedDrafting(self, slots=slots, capacity=capacity, scratch=scratch)
 
     @property
     def bundle_kind(self) -> Any:
