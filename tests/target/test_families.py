@@ -5,6 +5,7 @@ and folders."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +18,13 @@ from moa.target.torch_target import Row, Target
 from moa.training.teacher import Teacher
 from testing.close import assert_rounded
 from testing.tiny import CHAIN_FAMILIES, MODERN_FAMILIES, available, save_tiny, tiny
+from testing.tiny import FAMILIES as EARLIER_FAMILIES
+from tests.stand_in import Elsewhere, moved, stand_in
 from tests.target.test_target import prefill
 from tests.target.trees import plain_logits, reference
 
 FAMILIES = [family for family in MODERN_FAMILIES if available(family)]
+EVERY_FAMILY = [*EARLIER_FAMILIES, "mixtral", "qwen3_moe", *FAMILIES]
 CHAINS = [family for family in CHAIN_FAMILIES if available(family)]
 
 
@@ -78,18 +82,17 @@ def with_real_statistics(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_depth_key_biases_and_massive_activations(family: str) -> None:
-    depth = {} if family.startswith("gemma4") else {"num_hidden_layers": 24}
-    if family in ("glm4", "gpt_oss", "smollm3", "granite", "olmo3"):
+    depth: dict[str, Any] = {"num_hidden_layers": 24}
+    if family in ("glm4", "gpt_oss", "smollm3", "granite", "olmo3", "llama", "qwen3", "qwen3_moe"):
         depth["attention_bias"] = True
     target = Target.from_model(with_real_statistics(tiny(family, **depth)), capacity=112)
     plain = with_real_statistics(tiny(family, **depth))
     plain.set_attn_implementation("eager")
     exact = with_real_statistics(tiny(family, **depth)).double()
     exact.set_attn_implementation("eager")
-    if hasattr(exact, "set_experts_implementation"):
-        exact.set_experts_implementation("eager")  # the fused products have no float64
+    with_plain_experts(exact)  # the fused products have no float64
     ids = [7, *text(3, 30)]
     tokens = text(4, 5)
     step = target.forward([Row.chain(prefill(target, ids), tokens, judged="all")])
@@ -104,7 +107,7 @@ def test_depth_key_biases_and_massive_activations(family: str) -> None:
     assert error <= 8 * theirs_error + 1e-5 * float(wanted.abs().max())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_in_bfloat16_it_is_as_near_to_float32_as_the_library_is(family: str) -> None:
     target = Target.from_model(tiny(family).bfloat16(), capacity=112)
     plain = reference(family)
@@ -121,6 +124,39 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_the_library_is(family: str) -> 
         )
     error = float((found - wanted).abs().max())
     assert error <= 3 * float((theirs - wanted).abs().max())
+
+
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_on_a_device_of_its_own_in_bfloat16_it_is_as_near(family: str) -> None:
+    """Two texts at a time, in pieces with a rejected token behind each."""
+    texts = [text(1, 20), text(2, 20)]
+    with stand_in():
+        model = moved(with_plain_experts(tiny(family).bfloat16()))
+        target = Target.from_model(model, slots=2, capacity=64)
+        slots = [target.cache.acquire() for _ in texts]
+        for start, stop in ((0, 12), (12, 15), (15, 20)):
+            rows = [
+                Row.chain(slot, [*ids[start:stop], 9], judged="all")
+                for slot, ids in zip(slots, texts, strict=True)
+            ]
+            step = target.forward(rows)
+            found = [step.logits(row, [stop - start - 1])[0] for row in range(len(rows))]
+            for row in range(len(rows)):
+                target.commit(step, row, range(stop - start))
+    assert all(isinstance(logits, Elsewhere) for logits in found)
+    narrow = with_plain_experts(reference(family).bfloat16())
+    wanted = torch.stack([plain_logits(reference(family), ids) for ids in texts])
+    theirs = torch.stack([plain_logits(narrow, ids) for ids in texts])
+    error = float((torch.stack([logits.inner for logits in found]) - wanted).abs().max())
+    assert error <= 3 * float((theirs - wanted).abs().max())
+
+
+def with_plain_experts(model: Any) -> Any:
+    """A mixture whose experts are computed one after another: the fused products need an
+    accelerator."""
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")
+    return model
 
 
 @pytest.mark.parametrize("histories", [20, pytest.param(200, marks=pytest.mark.slow)])
