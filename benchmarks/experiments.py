@@ -62,6 +62,12 @@ _ON_REQUEST = (
         "device.upstream_overhead",
         5,
     ),
+    Experiment(
+        "families",
+        "siblings of every family, with random weights: export, memory, steps",
+        "device.families",
+        60,
+    ),
     Experiment("server_load", "the verifier under load", "server.load", 3),
     Experiment("masks", "what a grammar costs, and what it wins", "server.masks", 1),
     Experiment(

@@ -44,6 +44,7 @@ TITLES = {
     "real_links": "A real pair: device and server, by link and time of a forward",
     "real_peers": "A real pair: beside llama.cpp",
     "server_load": "The verifier under load",
+    "families": "Siblings of every family: export, memory, steps",
 }
 DRAWN = "client_slow"
 """The experiment whose table is only drawn: the picture has its figures."""
