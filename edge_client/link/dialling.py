@@ -7,7 +7,7 @@ import ssl
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from websockets.client import process_exception
+from websockets.asyncio.client import process_exception  # type: ignore[attr-defined]  # moved in 17
 from websockets.exceptions import (
     ConnectionClosed,
     InvalidHandshake,

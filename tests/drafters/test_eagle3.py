@@ -147,7 +147,9 @@ def test_words_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
     facts = Target.from_model(model).facts
     shared = SharedWeights.of(model)
     published.write(tmp_path, "specforge", model, WORDS)
-    kept = load_file(tmp_path / "model.safetensors")
+    stored = load_file(tmp_path / "model.safetensors")
+    # Copies: what is read may be a view of the file that is written anew here.
+    kept = {name: value.clone() for name, value in stored.items()}
     for name, value, says in (
         ("d2t", kept["d2t"] + 100, "leaves the target's vocabulary"),
         ("d2t", kept["d2t"].float(), "whole numbers"),
