@@ -235,3 +235,47 @@ def test_an_answer_that_only_the_verifier_can_write_waits_for_it(node: Node) -> 
     assert found["over"] == pytest.approx(20.5, abs=0.1)
     page, _ = play(node, [], structured=True, alone=True)
     assert (page.text, (page.end or {})["reason"]) == ("", "link")
+
+
+ODD = {
+    "no JSON": "{oops",
+    "nothing": "null",
+    "a number": "17",
+    "a text": '"choices"',
+    "a list": "[[]]",
+    "deep": "[" * 100_000,
+    "choices that are none": '{"choices": 17}',
+    "a choice that is none": '{"choices": ["no"]}',
+    "a delta that is none": '{"choices": [{"delta": 17, "moa": {}}]}',
+    "content that is a number": '{"choices": [{"delta": {"content": 17}, "moa": {}}]}',
+    "content that is a list": '{"choices": [{"delta": {"content": [{}, 1]}, "moa": {}}]}',
+    "a cut before the start": '{"choices": [{"delta": {}, "moa": {"cut": -1}}]}',
+    "a cut within a character": '{"choices": [{"delta": {}, "moa": {"cut": 1.5}}]}',
+    "a cut that is a text": '{"choices": [{"delta": {}, "moa": {"cut": "x"}}]}',
+    "verified that is a text": '{"choices": [{"delta": {}, "moa": {"verified": "x"}}]}',
+    "verified before the start": '{"choices": [{"delta": {}, "moa": {"verified": -7}}]}',
+    "calls that are none": '{"choices": [{"delta": {"tool_calls": 5}, "moa": {}}]}',
+    "marks that are none": '{"choices": [{"delta": {}, "moa": 3}]}',
+    "an end that is a list": '{"choices": [{"delta": {}, "finish_reason": [1], "moa": {}}]}',
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_endpoint_that_says_odd_things_is_not_followed_and_not_asked_all_the_time(
+    node: Node, name: str
+) -> None:
+    """Each time it is asked, at the same place: this device writes the rest."""
+    page, found = play(node, [], at_first={"odd": ODD[name]})
+    assert page.text == TEXT
+    assert isinstance(page.verified, int)
+    assert 0 <= page.verified <= len(TEXT)
+    assert found["over"] is not None
+    assert len(found["asked"]) < 100
+
+
+def test_an_endpoint_that_fails_in_each_answer_is_asked_less_and_less(node: Node) -> None:
+    """It says the same beginning each time, which is no progress."""
+    page, found = play(node, [], at_first={"odd": '{"error": 5}'})
+    assert page.text == TEXT
+    assert 0 <= page.verified <= len(TEXT)
+    assert len(found["asked"]) < 100

@@ -48,6 +48,7 @@ class Server {
   up = true;
   silent = false;
   refuses = 0; // a status for whatever is asked
+  odd = null; // what comes instead of the sixth frame of a stream, each time
   asked = [];
   streams = new Map(); // id -> { text, at } of those that it keeps
 
@@ -145,6 +146,7 @@ class Server {
       for (; after < frames.length; after++) {
         heard(10);
         heartbeat = this.clock.now;
+        if (after === 5 && this.odd !== null) yield { id: "", data: this.odd };
         const frame = frames[after];
         yield {
           id: String(after + 1),

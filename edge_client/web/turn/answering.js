@@ -2,6 +2,7 @@
 // and this device writes while the endpoint does not answer.
 
 import { LEFT, Refusal } from "./endpoint.js";
+import { checked } from "./turn.js";
 import { Waiting } from "./waiting.js";
 
 /** @typedef {import("./turn.js").Turn} Turn */
@@ -37,6 +38,8 @@ export class Answering {
     this.error = null;
     this.told = "";
     this.saidWhy = false;
+    /** The most characters that the endpoint's text has had. */
+    this.furthest = 0;
     /** Ends the request under way. */
     this.attempt = new AbortController();
     /** @type {Set<() => void>} */
@@ -139,7 +142,7 @@ export class Answering {
     };
     for await (const { id, data } of endpoint.stream(...this.#request(), this.attempt, tell)) {
       if (data === "[DONE]") break;
-      const chunk = JSON.parse(data);
+      const chunk = this.#parsed(data);
       if (chunk.error) throw this.#brokenOff(chunk);
       this.#take(chunk);
       turn.seen = id || turn.seen;
@@ -147,6 +150,17 @@ export class Answering {
     }
     if (turn.end) return true;
     throw this.#brokenOff({ error: { message: "the endpoint ended the answer in its middle" } });
+  }
+
+  /** What an event says; an endpoint that says anything else is not followed.
+   * @param {string} data */
+  #parsed(data) {
+    try {
+      return checked(JSON.parse(data));
+    } catch {
+      const message = "the endpoint sent what is no part of an answer";
+      throw new Refusal(400, { error: { message } });
+    }
   }
 
   /** The stream ended without an end. @param {any} body */
@@ -189,8 +203,10 @@ export class Answering {
     const told = turn.take(chunk);
     const text = turn.theirs.length !== before;
     if (text || chunk.moa?.reading) this.waiting.progressed(now(), text);
-    if (text) {
-      this.#say("online");
+    if (text) this.#say("online");
+    // What it says again after each failure is no progress.
+    if (turn.theirs.length > this.furthest) {
+      this.furthest = turn.theirs.length;
       this.endpoint?.progressed();
     }
     this.blockedSince = this.broken ? now() : null;

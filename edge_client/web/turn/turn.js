@@ -29,6 +29,45 @@ const NEW = {
   refused: "",
 };
 
+/** @param {any} value */
+const isObject = (value) =>
+  value !== null && typeof value === "object" && !Array.isArray(value);
+
+/** @param {any} value */
+const isAbsent = (value) => value === undefined || value === null;
+
+/** @param {any} value */
+const isTextOrAbsent = (value) => isAbsent(value) || typeof value === "string";
+
+/** @param {any} value */
+const isCountOrAbsent = (value) =>
+  value === undefined || (Number.isSafeInteger(value) && value >= 0);
+
+/** Whether `take` can read this. @param {any} choice */
+function isChoice(choice) {
+  if (!isObject(choice)) return false;
+  const delta = choice.delta ?? {};
+  const marks = choice.moa ?? {};
+  if (!isObject(delta) || !isObject(marks)) return false;
+  const calls = delta.tool_calls ?? [];
+  if (!Array.isArray(calls) || !calls.every(isObject)) return false;
+  if (!isTextOrAbsent(delta.content) || !isTextOrAbsent(choice.finish_reason)) return false;
+  return isCountOrAbsent(marks.cut) && isCountOrAbsent(marks.verified);
+}
+
+/** The chunk of an endpoint's stream as it is, if `take` can read it; else an error.
+ * @param {any} chunk */
+export function checked(chunk) {
+  const choices = chunk?.choices ?? [];
+  const isGood =
+    isObject(chunk) &&
+    (isAbsent(chunk.moa) || isObject(chunk.moa)) &&
+    Array.isArray(choices) &&
+    (choices.length === 0 || isChoice(choices[0]));
+  if (!isGood) throw new TypeError("no chunk of an answer");
+  return chunk;
+}
+
 export class Turn {
   /** @param {Partial<TurnState>} kept */
   constructor(kept = {}) {
