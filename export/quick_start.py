@@ -18,6 +18,7 @@ from moa import __version__
 from moa.bundle import MANIFEST, SCHEMA
 from moa.cli.command_line import CommandParser
 from moa.errors import UsageError, run_cli
+from moa.process.memory import available_bytes
 from moa.process.user_folders import cache_folder
 from moa.wire.limits import Limits
 
@@ -87,6 +88,13 @@ def plan_pair(target: str, sibling: str, *, dtype: str = "auto") -> dict[str, An
             hint="set XDG_CACHE_HOME to a folder on another disk",
         )
     capacity = Limits.max_context_tokens + Limits.max_tree_nodes
+    available = available_bytes()
+    if not made and 0 < available < plan.export.memory:
+        raise UsageError(
+            f"making the bundle takes {plan.export.memory / 1e9:.1f} GB of memory, and"
+            f" {available / 1e9:.1f} GB are free",
+            hint="free some, or make it on another machine with moa-export setup",
+        )
     options = LoadOptions(slots=_SLOTS, kv_tokens=_KV_TOKENS, capacity=capacity)
     memory: Any = None
     if is_gguf(target):

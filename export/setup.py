@@ -82,6 +82,7 @@ class SetupPlan:
         """For people. Every line is computed."""
         device = max(self.export.variant_bytes.values())
         disk = gigabytes(self.export.disk)
+        memory = gigabytes(self.export.memory)
         seconds = self.export.seconds
         variants = ", ".join(
             f"{name} {gigabytes(size)}" for name, size in self.export.variant_bytes.items()
@@ -90,7 +91,7 @@ class SetupPlan:
             f"target ({self.family}): {self.target_weights / 1e9:.3g}B weights, {gigabytes(self.target_bytes)}"
             f" {self.target_form}, and {self.kv_bytes_per_token / 1024:.4g} kB of KV cache a token",
             f"bundle: {variants}",
-            f"room on disk while building: {disk}; about {seconds:.0f} s on two cores",
+            f"making it takes {disk} of disk, {memory} of memory, and about {seconds:.0f} s on two cores",
             f"a forward of the target takes at least: {_least_times(self.target_bytes, _GPUS)}",
             f"a step on the device takes at least: {_least_times(device, _DEVICES)}",
             "calibration: on the prompts given, with the target in memory"

@@ -103,7 +103,8 @@ def parser() -> argparse.ArgumentParser:
 
     broken = _verb(verbs, "faults", _faults, "through sockets, with cuts and kills")
     broken.add_argument("target", help="GGUF file")
-    broken.add_argument("--bundle", type=Path, required=True, help="made for this target")
+    broken.add_argument("--bundle", type=Path, required=True, help="of a sibling")
+    broken.add_argument("--server-drafter", default="", metavar="FILE", help="a small GGUF model")
     broken.add_argument("--answers", type=int, default=100)
     broken.add_argument("--tokens", type=int, default=32, help="of an answer")
     broken.add_argument("--threads", type=int, default=0, help="of each end")
@@ -238,7 +239,15 @@ def _faults(args: argparse.Namespace) -> None:
         if len(ids) <= _SHORT and not prompt.tools:
             sampling = answers.sampling_of(prompt, temperature)
             tasks.append(Task(answers.key_of(prompt, temperature), ids, args.tokens, sampling))
-    asyncio.run(faults.ask(args.target, args.bundle, tasks, asked, threads=args.threads))
+    asking = faults.ask(
+        args.target,
+        args.bundle,
+        tasks,
+        asked,
+        threads=args.threads,
+        server_drafter=args.server_drafter,
+    )
+    asyncio.run(asking)
     options = LoadOptions(slots=1, capacity=1024, threads=args.threads)
     faults.judge(LlamaTarget.open(args.target, options), tasks, asked, judged)
 

@@ -1,5 +1,5 @@
-"""Answers through sockets, greedy and sampled, drafted by the device, by nobody and by whom `auto`
-chooses, with cuts and kills: is every text the target's own, and all of it verified?
+"""Answers through sockets, greedy and sampled, drafted by the device, by the server, by nobody and by
+whom `auto` chooses, with cuts and kills: is every text the target's own, and all of it verified?
 
 A text is the target's own if the target, alone and afterwards, chooses each of its tokens behind
 those before it."""
@@ -13,6 +13,7 @@ import random
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ from moa.target.choosing import Judged, accept_rows
 from moa.target.contract import Target
 from moa.target.rows import Row
 
-DRAFTS = ("device", "none", "auto")
+DRAFTS = ("device", "server", "none", "auto")
 _CUTS = 0.6
 """Share of the answers whose connection is reset in the middle."""
 _KILLS = 0.2
@@ -95,19 +96,34 @@ def fault_of(task: Task, tokens: int) -> Fault:
     return Fault("none", after)
 
 
+def drafting_of(task: Task, *, server: bool) -> str:
+    """Who drafts an answer, the same in every run; the server only where it has what drafts."""
+    drafts = [draft for draft in DRAFTS if server or draft != "server"]
+    return drafts[zlib.crc32(f"{task.key} draft".encode()) % len(drafts)]
+
+
 async def ask(
-    target: str, bundle: Path, tasks: Sequence[Task], out: Lines, *, threads: int
+    target: str,
+    bundle: Path,
+    tasks: Sequence[Task],
+    out: Lines,
+    *,
+    threads: int,
+    server_drafter: str = "",
 ) -> None:
-    """Every answer that is not in `out` yet."""
+    """Every answer that is not in `out` yet. `server_drafter` is a small GGUF model beside the
+    target."""
     device = Device.load(bundle, threads=threads)
     missing = [task for task in tasks if task.key not in out]
     progress = Progress(len(missing), "answers")
     flags = [f"--target={target}", f"--threads={threads}", "--slots=2"]
     flags += ["--max-context-tokens=1024", "--kv-tokens=2048"]
+    if server_drafter:
+        flags.append(f"--server-drafter={server_drafter}")
     server = Restarted(flags)
     with server.running():
         for number, task in enumerate(missing):
-            draft = DRAFTS[number % len(DRAFTS)]
+            draft = drafting_of(task, server=bool(server_drafter))
             async with LinkProxy("127.0.0.1", server.port, seed=number) as link:
                 found = await _answer(device, link, server, task, draft)
             out.add(task.key, draft=draft, temperature=task.sampling.temperature, **found)

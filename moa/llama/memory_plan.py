@@ -20,7 +20,7 @@ have tokens with logits."""
 _BLOCK = 2
 """Sessions whose memory is taken at once: a chat, and what is asked beside it. Calls of 16 tokens
 take little more a token than larger ones."""
-_BLOCK_OF_SINGLE_TOKENS = 8
+_BLOCK_OF_SINGLE_TOKENS = 4
 """The same where a session brings one token to a call, which is to read the weights for many."""
 _SHARE = 0.5
 """Of the free memory, for weights, keys and values."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from export.quick_start import main, plan_pair
+from moa.errors import UsageError
 from testing import gguf_tiny
 from testing.tiny import save_tiny, tiny
 
@@ -54,3 +55,13 @@ def test_a_file_in_gguf_is_unpacked_for_a_bundle_alone(
     unpacked = [path.parent.name[:5] for path in (tmp_path / "cache").rglob("*.safetensors")]
     assert unpacked == ([] if dry_run else ["small"])
     assert ("unpacking small.gguf" in said.err) is not dry_run
+
+
+def test_a_bundle_that_memory_does_not_hold_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = str(save_tiny("qwen2", tmp_path / "target"))
+    small = str(save_tiny("qwen2", tmp_path / "small", seed=5, **SMALL))
+    monkeypatch.setattr("export.quick_start.available_bytes", lambda: 100_000_000)
+    with pytest.raises(UsageError, match=r"takes 0\.4 GB of memory, and 0\.1 GB are free"):
+        plan_pair(target, small)

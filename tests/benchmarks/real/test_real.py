@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.real import acceptance, cuts, exact, links
+from benchmarks.real import acceptance, cuts, exact, faults, links
 from benchmarks.real.__main__ import main
 from benchmarks.real.lines import Lines, read
 from benchmarks.real.passing import code_of, passes
@@ -245,3 +245,12 @@ def test_a_fixed_shape_gives_one_text_alone_and_among_others(tmp_path: Path) -> 
     found = exact.figures(out)
     assert [(run["answers"], run["differ"]) for run in found["runs"]] == [(4, 0), (4, 0)]
     assert all(len(line["ids"]) == 9 for line in out.found.values())
+
+
+def test_every_way_to_draft_is_asked_and_the_server_only_where_it_can() -> None:
+    tasks = [Task(f"chat/{number}@0", [1], 8, SamplingSettings()) for number in range(200)]
+    with_server = [faults.drafting_of(task, server=True) for task in tasks]
+    assert set(with_server) == set(faults.DRAFTS)
+    assert all(with_server.count(draft) > 30 for draft in faults.DRAFTS)
+    without = {faults.drafting_of(task, server=False) for task in tasks}
+    assert without == set(faults.DRAFTS) - {"server"}
