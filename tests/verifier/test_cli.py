@@ -50,7 +50,7 @@ def pair() -> tuple[Path, Path]:
 
 _MAIN = "from cloud_verifier.cli import main; main()"
 _DIES = """
-from cloud_verifier.engine.scheduler import Scheduler
+from cloud_verifier.engine.schedule import Scheduler
 real = Scheduler.schedule
 def schedule(self, now):
     if self.queued:
