@@ -1030,11 +1030,8 @@ async function start() {
   const kept = await shelf.all();
   conversations = kept.conversations;
   if (kept.damaged) {
-    notice(
-      kept.damaged > 1
-        ? `${kept.damaged} damaged conversations are not shown`
-        : "A damaged conversation is not shown",
-    );
+    const which = kept.damaged > 1 ? "conversations are" : "conversation is";
+    notice(`${kept.damaged} damaged ${which} not shown`);
   }
   if (tabs) tabs.onmessage = heard;
   bind();
