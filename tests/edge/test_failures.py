@@ -203,12 +203,15 @@ async def test_a_device_that_may_open_no_more_files_writes_alone_until_it_may() 
     ):
         await client.wait_online(60.0)
         await survives(client)  # so that all modules are loaded
+        # First without a link, so that a connection that ends frees no descriptors afterwards.
+        link.go_down()
+        await verifier_kit.until(lambda: not running.service.connections)
         with contextlib.ExitStack() as shortage:
             shortage.enter_context(no_free_descriptor())
+            link.restore()
 
             async def end_shortage() -> None:
                 shortage.close()
 
-            link.cut()
             reader = await survives(client, end_shortage)
     assert any(isinstance(one, Token) and one.status == "provisional" for one in reader.events)
