@@ -74,18 +74,22 @@ class Streak:
 
     right: float
     wrong: float
+    judged: int = 0
+    """Guesses of this text so far."""
 
     def add(self, right: int, wrong: bool) -> None:
         """`right` guesses were right, and then one was wrong, or there was none."""
         kept = 0.98 ** (right + wrong)
         self.right = self.right * kept + right
         self.wrong = self.wrong * kept + wrong
+        self.judged += right + wrong
 
     def begin(self, weight: float) -> None:
         """Another text: earlier guesses count as a prior, with a weight of so many guesses at most."""
         kept = min(1.0, weight / max(1e-9, self.right + self.wrong))
         self.right = self.right * kept
         self.wrong = self.wrong * kept
+        self.judged = 0
 
     @property
     def length(self) -> float:

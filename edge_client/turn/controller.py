@@ -54,6 +54,11 @@ _PER_FORWARD = 8
 """Approximate nodes of a forward over guesses; most of them are accepted."""
 _WAITING_MARGIN = 1.15
 """Expected gain above which the verifier waits for the device's guesses, without drafts of its own."""
+_EVIDENCE = 16
+"""Guesses of a turn after which it is known how well they do, and what they win beside the server's
+own drafts."""
+_EARLY_MARGIN = 2.0
+"""Expected gain above which the verifier waits before that is known."""
 _EARLIER = 8.0
 """Guesses that all earlier turns count as, at most."""
 _UNUSED = 16
@@ -193,7 +198,9 @@ class Controller:
         if now:
             return self._guessed_speed(remaining, self.streak.length) > self.rate
         # A wrong start costs two round trips, so it needs more evidence.
-        return self._guessed_speed(remaining, self.streak.at_least) > _WAITING_MARGIN * self.rate
+        is_known = self.streak.judged >= _EVIDENCE
+        margin = _WAITING_MARGIN if is_known else _EARLY_MARGIN
+        return self._guessed_speed(remaining, self.streak.at_least) > margin * self.rate
 
     def _guessed_speed(self, remaining: int, streak: float) -> float:
         """Tokens a second if the verifier uses only our guesses: a round trip for every wrong one."""
