@@ -124,19 +124,28 @@ class UpstreamVerifier(Server):
         service = Service(facts, settings.limits, self.engine, metrics=Metrics(), grammars=grammars)
         super().__init__(service, settings, auth)
         self._probing: asyncio.Task[None] | None = None
+        self._trouble = ""
+        """Why the upstream did not answer when this process started; empty once it has."""
         upstreams.encode = tokens.encode
-        upstreams.learned = self._learn
+        upstreams.learned = self._answered
+        self._learn()
+
+    def _answered(self) -> None:
+        """The upstream has said what it is."""
+        self._trouble = ""
         self._learn()
 
     def _learn(self) -> None:
         """Tell devices that connect from now on what the upstreams can do."""
         able = self.upstreams.abilities
-        notices = (_notice(able),) if able.scores else ()
+        notices = [_notice(able)] if able.scores else []
+        if self._trouble:
+            notices.append(f"upstream_away: {self._trouble}")
         self.service.facts = dataclasses.replace(
             self.service.facts,
             takes_guesses=able.scores,
             tells_logprobs=able.candidates > 0,
-            notices=notices,
+            notices=tuple(notices),
             promise=_PROMISE_OF_CHECKS if able.scores else _PROMISE,
         )
 
@@ -162,6 +171,8 @@ class UpstreamVerifier(Server):
             log.warning(
                 "the upstream does not answer yet: %s", error.line(), extra={"event": "upstream"}
             )
+            self._trouble = error.line()
+            self._learn()
         else:
             log.info("upstream", extra={"event": "upstream", "target": facts.model})
 

@@ -152,6 +152,30 @@ async def test_a_device_is_served_while_nobody_has_heard_of_the_upstream_yet(
         over.set()
 
 
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [
+        (whole(ERROR, "401 Unauthorized"), "refuses the key"),
+        (whole({"data": [{"id": "a"}, {"id": "b"}]}), "has 2 models: say which"),
+        (reset, "is not reached"),
+    ],
+)
+async def test_a_device_is_told_why_the_upstream_did_not_answer_at_the_start(
+    models: Answer, said: str
+) -> None:
+    async with running(GOOD, models) as upstream:
+        settings = Settings(port=0, upstream=(upstream.url,), upstream_api="completions")
+        verifier = UpstreamVerifier(settings, upstreams_of(settings))
+        async with verifier.open() as front:
+            assert verifier._probing is not None
+            await verifier._probing
+            async with EdgeClient(verifier=front.transport.url) as device:
+                await device.wait_online(60)
+                welcome = device.shared.welcome
+                assert welcome is not None
+                assert said in " ".join(welcome.notices)
+
+
 async def test_a_good_one_is_verified_and_its_key_is_sent_and_not_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
