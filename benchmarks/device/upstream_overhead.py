@@ -1,8 +1,9 @@
 """What `--upstream` costs beside asking the same engine plainly: first token, and many streams.
 
-A llama.cpp server over --gguf (or the engine at --url) is asked in turns: plainly, over one HTTP
-client, and through a verifier with `--upstream` and a device. Both ask for the same chats, greedy.
-The device never writes here.
+An engine is asked in turns: plainly, over one HTTP client, and through a verifier with `--upstream`
+and a device. Both ask for the same chats, greedy. The device never writes here. The engine is one
+that writes at a fixed pace, so that its own work does not share the cores with what is measured; or
+a llama.cpp server over --gguf, or the one at --url.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -21,13 +22,13 @@ import httpx2 as httpx
 from benchmarks.device.upstreams import PROMPTS
 from benchmarks.kit.figures import listing
 from benchmarks.kit.llama_server import llama_server
+from benchmarks.kit.paced_engine import paced_engine
 from benchmarks.kit.progress import Progress
 from cloud_verifier.settings import Settings
 from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 from edge_client.client import EdgeClient
 from edge_client.device import Device
 from edge_client.events import Done, Token
-from moa.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,10 @@ class Options:
     text."""
     api: str = "auto"
     """How the engine is asked."""
+    first_ms: float = 100.0
+    """Of the paced engine: milliseconds to its first word."""
+    token_ms: float = 20.0
+    """And for each other word."""
     answers: int = 20
     """Answers one after another, for the first token."""
     streams: int = 16
@@ -72,7 +77,9 @@ async def measure(options: Options) -> dict[str, Any]:
         if options.gguf:
             url = stack.enter_context(llama_server(options.gguf, parallel=options.streams))
         if not url:
-            raise UsageError("no engine was named", hint="--gguf FILE or --url URL")
+            paced = paced_engine(first_ms=options.first_ms, token_ms=options.token_ms)
+            url = stack.enter_context(paced)
+            options = replace(options, api="chat")
         async with (
             httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=None)) as http,
             device(url, options) as client,
@@ -113,10 +120,23 @@ async def compared(ways: Mapping[str, Ask], options: Options) -> dict[str, Any]:
         "streams": options.streams,
         "repeats": options.repeats,
         "tokens": options.tokens,
+        "engine": engine_of(options),
         "first_ms": {name: 1000 * median(found) for name, found in firsts.items()},
         "characters_per_second": {name: median(found) for name, found in speeds.items()},
         "throughput": median(mine / theirs for mine, theirs in pairs),
     }
+
+
+def engine_of(options: Options) -> str:
+    """What was asked, for readers."""
+    if options.url:
+        return "an engine that ran already"
+    if options.gguf:
+        return "llama.cpp's server"
+    return (
+        f"an engine that writes a word every {options.token_ms:.0f} ms, the first after "
+        f"{options.first_ms:.0f} ms"
+    )
 
 
 async def plain(http: httpx.AsyncClient, url: str, model: str, prompt: str, tokens: int) -> Timed:
@@ -184,7 +204,7 @@ def tables(result: Mapping[str, Any]) -> str:
         {"way": "{way}", "first text, ms": "{first:.0f}", "characters a second": "{speed:.0f}"},
     )
     return (
-        f"{shown}\n\nFirst text: median of {result['answers']} answers in turns, one at a time. Characters: "
-        f"{result['streams']} answers at once, median of {result['repeats']} turns; ours beside plain, turn by turn: "
-        f"{result['throughput']:.2f}."
+        f"{shown}\n\nEngine: {result['engine']}. First text: median of {result['answers']} answers "
+        f"in turns, one at a time. Characters: {result['streams']} answers at once, median of "
+        f"{result['repeats']} turns; ours beside plain, turn by turn: {result['throughput']:.2f}."
     )

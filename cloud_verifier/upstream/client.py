@@ -43,6 +43,8 @@ _MOST_BODY = 2**20
 """Bytes of an answer that is no stream: a list of models, an error."""
 _USAGE_SECONDS = 1.0
 """For so long an answer that has ended waits for its usage."""
+_REST_SECONDS = 0.05
+"""For so long it waits for the end of the body, which engines send at once."""
 _MOST_CANDIDATE_BYTES = 256
 """Of JSON that tells of one candidate: id, number, rank and text."""
 _TOKENIZED = "def size(of):  # Größe in µm\n    return 1234567 * of['x']  # 大小 🙂 don't\n"
@@ -379,7 +381,8 @@ async def _pieces(
     if asked.grammar is not None and asked.grammar.kind == "json_schema":
         style = JsonStyle("" if asked.way == "anew" else asked.begun)
     room = asked.most
-    told = how.pieces(bounded_lines(response.aiter_bytes()))
+    lines = bounded_lines(response.aiter_bytes())
+    told = how.pieces(lines)
     async for piece in told:
         room -= len(piece.ids)
         text = style.add(piece.text) if style is not None else piece.text
@@ -387,21 +390,28 @@ async def _pieces(
         usage = piece.usage
         if piece.ending:
             text += join.rest()
-            if asked.wants_usage and usage is None:
-                usage = await _last_usage(told)
-        yield dataclasses.replace(piece, text=text, usage=usage)
+            waited = _USAGE_SECONDS if asked.wants_usage and usage is None else _REST_SECONDS
+            usage = await _rest(told, lines, waited) or usage
+        if text != piece.text or usage is not piece.usage:
+            piece = dataclasses.replace(piece, text=text, usage=usage)
+        yield piece
         if piece.ending or room < 0:
             return
 
 
-async def _last_usage(pieces: AsyncIterator[Piece]) -> Usage | None:
-    """The usage that OpenAI's answers tell behind their end, if it comes at once."""
+async def _rest(
+    pieces: AsyncIterator[Piece], lines: AsyncIterator[str], seconds: float
+) -> Usage | None:
+    """The usage behind an answer's end, if it comes at once. Read to the end of the body, as a
+    connection can be used again then: a new one costs round trips before the next first token."""
+    usage = None
     with contextlib.suppress(TimeoutError, UpstreamError, httpx.HTTPError):
-        async with asyncio.timeout(_USAGE_SECONDS):
+        async with asyncio.timeout(seconds):
             async for piece in pieces:
-                if piece.usage is not None:
-                    return piece.usage
-    return None
+                usage = piece.usage or usage
+            async for _ in lines:
+                pass
+    return usage
 
 
 def _named(said: str, fields: Iterable[str]) -> str | None:
