@@ -126,14 +126,15 @@ class SiblingDrafter(BodyModel):
     def _window_masks(self, mask: Tensor, positions: Tensor) -> dict[int, Tensor]:
         """The mask of layers that see all of the text, at 0, and of those with each window.
 
-        The row of a token that is no draft lies in the column of its position, and drafted ones
-        further right. So a column left of the window is a token that has left it; a draft is
-        shorter than a window.
+        A row of the cache lies in the column of its position, but for those of a draft, which lie
+        further right: a draft is shorter than a window, so none of them has left it. The step's own
+        tokens are the last columns, wherever the cache ends.
         """
         masks = {0: mask}
-        columns = torch.arange(mask.shape[-1], device=mask.device)
+        rows = torch.arange(mask.shape[-1] - positions.shape[1], device=mask.device)
+        seen = torch.cat([rows.expand(positions.shape[0], -1), positions], dim=1)
         for window in {*self.body.windows.values()}:
-            left = columns <= positions[:, None, :, None] - window
+            left = seen[:, None, None] <= positions[:, None, :, None] - window
             masks[window] = mask.masked_fill(left, MASKED)
         return masks
 
