@@ -73,7 +73,7 @@ class Verifier(Server):
             metrics=metrics,
             drafting=drafting,
             most_guesses=settings.limits.max_tree_nodes - 1,
-            died=lambda: self._in_loop(self.died.set),
+            died=self._post_death,
         )
         super().__init__(service, settings, auth)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Self
 
 from cloud_verifier.engine.contract import Report
@@ -105,10 +105,13 @@ class Server:
                 self.service.tell_progress()
 
     def _post(self, reports: list[Report]) -> None:
-        self._in_loop(self.service.take, reports)
-
-    def _in_loop(self, call: Callable[..., object], *arguments: object) -> None:
-        """For the engine's thread. The loop may be closed already."""
+        """Have the event loop take the engine's reports; called in the engine's thread."""
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(call, *arguments)
+            with contextlib.suppress(RuntimeError):  # the loop is closed already
+                self._loop.call_soon_threadsafe(self.service.take, reports)
+
+    def _post_death(self) -> None:
+        """Have the event loop learn that the engine has ended by itself; called in its thread."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed already
+                self._loop.call_soon_threadsafe(self.died.set)

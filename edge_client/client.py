@@ -131,7 +131,7 @@ class EdgeClient:
 
     def conversation(self) -> Conversation:
         """A conversation with several turns; close it at its end."""
-        conversation = Conversation(self.shared)
+        conversation = Conversation(self.shared, closed=self._conversations.discard)
         self._conversations.add(conversation)
         return conversation
 
@@ -147,8 +147,7 @@ class EdgeClient:
         **changes: Unpack[TurnChanges],
     ) -> AsyncGenerator[Event, None]:
         """Answer a prompt in a new conversation; many can run at once. See `Conversation.generate`."""
-        conversation = self.conversation()
-        try:
+        async with self.conversation() as conversation:
             turn = conversation.generate(
                 prompt,
                 ids=ids,
@@ -161,9 +160,6 @@ class EdgeClient:
             async with contextlib.aclosing(turn) as events:
                 async for event in events:
                     yield event
-        finally:
-            await conversation.aclose()
-            self._conversations.discard(conversation)
 
     def encode(self, prompt: str | Messages, *, raw: bool = False) -> list[int]:
         """The ids of a prompt in a new conversation."""

@@ -4,8 +4,8 @@ budget."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Unpack
 
@@ -39,8 +39,12 @@ from moa.wire_sampling import wire_sampling
 class Conversation:
     """Made by `EdgeClient.conversation`. One turn at a time."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(
+        self, shared: Shared, closed: Callable[[Conversation], object] = lambda _: None
+    ) -> None:
+        """`closed` is called with this conversation at its end."""
         self._shared = shared
+        self._tell_closed = closed
         self._take_drafter()
         self.ids: list[int] = []
         """All ids so far, prompts included."""
@@ -104,15 +108,16 @@ class Conversation:
         with self._turn():
             grammars = self._shared.device.grammars
             matcher = await grammars.matcher(grammar, len(context)) if grammar is not None else None
-            told = [ChatMessage(message["role"], message["content"]) for message in messages]
-            shell = self._prepare(context, settings, prediction, grammar, told)
+            chat = [ChatMessage(message["role"], message["content"]) for message in messages]
+            shell = self._prepare(context, settings, prediction, grammar, chat)
             shell.worker.matcher = matcher
             yield Prompt(ids=context)
             if left_out:
                 yield Notice(message=left_out_notice(left_out))
-            async with aclosing(self._run(shell)) as events:
+            async with self._running(shell) as events:
                 async for event in events:
                     yield event
+            yield _done(shell)
 
     async def recheck(self) -> AsyncGenerator[Event, None]:
         """Have the verifier check the provisional text of the latest answer; ends with another
@@ -123,9 +128,10 @@ class Conversation:
         self._check_free()
         with self._turn():
             shell.machine.continue_settling(perf_counter())
-            async with aclosing(self._run(shell)) as events:
+            async with self._running(shell) as events:
                 async for event in events:
                     yield event
+            yield _done(shell)
 
     @property
     def unverified(self) -> bool:
@@ -135,6 +141,7 @@ class Conversation:
     async def aclose(self) -> None:
         """End the conversation: the verifier can drop its sessions."""
         self._closed = True
+        self._tell_closed(self)
         self._abandon()
         while self._left and self._shared.link is not None:
             await self._shared.link.close_session(self._left.pop())
@@ -156,11 +163,13 @@ class Conversation:
         finally:
             self._busy = False
 
-    async def _run(self, shell: TurnShell) -> AsyncGenerator[Event, None]:
-        """Run a turn until it ends or its reader stops."""
+    @asynccontextmanager
+    async def _running(self, shell: TurnShell) -> AsyncIterator[AsyncGenerator[Event, None]]:
+        """The events of a turn, for a body that reads them. Where the body ends before they do, the
+        turn is cancelled; in any case the conversation is ready for the next one afterwards."""
         shared = self._shared
         machine = shell.machine
-        over = False
+        read_all = False
         try:
             if shared.link is not None:
                 shared.link.new_turn()
@@ -168,22 +177,18 @@ class Conversation:
                 shared.link.mailbox() if shared.link is not None else nullcontext(Mailbox()) as box
             ):
                 async with aclosing(shell.events(box)) as events:
-                    async for event in events:
-                        yield event
-                        for notice in shared.news():
-                            yield Notice(message=notice)
-            over = True
+                    yield events
+            read_all = True
         finally:
             self._last = shell
             self.ids = machine.transcript.ids
-            if not over:  # the reader has stopped
+            if not read_all:
                 if shared.link is not None and (cancel := machine.session.cancel()) is not None:
                     await shared.link.send(cancel)
                 self._left += machine.unsent_closes()
             self._session_state = machine.session_state
-            if (
-                machine.session.unsettled
-            ):  # it cannot be continued; the next session will share its cached prefix
+            if machine.session.unsettled:
+                # It cannot be continued; the next session will share its cached prefix.
                 self._abandon()
             await shell.worker.finish()
             if shell.worker.failed:
@@ -192,12 +197,6 @@ class Conversation:
             machine.transcript.stream.flush()
             if self._chatting:
                 self.chat.answered(self.ids, machine.transcript.stream.text)
-        yield Done(
-            reason=shell.reason,
-            verified=machine.transcript.verified and bool(machine.transcript.statuses),
-            text=machine.transcript.stream.text,
-            stats=shell.report(),
-        )
 
     def _take_drafter(self) -> None:
         """A drafter of this conversation's own, without a cache, and a place for its records."""
@@ -284,7 +283,7 @@ class Conversation:
         )
         self.drafter.answer_at = len(context)
         worker = DrafterWorker(self.drafter, sampling, controller, shared.device.thread)
-        return TurnShell(machine, worker, shared.link)
+        return TurnShell(machine, worker, shared.link, shared.news)
 
     def _continue(
         self,
@@ -340,6 +339,17 @@ class Conversation:
         for start, stop in self.records.held():
             session.held.add(start, stop)
         return SessionState(session)
+
+
+def _done(shell: TurnShell) -> Done:
+    """The last event of a turn that has ended."""
+    transcript = shell.machine.transcript
+    return Done(
+        reason=shell.reason,
+        verified=transcript.verified and bool(transcript.statuses),
+        text=transcript.stream.text,
+        stats=shell.report(),
+    )
 
 
 @contextmanager

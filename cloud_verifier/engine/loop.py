@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from cloud_verifier.engine.contract import Failed, Post, Recorded, Report
 from cloud_verifier.engine.draft import StreamDrafter
@@ -42,16 +42,22 @@ _STALE_SECONDS = 60.0
 """If the last forward is older than this, the model counts as unhealthy."""
 _MOST_FAULTS_IN_A_ROW = 16
 """So many turns that raise, one after another, end the thread."""
+_JOIN_SECONDS = 60.0
+"""How long the end of the thread is waited for: a forward that has begun cannot be stopped."""
 
 
 class Workload:
-    """A scheduler that two threads use."""
+    """A scheduler that two threads use: the event loop submits, the model's thread takes steps. It
+    adds the lock, the clock and the waiting."""
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic) -> None:
         self._scheduler = scheduler
         self._clock = clock
         self._changed = threading.Condition()
-        self._woken = self._stopped = False
+        """Guards everything here, and wakes the model's thread."""
+        self._woken = False
+        """Whether the thread is to look around, although there may be no step for it."""
+        self._stopped = False
         self._step: EngineStep | None = None
         """The step that the model's thread has taken and not come back from."""
 
@@ -63,7 +69,7 @@ class Workload:
         return self._scheduler.queued
 
     def submit(self, job: Job) -> None:
-        """Queue a round; a `Refusal` when there is no room."""
+        """Queue a round, or raise a `Refusal` when there is no room."""
         with self._changed:
             self._scheduler.submit(job, self._clock())
             self._changed.notify()
@@ -84,8 +90,9 @@ class Workload:
         """Whether a round waits or runs. One that does neither, and of which nothing was reported,
         is lost."""
         with self._changed:
-            running = self._step is not None and job in (*self._step.jobs, *self._step.expired)
-            return running or self._scheduler.holds(job)
+            if self._step is not None and job in (*self._step.jobs, *self._step.expired):
+                return True
+            return self._scheduler.holds(job)
 
     def wake(self) -> None:
         """Let the model's thread look around, although nothing is to be run."""
@@ -102,24 +109,26 @@ class Workload:
     # ---- for the model's thread
 
     def next(self, timeout: float) -> EngineStep | None:
-        """The next step, after at most `timeout` seconds; None when there is none, or it is over."""
+        """The next step, waited for at most `timeout` seconds; None when there is none by then, or
+        when the thread was woken or stopped."""
         with self._changed:
             self._step = None
             until = self._clock() + timeout
             while not self._stopped:
                 now = self._clock()
-                step = self._scheduler.schedule(now)
-                if isinstance(step, EngineStep):
-                    self._step = step
-                    return step
+                step_or_seconds = self._scheduler.schedule(now)
+                if isinstance(step_or_seconds, EngineStep):
+                    self._step = step_or_seconds
+                    return step_or_seconds
                 if self._woken or now >= until:
                     break
-                self._changed.wait(min(step, until - now))
+                self._changed.wait(min(step_or_seconds, until - now))
             self._woken = False
             return None
 
     def finished(self, step: EngineStep, outcome: StepOutcome) -> list[Job]:
-        """The step has run; returns rounds that cannot run, because their prompts found no memory."""
+        """Tell the scheduler that the step has run. Returns rounds that cannot run, because their
+        prompts found no memory."""
         with self._changed:
             return self._scheduler.finished(step, outcome, self._clock())
 
@@ -129,7 +138,7 @@ class Workload:
             return self._scheduler.background_room(self._clock())
 
     def background_ran(self, began: float) -> None:
-        """Activation records were made since then."""
+        """Tell the scheduler that activation records were made since the time `began`."""
         with self._changed:
             self._scheduler.background_ran(began, self._clock())
 
@@ -191,7 +200,7 @@ class Engine:
         self._stopping = True
         self._work.stop()
         if self._thread.ident is not None:
-            self._thread.join(timeout=60)
+            self._thread.join(timeout=_JOIN_SECONDS)
         self._runner.close()
 
     @property
@@ -208,6 +217,7 @@ class Engine:
         return ""
 
     def _run(self) -> None:
+        """The thread: one turn after another until it is stopped, or too many raise."""
         try:
             while not self._stopping:
                 self.turn(_PAUSE if self._recorder.pending else PROBE_SECONDS)
@@ -221,20 +231,15 @@ class Engine:
             self._died()
 
     def turn(self, timeout: float) -> bool:
-        """Do the next piece of work; make records when there is none, or when they are overdue.
-        Whether it did any."""
+        """Do the next piece of work, waited for at most `timeout` seconds; then what can be done
+        beside it. Returns whether there was any work."""
         try:
             step = self._work.next(timeout)
             busy = step is not None or self._recorder.pending
             if step is not None:
                 self._run_step(step)
             self._at_hand = {}
-            self._probe_if_due()
-            if step is None and self.target.unprepared:
-                with self._faults.optional("graphs"):
-                    self.target.prepare_more()
-            if self._recorder.pending and (step is None or self._recorder.overdue):
-                self._make_records()
+            self._do_background_work(idle=step is None)
         except _CannotTell:
             raise
         except Exception as error:
@@ -257,14 +262,21 @@ class Engine:
         self._report(plan.reports)
         outcome = StepOutcome(full=plan.full)
         if plan.rows:
-            for ran in self._attempts(plan):
-                decided = self._runner.decide(ran)
+            ran = self._runner.run(plan)
+            results: Iterable[Ran | NotRun] = [ran]
+            if isinstance(ran, NotRun) and plan.rows > 1:
+                outcome.ran = False  # as planned
+                results = self._run_row_by_row(plan, ran.error)
+            for result in results:
+                decided = self._runner.decide(result)
                 self._report(decided.reports)
-                if isinstance(ran, Ran):
-                    self._report(self._runner.conclude(ran, decided))
-                    outcome.ended = ran.ended
-                    outcome.extra += ran.extra
-                outcome.ran &= ran.plan is plan and isinstance(ran, Ran)
+                if isinstance(result, Ran):
+                    # Only now: what can wait does so until the answers are sent.
+                    self._report(self._runner.conclude(result, decided))
+                    outcome.ended = result.ended
+                    outcome.extra += result.extra
+                else:
+                    outcome.ran = False
                 outcome.again += decided.again
                 outcome.full += decided.full
         self._at_hand |= {job.lease: job for job in outcome.again}
@@ -274,17 +286,25 @@ class Engine:
         with self._faults.optional("records"):
             self._recorder.report()
 
-    def _attempts(self, plan: Plan) -> Iterator[Ran | NotRun]:
-        """One forward of all rows; of each row alone if that raises, to find the one that does."""
-        ran = self._runner.run(plan)
-        if isinstance(ran, Ran) or plan.rows == 1:
-            yield ran
-            return
-        self._faults.count("batch", ran.error)
+    def _run_row_by_row(self, plan: Plan, error: Exception) -> Iterator[Ran | NotRun]:
+        """Run each row of a plan alone, because this error of one of them has cost all of them
+        their forward. Each row is answered before the next one runs."""
+        self._faults.count("batch", error)
         for row in plan.row_by_row():
             yield self._runner.run(row)
 
+    def _do_background_work(self, *, idle: bool) -> None:
+        """See whether the model still works, and prepare it further and make records: in idle time,
+        and records also when they are overdue."""
+        self._probe_if_due()
+        if idle and self.target.unprepared:
+            with self._faults.optional("graphs"):
+                self.target.prepare_more()
+        if self._recorder.pending and (idle or self._recorder.overdue):
+            self._make_records()
+
     def _make_records(self) -> None:
+        """Make activation records, for as long as rounds leave room for them."""
         began = self._clock()
         made = False
         room = self._work.background_room()
@@ -294,14 +314,16 @@ class Engine:
             self._work.background_ran(began)
 
     def _report(self, reports: list[Report]) -> None:
-        """Tell the event loop; where that raises, tell it at least that this work has failed."""
+        """Tell the event loop; where that raises, tell it at least that this work has failed. What
+        was told is at hand no longer."""
         if not reports:
             return
-        reported = [
-            (one.lease, one.job) if isinstance(one, Failed) else (one.job.lease, one.job)
-            for one in reports
-            if not isinstance(one, Recorded)
-        ]
+        reported: list[tuple[Lease, Job | None]] = []
+        for report in reports:
+            if isinstance(report, Failed):
+                reported.append((report.lease, report.job))
+            elif not isinstance(report, Recorded):  # records are nobody's answer
+                reported.append((report.job.lease, report.job))
         try:
             self._post(reports)
         except Exception as error:
@@ -315,7 +337,7 @@ class Engine:
             self._at_hand.pop(lease, None)
 
     def _probe_if_due(self) -> None:
-        """See now and then whether a forward succeeds, while none runs."""
+        """Run one token if no forward has succeeded for long, and count it if that raises."""
         if self._stopping or self._clock() - self.alive_at < PROBE_SECONDS:
             return
         try:
@@ -324,6 +346,7 @@ class Engine:
             self._faults.count("probe", error)
 
     def _probe(self) -> None:
+        """Run one token; it raises if no forward can succeed."""
         self._slots.run_one_token()
         self.alive_at = self._clock()
 

@@ -1,9 +1,9 @@
-"""Which tokens the grammars of a batch allow, made beside its forward."""
+"""Which tokens the grammars of a batch allow, found beside its forward."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cloud_verifier.engine.draft import FlatTree
@@ -14,43 +14,68 @@ from moa.target.choosing import Judged
 
 
 class MaskedRows(NamedTuple):
-    """The rows of a batch as the accept rule takes them, and those that are not to be judged: their
-    mask was late, or their grammar is given up."""
+    """The rows of a batch, in the order of its jobs, as the accept rule takes them; and the jobs
+    whose rows are there only to keep that order."""
 
     rows: list[Judged]
     late: set[Job]
+    """Jobs for whose pending token there was no time: they run again."""
     failed: dict[Job, GrammarError]
+    """Jobs whose grammar is given up."""
+
+
+def unmasked_rows(jobs: Sequence[Job], drafts: Mapping[Job, FlatTree]) -> MaskedRows:
+    """The rows of a batch without grammars: every token is allowed."""
+    rows = []
+    for job in jobs:
+        tokens, parents = drafts[job]
+        rows.append(Judged(tokens, parents, job.ids, job.sampling, start=job.rules.start))
+    return MaskedRows(rows, late=set(), failed={})
 
 
 def mask_rows(jobs: Sequence[Job], drafts: Sequence[FlatTree], until: float) -> MaskedRows:
     """Make the masks of a batch: first of each pending token, then of the drafts, as far as these
-    are there by `until`. A row without the first is run again, so that no crowd of dear grammars
-    holds up the rounds of others."""
-    late = set[Job]()
-    failed = dict[Job, GrammarError]()
-    roots = dict[Job, Bits]()
-    for job in jobs:
-        if (mask := job.mask) is not None:
-            if (roots or failed) and time.perf_counter() >= until:
-                late.add(job)
-                continue
-            try:
-                roots[job] = mask.allowed()
-            except GrammarError as error:
-                failed[job] = error
+    are there by the time `until`. A row without the first is run again, so that no crowd of
+    expensive grammars holds up the rounds of others."""
+    pending, late, failed = _pending_masks(jobs, until)
     rows = []
     for job, (tokens, parents) in zip(jobs, drafts, strict=True):
-        found: list[Bits | None] | None = None
+        masks: list[Bits | None] | None = None  # every token is allowed
+        mask = job.mask
         if job in late or job in failed:
             tokens = tokens[:1]
             parents = parents[:1]
-            found = [None]
-        elif job in roots and (mask := job.mask) is not None:
+            masks = [None]
+        elif job in pending and mask is not None:
             try:
-                tokens, found = mask.judge(tokens, parents, root=roots[job], until=until)
-            except GrammarError:  # a node's: the draft ends before it
+                tokens, masks = mask.judge(tokens, parents, root=pending[job], until=until)
+            except GrammarError:  # a drafted node's: the draft ends before it
                 tokens = tokens[:1]
                 parents = parents[:1]
-                found = [roots[job]]
-        rows.append(Judged(tokens, parents, job.ids, job.sampling, found, start=job.rules.start))
+                masks = [pending[job]]
+        rows.append(Judged(tokens, parents, job.ids, job.sampling, masks, start=job.rules.start))
     return MaskedRows(rows, late, failed)
+
+
+def _pending_masks(
+    jobs: Sequence[Job], until: float
+) -> tuple[dict[Job, Bits], set[Job], dict[Job, GrammarError]]:
+    """What may follow the pending token of each job with a grammar; the jobs for which there was no
+    time, and those whose grammar raised. One mask is made in any case: else nothing would ever
+    move on."""
+    masks = dict[Job, Bits]()
+    late = set[Job]()
+    failed = dict[Job, GrammarError]()
+    for job in jobs:
+        mask = job.mask
+        if mask is None:
+            continue
+        is_first = not (masks or failed)
+        if not is_first and time.perf_counter() >= until:
+            late.add(job)
+            continue
+        try:
+            masks[job] = mask.allowed()
+        except GrammarError as error:
+            failed[job] = error
+    return masks, late, failed

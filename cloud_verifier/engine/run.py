@@ -1,4 +1,4 @@
-"""What one step does with the model, in three parts, each of which returns what came of it:
+"""What one step does with the model, in three parts, each of which returns its result:
 
     plan = runner.prepare(step)       slots are given back and taken; what is left to run
     ran = runner.run(plan)            drafts and pieces of prompts in one forward; what is accepted
@@ -22,13 +22,13 @@ from cloud_verifier.engine.draft import FlatTree, StreamDrafter
 from cloud_verifier.engine.faults import Faults
 from cloud_verifier.engine.holding import HeldSlots
 from cloud_verifier.engine.job import Job, Lease
-from cloud_verifier.engine.masks import MaskedRows, mask_rows
+from cloud_verifier.engine.masks import MaskedRows, mask_rows, unmasked_rows
 from cloud_verifier.engine.records import Recorder
 from cloud_verifier.engine.schedule import EngineStep, PrefillPiece
 from cloud_verifier.metrics import Metrics
 from moa.errors import FullError
 from moa.grammar.spec import GrammarError
-from moa.target.choosing import Judged, accept_rows, log_probabilities
+from moa.target.choosing import accept_rows, log_probabilities
 from moa.target.contract import Step, Target
 from moa.target.rows import Row
 from moa.tree import Accepted
@@ -37,10 +37,10 @@ from moa.wire.finish import Decode, cut_path
 from moa.wire.messages import StreamTokens
 
 _MASK_SECONDS = 0.01
-"""For the masks of a batch: what has no mask by then is dropped from its draft, or the row waits
-for the next batch."""
+"""Time for the masks of a batch. A node without a mask by then is dropped from its draft; a row
+whose pending token has none waits for the next batch."""
 _FULL_RETRY_SECONDS = 0.25
-"""When who found the memory full is told to come back."""
+"""After so long a device that found the memory full is told to come back."""
 
 
 @dataclass(slots=True)
@@ -50,23 +50,23 @@ class Plan:
     jobs: list[Job] = field(default_factory=list)
     pieces: list[PrefillPiece] = field(default_factory=list)
     guessed: dict[Job, FlatTree] = field(default_factory=dict)
-    """Streams whose draft is the device's guesses."""
+    """The drafts of the streams whose draft is made of the device's guesses."""
     between: float | None = None
-    """Seconds since the forward before, where they are a part of these rounds: what lies between
-    two forwards of a stream is. What lies between a forward and a request that arrives later is
-    not; then nobody knows yet."""
+    """Seconds between the forward before and this one, where they are a part of these rounds: what
+    lies between two forwards of a stream is. None where they are not: what lies between a forward
+    and a request that arrives later is nobody's round."""
     reports: list[Report] = field(default_factory=list)
-    """Of what is not run."""
+    """What the event loop is told of rounds that are not run."""
     full: list[Lease] = field(default_factory=list)
-    """Prompts that found no memory."""
+    """Leases whose prompts found no memory."""
 
     @property
     def rows(self) -> int:
-        """Of its forward."""
+        """The number of rows of its forward."""
         return len(self.jobs) + len(self.pieces)
 
     def row_by_row(self) -> Iterator[Plan]:
-        """Each row alone."""
+        """Plans of one row each, which together run the same rows."""
         for job in self.jobs:
             guessed = {job: self.guessed[job]} if job in self.guessed else {}
             yield Plan(jobs=[job], guessed=guessed)
@@ -76,28 +76,30 @@ class Plan:
 
 @dataclass(slots=True)
 class Ran:
-    """What one forward has brought."""
+    """The result of one forward. Times are by the engine's clock."""
 
     plan: Plan
     started: float
+    """When its drafts were begun."""
     drafted: float
-    """When its drafts were made, by the engine's clock."""
+    """When its drafts were made, and the forward began."""
     ended: float
+    """When the forward's results were there."""
     drafts: Mapping[Job, FlatTree]
     step: Step
     accepted: Sequence[Accepted]
-    """Of each of the plan's jobs."""
+    """What the target accepts of each draft, in the order of the plan's jobs."""
     late: Collection[Job] = ()
-    """Rounds whose masks were not ready."""
+    """Rounds whose masks were not ready in time: nothing is accepted for them."""
     given_up: Mapping[Job, GrammarError] = field(default_factory=dict)
-    """Rounds whose grammar is."""
+    """Rounds whose grammar turned out to be too expensive, or wrong."""
     extra: float = 0.0
     """Seconds of drafts, and of masks where the forward was over sooner."""
 
 
 @dataclass(slots=True)
 class NotRun:
-    """A forward that raised."""
+    """The result of a forward that raised."""
 
     plan: Plan
     error: Exception
@@ -105,15 +107,15 @@ class NotRun:
 
 @dataclass(slots=True)
 class Decided:
-    """What a forward comes to."""
+    """What becomes of the rounds of one forward."""
 
     reports: list[Report] = field(default_factory=list)
     again: list[Job] = field(default_factory=list)
     """Rounds that want their next forward: streams, and rounds whose masks were late."""
     full: list[Lease] = field(default_factory=list)
-    """Prompts that found no memory."""
+    """Leases whose prompts found no memory."""
     won: dict[Job, int] = field(default_factory=dict)
-    """Accepted nodes of the streams that were drafted for here."""
+    """For each stream that was drafted for here: how many nodes of the draft were accepted."""
 
 
 class StepRunner:
@@ -152,43 +154,45 @@ class StepRunner:
     # ---- prepare
 
     def prepare(self, step: EngineStep) -> Plan:
-        """Give slots back, pick guesses, and take the slots that are missing."""
+        """Give slots back, take the missing ones, and draft from the device's guesses where these
+        are worth more than drafts of ours. Returns what can be run."""
         for lease in step.releases:
             self._slots.release(lease)
         plan = Plan(reports=[self._expired(job) for job in step.expired])
+        # A stream that goes on is queued again at the very moment at which its forward has ended.
         if any(job.enqueued == self._ended for job in step.jobs):
             plan.between = self._clock() - self._ended
         for job in step.jobs:
-            picked = self._pick_guesses(job, step.worth)
-            if picked is not None:
-                plan.guessed[job] = picked
-            if picked is None and job.guesses.waits:
+            room = min(self._most_guesses, self._target.cache.capacity - job.base - 1)
+            branches = self._target.capabilities.trees
+            picked = job.guesses.pick(job.ids, room, step.worth, branches=branches)
+            has_guesses = len(picked.tokens) > 1  # beside the pending token
+            if has_guesses and picked.expected >= self._worth_of_our_drafts(job):
+                plan.guessed[job] = (picked.tokens, picked.parents)
+            elif job.guesses.waits:
                 plan.reports.append(Waiting(job))
-            elif self._holds_slot(job.lease, job, plan):
+                continue
+            if self._holds_slot(job.lease, job, plan):
                 plan.jobs.append(job)
         for piece in step.prefill:
-            holds = self._holds_slot(piece.lease, None, plan)
-            if holds and piece.size and piece.lease.length < piece.goal:
+            holds_slot = self._holds_slot(piece.lease, None, plan)
+            # A prompt that is shared whole has nothing to run.
+            if holds_slot and piece.size and piece.lease.length < piece.goal:
                 plan.pieces.append(piece)
         return plan
 
-    def _pick_guesses(self, job: Job, worth: float) -> FlatTree | None:
-        """The device's guesses for a stream, if they are worth verifying."""
-        room = min(self._most_guesses, self._target.cache.capacity - job.base - 1)
-        branches = self._target.capabilities.trees
-        picked = job.guesses.pick(job.ids, room, worth, branches=branches)
-        if len(picked.tokens) == 1:
-            return None
-        drafts_of_ours = 0.0
+    def _worth_of_our_drafts(self, job: Job) -> float:
+        """The accepted nodes that guesses must promise, to be verified in place of a draft of
+        ours; 0 where we make none."""
+        worth = 0.0
         if job.request.speculate and not job.guesses.waits:
             with self._faults.optional("drafting"):
-                drafts_of_ours = self._drafting.matching(job)
-        if not picked.expected >= drafts_of_ours:
-            return None
-        return picked.tokens, picked.parents
+                worth = self._drafting.matching(job)
+        return worth
 
     def _holds_slot(self, lease: Lease, job: Job | None, plan: Plan) -> bool:
-        """Whether it has a slot, which is taken now if need be."""
+        """Whether the lease has a slot; one is taken now if need be, and if that raises, the plan
+        has a report of it."""
         if lease.slot is None and not lease.revoked:
             try:
                 self._slots.claim(lease)
@@ -199,13 +203,20 @@ class StepRunner:
     # ---- run
 
     def run(self, plan: Plan) -> Ran | NotRun:
-        """Run what is planned in one forward: drafts, and beside them pieces of prompts."""
+        """Make the missing drafts, run all rows in one forward, and see what the target accepts."""
         try:
             started = self._clock()
             drafts = self._drafts(plan)
             drafted = self._clock()
-            step, masked, masks_took_longer = self._forward(plan, drafts)
-            self._count_pages(plan)
+            masking = self._begin_masks(plan.jobs, drafts)
+            try:
+                step = self._target.forward(self._rows(plan, drafts))
+                if masking is not None:
+                    step.wait()  # so that what the masks take longer is known
+            finally:
+                masks_took_longer = self._wait_for_masks(masking)
+            masked = masking.result() if masking is not None else unmasked_rows(plan.jobs, drafts)
+            self._note_pages(plan)
             accepted = accept_rows(step, masked.rows)
             if len(accepted) != len(plan.jobs):
                 raise ValueError(f"{len(accepted)} rows of {len(plan.jobs)} were judged")
@@ -226,30 +237,8 @@ class StepRunner:
             extra=drafted - started + masks_took_longer,
         )
 
-    def _forward(
-        self, plan: Plan, drafts: Mapping[Job, FlatTree]
-    ) -> tuple[Step, MaskedRows, float]:
-        """The forward, the rows as the accept rule takes them, and the seconds that the masks of
-        grammars took longer."""
-        masking = self._begin_masks(plan.jobs, drafts)
-        try:
-            step = self._target.forward(self._rows(plan, drafts))
-            if masking is not None:
-                step.wait()  # what the masks take longer is theirs
-        finally:
-            forward_ended = self._clock()
-            if masking is not None:
-                wait([masking])  # matchers are used again, whatever happens
-            masks_took_longer = self._clock() - forward_ended
-        if masking is not None:
-            return step, masking.result(), masks_took_longer
-        judged = [
-            Judged(*drafts[job], job.ids, job.sampling, start=job.rules.start) for job in plan.jobs
-        ]
-        return step, MaskedRows(judged, late=set(), failed={}), masks_took_longer
-
     def _drafts(self, plan: Plan) -> dict[Job, FlatTree]:
-        """The device's guesses, and drafts of ours for the other streams."""
+        """Drafts of all rounds: the device's guesses where they were picked, else drafts of ours."""
         drafts = dict(plan.guessed)
         streams = [job for job in plan.jobs if job not in drafts]
         if streams:
@@ -261,26 +250,37 @@ class StepRunner:
         return drafts
 
     def _drafts_of_ours(self, streams: Sequence[Job], beside: int) -> list[FlatTree]:
-        """Beside so many other tokens of the forward; where drafting raises, plain decoding."""
-        ours: list[FlatTree] | None = None
+        """Drafts by the server's drafter, for a forward with `beside` other tokens. Where drafting
+        raises, only the pending tokens: plain decoding."""
+        drafts: list[FlatTree] | None = None
         with self._faults.optional("drafting"):
-            ours = self._drafting.draft(streams, beside)
-        if ours is None or len(ours) != len(streams):
+            drafts = self._drafting.draft(streams, beside)
+        if drafts is None or len(drafts) != len(streams):
             return StreamDrafter().draft(streams)
-        return ours
+        return drafts
 
     def _begin_masks(
         self, jobs: Sequence[Job], drafts: Mapping[Job, FlatTree]
     ) -> Future[MaskedRows] | None:
-        """Make the masks of grammars beside the forward; None where there is no grammar."""
+        """Begin to make the masks of grammars in a thread, beside the forward; None where no round
+        has a grammar."""
         if all(job.matcher is None for job in jobs):
             return None
         until = time.perf_counter() + _MASK_SECONDS
         return self._masks.submit(mask_rows, jobs, [drafts[job] for job in jobs], until)
 
+    def _wait_for_masks(self, masking: Future[MaskedRows] | None) -> float:
+        """Wait until the masks are made, also where the forward has raised: the next masks need the
+        same matchers. Returns the seconds that this took."""
+        if masking is None:
+            return 0.0
+        began = self._clock()
+        wait([masking])
+        return self._clock() - began
+
     @staticmethod
     def _rows(plan: Plan, drafts: Mapping[Job, FlatTree]) -> list[Row]:
-        """Of the forward: drafts, then pieces of prompts."""
+        """The rows of a plan's forward: first those of its rounds, then its pieces of prompts."""
         rows = []
         for job in plan.jobs:
             tokens, parents = drafts[job]
@@ -294,8 +294,9 @@ class StepRunner:
             rows.append(Row.chain(_slot(piece.lease), piece.ids[start:stop], judged="none"))
         return rows
 
-    def _count_pages(self, plan: Plan) -> None:
-        """Note what the slots hold now: the event loop reserves the rest."""
+    def _note_pages(self, plan: Plan) -> None:
+        """Note how many pages the slots hold now: the event loop reserves what they may need beside
+        these."""
         leases = [job.lease for job in plan.jobs] + [piece.lease for piece in plan.pieces]
         for lease in leases:
             lease.held = self._target.cache.pages_held[_slot(lease)]
@@ -303,7 +304,7 @@ class StepRunner:
     # ---- decide
 
     def decide(self, ran: Ran | NotRun) -> Decided:
-        """Decide and commit the rounds of a forward; of one that raised, say whose it was."""
+        """Decide and commit the rounds of a forward; for one that raised, report whose it was."""
         decided = Decided()
         if isinstance(ran, NotRun):
             for job in ran.plan.jobs:
@@ -311,7 +312,7 @@ class StepRunner:
             for piece in ran.plan.pieces:
                 self._report_not_run(piece.lease, None, ran.error, decided)
             return decided
-        for b, job in enumerate(ran.plan.jobs):
+        for row, job in enumerate(ran.plan.jobs):
             if job in ran.late:
                 decided.again.append(job)
                 continue
@@ -319,29 +320,31 @@ class StepRunner:
                 self._report_not_run(job.lease, job, ran.given_up[job], decided)
                 continue
             try:
-                decided.reports.append(self._answer(ran, b, job))
+                decided.reports.append(self._answer(ran, row, job))
             except Exception as error:
                 decided.reports.append(self._faults.failed(job.lease, job, error))
                 continue
             if job not in ran.plan.guessed:
-                decided.won[job] = len(ran.accepted[b].path) - 1
+                # The path's first node is the pending token, which nobody has drafted.
+                decided.won[job] = len(ran.accepted[row].path) - 1
         return decided
 
-    def _answer(self, ran: Ran, b: int, job: Job) -> Answered:
-        """Decide one round: cut what is accepted where the answer ends, and commit it."""
+    def _answer(self, ran: Ran, row: int, job: Job) -> Answered:
+        """Decide the round in this row of the forward: cut what is accepted where the answer ends,
+        commit it, and return the tokens for the device."""
         tokens, _ = ran.drafts[job]
-        accepted = ran.accepted[b]
+        accepted = ran.accepted[row]
         path, next_token, finish = cut_path(
             job.rules, job.ids, tokens, accepted.path, accepted.next_token, self._decode
         )
         new = [*(tokens[node] for node in path[1:]), next_token]
         logprobs = b""
         if job.logprobs >= 0:
-            logprobs = log_probabilities(ran.step, b, path, new, job.logprobs)
-        self._commit(ran.step, b, job.lease, path)
+            logprobs = log_probabilities(ran.step, row, path, new, job.logprobs)
+        self._commit(ran.step, row, job.lease, path)
         base = job.base
         job.ids += new
-        job.deadline = float("inf")  # it has begun
+        job.deadline = float("inf")  # deadlines are for rounds that have not begun
         stream_tokens = StreamTokens(
             session=job.lease.session,
             round=job.request.round,
@@ -360,23 +363,25 @@ class StepRunner:
         latency = Latency(arrived=job.enqueued, forward=ran.ended - ran.started)
         return Answered(job, stream_tokens, latency)
 
-    def _commit(self, step: Step, b: int, lease: Lease, path: Sequence[int]) -> None:
-        committed: Any = self._target.commit(step, b, path)  # opaque here: drafters know its kind
+    def _commit(self, step: Step, row: int, lease: Lease, path: Sequence[int]) -> None:
+        """Keep the keys and values of this path of a row in the lease's slot, and hand its states
+        to whoever makes records or drafts of them."""
+        committed: Any = self._target.commit(step, row, path)  # drafters know its kind
         lease.length += len(path)
         with self._faults.optional("records"):
             self._recorder.add(lease, committed)
         with self._faults.optional("drafting"):
             self._drafting.committed(lease, committed)
 
-    # ---- what can wait until the answers are sent
+    # ---- conclude
 
     def conclude(self, ran: Ran, decided: Decided) -> list[Report]:
-        """Commit the pieces of prompts, and learn what the forward took; streams that go on are to
-        run again. Returns what is to be reported of prompts."""
+        """Do what can wait until the answers are sent: commit the pieces of prompts, learn what the
+        forward took, and queue streams that go on. Returns reports of prompts that failed."""
         reports: list[Report] = []
-        for b, piece in enumerate(ran.plan.pieces, len(ran.plan.jobs)):
+        for row, piece in enumerate(ran.plan.pieces, len(ran.plan.jobs)):
             try:
-                self._commit(ran.step, b, piece.lease, range(ran.step.sizes[b]))
+                self._commit(ran.step, row, piece.lease, range(ran.step.sizes[row]))
             except Exception as error:
                 reports.append(self._faults.failed(piece.lease, None, error))
         with self._faults.optional("metrics"):
@@ -395,6 +400,7 @@ class StepRunner:
         return reports
 
     def _count_forward(self, ran: Ran) -> None:
+        """Count a forward in the metrics."""
         kind = "draft" if ran.plan.jobs else "prompt"
         self._metrics.forward_seconds.labels(kind).observe(ran.ended - ran.drafted)
         self._metrics.prompt_tokens.inc(sum(ran.step.sizes[len(ran.plan.jobs) :]))
@@ -408,7 +414,8 @@ class StepRunner:
     def _report_not_run(
         self, lease: Lease, job: Job | None, error: Exception, into: Plan | Decided
     ) -> None:
-        """Only this row did not run: the memory is full, or its work raised."""
+        """Report a row that alone did not run: its grammar is refused, the memory is full, or its
+        work raised. A prompt without a round has nobody to tell: it is noted as full."""
         if isinstance(error, GrammarError) and job is not None:
             into.reports.append(Dropped(job, Refusal(Code.GRAMMAR, str(error))))
         elif not isinstance(error, FullError):
@@ -419,15 +426,18 @@ class StepRunner:
             into.full.append(lease)
 
     def _expired(self, job: Job) -> Report:
+        """The report of a round that the scheduler has taken out because it was cancelled or too
+        late."""
         if job.cancelled:
             return Answered.ended(job)
         waited = self._clock() - job.enqueued
         return Dropped(job, Refusal(Code.DEADLINE, f"not run within {waited:.2f} s"))
 
     def no_memory(self, job: Job) -> Report:
-        """The model has no memory for a round now."""
-        if job.base > job.request.base:
-            return Answered.ended(job)  # it has begun: its tokens stay
+        """The report of a round for which the model has no memory now."""
+        has_begun = job.base > job.request.base
+        if has_begun:
+            return Answered.ended(job)  # its tokens stay
         refusal = Refusal(
             Code.BUSY,
             "the target's key/value memory is full",
@@ -438,6 +448,7 @@ class StepRunner:
 
 
 def _slot(lease: Lease) -> int:
+    """The slot of a lease that is planned to run, and so must have one."""
     if lease.slot is None:
         raise RuntimeError("a row without a slot")
     return lease.slot

@@ -13,7 +13,6 @@ from cloud_verifier.engine.contract import (
     Dropped,
     EngineWork,
     Failed,
-    Latency,
     ModelFacts,
     Recorded,
     Report,
@@ -216,9 +215,7 @@ class Service:
             raise
         return session
 
-    def perform(
-        self, session: ServerSession, outputs: Iterable[Output], latency: Latency | None = None
-    ) -> None:
+    def perform(self, session: ServerSession, outputs: Iterable[Output]) -> None:
         """Send the messages and start the work that a session's verb has returned. A `Refusal` when
         the engine has no room."""
         for output in outputs:
@@ -232,7 +229,7 @@ class Service:
                     session.job = job
                 case _:
                     if session.outbox is not None:
-                        session.outbox.answer(output, latency)
+                        session.outbox.answer(output)
         self.table.account(session)
 
     def prepare(self, session: ServerSession, outputs: Iterable[Output]) -> None:
@@ -294,8 +291,10 @@ class Service:
                             session.outbox.offer(session.records)
                         continue
                     case Answered(_, answer, latency):
-                        outputs = session.stream_on(answer, self.clock())
-                        self.perform(session, outputs, latency)
+                        session.stream_on(answer, self.clock())
+                        if session.outbox is not None:
+                            session.outbox.answer(answer, latency)
+                        self.table.account(session)
                         self._pay(session, answer)
                     case Waiting():
                         outputs = session.wait(report, self.clock())

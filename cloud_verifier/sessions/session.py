@@ -7,7 +7,7 @@
     session.foresee(message, arrived)   [Run] if a waiting stream goes on with these guesses
     session.cancel(round)               [StreamTokens] if a waiting stream ends with it
     session.resume(message)             [Resumed]
-    session.stream_on(answer, now)      [StreamTokens]: what the engine says of a round
+    session.stream_on(answer, now)      nothing: the engine's tokens join the log, and go to the edge as they are
     session.wait(report, now)           [Run] if guesses have come meanwhile
 
 Each verb returns messages for the edge and work for the engine, in order; `Service` carries them out. A request is run
@@ -378,12 +378,12 @@ class ServerSession:
         self._may_wait = self._may_wait and not for_good
         if self.running is None or not self._waiting:
             return []
-        return self.stream_on(
-            StreamTokens(self.id, self.running.round, self.base, [], done=True), self.used
-        )
+        end = StreamTokens(self.id, self.running.round, self.base, [], done=True)
+        self.stream_on(end, self.used)
+        return [end]
 
-    def stream_on(self, answer: StreamTokens, now: float) -> list[Output]:
-        """New tokens of the running stream join the log; the round may end after them."""
+    def stream_on(self, answer: StreamTokens, now: float) -> None:
+        """Let new tokens of the running stream join the log; the round may end after them."""
         stream = self.running
         if stream is None or answer.round != stream.round:
             raise Refusal(Code.CONFLICT, "no stream round is running")
@@ -407,7 +407,6 @@ class ServerSession:
                 self.id, stream.round, stream.base, won, True, answer.finish, logprobs=rows
             )
             self._settled = (stream, whole)
-        return [answer]
 
     def wait(self, report: Waiting, now: float) -> list[Output]:
         """The running stream has no guess to verify: it waits, ends, or runs with what has come

@@ -3,6 +3,7 @@ positions."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Collection, Iterable
 from functools import partial
@@ -43,7 +44,7 @@ from moa.api.answer import (
 from moa.api.encoding import answer_limit, encoded
 from moa.api.errors import bad
 from moa.api.logprobs import scored
-from moa.api.present import within_patience
+from moa.api.present import Patience, next_in_time
 from moa.api.tools import ToolFormat
 from moa.errors import UsageError
 from moa.logprobs import TokenLogprobs
@@ -145,27 +146,34 @@ class EdgeAnswerer:
             )
         codec = self._client.device.codec
         changes = changes_of(ask, self._longest(ask))
-        turn = self._client.generate(
-            ids=encoded.ids,
-            messages=encoded.messages,
-            prediction=encoded.prediction,
-            grammar=encoded.grammar,
-            **changes,
-        )
-        marked = _marked(turn, Marks(codec, codec.eos_ids))
+        marks = Marks(codec, codec.eos_ids)
+        clock = asyncio.get_running_loop().time
         usual = self._client.shared.controller.answer_seconds(len(encoded.ids))
-        events = within_patience(
-            marked, ask.mode, ask.patience, usual + max(ask.patience, _FIRST_SECONDS)
+        patience = Patience(
+            ask.mode,
+            seconds=ask.patience,
+            first=usual + max(ask.patience, _FIRST_SECONDS),
+            now=clock(),
         )
-        async with (
-            contextlib.aclosing(turn),
-            contextlib.aclosing(marked),
-            contextlib.aclosing(events),
-        ):
-            async for event in events:
-                yield (
-                    replace(event, thinking=encoded.thinking) if isinstance(event, Began) else event
-                )
+        async with self._client.conversation() as conversation:
+            turn = conversation.generate(
+                ids=encoded.ids,
+                messages=encoded.messages,
+                prediction=encoded.prediction,
+                grammar=encoded.grammar,
+                **changes,
+            )
+            async with contextlib.aclosing(turn):
+                while (event := await next_in_time(turn, patience)) is not None:
+                    told = marks.take(event)
+                    if told is None:
+                        continue
+                    sent = clock()
+                    patience.take(told, sent)
+                    if isinstance(told, Began):
+                        told = replace(told, thinking=encoded.thinking)
+                    yield told
+                    patience.client_took(clock() - sent)
 
     def _longest(self, ask: AnswerRequest) -> int:
         """Tokens of the answer at most: what the verifier allows, or what verifiers usually do."""
@@ -220,14 +228,6 @@ def changes_of(ask: AnswerRequest, longest: int) -> TurnChanges:
     given |= {"max_new_tokens": longest, "settle_seconds": ask.patience}
     given["on_reconnect"] = "keep" if ask.mode == "keep" else "rewind"
     return cast(TurnChanges, {name: value for name, value in given.items() if value is not None})
-
-
-async def _marked(
-    turn: AsyncGenerator[Event, None], marks: Marks
-) -> AsyncGenerator[AnswerEvent, None]:
-    async for event in turn:
-        if (told := marks.take(event)) is not None:
-            yield told
 
 
 class Marks:

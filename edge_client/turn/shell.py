@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from time import perf_counter
 from typing import Any
 
-from edge_client.events import Event, Progress, Reason
+from edge_client.events import Event, Notice, Progress, Reason
 from edge_client.link.mailbox import Mailbox
 from edge_client.link.websocket import VerifierLink
 from edge_client.turn.actions import Drop, End, Grow, Send, Wait, Write
@@ -23,16 +23,24 @@ class TurnShell:
     """Runs one turn; `events()` yields its events. Without a link the device is offline."""
 
     def __init__(
-        self, machine: TurnMachine, worker: DrafterWorker, link: VerifierLink | None
+        self,
+        machine: TurnMachine,
+        worker: DrafterWorker,
+        link: VerifierLink | None,
+        news: Callable[[], Sequence[str]] = tuple,
     ) -> None:
+        """`news`: what the verifier wants users to know and they have not been told yet."""
         self.machine = machine
         self.worker = worker
         self.link = link
+        self._news = news
         self._bytes_before = (link.sent_bytes, link.received_bytes) if link else (0, 0)
         self._seen: tuple[str, int, int] | None = None
+        """The link's state, its connections and its failures, as the machine was told last."""
         self._told_at = perf_counter()
         """When the turn began, or the user last heard how far the drafter has read."""
         self.reason: Reason = "link"
+        """Why the turn has ended."""
 
     async def events(self, box: Mailbox) -> AsyncGenerator[Event, None]:
         """All events until the end of the turn; its messages arrive in `box`."""
@@ -41,26 +49,20 @@ class TurnShell:
         while True:
             self._update(box)
             action = machine.next_action(perf_counter())
-            if not isinstance(action, Send) and (told := self._drain()):
-                told_at = perf_counter()
-                for event in told:
+            # A message that is to be sent goes first: nobody waits for a reader of events.
+            if not isinstance(action, Send) and (events := self._drain()):
+                shown_at = perf_counter()
+                for event in events:
                     yield event
-                machine.events_read(told_at, perf_counter())
+                machine.events_read(shown_at, perf_counter())
                 if not isinstance(action, End):
-                    continue
+                    continue  # the reader may have taken long
             match action:
                 case Send(messages):
                     await self._send(messages, box)
                 case Grow() | Write():
-                    try:
-                        result = await self.worker.run(action)
-                        machine.drafter_reads(self.worker.reading is not None)
-                        if result is not None:
-                            machine.ran(action, result, perf_counter())
-                        elif isinstance(action, Write) and (news := self._reading()) is not None:
-                            yield news
-                    except DeviceError as error:
-                        machine.drafter_failed(error.line())
+                    if (progress := await self._draft(action)) is not None:
+                        yield progress
                 case Wait(until):
                     await box.wait(None if until is None else max(0.0, until - perf_counter()))
                 case Drop():
@@ -74,13 +76,29 @@ class TurnShell:
         for event in self._drain():
             yield event
 
+    async def _draft(self, action: Grow | Write) -> Progress | None:
+        """Have the drafter do a step, and tell the machine its result. Returns how far the drafter
+        has read, if that is what the user waits for."""
+        try:
+            result = await self.worker.run(action)
+            self.machine.drafter_reads(self.worker.reading is not None)
+            if result is not None:
+                self.machine.ran(action, result, perf_counter())
+                return None
+        except DeviceError as error:
+            self.machine.drafter_failed(error.line())
+            return None
+        # Of text that is written the user sees nothing until the drafter has read what is before.
+        return self._reading() if isinstance(action, Write) else None
+
     def _reading(self) -> Progress | None:
         """How far the drafter is with a text that it needs long for, about twice a second."""
         now = perf_counter()
-        if (told := self.worker.reading) is None or now - self._told_at < _TELL_SECONDS:
+        reading = self.worker.reading
+        if reading is None or now - self._told_at < _TELL_SECONDS:
             return None
         self._told_at = now
-        return Progress(done=told[0], total=told[1], by="device")
+        return Progress(done=reading[0], total=reading[1], by="device")
 
     def report(self) -> dict[str, Any]:
         """Figures of the turn, with the bytes over the link."""
@@ -124,12 +142,16 @@ class TurnShell:
         machine.spending.passed = link.sent_bytes + link.received_bytes
 
     async def _send(self, messages: Sequence[ClientMessage], box: Mailbox) -> None:
+        """Send these messages, if there is a link; their answers come to `box`."""
         for message in messages:
             if self.link is not None:
                 await self.link.send(message, box)
 
     def _drain(self) -> list[Event]:
+        """The events that the user has not been told yet. The verifier's news come behind others,
+        never alone."""
         events = self.machine.drain()
         if events:
             self.machine.stats.count(events, perf_counter())
+            events += [Notice(message=notice) for notice in self._news()]
         return events

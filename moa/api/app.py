@@ -22,7 +22,7 @@ from moa.api.completions import parse_chat, parse_completion
 from moa.api.errors import ApiError
 from moa.api.fairness import Fairness, charged, one_more
 from moa.api.guard import Guard
-from moa.api.http import SIGN_SECONDS, EventStream, Json, frames, read_body, while_connected
+from moa.api.http import SIGN_SECONDS, EventStream, Json, read_body, while_connected
 from moa.api.load import Counted
 from moa.api.metrics import CONTENT_TYPE, ApiMetrics
 from moa.api.recheck import Rechecks
@@ -215,7 +215,10 @@ class Api:
         shape = shape_of(self.answerer.model, call, tool_format)
         events = streamed(call.asks, shape, self._counted)
         if call.stream:
-            return self._stream(await _opened(request, events), call, shape)
+            # An invalid request gets an error status, and not a broken stream: so the answer has
+            # begun before the response does. A client that leaves meanwhile ends it.
+            first = await while_connected(request.receive, _first(events))
+            return self._stream(first, events, call, shape)
         await while_connected(request.receive, _drain(events))
         if shape.error is not None:
             raise shape.error
@@ -231,15 +234,20 @@ class Api:
     # ---- streams
 
     def _stream(
-        self, events: AsyncGenerator[Any, None], call: ParsedRequest, shape: Shape | ResponseShape
+        self,
+        first: Any,
+        events: AsyncGenerator[Any, None],
+        call: ParsedRequest,
+        shape: Shape | ResponseShape,
     ) -> Response:
+        """The response that sends these events, of which the first was taken already."""
         headers = {"X-Request-Id": shape.id, "X-Moa-Link": self._link}
         if not call.resumable:
-            return EventStream(frames(events), headers)
+            return EventStream(events, headers, first=first)
         recording = self._kept.open(shape.id, call.asks[0].principal)
         if len(call.asks) == 1 and call.asks[0].mode == "provisional":
             self._rechecks.add(recording, call.asks[0], shape)
-        self._kept.record(recording, events)
+        self._kept.record(recording, first, events)
         return EventStream(recording.listen(0), headers, SIGN_SECONDS)
 
     async def _follow(self, request: Request, principal: str) -> Response:
@@ -311,20 +319,6 @@ class Api:
             return response
 
         return checked
-
-
-async def _opened(request: Request, events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    """The same events, after waiting for the first: so an invalid request gets an error status, not
-    a broken stream. A client that leaves meanwhile ends them."""
-    first = await while_connected(request.receive, _first(events))
-
-    async def first_and_others() -> AsyncGenerator[Any, None]:
-        async with contextlib.aclosing(events):
-            yield first
-            async for event in events:
-                yield event
-
-    return first_and_others()
 
 
 async def _first(events: AsyncGenerator[Any, None]) -> Any:

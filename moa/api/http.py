@@ -101,9 +101,16 @@ class Comment(str):
     __slots__ = ()
 
 
+DONE = "[DONE]"
+"""The mark of a stream's end, as OpenAI has it."""
+
+
 def event_frame(event: Any, id: str = "") -> bytes:
     """One server-sent event: JSON, named by its `type` if it has one, or a text that is sent as it
-    is; or a comment. None of these contains a line break, which would end it."""
+    is; or a comment. None of these contains a line break, which would end it. Bytes are a frame
+    already."""
+    if isinstance(event, bytes):
+        return event
     if isinstance(event, Comment):
         return f": {event}\n\n".encode()
     head = f"id: {id}\n" if id else ""
@@ -116,26 +123,22 @@ def event_frame(event: Any, id: str = "") -> bytes:
     return head.encode() + b"data: " + data + b"\n\n"
 
 
-async def frames(events: AsyncGenerator[Any, None]) -> AsyncGenerator[bytes, None]:
-    """Events as frames, and the mark of their end."""
-    async with contextlib.aclosing(events):
-        async for event in events:
-            yield event_frame(event)
-    yield event_frame("[DONE]")
-
-
 class EventStream(Response):
-    """Send frames of server-sent events until they end or the client disconnects; then close their
+    """Send server-sent events until they end or the client disconnects; then close their
     generator."""
 
     def __init__(
         self,
-        frames: AsyncGenerator[bytes, None],
+        events: AsyncGenerator[Any, None],
         headers: dict[str, str],
         alive: float = _KEEPALIVE_SECONDS,
+        *,
+        first: Any = None,
     ) -> None:
-        """`alive`: seconds of silence after which a comment is sent."""
-        self._frames = frames
+        """`events`: what `event_frame` takes; `first`: one that was taken from them already.
+        `alive`: seconds of silence after which a comment is sent."""
+        self._events = events
+        self._first = first
         self._alive = alive
         super().__init__(
             None, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers}
@@ -167,9 +170,11 @@ class EventStream(Response):
 
         keeping_alive = asyncio.create_task(keep_alive())
         try:
-            async with contextlib.aclosing(self._frames) as frames:
-                async for frame in frames:
-                    await put(frame)
+            async with contextlib.aclosing(self._events) as events:
+                if self._first is not None:
+                    await put(event_frame(self._first))
+                async for event in events:
+                    await put(event_frame(event))
             await put(b"", more=False)
         finally:
             keeping_alive.cancel()

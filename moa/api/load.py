@@ -11,10 +11,74 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 from weakref import WeakValueDictionary
 
-from moa.api.answer import Answerer, AnswerEvent, AnswerRequest, Cut, Encoded, Ended, Piece
+from msgspec.structs import replace
+
+from moa.api.answer import (
+    Answerer,
+    AnswerEvent,
+    AnswerRequest,
+    Began,
+    Cut,
+    Encoded,
+    Ended,
+    Note,
+    Piece,
+)
 from moa.api.errors import ApiError
 from moa.api.fairness import one_more
 from moa.api.metrics import ApiMetrics
+from moa.chat_window import left_out_notice
+
+
+class RunningAnswer:
+    """One answer that is being written. Whoever takes its `events` passes each one to `counted`."""
+
+    def __init__(
+        self,
+        events: AsyncGenerator[AnswerEvent, None],
+        left_out: int,
+        metrics: ApiMetrics,
+        totals: Counter[str],
+    ) -> None:
+        """`left_out`: messages that had no room in the prompt; `totals`: those of its principal."""
+        self.events = events
+        self._left_out = left_out
+        self._metrics = metrics
+        self._totals = totals
+        self._started = time.monotonic()
+        self._has_text = False
+        self._length = 0
+        """Characters that the answer has now."""
+
+    def counted(self, event: AnswerEvent) -> tuple[AnswerEvent, ...]:
+        """Count an event. Returns it, with what is to be told beside it of messages that were left
+        out of the prompt."""
+        match event:
+            case Began() if self._left_out:
+                return (event, Note(left_out_notice(self._left_out)))
+            case Piece():
+                self._length += len(event.text)
+                self._totals["tokens"] += 1
+                if event.text and not self._has_text:
+                    self._has_text = True
+                    self._metrics.first_text.observe(time.monotonic() - self._started)
+            case Cut():
+                self._metrics.withdrawn.inc(max(0, self._length - event.characters))
+                self._length = event.characters
+            case Ended(counts=counts):
+                self._metrics.tokens.labels("prompt").inc(counts.prompt_tokens)
+                self._metrics.tokens.labels("answer").inc(counts.tokens)
+                self._totals.update(
+                    drafted=counts.drafted,
+                    accepted=counts.accepted,
+                    calls=counts.calls,
+                    forwards=counts.forwards,
+                    forward_tokens=counts.forward_tokens,
+                )
+                if self._left_out:
+                    more = {**counts.more, "left_out_messages": self._left_out}
+                    return (replace(event, counts=replace(counts, more=more)),)
+        return (event,)
 
 
 class Counted:
@@ -82,40 +146,14 @@ class Counted:
             async with turn:
                 yield
 
-    async def answer(
-        self, ask: AnswerRequest, encoded: Encoded
-    ) -> AsyncGenerator[AnswerEvent, None]:
-        """The inner answerer's events."""
+    @contextlib.asynccontextmanager
+    async def answering(self, ask: AnswerRequest, encoded: Encoded) -> AsyncIterator[RunningAnswer]:
+        """One answer, counted while the body takes its events. It ends with the body."""
         self._check_running(ask.principal)
-        started = time.monotonic()
-        has_text = False
-        length = 0  # characters that the answer has now
         totals = self._totals[ask.principal]
-        events = self._inner.answer(ask, encoded)
         with one_more(self._running, ask.principal):
-            async with contextlib.aclosing(events):
-                async for event in events:
-                    match event:
-                        case Piece():
-                            length += len(event.text)
-                            totals["tokens"] += 1
-                            if event.text and not has_text:
-                                has_text = True
-                                self._metrics.first_text.observe(time.monotonic() - started)
-                        case Cut():
-                            self._metrics.withdrawn.inc(max(0, length - event.characters))
-                            length = event.characters
-                        case Ended(counts=counts):
-                            self._metrics.tokens.labels("prompt").inc(counts.prompt_tokens)
-                            self._metrics.tokens.labels("answer").inc(counts.tokens)
-                            totals.update(
-                                drafted=counts.drafted,
-                                accepted=counts.accepted,
-                                calls=counts.calls,
-                                forwards=counts.forwards,
-                                forward_tokens=counts.forward_tokens,
-                            )
-                    yield event
+            async with contextlib.aclosing(self._inner.answer(ask, encoded)) as events:
+                yield RunningAnswer(events, encoded.left_out, self._metrics, totals)
 
     def _check_encoding(self, principal: str) -> None:
         """Refuse a question if too many of its principal's wait."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from moa.api.answer import AnswerEvent, Cut, Ended, Mode, Piece, Reading, Reason, Scored, Verified
 from moa.api.errors import ApiError
 
+Event = TypeVar("Event")
 _LOST: tuple[Reason, ...] = ("guard", "link")
 """Reasons that end an answer only because the verifier was missing, even if all of its text is
 verified."""
@@ -83,51 +84,65 @@ class Presenter:
         return Show(text, verified_shown, cut, logprobs)
 
 
-async def within_patience(
-    events: AsyncGenerator[AnswerEvent, None], mode: Mode, seconds: float, first: float
-) -> AsyncGenerator[AnswerEvent, None]:
-    """The same events, and an error when there is no token within `first` seconds of the beginning,
-    or of the last news that the verifier reads: it is silent, and the device writes nothing.
+class Patience:
+    """How long the client of one answer waits for the next event. Pure: the caller passes times.
 
-    In mode hold also when unverified text has waited for `seconds` without any of it being
-    verified: the client sees none of it, and a device may write for minutes before its text is
-    complete.
+    It waits for a first token, or for the next news that the verifier reads: a verifier may be
+    silent while the device writes nothing. In mode hold it also waits, while there is unverified
+    text, for any of that to be verified: the client sees none of it, and a device may write for
+    minutes before its text is complete. For all else it waits for ever.
     """
-    clock = asyncio.get_running_loop().time
-    deadline: float | None = clock() + first
-    has_text = False
-    length = 0  # characters of the text so far
-    while True:
-        try:
-            async with asyncio.timeout_at(deadline) as limit:
-                event = await anext(events)
-        except StopAsyncIteration:
-            return
-        except TimeoutError:
-            if not limit.expired():
-                raise  # one of the answerer's own
-            raise (not_verified() if has_text else _no_token()) from None
+
+    def __init__(self, mode: Mode, *, seconds: float, first: float, now: float) -> None:
+        """`first`: seconds for the first token; `seconds`: for unverified text in mode hold."""
+        self.deadline: float | None = now + first
+        """When the next event comes too late; None: never."""
+        self._mode = mode
+        self._seconds = seconds
+        self._first = first
+        self._has_text = False
+        self._length = 0
+        """Characters of the text so far."""
+
+    def take(self, event: AnswerEvent, now: float) -> None:
+        """Move the deadline, because this event has come."""
         match event:
             case Piece():
-                length += len(event.text)
-                if event.verified or mode != "hold":
-                    deadline = None
-                elif deadline is None or not has_text:
-                    deadline = clock() + seconds
-                has_text = True
+                self._length += len(event.text)
+                if event.verified or self._mode != "hold":
+                    self.deadline = None
+                elif self.deadline is None or not self._has_text:
+                    self.deadline = now + self._seconds
+                self._has_text = True
             case Verified():
-                waits = mode == "hold" and event.characters < length
-                deadline = clock() + seconds if waits else None
+                waits = self._mode == "hold" and event.characters < self._length
+                self.deadline = now + self._seconds if waits else None
             case Cut():
-                length = event.characters
-                deadline = None
-            case Reading() if deadline is not None:
-                more = seconds if has_text else first
-                deadline = max(deadline, clock() + more)
-        sent = clock()
-        yield event
-        if deadline is not None:
-            deadline += clock() - sent  # a client that reads slowly waits for nobody
+                self._length = event.characters
+                self.deadline = None
+            case Reading() if self.deadline is not None:
+                more = self._seconds if self._has_text else self._first
+                self.deadline = max(self.deadline, now + more)
+
+    def client_took(self, seconds: float) -> None:
+        """The client has read the latest event for so long, in which nobody waited for another."""
+        if self.deadline is not None:
+            self.deadline += seconds
+
+    def too_late(self) -> ApiError:
+        """The error of an answer whose next event did not come in time."""
+        return not_verified() if self._has_text else _no_token()
+
+
+async def next_in_time(events: AsyncGenerator[Event, None], patience: Patience) -> Event | None:
+    """The next event, None after the last; raises the error of this patience at its deadline."""
+    try:
+        async with asyncio.timeout_at(patience.deadline) as limit:
+            return await anext(events, None)
+    except TimeoutError:
+        if not limit.expired():
+            raise  # one of the answerer's own
+        raise patience.too_late() from None
 
 
 def _raise_if_not_verified(ended: Ended) -> None:

@@ -9,7 +9,6 @@ the first difference withdraws what follows it, and the target's text comes as t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,12 +17,12 @@ import msgspec
 from msgspec.structs import replace
 
 from moa.api.answer import AnswerEvent, AnswerRequest, Cut, Ended, Piece, Reading, Verified
+from moa.api.http import DONE
 from moa.api.load import Counted
 from moa.api.present import Show
 from moa.api.replay import Recording, Recordings
 from moa.api.responses import ResponseShape
 from moa.api.shapes import Shape
-from moa.api.stream import side_by_side
 from moa.errors import MoaError
 from moa.safe_text import safe_line
 from moa.text_stream import common_prefix
@@ -124,9 +123,11 @@ class Recheck:
         question = replace(self.ask.question, prediction=before.text)
         ask = replace(self.ask, question=question)
         try:
-            async with contextlib.aclosing(side_by_side(answerer, [ask])) as events:
-                async for _, event in events:
-                    self._tell(event, correction)
+            encoded = await answerer.encode(ask)
+            async with answerer.answering(ask, encoded) as answer:
+                async for event in answer.events:
+                    for counted in answer.counted(event):
+                        self._tell(counted, correction)
         except Exception as error:
             self.failures += 1
             if isinstance(error, MoaError):
@@ -147,7 +148,7 @@ class Recheck:
                     # The client has another text now, of which a part is not verified.
                     cut_short = replace(before, text=correction.shown, verified=False)
                     self._add(*self.shape.end(0, cut_short))
-                self._add("[DONE]")
+                self._add(DONE)
                 self.recording.close()
                 self._open = False
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from moa.api.errors import ApiError
 from moa.api.fairness import charged
-from moa.api.http import Comment, event_frame
+from moa.api.http import DONE, Comment, event_frame
 
 _FRAME_COST = 100
 """Memory overhead of a kept frame, in bytes."""
@@ -20,8 +20,6 @@ _STREAM_COST = 4096
 """Bytes that a stream counts as without its frames; it also bounds their number."""
 _SWEEP_SECONDS = 1.0
 """Seconds between two sweeps."""
-_DONE = "[DONE]"
-"""The mark of a stream's end, as OpenAI has it."""
 
 
 @dataclass(eq=False)
@@ -50,20 +48,21 @@ class Recording:
         self.size += len(self.frames[-1]) + _FRAME_COST
         self._wake_readers()
 
-    async def take(self, events: AsyncGenerator[Any, None]) -> None:
-        """Add all events of an answer, and the mark of its end. Comments are not kept: they are
-        about the moment."""
+    async def take(self, first: Any, events: AsyncGenerator[Any, None]) -> None:
+        """Add all events of an answer, of which the first was taken already. Comments are not kept:
+        they are about the moment."""
         async with contextlib.aclosing(events):
+            if not isinstance(first, Comment):
+                self.add(first)
             async for event in events:
                 if not isinstance(event, Comment):
                     self.add(event)
-        self.add(_DONE)
 
     def reopen(self) -> None:
         """Let the stream go on. The mark of its end becomes a comment, so that whoever reads from
         the beginning does not take it for the end; the numbers of frames stay."""
         self.closed = False
-        if self.frames[-1].endswith(f"{_DONE}\n\n".encode()):
+        if self.frames[-1].endswith(f"{DONE}\n\n".encode()):
             self.frames[-1] = b": continued\n\n"
 
     def close(self) -> None:
@@ -123,9 +122,10 @@ class Recordings:
         self.sweep()
         return stream
 
-    def record(self, stream: Recording, events: AsyncGenerator[Any, None]) -> None:
-        """Run the work behind these events independently of the client's connection."""
-        task = asyncio.create_task(charged(stream.take(events)))
+    def record(self, stream: Recording, first: Any, events: AsyncGenerator[Any, None]) -> None:
+        """Run the work behind these events independently of the client's connection. The first one
+        was taken already."""
+        task = asyncio.create_task(charged(stream.take(first, events)))
         self.tasks.add(task)
         stream.cancel = task.cancel
         task.add_done_callback(self.tasks.discard)

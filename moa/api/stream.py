@@ -7,8 +7,6 @@ import contextlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
 from moa.api.answer import (
     AnswerEvent,
     AnswerRequest,
@@ -21,47 +19,99 @@ from moa.api.answer import (
     Reading,
 )
 from moa.api.errors import from_error
-from moa.api.http import Comment
+from moa.api.http import DONE, Comment
 from moa.api.load import Counted
 from moa.api.present import Presenter, Show
 from moa.api.responses import ResponseShape
 from moa.api.shapes import Shape
-from moa.chat_window import left_out_notice
 from moa.errors import MoaError
 
 _WAITING = 64
 """Events of a request with several choices that may wait for a slow client; then the choices pause."""
 
 
-async def side_by_side(
-    answerer: Counted, asks: Sequence[AnswerRequest]
-) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
-    """Events of all answers as they come, each with the number of its answer. Closing the generator
-    ends them all."""
-    encoded: dict[int, Encoded] = {}  # by the question's identity: choices share theirs
-    for ask in asks:
-        if id(ask.question) not in encoded:
-            encoded[id(ask.question)] = await answerer.encode(ask)
-    if len(asks) == 1:
-        events = _answer(answerer, asks[0], encoded[id(asks[0].question)])
-        async with contextlib.aclosing(events):
-            async for event in events:
-                yield 0, event
-        return
-    # An exception or None is the last of an answer.
-    queue: asyncio.Queue[tuple[int, AnswerEvent | Exception | None]] = asyncio.Queue(_WAITING)
+async def streamed(
+    asks: Sequence[AnswerRequest], shape: Shape | ResponseShape, answerer: Counted
+) -> AsyncGenerator[Any, None]:
+    """What the client of a stream is sent, the mark of its end included. An error after the
+    beginning becomes the last event before that; one before it is raised."""
+    client = _StreamClient(asks, shape)
+    try:
+        encoded = await _encoded(asks, answerer)
+        if len(asks) == 1:
+            async with answerer.answering(asks[0], encoded[0]) as answer:
+                async for event in answer.events:
+                    for chunk in client.chunks(0, answer.counted(event)):
+                        yield chunk
+                    await client.pause()
+        else:
+            async with contextlib.aclosing(_side_by_side(asks, encoded, answerer)) as answers:
+                async for index, events in answers:
+                    for chunk in client.chunks(index, events):
+                        yield chunk
+                    await client.pause()
+    except MoaError as error:
+        if not client.has_begun:
+            raise  # becomes the status of the response
+        yield shape.fail(from_error(error))
+    yield DONE
 
-    async def feed(index: int, ask: AnswerRequest) -> None:
-        events = _answer(answerer, ask, encoded[id(ask.question)])
+
+class _StreamClient:
+    """What the client of one stream has been sent. It makes chunks of the answers' events."""
+
+    def __init__(self, asks: Sequence[AnswerRequest], shape: Shape | ResponseShape) -> None:
+        self.has_begun = False
+        """Whether an answer has begun: then it is too late for an error status."""
+        self._shape = shape
+        self._presenters = [Presenter(ask.mode) for ask in asks]
+        self._wrote_logprobs = False
+
+    def chunks(self, index: int, events: Sequence[AnswerEvent]) -> Iterator[Any]:
+        """What the client is sent for these events of a choice."""
+        for event in events:
+            self.has_begun = self.has_begun or isinstance(event, Began)
+            show = self._presenters[index].take(event)
+            if show is not None and show.logprobs:
+                self._wrote_logprobs = True
+            yield from _shaped(index, event, show, self._shape)
+
+    async def pause(self) -> None:
+        """Let other tasks run after log-probabilities: those of thousands of tokens take a second
+        to write."""
+        if self._wrote_logprobs:
+            self._wrote_logprobs = False
+            await asyncio.sleep(0)
+
+
+async def _encoded(asks: Sequence[AnswerRequest], answerer: Counted) -> list[Encoded]:
+    """The question of each request in tokens. Choices share theirs, which is encoded once."""
+    by_question: dict[int, Encoded] = {}
+    for ask in asks:
+        if id(ask.question) not in by_question:
+            by_question[id(ask.question)] = await answerer.encode(ask)
+    return [by_question[id(ask.question)] for ask in asks]
+
+
+async def _side_by_side(
+    asks: Sequence[AnswerRequest], encoded: Sequence[Encoded], answerer: Counted
+) -> AsyncGenerator[tuple[int, Sequence[AnswerEvent]], None]:
+    """Events of several answers as they come, each with the number of its answer. Closing the
+    generator ends them all."""
+    # An exception or None is the last of an answer.
+    queue: asyncio.Queue[tuple[int, Sequence[AnswerEvent] | Exception | None]]
+    queue = asyncio.Queue(_WAITING)
+
+    async def feed(index: int) -> None:
         try:
-            async with contextlib.aclosing(events):
-                async for event in events:
-                    await queue.put((index, event))
+            async with answerer.answering(asks[index], encoded[index]) as answer:
+                async for event in answer.events:
+                    await queue.put((index, answer.counted(event)))
             await queue.put((index, None))
         except Exception as error:
             await queue.put((index, error))
 
-    tasks = [asyncio.create_task(feed(index, ask)) for index, ask in enumerate(asks)]
+    tasks = [asyncio.create_task(feed(index)) for index in range(len(asks))]
     try:
         running = len(tasks)
         while running:
@@ -76,44 +126,6 @@ async def side_by_side(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _answer(
-    answerer: Counted, ask: AnswerRequest, encoded: Encoded
-) -> AsyncGenerator[AnswerEvent, None]:
-    """The answerer's events, and the news that messages were left out of the prompt."""
-    left_out = encoded.left_out
-    events = answerer.answer(ask, encoded)
-    async with contextlib.aclosing(events):
-        async for event in events:
-            if isinstance(event, Ended) and left_out:
-                more = {**event.counts.more, "left_out_messages": left_out}
-                event = replace(event, counts=replace(event.counts, more=more))
-            yield event
-            if isinstance(event, Began) and left_out:
-                yield Note(left_out_notice(left_out))
-
-
-async def streamed(
-    asks: Sequence[AnswerRequest], shape: Shape | ResponseShape, answerer: Counted
-) -> AsyncGenerator[Any, None]:
-    """The events of a stream. An error after the first becomes one, and the last."""
-    presenters = [Presenter(ask.mode) for ask in asks]
-    has_begun = False
-    answers = side_by_side(answerer, asks)
-    try:
-        async with contextlib.aclosing(answers):
-            async for index, event in answers:
-                has_begun = has_begun or isinstance(event, Began)
-                show = presenters[index].take(event)
-                for sent in _shaped(index, event, show, shape):
-                    yield sent
-                if show is not None and show.logprobs:
-                    await asyncio.sleep(0)  # those of thousands of tokens take a second to write
-    except MoaError as error:
-        if not has_begun:
-            raise  # becomes the status of the response
-        yield shape.fail(from_error(error))
 
 
 def _shaped(

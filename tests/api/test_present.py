@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moa.api.answer import AnswerEvent, Began, Cut, Mode, Piece, Reason, Verified
+from moa.api.answer import AnswerEvent, Began, Cut, Mode, Piece, Reading, Reason, Verified
 from moa.api.errors import ApiError
-from moa.api.present import Presenter, Show, within_patience
+from moa.api.present import Patience, Presenter, Show, next_in_time
 from tests.api.scripted import ended
 
 
@@ -55,83 +55,90 @@ def test_hold_never_takes_half_an_answer_for_a_whole_one(
     assert shown(Presenter("provisional"), Piece(half), end)[0] == "half of it"
 
 
-async def _writing(*steps: AnswerEvent, closed: list[bool]) -> AsyncGenerator[AnswerEvent, None]:
-    """A device that goes on alone after these events, for ever."""
-    try:
-        for step in steps:
-            yield step
-        while True:
-            yield Piece("x", False)
-            await asyncio.sleep(0.005)
-    finally:
-        closed.append(True)
-
-
 @pytest.mark.parametrize(
     "steps",
     [(), (Piece("a"),), (Piece("a", False), Verified(1)), (Piece("ab", False), Verified(1))],
     ids=["from the start", "after verified text", "after a check", "after half a check"],
 )
-async def test_patience_bounds_an_answer_in_hold_that_a_device_goes_on_with(
+def test_patience_bounds_an_answer_in_hold_that_a_device_goes_on_with(
     steps: tuple[AnswerEvent, ...],
 ) -> None:
-    taken = []
-    closed = list[bool]()
-    writing = _writing(*steps, closed=closed)
-
-    async def take() -> None:
-        async for event in within_patience(writing, "hold", 0.05, 30.0):
-            taken.append(event)
-
-    with pytest.raises(ApiError) as refused:
-        await asyncio.wait_for(take(), 30)
-    assert refused.value.code == "not_verified"
-    assert taken[: len(steps)] == list(steps)
-    assert len(taken) > len(steps)
-    await writing.aclose()
-    assert closed
+    patience = Patience("hold", seconds=5.0, first=30.0, now=0.0)
+    for step in steps:
+        patience.take(step, 1.0)
+    now = 2.0
+    while patience.deadline is None or now < patience.deadline:
+        patience.take(Piece("x", False), now)
+        now += 1.0
+        assert now < 60.0, "it would go on for ever"
+    assert now == 7.0 if steps != (Piece("ab", False), Verified(1)) else now == 6.0
+    assert patience.too_late().code == "not_verified"
 
 
 @pytest.mark.parametrize("mode", ["hold", "provisional", "keep"])
-async def test_an_answer_without_any_token_ends(mode: Mode) -> None:
-    async def silent(*events: AnswerEvent) -> AsyncGenerator[AnswerEvent, None]:
-        for event in (Began(), *events):
-            yield event
-        await asyncio.sleep(30)
+def test_an_answer_without_any_token_ends(mode: Mode) -> None:
+    patience = Patience(mode, seconds=5.0, first=30.0, now=0.0)
+    patience.take(Began(), 1.0)
+    assert patience.deadline == 30.0
+    patience.take(Reading(1, 9), 20.0)
+    assert patience.deadline == 50.0, "the verifier is not silent"
+    assert "did not answer in time" in str(patience.too_late())
+    patience.take(Piece("", False), 40.0)
+    if mode == "hold":
+        assert patience.deadline == 45.0
+    else:
+        assert patience.deadline is None, "the turn itself bounds what follows"
 
+
+def test_patience_is_for_unverified_text_alone() -> None:
+    patience = Patience("hold", seconds=5.0, first=30.0, now=0.0)
+    deadlines = []
+    for event in (
+        Piece("a"),
+        Piece("b", False),
+        Piece("c", False),
+        Verified(3),
+        Piece("d", False),
+        Cut(3),
+        ended("abc"),
+    ):
+        patience.take(event, 1.0)
+        deadlines.append(patience.deadline)
+    assert deadlines == [None, 6.0, 6.0, None, 6.0, None, None]
+
+
+def test_nobody_waits_while_a_client_reads() -> None:
+    patience = Patience("hold", seconds=5.0, first=30.0, now=0.0)
+    patience.take(Piece("a", False), 1.0)
+    patience.client_took(100.0)
+    assert patience.deadline == 106.0
+    patience.take(Verified(1), 2.0)
+    patience.client_took(100.0)
+    assert patience.deadline is None
+
+
+async def test_events_are_taken_until_their_end_or_the_deadline() -> None:
+    async def one() -> AsyncGenerator[str, None]:
+        yield "event"
+
+    async def silent() -> AsyncGenerator[str, None]:
+        await asyncio.Event().wait()
+        yield "never"
+
+    async def fails() -> AsyncGenerator[str, None]:
+        raise TimeoutError("its own")
+        yield "never"
+
+    now = asyncio.get_running_loop().time()
+    patient = Patience("hold", seconds=1e6, first=1e6, now=now)
+    events = one()
+    assert await next_in_time(events, patient) == "event"
+    assert await next_in_time(events, patient) is None
+    with pytest.raises(TimeoutError, match="its own"):
+        await next_in_time(fails(), patient)
+    impatient = Patience("hold", seconds=0.0, first=0.0, now=now)
     with pytest.raises(ApiError, match="did not answer in time"):
-        _ = [event async for event in within_patience(silent(), mode, 30.0, 0.05)]
-    if mode != "hold":
-        begun = within_patience(silent(Piece("", False)), mode, 0.05, 0.05)
-        with pytest.raises(TimeoutError):  # the turn itself bounds what follows
-            async with asyncio.timeout(0.2):
-                _ = [event async for event in begun]
-
-
-async def test_patience_is_for_unverified_text_alone() -> None:
-    async def slow() -> AsyncGenerator[AnswerEvent, None]:
-        for event in (
-            Piece("a"),
-            Piece("b", False),
-            Verified(2),
-            Piece("c", False),
-            Cut(2),
-            ended("ab"),
-        ):
-            yield event
-            await asyncio.sleep(0.2 if not isinstance(event, Piece) or event.verified else 0.0)
-
-    assert len([event async for event in within_patience(slow(), "hold", 0.1, 30.0)]) == 6
-
-    async def at_once() -> AsyncGenerator[AnswerEvent, None]:
-        for event in (Piece("a", False), Piece("b", False), Verified(2)):
-            yield event
-
-    count = 0
-    async for _ in within_patience(at_once(), "hold", 0.05, 30.0):
-        await asyncio.sleep(0.1)  # a client that reads slowly
-        count += 1
-    assert count == 3
+        await next_in_time(silent(), impatient)
 
 
 @given(

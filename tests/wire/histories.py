@@ -112,7 +112,9 @@ class Histories:
         """The end of a stream that was cancelled."""
         if session is None or session.job is None or not session.job.cancelled:
             return []
-        return session.stream_on(Answered.ended(session.job).message, 0.0)
+        end = Answered.ended(session.job).message
+        session.stream_on(end, 0.0)
+        return [end]
 
     def job(self, session: ServerSession) -> Job:
         """The running round, handed to the engine."""
@@ -143,7 +145,8 @@ class Histories:
             answer = m.StreamTokens(
                 session.id, job.request.round, session.base, new, done, finish, 0, *times, told
             )
-            answers += session.stream_on(answer, 0.0)
+            session.stream_on(answer, 0.0)
+            answers.append(answer)
             if done:
                 break
         return answers
@@ -205,9 +208,8 @@ class SteppedHistories(Histories):
             id, round, base, new[:count], done, finish, len(tokens) - 1, *times, told, foreseen
         )
         session.job.ids += made.tokens
-        (answer,) = session.stream_on(made, 0.0)
-        assert isinstance(answer, m.StreamTokens)
-        return answer
+        session.stream_on(made, 0.0)
+        return made
 
     def _stream(self, session: ServerSession, job: Job, times: Times) -> list[Any]:
         return []

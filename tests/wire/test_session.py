@@ -140,10 +140,9 @@ def test_a_stream_that_had_begun_goes_on_from_where_it_was_when_its_verifier_is_
     stream = pair.session.stream(speculate=False, waits=True)
     pair.ours.stream(stream, 0.0)
     job = pair.server.job(pair.ours)
-    (message,) = pair.ours.stream_on(
-        StreamTokens(pair.ours.id, job.request.round, 2, [says([3, 1, 4])]), 0.0
-    )
-    pair.session.receive(message)  # type: ignore[arg-type]
+    answer = StreamTokens(pair.ours.id, job.request.round, 2, [says([3, 1, 4])])
+    pair.ours.stream_on(answer, 0.0)
+    pair.session.receive(answer)
     pair.server.known.clear()
     event = pair.say(pair.session.recover()[0])
     opening, again = event.resend

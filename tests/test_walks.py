@@ -1,0 +1,236 @@
+"""The walks of docs/data-path.md are those that a guess and a token take: each named function is
+called by the one before it, and nothing of ours stands between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+from edge_client import EdgeClient
+from edge_client.cli import generate
+from edge_client.events import Token
+from edge_client.serve.endpoint import endpoint
+from edge_client.serve.settings import ServeSettings
+from edge_client.settings import ClientSettings
+from edge_client.turn.shell import TurnShell
+from moa.process.listening import Port
+from moa.speculation.guess_tree import neg_log_probs_of
+from moa.tree import DraftTree
+from moa.wire.messages import StreamTokens
+from tests.api.scripted import browser
+from tests.verifier import kit
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = tuple(f"{ROOT / name}/" for name in ("cloud_verifier", "edge_client", "export", "moa"))
+PAGE = (ROOT / "docs" / "data-path.md").read_text("utf-8")
+NAME = re.compile(r"`([\w.]+)`")
+IDS = kit.prompt(0, 20)
+COUNT = 12
+
+
+def is_ours(code: CodeType) -> bool:
+    """Whether this is code of the product."""
+    return code.co_filename.startswith(PACKAGES)
+
+
+def ours_above(frame: FrameType | None) -> Iterator[CodeType]:
+    """The functions of ours on the stack from this frame on, innermost first."""
+    while frame is not None:
+        if is_ours(frame.f_code):
+            yield frame.f_code
+        frame = frame.f_back
+
+
+def listed(heading: str) -> list[str]:
+    """The numbered items below the sentence of the page that begins like this."""
+    _, _, after = PAGE.partition(heading)
+    assert after, f"the page says nowhere: {heading}"
+    block = after.partition("\n1. ")[2].partition("\n\n")[0]
+    return re.split(r"\n\d\. ", block)
+
+
+# ---- from a guess to the tokens that it wins
+
+
+def walk_of_a_guess() -> tuple[list[list[str]], list[str]]:
+    """The functions that hand a guess on, by stage; and those that return what the walk goes on
+    with, in parentheses on the page."""
+    stages = []
+    returns: list[str] = []
+    for item in listed("From the guess's frame to the frame of its tokens"):
+        returns += [
+            name for found in re.findall(r"\(([^)]*)\)", item) for name in NAME.findall(found)
+        ]
+        stages.append(NAME.findall(re.sub(r"\([^)]*\)", "", item)))
+    return stages, returns
+
+
+class Calls:
+    """Who called each of these functions, while it records; in all threads that begin after this."""
+
+    def __init__(self, names: set[str]) -> None:
+        self.recording = False
+        self.callers: dict[str, set[str]] = {}
+        """By function, in the order of their first calls."""
+        self.values: dict[str, list[Any]] = {}
+        self._names = names
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if not self.recording or event != "call" or code.co_qualname not in self._names:
+            return
+        if is_ours(code):
+            above = next(ours_above(frame.f_back), None)
+            callers = self.callers.setdefault(code.co_qualname, set())
+            callers.add(above.co_qualname if above is not None else "")
+            self.values.setdefault(code.co_qualname, []).append(dict(frame.f_locals))
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        threading.setprofile(self)
+        sys.setprofile(self)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+
+
+async def run_one_guess(calls: Calls) -> StreamTokens:
+    """A guess that comes while a forward runs, the stream's own or one before it; and the answer that
+    it wins."""
+    truth = kit.generated(IDS, COUNT)
+    async with kit.verifier(drafter=False) as running, kit.client(running) as edge:
+        session = await edge.start(IDS, max_new_tokens=COUNT)
+        with kit.held_forward(running) as (entered, release):
+            await edge.send(session.stream(speculate=False))
+            assert await asyncio.to_thread(entered.wait, kit.PATIENCE)
+            (at_verifier,) = running.service.table
+            calls.recording = True
+            tokens = [IDS[-1], *truth[:4]]
+            tree = DraftTree(tokens, list(range(-1, 4)), [-0.01 * n for n in range(5)])
+            await edge.send(session.foresee(tree.tokens, tree.parents, neg_log_probs_of(tree)))
+            await kit.until(lambda: at_verifier.guesses is not None and at_verifier.guesses.waiting)
+            release.set()
+            while True:
+                answer = await edge.receive()
+                assert isinstance(answer, StreamTokens)
+                session.receive(answer)
+                if answer.foreseen:
+                    calls.recording = False
+                    break
+        begin = answer.base + 1 - len(IDS)
+        assert len(answer.tokens) > 1
+        assert answer.tokens == truth[begin : begin + len(answer.tokens)]
+        await edge.send(session.cancel())  # type: ignore[arg-type]
+        while session.busy:
+            session.receive(await edge.receive())
+    return answer
+
+
+async def test_a_guess_takes_the_walk_of_the_page() -> None:
+    stages, returns = walk_of_a_guess()
+    walk = [name for stage in stages for name in stage]
+    assert (len(walk), len(returns)) == (16, 5)
+    calls = Calls({*walk, *returns})
+    with calls.installed():
+        answer = await run_one_guess(calls)
+    # Who hands it on stands on the page before, and calls the next one without anybody between.
+    for stage in stages:
+        for place, name in enumerate(stage):
+            if place:
+                assert calls.callers[name] & set(stage[:place]), (name, calls.callers[name])
+            elif name in calls.callers:  # else it has run since the connection began
+                assert not calls.callers[name] & {*walk, *returns}, "a thread's, or a loop's"
+    for name in returns:
+        assert calls.callers[name] <= set(walk), (name, calls.callers[name])
+    for name in walk[1:]:
+        assert name in calls.callers
+    # It is the guess, and its tokens, that they carry.
+    guess = calls.values["Guesses.add"][0]["message"]
+    forwards = [list(call["rows"][0].tokens) for call in calls.values["Target.forward"]]
+    # Its first tokens may have come meanwhile, by the forward that ran.
+    assert any(len(tokens) > 1 and tokens == guess.tokens[-len(tokens) :] for tokens in forwards)
+    assert answer.tokens in [call["message"].tokens for call in calls.values["Outbox.answer"]]
+
+
+# ---- from the shell to the reader
+
+
+def generators_of(heading: str) -> list[str]:
+    """The generators that pass a token on, as the page lists them."""
+    return [NAME.findall(item)[0] for item in listed(heading)]
+
+
+@pytest.fixture
+def passing(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """For each time that the shell has tokens to tell: the generators that wait for them, from the
+    shell on."""
+    found: list[list[str]] = []
+    drain = TurnShell._drain
+
+    def drained(shell: TurnShell) -> Any:
+        events = drain(shell)
+        if any(isinstance(event, Token) for event in events):
+            generators = [code for code in ours_above(sys._getframe(1)) if is_generator(code)]
+            found.append([code.co_qualname for code in generators])
+        return events
+
+    monkeypatch.setattr(TurnShell, "_drain", drained)
+    return found
+
+
+def is_generator(code: CodeType) -> bool:
+    """Whether a function yields. A coroutine that is written as a generator does not: no token
+    passes there."""
+    yields = 0x20 | 0x200  # CO_GENERATOR, CO_ASYNC_GENERATOR
+    iterable_coroutine = 0x100
+    return bool(code.co_flags & yields) and not code.co_flags & iterable_coroutine
+
+
+async def test_a_token_reaches_the_terminal_through_three_generators(
+    passing: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ClientSettings(offline=True, max_new_tokens=8, settle_seconds=0)
+    asked = {"prompt": "What is 17 + 25?", "raw": False, "grammar": None}
+    await generate._answer(settings, None, asked, generate.JsonLines())
+    assert '"token"' in capsys.readouterr().out
+    names = generators_of("A token on its way to the terminal")
+    assert len(names) <= 3
+    assert passing
+    assert all(found == names for found in passing), passing
+
+
+@pytest.mark.parametrize("resumable", [False, True])
+async def test_a_token_reaches_an_http_client_through_five_generators(
+    passing: list[list[str]], resumable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    question = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "What is 17 + 25?"}],
+        "stream": True,
+        "moa": {"mode": "provisional", "resumable": resumable},
+    }
+    async with (
+        EdgeClient(offline=True, max_new_tokens=8, settle_seconds=0) as client,
+        endpoint(client, ServeSettings(), "demo", Port("127.0.0.1", 0)) as address,
+        browser(address) as http,
+    ):
+        response = await http.post("/v1/chat/completions", json=question)
+        assert response.status_code == 200
+        assert response.text.rstrip().endswith("data: [DONE]")
+    names = generators_of("A token on its way to an HTTP client")
+    assert len(names) <= 5
+    assert passing
+    *all_of_them, last = names
+    assert last == "Recording.listen"
+    assert all(found == all_of_them for found in passing), passing
