@@ -1,4 +1,5 @@
-"""The server's own drafts for streams, by any drafter: policy, and how a text gets to it."""
+"""The server's own drafts for streams, by any drafter: whether and how deep, and how a session's text
+gets to the drafter."""
 
 from __future__ import annotations
 
@@ -27,13 +28,13 @@ class StreamDrafter:
     token a forward."""
 
     def draft(self, jobs: Sequence[Job], beside: int = 0) -> list[FlatTree]:
-        """A draft for the pending token of each of a batch's streams; `beside` other tokens are in
-        its forward."""
+        """A draft after the pending token of each of a batch's streams; `beside` other tokens are
+        in its forward."""
         return [([job.ids[-1]], [-1]) for job in jobs]
 
     def ran(self, accepted: Mapping[Job, int], tokens: int, seconds: float) -> None:
-        """The batch of the latest drafts has run: how many nodes were accepted of each stream's,
-        the tokens of the forward, its seconds with those of what followed."""
+        """Learn from the batch of the latest drafts: how many nodes were accepted of each stream's
+        draft, the tokens of the forward, and its seconds with those of what followed."""
 
     def matching(self, job: Job) -> float:
         """The accepted nodes that a draft of the edge must promise, to be verified in place of one
@@ -41,13 +42,13 @@ class StreamDrafter:
         return 0.0
 
     def committed(self, lease: Lease, committed: Committed) -> None:
-        """These are the latest tokens in the lease's slot now."""
+        """Learn of the latest tokens that the lease's slot holds now."""
 
     def shared(self, source: Lease, lease: Lease) -> None:
-        """The lease's slot has begun as a copy of the first tokens of another's."""
+        """Learn that the lease's slot has begun as a copy of the first tokens of another's."""
 
     def close(self, lease: Lease) -> None:
-        """The lease is given back."""
+        """Give back what is kept for the lease."""
 
 
 @dataclass
@@ -56,16 +57,17 @@ class _Text:
 
     acceptance: TextAcceptance
     last_round_tokens: int = 0
-    """To read them is a part of any drafted round."""
+    """Tokens of the latest round: to read them is a part of any drafted round."""
     unread_tokens: int = 0
     """Tokens before these that the drafter has not read yet."""
     read_seconds: float = 0.0
-    """Spent on reading these so far."""
+    """Seconds spent on reading these so far."""
     asked_levels: int = 0
-    """Of the latest round; 0: none."""
+    """Levels that a draft was asked to have in the latest round; 0: none was asked for."""
     drafted_levels: int = 0
-    """Of the draft that came of it."""
+    """Levels of the draft that came of it."""
     drafted_nodes: int = 0
+    """Nodes of that draft."""
 
 
 class TreeDrafter(StreamDrafter):
@@ -88,38 +90,56 @@ class TreeDrafter(StreamDrafter):
         self.policy = Policy(shape)
         self._texts: dict[Lease, _Text] = {}
         self._round: dict[Lease, _Text] = {}
-        """The sessions of the latest round that may draft."""
-        self._took, self._reading = 0.0, 0.0
-        """Seconds of the latest drafts, and those spent on reading the text of earlier rounds."""
+        """The sessions of the latest round that may be drafted for."""
+        self._draft_seconds = 0.0
+        """Seconds of the latest drafts, without reading the text of earlier rounds."""
+        self._reading_seconds = 0.0
+        """Seconds that were spent on that."""
 
     def draft(self, jobs: Sequence[Job], beside: int = 0) -> list[FlatTree]:
-        """Trees for all stream rounds of a batch, level by level together."""
+        """Trees for all stream rounds of a batch, level by level together; only the pending token
+        where drafting does not pay, or cannot be."""
         began = self._clock()
-        self._reading = 0.0
-        asked = [job for job in jobs if job.request.speculate]
-        self._round = {job.lease: self._text(job) for job in asked}
-        wanted = self.policy.plan(
+        self._reading_seconds = 0.0
+        trees = self._trees([job for job in jobs if job.request.speculate], len(jobs) + beside)
+        self._draft_seconds = self._clock() - began - self._reading_seconds
+        drafts: list[FlatTree] = []
+        for job in jobs:
+            if job in trees:
+                drafts.append((trees[job].tokens, trees[job].parents))
+            else:
+                drafts.append(([job.ids[-1]], [-1]))
+        return drafts
+
+    def _trees(self, jobs: Sequence[Job], plain_tokens: int) -> dict[Job, DraftTree]:
+        """Trees for those of these rounds that are to have one. Without drafts, the forward would
+        have so many plain tokens."""
+        self._round = {job.lease: self._text(job) for job in jobs}
+        wanted_levels = self.policy.plan(
             [text.acceptance for text in self._round.values()],
-            (self._missed(job) for job in asked),
-            beside + len(jobs) - len(asked),
+            (self._missed(job) for job in jobs),
+            plain_tokens - len(jobs),
         )
-        requests = []
-        able = []
         trees: dict[Job, DraftTree] = {}
-        for job, levels in zip(asked, wanted, strict=True):
+        asked: list[Job] = []
+        requests = []
+        for job, levels in zip(jobs, wanted_levels, strict=True):
             text = self._round[job.lease]
-            mask = job.mask
             text.asked_levels = 0
+            mask = job.mask
             if mask is not None and mask.matcher.is_slow:
                 continue
             room = self._target.cache.capacity - job.base - 1
+            if room < 1:
+                continue
             forced = forced_draft(
                 mask, job.ids[-1], least=levels, most=min(self._shape.nodes, room)
             )
-            if room > 0 and forced is not None:
+            if forced is not None:
+                # The grammar allows nothing else: no drafter could do better.
                 trees[job] = forced
                 continue
-            if not levels or room < 1 or not self._ready(job, text) or job.lease.draft_slot is None:
+            if not levels or not self._ready(job, text) or job.lease.draft_slot is None:
                 continue
             text.asked_levels = levels
             shape = self.policy.shape(levels)
@@ -127,38 +147,38 @@ class TreeDrafter(StreamDrafter):
             requests.append(
                 DraftRequest(job.lease.draft_slot, job.ids[-1], shape, job.sampling, mask)
             )
-            able.append(job)
-        for job, tree in zip(able, self._drafting.draft(requests) if requests else (), strict=True):
-            trees[job], text = tree, self._round[job.lease]
-            text.drafted_nodes = len(tree) - 1
-            text.drafted_levels = int(max(tree.depths()))
-        self._took = self._clock() - began - self._reading
-        return [
-            (trees[job].tokens, trees[job].parents) if job in trees else ([job.ids[-1]], [-1])
-            for job in jobs
-        ]
+            asked.append(job)
+        if requests:
+            for job, tree in zip(asked, self._drafting.draft(requests), strict=True):
+                trees[job] = tree
+                text = self._round[job.lease]
+                text.drafted_nodes = len(tree) - 1
+                text.drafted_levels = int(max(tree.depths()))
+        return trees
 
     def ran(self, accepted: Mapping[Job, int], tokens: int, seconds: float) -> None:
         """Learn what the round cost and won."""
         drafts = []
         for job, count in accepted.items():
-            if (text := self._round.get(job.lease)) is not None:
-                text.last_round_tokens = count + 1
-                if text.asked_levels:
-                    drafts.append(
-                        Drafted(
-                            text.acceptance,
-                            text.asked_levels,
-                            text.drafted_levels,
-                            text.drafted_nodes,
-                            count,
-                        )
+            text = self._round.get(job.lease)
+            if text is None:
+                continue
+            text.last_round_tokens = count + 1  # the target's own token comes behind them
+            if text.asked_levels:
+                drafts.append(
+                    Drafted(
+                        text=text.acceptance,
+                        asked=text.asked_levels,
+                        levels=text.drafted_levels,
+                        nodes=text.drafted_nodes,
+                        accepted=count,
                     )
+                )
         if self._round:
-            self.policy.record(drafts, RoundTime(tokens, seconds, self._took))
+            self.policy.record(drafts, RoundTime(tokens, seconds, self._draft_seconds))
 
     def matching(self, job: Job) -> float:
-        """As many as ours win beyond plain decoding, in the same time."""
+        """The accepted nodes that our drafts win beyond plain decoding, in the same time."""
         return self.policy.matching(self._text(job).acceptance)
 
     def close(self, lease: Lease) -> None:
@@ -169,28 +189,30 @@ class TreeDrafter(StreamDrafter):
             lease.draft_slot = None
 
     def _text(self, job: Job) -> _Text:
+        """What is known of the session's text; a new one does as its temperature does elsewhere."""
         if job.lease not in self._texts:
             self._texts[job.lease] = _Text(self.policy.text(job.sampling.temperature))
         return self._texts[job.lease]
 
     def _missed(self, job: Job) -> int | None:
-        """What the drafter has to read of earlier rounds; None if it cannot draft for this one."""
+        """The tokens of earlier rounds that the drafter has to read; None if it cannot draft for
+        this session."""
         text = self._round[job.lease]
-        text.unread_tokens = max(
-            0, job.lease.length - self._known(job.lease) - text.last_round_tokens
-        )
+        behind = job.lease.length - self._known(job.lease)
+        text.unread_tokens = max(0, behind - text.last_round_tokens)
         return text.unread_tokens if self._able(job.lease) else None
 
     def _ready(self, job: Job, text: _Text) -> bool:
-        """Whether the drafter knows the session's text now. Reading what the latest round said is a
-        part of every drafted round; what was missed before that has a price of its own."""
+        """Let the drafter read the session's text; returns whether it knows all of it now. Reading
+        what the latest round said is a part of every drafted round; what was missed before that has
+        a price of its own, which the policy learns."""
         if text.unread_tokens:
             began = self._clock()
-            read = self._catch_up(job, self._known(job.lease) + text.unread_tokens)
+            has_read = self._catch_up(job, self._known(job.lease) + text.unread_tokens)
             took = self._clock() - began
-            self._reading += took
+            self._reading_seconds += took
             text.read_seconds += took
-            if not read:
+            if not has_read:
                 return False
             self.policy.read(text.unread_tokens, text.read_seconds)
             text.read_seconds = 0.0
@@ -201,18 +223,18 @@ class TreeDrafter(StreamDrafter):
         return True
 
     def _known(self, lease: Lease) -> int:
-        """How much of the session's text the drafter has read."""
+        """How many tokens of the session's text the drafter has read."""
         raise NotImplementedError
 
     def _catch_up(self, job: Job, stop: int) -> bool:
-        """Let the drafter know the session's text up to `stop`, in `lease.draft_slot`; False when
-        it cannot draft for this one."""
+        """Let the drafter read the session's text up to `stop`, in `lease.draft_slot`; returns
+        False when it cannot now."""
         raise NotImplementedError
 
 
 def drafting_slots(target: contract.Target) -> int:
-    """As many full contexts as the target's KV cache holds; further sessions stream without
-    drafts."""
+    """The slots of a drafter: as many full contexts as the target's KV cache holds. Further
+    sessions stream without drafts."""
     cache = target.cache
     pages_of_a_full_slot = -(-cache.capacity // cache.page_tokens)
     return max(1, min(cache.slots, cache.pages // pages_of_a_full_slot))
@@ -227,7 +249,7 @@ def stream_drafter(
     shape: TreeShape,
     small: RecordReader | None = None,
 ) -> StreamDrafter:
-    """Who drafts streams: nobody, a small model, the drafter's exported graph, or the drafter in
+    """The drafter of streams: none, a small model, the drafter's exported graph, or the drafter in
     torch, whose chains are captured graphs on an accelerator."""
     if small is not None:
         return RecordFollower(served_by, small, recorder, shape=shape)
@@ -257,19 +279,16 @@ class StateFollower(TreeDrafter):
     _drafting: StateReader
 
     def committed(self, lease: Lease, committed: Committed) -> None:
-        """Take the states of these tokens."""
+        """Take the states of these tokens, if those of all tokens before were taken."""
         if lease.draft_slot is None and not committed.start and self._drafting.free:
             lease.draft_slot = self._drafting.open()
         if lease.draft_slot is not None and self._known(lease) == committed.start:
             self._drafting.take(lease.draft_slot, committed.tokens, committed.states)
 
     def shared(self, source: Lease, lease: Lease) -> None:
-        """Copy what is known of the shared tokens."""
-        if (
-            source.draft_slot is not None
-            and self._drafting.free
-            and self._known(source) >= lease.length
-        ):
+        """Copy what the drafter knows of the shared tokens, if it knows all of them."""
+        knows_all = source.draft_slot is not None and self._known(source) >= lease.length
+        if knows_all and source.draft_slot is not None and self._drafting.free:
             lease.draft_slot = self._drafting.copy(source.draft_slot, lease.length)
 
     def _able(self, lease: Lease) -> bool:
@@ -320,15 +339,17 @@ class RecordFollower(TreeDrafter):
         return True
 
     def _recorded(self, lease: Lease, stop: int) -> bool:
-        """Whether records that the drafter needs to read up to `stop` are made; else a batch of
-        them is."""
+        """Whether the records are made that the drafter needs to read up to `stop`. If not, a batch
+        of them is made now."""
         if not self._drafting.reads_records or self._known(lease) == stop:
             return True
-        late = lease.backlog[-1].stop - lease.backlog[0].start if lease.backlog else 0
-        return late <= self._drafting.record_lag or self._recorder.finish(lease)
+        missing = lease.backlog[-1].stop - lease.backlog[0].start if lease.backlog else 0
+        if missing <= self._drafting.record_lag:
+            return True  # it drafts well without the latest ones
+        return self._recorder.finish(lease)
 
     def _give(self, lease: Lease, slot: int) -> None:
-        """Give a slot of the drafter the records that have been made since."""
+        """Give a slot of the drafter the records that have been made since it was given the last."""
         if lease.records is None or not self._drafting.reads_records:
             return
         for start, stop in lease.made:

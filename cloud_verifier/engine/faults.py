@@ -1,5 +1,5 @@
-"""What is done with an exception in the model's thread: it is counted and logged, whoever's work it
-was is told, and the thread goes on."""
+"""What is done with an exception in the model's thread: it is counted and logged, the session whose
+work it was is told, and the thread goes on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moa.errors import NumericalError
 
 
 class Faults:
-    """Counts and logs them."""
+    """Counts and logs exceptions in the model's thread."""
 
     def __init__(self, metrics: Metrics, recorder: Recorder) -> None:
         self._metrics = metrics
@@ -45,8 +45,8 @@ class Faults:
             self._metrics.engine_faults.labels(where).inc()
 
     def failed(self, lease: Lease, job: Job | None, error: Exception) -> Failed:
-        """The work of this session has raised: log it, and say so."""
-        # Logits that are no numbers are the model's doing: where in our code that showed helps
+        """Log that the work of this session has raised; returns what the session is told."""
+        # Logits that are no numbers are the model's doing: where in our code that showed up helps
         # nobody.
         of_the_model = isinstance(error, NumericalError)
         log.error(

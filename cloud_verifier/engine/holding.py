@@ -1,5 +1,5 @@
-"""Which leases hold a slot of the target: slots are taken when their work first runs, shared where a
-prefix is known, and given back. Only the model's thread uses it."""
+"""Which leases hold a slot of the target: a slot is taken when a lease's work first runs, begins as a
+copy where another has run the same prefix, and is given back. Only the model's thread uses it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moa.target.rows import Row
 
 
 class HeldSlots:
-    """The slots that leases hold."""
+    """Gives slots of the target to leases, and takes them back."""
 
     def __init__(
         self,
@@ -25,6 +25,7 @@ class HeldSlots:
         faults: Faults,
     ) -> None:
         self.leases: dict[Lease, None] = {}
+        """Leases that hold a slot, or did when their work last ran."""
         self._target = target
         self._cache = target.cache
         self._recorder = recorder
@@ -34,7 +35,7 @@ class HeldSlots:
 
     def claim(self, lease: Lease) -> None:
         """Take a slot for the lease; it begins with the prefix that another lease of the principal
-        has run, where there is one. A `FullError` where there is no slot, or no memory."""
+        has run, where there is one. Raises `FullError` where there is no slot, or no memory."""
         source = lease.share
         tokens = lease.start  # before `share` is forgotten, which it depends on
         lease.share = None
@@ -50,7 +51,7 @@ class HeldSlots:
             with self._faults.optional("metrics"):
                 self._metrics.shared_tokens.inc(tokens)
         self.leases[lease] = None
-        lease.held = self._cache.pages_held[lease.slot]
+        lease.pages_held = self._cache.pages_held[lease.slot]
 
     def _can_share(self, source: Lease, lease: Lease, tokens: int) -> bool:
         """Whether there are tokens to share, and their records can follow them."""
@@ -61,7 +62,7 @@ class HeldSlots:
 
     def release(self, lease: Lease) -> None:
         """Give its slot back."""
-        for _ in range(2):  # if something raises once more: else the slot would be lost
+        for _ in range(2):  # where something raises, once more: else the slot would be lost
             try:
                 self._release(lease)
                 return
@@ -69,6 +70,8 @@ class HeldSlots:
                 self._faults.count("release", error)
 
     def _release(self, lease: Lease) -> None:
+        """Give its slot back, and what records and drafts keep for it; it may raise half-way, and
+        be called again."""
         with self._faults.optional("records"):
             self._recorder.forget(lease)
         with self._faults.optional("drafting"):
@@ -76,16 +79,16 @@ class HeldSlots:
         self.leases.pop(lease, None)
         if lease.slot is None:
             return
-        # Before its pages are free: who counts both must not count them twice.
-        lease.held = 0
+        # Before its pages are free: whoever counts both must not count them twice.
+        lease.pages_held = 0
         self._cache.release(lease.slot)
         lease.slot = None
 
     def run_one_token(self) -> None:
-        """See whether a forward succeeds: in a slot of its own or, where none is free, behind the
-        shortest session."""
+        """Run a forward of one token, to see whether one succeeds: in a slot of its own or, where
+        none is free, behind the shortest session, which keeps nothing of it."""
         own = self._cache.acquire() if self._cache.free else None
-        slot = self._shortest() if own is None else own
+        slot = self._slot_of_shortest() if own is None else own
         try:
             self._target.forward([Row.chain(slot, [0])]).wait()
         except FullError:
@@ -94,6 +97,7 @@ class HeldSlots:
             if own is not None:
                 self._cache.release(own)
 
-    def _shortest(self) -> int:
+    def _slot_of_shortest(self) -> int:
+        """The slot with the fewest tokens."""
         held = [lease.slot for lease in self.leases if lease.slot is not None]
         return min(held, key=self._cache.lengths.__getitem__)

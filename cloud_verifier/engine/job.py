@@ -29,12 +29,15 @@ if TYPE_CHECKING:
     from moa.target.torch_target import Committed
 
 
+_FLOAT16_MAX = 65504
+"""The largest number that float16 has."""
+
+
 def finite(rows: NDArray[Any]) -> NDArray[np.float16]:
     """Record rows as they are kept. NaN would break the edge's attention; a record is only a hint,
     so zero is fine."""
-    return np.clip(np.nan_to_num(rows.astype(np.float32), nan=0.0), -65504, 65504).astype(
-        np.float16
-    )
+    numbers = np.nan_to_num(rows.astype(np.float32), nan=0.0)
+    return np.clip(numbers, -_FLOAT16_MAX, _FLOAT16_MAX).astype(np.float16)
 
 
 class RecordRows:
@@ -42,18 +45,21 @@ class RecordRows:
     of them."""
 
     def __init__(self, heads: int, head_dim: int) -> None:
+        # Keys and values by position: (2, positions, heads, head_dim). It grows as it is written.
         self._rows: NDArray[np.float16] = np.zeros((2, 0, heads, head_dim), dtype=np.float16)
 
     def write(self, start: int, keys: NDArray[Any], values: NDArray[Any]) -> None:
         """Write the rows of positions from `start` on, which are `finite`."""
         stop = start + len(keys)
-        if stop > self._rows.shape[1]:
-            grown = np.zeros(
-                (2, max(64, stop + stop // 2), *self._rows.shape[2:]), dtype=np.float16
-            )
-            grown[:, : self._rows.shape[1]] = self._rows
+        written = self._rows.shape[1]
+        if stop > written:
+            # Half as much again as is needed, so that a long text is copied only now and then.
+            positions = max(64, stop + stop // 2)
+            grown = np.zeros((2, positions, *self._rows.shape[2:]), dtype=np.float16)
+            grown[:, :written] = self._rows
             self._rows = grown
-        self._rows[0, start:stop], self._rows[1, start:stop] = keys, values
+        self._rows[0, start:stop] = keys
+        self._rows[1, start:stop] = values
 
     def read(self, start: int, stop: int) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
         """Keys and values of positions start..stop, which must have been written."""
@@ -82,15 +88,17 @@ class Lease:
     slot: int | None = None
     length: int = 0
     """Tokens whose keys and values are in the slot."""
-    held: int = 0
-    """Pages that the slot holds."""
+    pages_held: int = 0
+    """Pages of the KV cache that the slot holds."""
     backlog: list[Committed] = field(default_factory=list)
     """Committed tokens whose records have not been made yet."""
     uncopied: int = 0
     """How many of them, the latest, are views of the states of their whole forward, and keep those
     in memory."""
-    newest: tuple[int, Tensor | None] = (0, None)
-    """Behind the latest committed token, and its states, where records are made from these."""
+    newest_stop: int = 0
+    """The position behind the latest committed token, where records are made from states."""
+    newest_states: Tensor | None = None
+    """The states of that token."""
     made: Ranges = field(default_factory=Ranges)
     """Positions whose records have been made."""
     draft_slot: int | None = None
@@ -106,13 +114,13 @@ class Lease:
         """Tokens that need not be run: those in the slot or, before there is one, those that it
         will share."""
         source = self.share
-        if self.slot is not None or source is None or source.slot is None or source.revoked:
+        if self.slot is not None or source is None or not source.usable:
             return self.length
         return min(self.share_tokens, source.length)
 
 
 _MOST_WAITING = 64
-"""Most messages that may wait; the oldest are dropped."""
+"""Most messages with guesses that may wait to be read; beyond, the oldest are dropped."""
 _USEFUL = 32
 """Messages that count as work between two advances of a stream. More of them spend the connection's
 budget."""
@@ -137,26 +145,28 @@ class Guesses:
 
     @property
     def nodes(self) -> int:
-        """How many guesses have come since they were last read. Not while the stream is run."""
+        """How many guesses have come since they were last read. Not to be asked while the stream
+        runs: then the other thread reads them."""
         return sum(len(message.tokens) - 1 for message in self._arrived)
 
     def add(self, message: Foresee) -> bool:
-        """Called by the event loop. Whether the message counts as work."""
+        """Add a message's guesses; called by the event loop. Returns whether the message counts as
+        work, and not as spam."""
         if message.waits is not None:
-            self.waits = (
-                message.waits
-            )  # first, so that who reads the guesses knows what to do without them
+            # Before the guesses: whoever reads these must know already what to do without them.
+            self.waits = message.waits
         self._arrived.append(message)
         self._since_advance += 1
         return self._since_advance <= _USEFUL
 
     def advanced(self) -> None:
-        """Called by the event loop: the stream has brought tokens."""
+        """Note that the stream has brought tokens; called by the event loop."""
         self._since_advance = 0
 
     def pick(self, ids: Sequence[int], most: int, least: float, *, branches: bool) -> Picked:
-        """Called by the model's thread: the best draft after these ids; only the pending token if
-        there are no guesses."""
+        """The best draft after these ids, with `most` nodes beside the pending token and none less
+        likely than `least`; only the pending token if there are no guesses. Called by the model's
+        thread."""
         while self._arrived:
             new = self._arrived.popleft()
             self._tree.add(ids, new.base, new.tokens, new.parents, new.neg_log_probs)
@@ -181,7 +191,7 @@ class Job:
     rules: TurnRules
     sampling: SamplingSettings
     guesses: Guesses
-    """The edge's."""
+    """The device's guesses for this round."""
     enqueued: float
     """When its next forward was asked for: its request or its first guesses arrived, or the
     forward before ended."""
@@ -208,12 +218,14 @@ class Job:
 
     @property
     def mask(self) -> TextMask | None:
-        """What its grammar allows after the log."""
-        return self.matcher.after(self.ids) if self.matcher is not None else None
+        """What its grammar allows after the log; None without one."""
+        if self.matcher is None:
+            return None
+        return self.matcher.after(self.ids)
 
     @property
     def takes_extra_work(self) -> bool:
-        """Whether it takes more than its forward: a draft of ours, or masks."""
+        """Whether it takes more of the engine than its forward: a draft of ours, or masks."""
         drafts = self.request.speculate and not self.guesses.waits
         return self.matcher is not None or drafts
 
@@ -223,5 +235,6 @@ class Job:
         return max(self.enqueued, self.needed)
 
     def sent(self, tokens: int, now: float) -> None:
-        """The stream has sent so many tokens more, to somebody who reads them one after another."""
+        """Note that the stream has sent so many more tokens, to somebody who reads them one after
+        another: until these are read, nobody waits for the next ones."""
         self.needed = max(self.needed, now) + tokens / READING_SPEED

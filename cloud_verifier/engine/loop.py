@@ -274,12 +274,12 @@ class Engine:
                     # Only now: what can wait does so until the answers are sent.
                     self._report(self._runner.conclude(result, decided))
                     outcome.ended = result.ended
-                    outcome.extra += result.extra
+                    outcome.extra_seconds += result.extra_seconds
                 else:
                     outcome.ran = False
-                outcome.again += decided.again
+                outcome.run_again += decided.run_again
                 outcome.full += decided.full
-        self._at_hand |= {job.lease: job for job in outcome.again}
+        self._at_hand |= {job.lease: job for job in outcome.run_again}
         self.alive_at = outcome.ended or self.alive_at
         found_no_memory = self._work.finished(step, outcome)
         self._report([self._runner.no_memory(job) for job in found_no_memory])

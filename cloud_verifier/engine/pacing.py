@@ -14,12 +14,12 @@ import math
 _SHARE = 0.25
 """Credit of a round, of its seconds."""
 RECENT = 0.1
-"""Seconds: a session that got its verdict this lately is about to send the next draft; then it has
+"""So many seconds after its verdict a session is expected to send its next round; then it has
 gone."""
 _LONGER_GAP_WEIGHT = 0.1
 """Weight of a gap that is longer than expected; a shorter one counts at once."""
 _SURE = 0.9
-"""Part of the expected gap that is taken to be free."""
+"""The share of the expected gap that is taken to be free of rounds."""
 
 
 class Pacing:
@@ -35,15 +35,15 @@ class Pacing:
         self._ended = -math.inf
         """The end of the latest rounds."""
         self._gap = 0.0
-        """How soon after that one is ready, at the soonest."""
+        """Seconds from the end of rounds until the next one is ready, where they come soon."""
         self._gap_open = False
-        """Whether none is ready yet."""
+        """Whether no round has become ready since the latest ones ended."""
 
     # ---- what has happened
 
     def rounds_ran(self, seconds: float, beside: float, now: float) -> None:
-        """A forward with rounds has ended: of its time, so many `seconds` were theirs, and `beside`
-        that of prompts."""
+        """Note the end of a forward with rounds: of its time, so many `seconds` were theirs, and
+        `beside` seconds that of prompts."""
         self._credit = max(0.0, self._credit + _SHARE * seconds - beside)
         self._round = seconds
         self._ended = now
@@ -51,20 +51,21 @@ class Pacing:
         self._gap_open = True
 
     def round_ready(self, now: float) -> None:
-        """A round is ready: the gap since the latest ones is over."""
-        if self._gap_open:
-            self._gap_open = False
-            gap = now - self._ended
-            if gap < RECENT:  # otherwise its session had gone, which says nothing of those who stay
-                self._gap = min(gap, self._gap + _LONGER_GAP_WEIGHT * (gap - self._gap))
+        """Note that a round is ready: the gap since the latest ones is over."""
+        if not self._gap_open:
+            return
+        self._gap_open = False
+        gap = now - self._ended
+        if gap < RECENT:  # otherwise its session had gone, which says nothing of those who stay
+            self._gap = min(gap, self._gap + _LONGER_GAP_WEIGHT * (gap - self._gap))
 
     def piece_ran(self, began: float, now: float) -> None:
-        """A piece has run between rounds."""
+        """Note a piece that has run between rounds, and has paid with credit."""
         self._credit = max(0.0, self._credit - (now - began))
         self._idle_since = now
 
     def nothing_waits(self) -> None:
-        """There is nothing that could use credit: it expires."""
+        """Note that nothing waits that could use credit: it expires."""
         self._credit = 0.0
 
     # ---- what may run
@@ -79,17 +80,20 @@ class Pacing:
         return max(_SHARE * self._round, self._soonest - now, self._stayed_away(now))
 
     def room_with_credit(self, now: float) -> float:
-        """The same for work that runs only between rounds, and pays with credit."""
+        """Seconds of the longest piece that may run now, where it is of work that runs only between
+        rounds: it pays with credit."""
         return max(self.room(now), self._credit + self._stayed_away(now))
 
     def hold(self, piece: float, now: float) -> float:
-        """Seconds until a piece of so many may run by itself."""
+        """Seconds to wait until a piece that takes `piece` seconds may run by itself."""
         return 0.0 if piece <= self.room(now) else piece - self._stayed_away(now)
 
     @property
     def _soonest(self) -> float:
+        """When the next round may be ready, at the soonest."""
         return self._ended + _SURE * self._gap
 
     def _stayed_away(self, now: float) -> float:
-        """Seconds that rounds have left unused; less than 0 until they may come."""
+        """Seconds since a round was to be expected and none has come, in which nothing else ran
+        either; less than 0 before one is to be expected."""
         return now - max(self._idle_since, self._soonest)

@@ -22,33 +22,37 @@ from moa.wire.codes import Code, Refusal
 from moa.wire.limits import Limits
 
 _OTHERS_SHARE = 0.35
-"""How much longer than the rounds of the smallest principal a forward may take for each other
-principal."""
+"""For each other principal, a forward may take so much longer than with the rounds of the smallest
+principal alone, as a share of that time."""
 _MEASURED = 8
 """One of so many forwards is as short as possible, to measure the cost of the others."""
 _CREDIT = 0.25
 """Seconds that a principal may wait for all others together because they have been served less than
-it: who asked for nothing gets no more credit."""
+it. A principal that asked for nothing for long has no more credit than this."""
 _GAP_WEIGHT = 0.2
+"""Weight of the latest gap in the average."""
 
-_priority = attrgetter("due")
+_by_due_time = attrgetter("due")
 
 
 @dataclass(slots=True)
 class _Principal:
+    """What one principal has waiting, and what it was served."""
+
     ready: deque[Job] = field(default_factory=deque)
+    """Rounds that can run now."""
     served: float = 0.0
-    """Seconds of the engine."""
+    """Seconds that the engine has worked for it."""
     queued: int = 0
-    """Rounds that are ready, or wait for their prompt."""
+    """The number of its rounds that are ready, or wait for their prompt."""
     step: float = 0.0
     """Seconds of its latest forward."""
     gap: float = math.inf
-    """From a verdict to the session's next round, lately."""
+    """Seconds from a verdict to the session's next round, on average."""
 
 
 class FairBatch:
-    """The rounds of one forward while they are chosen.
+    """Chooses the rounds of one forward.
 
     Each principal may use as many tokens as the smallest one has. More only if that hardly delays
     the smallest one, which also waits for the forward before its own.
@@ -69,20 +73,21 @@ class FairBatch:
         self.jobs: list[Job] = []
         self.tokens = 0
         self.taken = dict.fromkeys(demands, 0)
-        """Tokens of each principal."""
+        """Tokens of each principal in this forward."""
         self._max_rows = max_rows
         self._max_tokens = max_tokens
-        self._least = min(demands.values(), default=0)
+        self._smallest_demand = min(demands.values(), default=0)
         """Tokens of the smallest principal."""
         self._others = len(demands) - 1
-        spare = _OTHERS_SHARE * self._others * cost.seconds(self._least)
+        delay = _OTHERS_SHARE * self._others * cost.seconds(self._smallest_demand)
         """Seconds by which the smallest principal may be delayed."""
-        self._extra_work_fits = extra <= spare
+        self._extra_work_fits = extra <= delay
         self._has_extra_work = False
         """Whether a round of this forward needs drafts or masks."""
-        self._room = self._least
+        self._room = self._smallest_demand
+        """Tokens that a forward may have without delaying the smallest principal more than that."""
         if not as_short_as_possible:
-            self._room += cost.fitting(spare, max_tokens, beside=self._least)
+            self._room += cost.fitting(delay, max_tokens, beside=self._smallest_demand)
 
     @property
     def full(self) -> bool:
@@ -90,20 +95,22 @@ class FairBatch:
         return len(self.jobs) >= self._max_rows
 
     def room_for(self, job: Job) -> bool:
-        """Whether a round hardly delays those that have been taken."""
-        if not self._others or not self.tokens:
+        """Whether a round hardly delays the smallest principal."""
+        is_alone = not self._others
+        if is_alone or not self.tokens:
             return True
         if job.takes_extra_work and not self._has_extra_work and not self._extra_work_fits:
             return False
-        share_left = self._least - self.taken[job.lease.principal]
+        share_left = self._smallest_demand - self.taken[job.lease.principal]
         return job.cost <= max(share_left, self._room - self.tokens)
 
     def fits(self, job: Job) -> bool:
-        """Whether a forward may have so many tokens; a single round may have any number."""
+        """Whether this round's tokens are not too many for a forward; a single round may have any
+        number."""
         return not self.jobs or self.tokens + job.cost <= self._max_tokens
 
     def add(self, job: Job) -> None:
-        """Take a round."""
+        """Have a round run in this forward."""
         self.jobs.append(job)
         self.tokens += job.cost
         self.taken[job.lease.principal] += job.cost
@@ -111,7 +118,7 @@ class FairBatch:
 
 
 class RoundQueue:
-    """Rounds by principal."""
+    """The rounds that wait, by principal, and what each principal was served."""
 
     def __init__(self, limits: Limits, max_rows: int, max_tokens: int) -> None:
         self._limits = limits
@@ -123,17 +130,19 @@ class RoundQueue:
         self.queued = 0
         """Rounds that are ready, or wait for their prompt."""
         self._level = 0.0
-        """Seconds that those had been served that ran lately."""
+        """Most seconds that a principal had been served before its latest forward: what those have
+        come to that ask for work all the time."""
         self._batches = itertools.count()
+        """Numbers of the forwards."""
 
     @property
     def ready(self) -> int:
-        """Rounds that can run now."""
+        """The number of rounds that can run now."""
         return sum(len(principal.ready) for principal in self._principals.values())
 
     def admit(self, job: Job) -> bool:
-        """Take a round in; a `Refusal` when there is no room. Whether it can run: else it waits for
-        its prompt."""
+        """Queue a round, or raise a `Refusal` when there is no room. Returns whether it can run; if
+        not it waits for its prompt."""
         self.arrive(job.lease.principal)
         principal = self._principal(job.lease.principal)
         if self.queued >= self._limits.max_queue:
@@ -147,28 +156,34 @@ class RoundQueue:
         principal.ready.append(job)
         return True
 
-    def again(self, job: Job) -> None:
-        """A round that has begun wants its next forward: it is not refused."""
+    def run_again(self, job: Job) -> None:
+        """Queue a round that has begun and wants its next forward: it is never refused."""
         self._count(job, 1)
         self._principal(job.lease.principal).ready.append(job)
 
     def prompt_ran(self, lease: Lease) -> None:
-        """A round that waited for its prompt can run."""
-        if (job := self._parked.pop(lease, None)) is not None:
+        """Let the round that waited for this lease's prompt run, if there is one."""
+        job = self._parked.pop(lease, None)
+        if job is not None:
             self._principal(lease.principal).ready.append(job)
 
     def remove(self, lease: Lease) -> Job | None:
-        """Take the lease's round out, if there is one."""
-        ready = self._principal(lease.principal).ready
+        """Take the lease's round out of the queue; returns it, or None if there is none."""
         job = self._parked.pop(lease, None)
-        if (
-            job is None
-            and (job := next((job for job in ready if job.lease is lease), None)) is not None
-        ):
-            ready.remove(job)
+        if job is None:
+            job = self._remove_ready(lease)
         if job is not None:
             self._count(job, -1)
         return job
+
+    def _remove_ready(self, lease: Lease) -> Job | None:
+        """Take the lease's round out of those that can run, if it is there."""
+        ready = self._principal(lease.principal).ready
+        for job in ready:
+            if job.lease is lease:
+                ready.remove(job)
+                return job
+        return None
 
     def parked(self, lease: Lease) -> bool:
         """Whether a round of this lease waits for its prompt."""
@@ -176,61 +191,64 @@ class RoundQueue:
 
     def __contains__(self, job: Job) -> bool:
         """Whether a round is still to be run."""
-        return (
-            self._parked.get(job.lease) is job or job in self._principal(job.lease.principal).ready
-        )
+        if self._parked.get(job.lease) is job:
+            return True
+        return job in self._principal(job.lease.principal).ready
 
     def served(self, principal: str) -> float:
         """Seconds that the engine has worked for a principal."""
         return self._principal(principal).served
 
     def charge(self, seconds: Mapping[str, float], step: float) -> None:
-        """A step has worked so long for each of these principals, and took so long in all."""
-        for name, part in seconds.items():
+        """Count the seconds that a step has worked for each of these principals; `step`: those that
+        it took in all."""
+        for name, share in seconds.items():
             principal = self._principal(name)
             self._level = max(self._level, principal.served)
-            principal.served = principal.served + part
+            principal.served += share
             principal.step = step
 
     def arrive(self, name: str) -> None:
-        """A principal that had nothing to run has something: what it left to others counts only up
-        to the credit."""
+        """Note that a principal has something to run. If it had nothing, what it left to others
+        meanwhile counts only up to its credit."""
         principal = self._principal(name)
         if not principal.queued:
-            principal.served = max(
-                principal.served, self._level - _CREDIT / max(1, len(self._principals) - 1)
-            )
+            others = max(1, len(self._principals) - 1)
+            principal.served = max(principal.served, self._level - _CREDIT / others)
 
     def came_back(self, lease: Lease, gap: float) -> None:
-        """A session sends its next round, so long after its verdict."""
+        """Learn from a session that sends its next round so many seconds after its verdict."""
         principal = self._principal(lease.principal)
-        before = gap if principal.gap == math.inf else principal.gap
-        principal.gap = before + _GAP_WEIGHT * (min(gap, 2 * before) - before)
+        average = gap if principal.gap == math.inf else principal.gap
+        # A pause of a person counts as at most twice the average: it says little of the device.
+        principal.gap = average + _GAP_WEIGHT * (min(gap, 2 * average) - average)
 
     @property
     def step(self) -> float:
-        """Seconds of a forward like the latest one of those whose rounds are ready."""
-        return max(
-            (principal.step for principal in self._principals.values() if principal.ready),
-            default=0.0,
-        )
+        """Seconds that the next forward is likely to take: as long as the latest ones of the
+        principals whose rounds are ready."""
+        with_rounds = [principal for principal in self._principals.values() if principal.ready]
+        return max((principal.step for principal in with_rounds), default=0.0)
 
     def owed(self) -> dict[str, float]:
-        """The principals that have been served less than all whose rounds are ready, and how soon
-        after a verdict each comes back."""
-        least = min(
-            (principal.served for principal in self._principals.values() if principal.ready),
-            default=0.0,
-        )
-        return {
-            name: one.gap
-            for name, one in self._principals.items()
-            if not one.ready and one.served < least
-        }
+        """The principals that have been served less than all whose rounds are ready; for each, the
+        seconds in which its sessions come back after a verdict."""
+        with_rounds = [principal for principal in self._principals.values() if principal.ready]
+        least = min((principal.served for principal in with_rounds), default=0.0)
+        gaps = {}
+        for name, principal in self._principals.items():
+            if not principal.ready and principal.served < least:
+                gaps[name] = principal.gap
+        return gaps
 
     def forget(self, present: Container[str]) -> None:
-        """Only these principals still have sessions."""
-        self._principals = {n: p for n, p in self._principals.items() if p.queued or n in present}
+        """Forget the principals that have nothing queued and no session: only those that are
+        `present` have one."""
+        self._principals = {
+            name: principal
+            for name, principal in self._principals.items()
+            if principal.queued or name in present
+        }
 
     def take(
         self, now: float, active: Mapping[Lease, int], cost: Cost, extra: float
@@ -239,7 +257,7 @@ class RoundQueue:
         are sessions in the middle of an answer, with the tokens of their rounds; drafts and masks
         of a forward take `extra` seconds."""
         for principal in self._principals.values():
-            principal.ready = deque(sorted(principal.ready, key=_priority))
+            principal.ready = deque(sorted(principal.ready, key=_by_due_time))
         batch = FairBatch(
             self._demands(active),
             cost,
@@ -249,18 +267,15 @@ class RoundQueue:
             as_short_as_possible=next(self._batches) % _MEASURED == 0,
         )
         expired: list[Job] = []
-        level = {
+        # Seconds that each principal with rounds will have been served after this forward.
+        served = {
             name: principal.served
             for name, principal in self._principals.items()
             if principal.ready
         }
-        while level and not batch.full:
-            least_served_first = sorted(level, key=level.__getitem__)
-            name = next(
-                (n for n in least_served_first if batch.room_for(self._principals[n].ready[0])),
-                None,
-            )
-            if name is None or not batch.fits(self._principals[name].ready[0]):
+        while served and not batch.full:
+            name = self._next_in_turn(served, batch)
+            if name is None:
                 break
             principal = self._principals[name]
             job = principal.ready.popleft()
@@ -269,30 +284,44 @@ class RoundQueue:
                 expired.append(job)
             else:
                 batch.add(job)
-                level[name] = principal.served + cost.added(batch.taken[name])
+                served[name] = principal.served + cost.added(batch.taken[name])
             if not principal.ready:
-                del level[name]
+                del served[name]
         return batch.jobs, expired
 
+    def _next_in_turn(self, served: Mapping[str, float], batch: FairBatch) -> str | None:
+        """The principal whose round joins the batch next: of those whose next round hardly delays
+        others, the one that has been served least. None if that round is too large: it comes first
+        in the next forward."""
+        for name in sorted(served, key=served.__getitem__):
+            job = self._principals[name].ready[0]
+            if batch.room_for(job):
+                return name if batch.fits(job) else None
+        return None
+
     def _demands(self, active: Mapping[Lease, int]) -> dict[str, int]:
-        """Tokens that each principal has ready or will soon send."""
-        rounds = {
-            name: {job.lease: job.cost for job in p.ready}
-            for name, p in self._principals.items()
-            if p.ready
-        }
+        """The tokens that each principal has ready or will soon send."""
+        by_session: dict[str, dict[Lease, int]] = {}
+        for name, principal in self._principals.items():
+            if principal.ready:
+                by_session[name] = {job.lease: job.cost for job in principal.ready}
         for lease, tokens in active.items():
-            rounds.setdefault(lease.principal, {}).setdefault(lease, tokens)
-        return {name: sum(tokens.values()) for name, tokens in rounds.items()}
+            # A session whose round is ready is not counted twice.
+            by_session.setdefault(lease.principal, {}).setdefault(lease, tokens)
+        return {name: sum(tokens.values()) for name, tokens in by_session.items()}
 
     def _principal(self, name: str) -> _Principal:
+        """What is known of a principal; a new one has been served nothing."""
         return self._principals.setdefault(name, _Principal())
 
     def _count(self, job: Job, change: int) -> None:
+        """Count a round that has come (1) or gone (-1)."""
         self.queued += change
         self._principal(job.lease.principal).queued += change
 
     def _busy(self, limit: str, queued: int) -> Refusal:
+        """The refusal of a round because so many are queued. It says to come back when the forwards
+        before it will have run."""
         wait = self._limits.busy_retry_seconds * (1 + queued / max(1, self._max_rows))
         return Refusal(
             Code.BUSY, f"{queued} rounds are waiting", limit=limit, retry_after_ms=int(1000 * wait)

@@ -21,7 +21,9 @@ from moa.target.torch_target import Committed
 from moa.wire.ranges import Ranges
 
 _LEASES_AT_ONCE = 64
-_LINGER = 0.02  # seconds that records may wait for an idle moment
+"""Most sessions whose rows are made in one batch."""
+_LINGER = 0.02
+"""Seconds that records may wait for an idle moment."""
 _SHARE = 1 / 32
 """Share of the time that records may take while rounds leave no idle moment. A record is a hint:
 where the verifier is full, late ones lower the edge's acceptance by 5 %; made at once they cost all
@@ -58,21 +60,24 @@ class Recorder:
         self._metrics = metrics or Metrics()
         self._clock = clock
         self._pending: dict[Lease, None] = {}
+        """Leases whose records are to be made, those with the newest rows last."""
         self._waiting: dict[Lease, None] = {}
         """Leases whose records nobody has asked for yet."""
-        self._since, self._took = 0.0, 0.0
-        """When records were last made, and the seconds that it took."""
+        self._since = 0.0
+        """When records were last made, or the first of those that wait came."""
+        self._took = 0.0
+        """Seconds that the latest batch took."""
         self._row_seconds: deque[float] = deque(maxlen=_LATEST)
         """Seconds a row of the latest batches. In a smaller batch a row takes longer: the next is
         smaller still, until one fits."""
-        self._untold: list[Report] = []
+        self._unreported: list[Report] = []
 
     @property
     def pending(self) -> bool:
         """Whether there are records to make or to report."""
-        return bool(self._pending or self._untold) or any(
-            lease.eager_records for lease in self._waiting
-        )
+        if self._pending or self._unreported:
+            return True
+        return any(lease.eager_records for lease in self._waiting)
 
     @property
     def overdue(self) -> bool:
@@ -80,14 +85,17 @@ class Recorder:
         return self.pending and self._clock() - self._since > max(_LINGER, self._took / _SHARE)
 
     def add(self, lease: Lease, committed: Committed) -> None:
-        """Remember tokens that were committed."""
+        """Remember tokens that were committed, so that their records can be made later."""
         if self._drafter is None or lease.records is None:
             return
         backlog = lease.backlog
         if self._drafter.taps:
-            at, states = lease.newest
-            backlog.append(replace(committed, before=states if at == committed.start else None))
-            lease.newest = committed.stop, committed.states[-1:].clone()
+            # A record is made of a token's states and those of the token before it.
+            follows = lease.newest_stop == committed.start
+            before = lease.newest_states if follows else None
+            backlog.append(replace(committed, before=before))
+            lease.newest_stop = committed.stop
+            lease.newest_states = committed.states[-1:].clone()
         else:
             backlog.append(replace(committed, tapped=None))
         lease.uncopied += 1
@@ -104,10 +112,11 @@ class Recorder:
         self._pending[lease] = None
 
     def forget(self, lease: Lease) -> None:
-        """The slot is about to be zeroed."""
+        """Make no more records of what is in the lease's slot, which is about to be given back."""
         lease.backlog.clear()
         lease.uncopied = 0
-        lease.newest = (0, None)
+        lease.newest_stop = 0
+        lease.newest_states = None
         self._pending.pop(lease, None)
         self._waiting.pop(lease, None)
 
@@ -115,41 +124,47 @@ class Recorder:
         """Give up what is pending, because making it raises."""
         for lease in [*self._pending, *self._waiting]:
             self.forget(lease)
-        self._untold = []
+        self._unreported = []
 
     def go(self, seconds: float) -> bool:
-        """Make records for so many seconds, about: latest sessions first, newest rows first.
-        Whether any fitted."""
+        """Make records for about so many seconds: latest sessions first, newest rows first. Returns
+        whether any fitted."""
         began = self._clock()
-        rows = self._fitting(seconds)
-        for lease in [lease for lease in self._waiting if lease.eager_records]:
+        rows = self._rows_within(seconds)
+        asked_for = [lease for lease in self._waiting if lease.eager_records]
+        for lease in asked_for:
             del self._waiting[lease]
             self._pending[lease] = None
         if rows:
-            self._make(self._newest(list(islice(reversed(self._pending), _LEASES_AT_ONCE)), rows))
+            latest = list(islice(reversed(self._pending), _LEASES_AT_ONCE))
+            self._make(self._take_newest(latest, rows))
             self._since = self._clock()
             self._took = self._since - began
         self.report()
         return rows > 0
 
-    def _fitting(self, seconds: float) -> int:
-        """How many rows one batch may have to take no longer."""
+    def _rows_within(self, seconds: float) -> int:
+        """How many rows one batch may have, to take no longer than this; a few in any case where
+        they are overdue."""
         if seconds == math.inf:
             return self._rows
-        each = median(self._row_seconds) if self._row_seconds else 0.0
-        fit = seconds / each if each else _FEW  # a clock may be too coarse for a few rows
-        return min(self._rows, max(int(fit), _FEW if self.overdue else 0))
+        row_seconds = median(self._row_seconds) if self._row_seconds else 0.0
+        # 0 where nothing was measured, or where the clock is too coarse for a few rows.
+        rows = int(seconds / row_seconds) if row_seconds else _FEW
+        if self.overdue:
+            rows = max(rows, _FEW)
+        return min(self._rows, max(rows, 0))
 
     def report(self) -> None:
         """Report the records to the event loop; called after the verdicts, which go first."""
-        if self._untold:
-            self._post(self._untold)
-            self._untold = []
+        if self._unreported:
+            self._post(self._unreported)
+            self._unreported = []
 
     def finish(self, lease: Lease) -> bool:
         """Make one batch of this lease's missing records, to be reported later; returns whether all
         are made."""
-        self._make(self._newest([lease], self._rows))
+        self._make(self._take_newest([lease], self._rows))
         return not lease.backlog
 
     def can_copy(self, source: Lease, lease: Lease, rows: int) -> bool:
@@ -170,28 +185,34 @@ class Recorder:
         if not self.pending:
             self._since = self._clock()
         for start, stop in source.made:
-            if start < rows:
-                lease.records.write(start, *source.records.read(start, min(stop, rows)))
-                lease.made.add(start, min(stop, rows))
-                self._untold.append(Recorded(lease, start, min(stop, rows)))
+            stop = min(stop, rows)
+            if start < stop:
+                keys, values = source.records.read(start, stop)
+                lease.records.write(start, keys, values)
+                lease.made.add(start, stop)
+                self._unreported.append(Recorded(lease, start, stop))
         shared = [piece for piece in source.backlog if piece.start < rows]
         lease.backlog = [replace(piece.part(0, rows - piece.start), slot=slot) for piece in shared]
         if lease.backlog:
             self._pending[lease] = None
 
-    def _newest(self, leases: Iterable[Lease], room: int) -> list[tuple[Lease, Committed]]:
-        """Take up to so many rows from the ends of these leases' backlogs."""
+    def _take_newest(self, leases: Iterable[Lease], room: int) -> list[tuple[Lease, Committed]]:
+        """Take up to `room` rows from the ends of these leases' backlogs."""
         pieces: list[tuple[Lease, Committed]] = []
         for lease in leases:
             while room > 0 and lease.backlog:
                 newest = lease.backlog.pop()
-                if (size := newest.stop - newest.start) > room:
+                size = newest.stop - newest.start
+                if size > room:
+                    # Its end is made now, and the rest is put back.
                     lease.backlog.append(newest.part(0, size - room))
                     newest = newest.part(size - room, size)
                     size = room
                 room -= size
                 pieces.append((lease, newest))
-            lease.uncopied = 0  # what comes next does not follow what is left
+            # Only pieces that follow one another are copied together, and what comes next does not
+            # follow what is left.
+            lease.uncopied = 0
             if not lease.backlog:
                 self._pending.pop(lease, None)
                 self._waiting.pop(lease, None)
@@ -199,25 +220,26 @@ class Recorder:
 
     @torch.inference_mode()
     def _make(self, pieces: list[tuple[Lease, Committed]]) -> None:
+        """Make the records of these pieces in one batch, and write them into the leases' rows."""
         if not pieces or self._drafter is None:
             return
         started = self._clock()
         try:
-            host_keys, host_values = map(
-                finite, self._drafter.records([piece for _, piece in pieces])
-            )
+            keys, values = map(finite, self._drafter.records([piece for _, piece in pieces]))
         except Exception:
             # Tokens do not depend on records: only these rows are lost.
             log.exception("activation records could not be made", extra={"event": "records_failed"})
             return
-        at = 0
+        first_row = 0
         for lease, piece in pieces:
-            n = piece.stop - piece.start
-            if lease.records is not None and n:
-                lease.records.write(piece.start, host_keys[at : at + n], host_values[at : at + n])
+            stop_row = first_row + piece.stop - piece.start
+            if lease.records is not None and stop_row > first_row:
+                lease.records.write(
+                    piece.start, keys[first_row:stop_row], values[first_row:stop_row]
+                )
                 lease.made.add(piece.start, piece.stop)
-                self._untold.append(Recorded(lease, piece.start, piece.stop))
-            at += n
+                self._unreported.append(Recorded(lease, piece.start, piece.stop))
+            first_row = stop_row
         took = self._clock() - started
-        self._row_seconds.append(took / max(1, at))
+        self._row_seconds.append(took / max(1, first_row))
         self._metrics.forward_seconds.labels("records").observe(took)

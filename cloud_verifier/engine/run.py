@@ -93,7 +93,7 @@ class Ran:
     """Rounds whose masks were not ready in time: nothing is accepted for them."""
     given_up: Mapping[Job, GrammarError] = field(default_factory=dict)
     """Rounds whose grammar turned out to be too expensive, or wrong."""
-    extra: float = 0.0
+    extra_seconds: float = 0.0
     """Seconds of drafts, and of masks where the forward was over sooner."""
 
 
@@ -110,11 +110,11 @@ class Decided:
     """What becomes of the rounds of one forward."""
 
     reports: list[Report] = field(default_factory=list)
-    again: list[Job] = field(default_factory=list)
+    run_again: list[Job] = field(default_factory=list)
     """Rounds that want their next forward: streams, and rounds whose masks were late."""
     full: list[Lease] = field(default_factory=list)
     """Leases whose prompts found no memory."""
-    won: dict[Job, int] = field(default_factory=dict)
+    accepted_nodes: dict[Job, int] = field(default_factory=dict)
     """For each stream that was drafted for here: how many nodes of the draft were accepted."""
 
 
@@ -165,7 +165,7 @@ class StepRunner:
         for job in step.jobs:
             room = min(self._most_guesses, self._target.cache.capacity - job.base - 1)
             branches = self._target.capabilities.trees
-            picked = job.guesses.pick(job.ids, room, step.worth, branches=branches)
+            picked = job.guesses.pick(job.ids, room, step.least_chance, branches=branches)
             has_guesses = len(picked.tokens) > 1  # beside the pending token
             if has_guesses and picked.expected >= self._worth_of_our_drafts(job):
                 plan.guessed[job] = (picked.tokens, picked.parents)
@@ -234,7 +234,7 @@ class StepRunner:
             accepted=accepted,
             late=masked.late,
             given_up=masked.failed,
-            extra=drafted - started + masks_took_longer,
+            extra_seconds=drafted - started + masks_took_longer,
         )
 
     def _drafts(self, plan: Plan) -> dict[Job, FlatTree]:
@@ -299,7 +299,7 @@ class StepRunner:
         these."""
         leases = [job.lease for job in plan.jobs] + [piece.lease for piece in plan.pieces]
         for lease in leases:
-            lease.held = self._target.cache.pages_held[_slot(lease)]
+            lease.pages_held = self._target.cache.pages_held[_slot(lease)]
 
     # ---- decide
 
@@ -314,7 +314,7 @@ class StepRunner:
             return decided
         for row, job in enumerate(ran.plan.jobs):
             if job in ran.late:
-                decided.again.append(job)
+                decided.run_again.append(job)
                 continue
             if job in ran.given_up:
                 self._report_not_run(job.lease, job, ran.given_up[job], decided)
@@ -326,7 +326,7 @@ class StepRunner:
                 continue
             if job not in ran.plan.guessed:
                 # The path's first node is the pending token, which nobody has drafted.
-                decided.won[job] = len(ran.accepted[row].path) - 1
+                decided.accepted_nodes[job] = len(ran.accepted[row].path) - 1
         return decided
 
     def _answer(self, ran: Ran, row: int, job: Job) -> Answered:
@@ -390,13 +390,13 @@ class StepRunner:
         between = ran.plan.between
         followed_by = self._clock() - ran.ended if between is None else between
         with self._faults.optional("drafting"):
-            self._drafting.ran(decided.won, sum(ran.step.sizes), seconds + followed_by)
+            self._drafting.ran(decided.accepted_nodes, sum(ran.step.sizes), seconds + followed_by)
         for report in decided.reports:
             match report:
                 case Answered(job, StreamTokens(done=False) as answer):
                     job.enqueued = ran.ended
                     job.sent(len(answer.tokens), ran.ended)
-                    decided.again.append(job)
+                    decided.run_again.append(job)
         return reports
 
     def _count_forward(self, ran: Ran) -> None:

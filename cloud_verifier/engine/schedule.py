@@ -14,6 +14,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cloud_verifier.engine.job import Job, Lease
 from cloud_verifier.engine.pacing import RECENT, Pacing
@@ -23,37 +24,41 @@ from moa.speculation.policy import least_chance
 from moa.wire.limits import Limits
 
 _WORTH_WAITING = 0.25
-"""How long a forward waits for rounds that are about to come, of the time of the latest one."""
+"""A forward waits for rounds that keep coming at most for this share of the latest forward's time."""
 _LATE = 1.5
-"""How long a principal that has been served less is waited for, of its usual pause after a verdict."""
+"""A principal that has been served less is waited for at most so many times as long as it usually
+pauses after a verdict."""
 _WORTH_SPARING = 0.5
-"""The longest of these waits, of the time of the forward that waits."""
+"""No such principal is waited for longer than this share of the time of the forward that waits."""
 _EXTRA_WEIGHT = 0.1
+"""Weight of the latest forward in the average seconds of drafts and masks."""
 _LEAST_PIECE = 8
 """Prompt tokens: smaller pieces are not worth a place in a forward, unless the prompt ends with
 one."""
-_FIRST_PIECE, _PIECE_SECONDS = 64, 2.0
-"""Tokens of the first forward of prompts, and about how long each takes that has no rounds."""
+_FIRST_PIECE = 64
+"""Prompt tokens of the first forward without rounds, before anything was measured."""
+_PIECE_SECONDS = 2.0
+"""About how long a forward of prompts without rounds may take."""
 _MEASURED = 8
 """One of so many forwards with rounds takes no prompts along, to measure what the rounds take
 alone."""
 _PRIOR = 0.0008
 """Seconds of a token before any has run."""
 _SHORTEST_WAIT = 1e-4
-"""Seconds."""
+"""Seconds: less would keep a thread busy with waiting."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillPiece:
-    """Run up to `size` tokens of `ids` after those in the lease's slot, but none from `goal` on.
-    None of a prompt that is shared whole."""
+    """A piece of a prompt: run up to `size` tokens of `ids` after those in the lease's slot, but
+    none from `goal` on. A prompt that is shared whole has a piece of size 0, which takes its slot."""
 
     lease: Lease
     ids: Sequence[int]
     goal: int
     size: int
     start: int
-    """Tokens before it."""
+    """Tokens before it, which are in the slot already, or will be shared."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,9 +70,11 @@ class EngineStep:
     expired: list[Job] = field(default_factory=list)
     """Rounds that are not to be run: cancelled, or too late."""
     prefill: list[PrefillPiece] = field(default_factory=list)
-    worth: float = 1.0
-    """Least probability of a guessed token to be verified: higher with more rounds in the batch."""
+    least_chance: float = 1.0
+    """A guessed token that is less likely than this is not verified: higher with more rounds in the
+    batch, which all wait for it."""
     began: float = 0.0
+    """When the step was made, by the clock."""
 
 
 @dataclass(slots=True)
@@ -75,12 +82,12 @@ class StepOutcome:
     """What became of a step."""
 
     ran: bool = True
-    """Whether it ran as planned: else nothing is learned of its time."""
-    again: list[Job] = field(default_factory=list)
+    """Whether it ran as planned, in one forward: else nothing is learned of its time."""
+    run_again: list[Job] = field(default_factory=list)
     """Rounds that want their next forward: streams, and rounds whose masks were late."""
     full: list[Lease] = field(default_factory=list)
     """Prompts that found no memory: they are given up."""
-    extra: float = 0.0
+    extra_seconds: float = 0.0
     """Seconds of drafts, and of masks where the forward was over sooner."""
     ended: float | None = None
     """When its latest forward ended; None if none has run."""
@@ -88,9 +95,20 @@ class StepOutcome:
 
 @dataclass(slots=True)
 class _Prompt:
+    """A prompt that waits until its first `goal` tokens are in a slot."""
+
     ids: Sequence[int]
     goal: int
     ran: int = 0
+    """Tokens that have been planned so far."""
+
+
+class _Seen(NamedTuple):
+    """A session in the middle of an answer: its last round or verdict."""
+
+    at: float
+    tokens: int
+    """Tokens that this round ran."""
 
 
 @dataclass(slots=True)
@@ -99,7 +117,7 @@ class _BatchWait:
 
     began: float
     until: float
-    """For the next one."""
+    """It waits no longer than this, unless another round comes."""
     ready: int
     """Rounds that were ready when this was last looked at."""
 
@@ -123,14 +141,14 @@ class Scheduler:
         self._queue = RoundQueue(limits, max_batch_rows, max_batch_tokens)
         self._prompts: dict[Lease, _Prompt] = {}
         self._releases: list[Lease] = []
-        self._active: dict[Lease, tuple[float, int]] = {}
-        """Sessions in the middle of an answer: the time of their last round or verdict, and the
-        tokens of it."""
+        self._active: dict[Lease, _Seen] = {}
+        """Sessions in the middle of an answer: they are about to send a round."""
         self._cost = Cost(_PRIOR, cautious=True)
         self._pacing = Pacing(now)
         self._latest_prefill = 0
         """Prompt tokens in the latest forward where rounds waited for them."""
         self._batches = itertools.count(1)
+        """Numbers of the forwards with rounds."""
         self._extra = 0.0
         """Seconds of a forward's drafts and masks, on average."""
         self._batch_waiting: _BatchWait | None = None
@@ -147,12 +165,13 @@ class Scheduler:
         return self._queue.queued
 
     def submit(self, job: Job, now: float) -> None:
-        """Queue a round; a `Refusal` when there is no room. Tokens before its base are run first,
-        where missing."""
+        """Queue a round, or raise a `Refusal` when there is no room. Tokens before its base are run
+        first, where missing."""
         ready = self._queue.admit(job)
-        if (seen := self._active.get(job.lease)) is not None:
-            self._queue.came_back(job.lease, now - seen[0])
-        self._active[job.lease] = now, job.cost
+        seen = self._active.get(job.lease)
+        if seen is not None:
+            self._queue.came_back(job.lease, now - seen.at)
+        self._active[job.lease] = _Seen(now, job.cost)
         if ready:
             self._pacing.round_ready(now)
         else:
@@ -187,116 +206,110 @@ class Scheduler:
             return EngineStep(releases=releases, began=now)
         self._forget_inactive(now)
         if self._queue.ready:
-            return self._seconds_to_wait_for_rounds(now) or self._rounds(now)
-        if not self._prompts:
-            self._pacing.nothing_waits()
-            return math.inf
-        if not self._expected():
-            return EngineStep(prefill=self._pieces(math.inf, self._alone()), began=now)
-        most = max(_LEAST_PIECE, 2 * self._latest_prefill)
-        if pieces := self._pieces(self._pacing.room(now) - self._cost.seconds(0), most):
-            self._latest_prefill = sum(piece.size for piece in pieces)
-            return EngineStep(prefill=pieces, began=now)
-        lease, prompt = self._order()[0]
-        tokens = min(_LEAST_PIECE, prompt.goal - lease.start)
-        least = self._cost.seconds(tokens, attention_pairs([(tokens, lease.start)]))
-        return self._pacing.hold(least, now) + _SHORTEST_WAIT
+            seconds = self._seconds_to_wait_for_rounds(now)
+            return seconds if seconds else self._step_with_rounds(now)
+        if self._prompts:
+            return self._step_of_prompts(now)
+        self._pacing.nothing_waits()
+        return math.inf
 
     def finished(self, step: EngineStep, outcome: StepOutcome, now: float) -> list[Job]:
-        """The step has run; returns rounds that cannot run, because their prompts found no memory."""
-        rounds = [(job.cost, job.base) for job in step.jobs]
-        prefill = [(one.size, one.start) for one in step.prefill]
-        tokens = sum(tokens for tokens, _ in [*rounds, *prefill])
-        spent = now - step.began
-        extra = min(outcome.extra, spent)
-        if outcome.ran and tokens:
-            pairs = attention_pairs([*rounds, *prefill])
-            self._cost.observe(tokens, spent - extra, pairs)
-            forward = self._cost.seconds(tokens, pairs) if self._cost else spent - extra
-            self._queue.charge(self._parts(step, forward, extra), spent)
-        if step.jobs:
-            alone = sum(tokens for tokens, _ in rounds)
-            beside = sum(self._cost.added(*piece, beside=alone) for piece in prefill)
-            self._pacing.rounds_ran(max(0.0, spent - beside), min(beside, spent), now)
-            self._active |= {
-                job.lease: (now, job.cost) for job in step.jobs if not job.lease.revoked
-            }
-        elif step.prefill:
-            self._pacing.piece_ran(step.began, now)
-        for lease in [piece.lease for piece in step.prefill]:
-            prompt = self._prompts.get(lease)
-            if prompt is not None and lease.length >= prompt.goal:
-                del self._prompts[lease]
-                self._queue.prompt_ran(lease)
-        for job in outcome.again:
+        """Learn what a step took, and queue what goes on. Returns rounds that cannot run, because
+        their prompts found no memory."""
+        self._learn_time(step, outcome, now)
+        for piece in step.prefill:
+            prompt = self._prompts.get(piece.lease)
+            if prompt is not None and piece.lease.length >= prompt.goal:
+                del self._prompts[piece.lease]
+                self._queue.prompt_ran(piece.lease)
+        for job in outcome.run_again:
             if not job.lease.revoked:
-                self._queue.again(job)
+                self._queue.run_again(job)
         if self._queue.ready and (step.jobs or step.prefill):
             self._pacing.round_ready(now)
+        cannot_run = []
         for lease in outcome.full:
             self._prompts.pop(lease, None)
-        return [
-            queued for lease in outcome.full if (queued := self._queue.remove(lease)) is not None
-        ]
+            job_of_prompt = self._queue.remove(lease)
+            if job_of_prompt is not None:
+                cannot_run.append(job_of_prompt)
+        return cannot_run
 
     def background_room(self, now: float) -> float:
         """Seconds for which activation records may be made now."""
         self._forget_inactive(now)
-        return (
-            self._pacing.room_with_credit(now)
-            if self._queue.ready or self._expected()
-            else math.inf
-        )
+        if self._queue.ready or self._expected_rounds():
+            return self._pacing.room_with_credit(now)
+        return math.inf
 
     def background_ran(self, began: float, now: float) -> None:
-        """Activation records were made."""
+        """Count activation records that were made from the time `began` until `now`."""
         self._pacing.piece_ran(began, now)
 
-    # ---- inside
+    # ---- what a step took
 
-    def _parts(self, step: EngineStep, forward: float, extra: float) -> dict[str, float]:
-        """The seconds of a step that each principal is charged with: drafts and masks to whose they
-        are, of the forward what an empty one takes evenly, and the rest by tokens. `forward`: what
-        such a one takes while nothing else uses the processor, for that is nobody's doing here."""
+    def _learn_time(self, step: EngineStep, outcome: StepOutcome, now: float) -> None:
+        """Learn what the forward took, charge the principals for it, and note when its rounds and
+        pieces ran."""
+        rounds = [(job.cost, job.base) for job in step.jobs]
+        prefill = [(piece.size, piece.start) for piece in step.prefill]
+        tokens = sum(tokens for tokens, _ in [*rounds, *prefill])
+        spent = now - step.began
+        extra = min(outcome.extra_seconds, spent)
+        if outcome.ran and tokens:
+            pairs = attention_pairs([*rounds, *prefill])
+            self._cost.observe(tokens, spent - extra, pairs)
+            # The estimate, where there is one: what other programs use of the processor is nobody's
+            # doing here.
+            forward = self._cost.seconds(tokens, pairs) if self._cost else spent - extra
+            self._queue.charge(self._shares(step, forward, extra), spent)
+        if step.jobs:
+            of_rounds = sum(tokens for tokens, _ in rounds)
+            of_prefill = sum(self._cost.added(*piece, beside=of_rounds) for piece in prefill)
+            self._pacing.rounds_ran(max(0.0, spent - of_prefill), min(of_prefill, spent), now)
+            for job in step.jobs:
+                if not job.lease.revoked:
+                    self._active[job.lease] = _Seen(now, job.cost)
+        elif step.prefill:
+            self._pacing.piece_ran(step.began, now)
+
+    def _shares(self, step: EngineStep, forward: float, extra: float) -> dict[str, float]:
+        """The seconds of a step that each principal is charged with. Drafts and masks, `extra`
+        seconds, are charged to those whose they are; of the `forward`, what an empty one takes is
+        shared evenly, and the rest by tokens."""
         with_extra_work = [job.lease.principal for job in step.jobs if job.takes_extra_work]
         if with_extra_work:
             self._extra += _EXTRA_WEIGHT * (extra - self._extra)
-        parts = [(job.lease.principal, job.cost) for job in step.jobs]
-        parts += [(piece.lease.principal, piece.size) for piece in step.prefill]
-        empty = min(self._cost.seconds(0), forward)
-        a_token = (forward - empty) / sum(size for _, size in parts)
-        names = {name for name, _ in parts}
-        seconds = dict.fromkeys(names, empty / len(names))
-        for name, size in parts:
-            seconds[name] += a_token * size
-        for name in with_extra_work:
-            seconds[name] += extra / len(with_extra_work)
+        tokens = [(job.lease.principal, job.cost) for job in step.jobs]
+        tokens += [(piece.lease.principal, piece.size) for piece in step.prefill]
+        empty_forward = min(self._cost.seconds(0), forward)
+        seconds_per_token = (forward - empty_forward) / sum(count for _, count in tokens)
+        principals = {principal for principal, _ in tokens}
+        seconds = dict.fromkeys(principals, empty_forward / len(principals))
+        for principal, count in tokens:
+            seconds[principal] += seconds_per_token * count
+        for principal in with_extra_work:
+            seconds[principal] += extra / len(with_extra_work)
         return seconds
 
-    def _alone(self) -> int:
-        """Tokens of prompts in a forward without rounds. A target on a CPU would take a quarter of
-        a minute for as many as an accelerator likes: what has been read is told after each forward,
-        and a round that comes meanwhile waits for its end."""
-        if not self._cost:
-            return min(self._prefill_tokens, _FIRST_PIECE)
-        fitting = self._cost.fitting(_PIECE_SECONDS, self._prefill_tokens)
-        return max(_LEAST_PIECE, fitting)
+    # ---- which rounds are about to come
 
-    def _expected(self) -> int:
-        """Sessions that are about to send a round."""
+    def _expected_rounds(self) -> int:
+        """The number of sessions that are about to send a round."""
         return sum(not self._queue.parked(lease) for lease in self._active)
 
     def _forget_inactive(self, now: float) -> None:
+        """Expect no more rounds of sessions that have sent none for long."""
         self._active = {
-            lease: seen for lease, seen in self._active.items() if now - seen[0] < RECENT
+            lease: seen for lease, seen in self._active.items() if now - seen.at < RECENT
         }
-        self._queue.forget(
-            {lease.principal for lease in itertools.chain(self._active, self._prompts)}
-        )
+        present = {lease.principal for lease in itertools.chain(self._active, self._prompts)}
+        self._queue.forget(present)
 
     def _seconds_to_wait_for_rounds(self, now: float) -> float:
-        """For those that are about to come: in a large batch each costs little, and one of a
-        principal that has been served less would wait for the whole forward."""
+        """How long the rounds that are ready wait for those that are about to come; 0: not at all.
+        In a large batch each costs little, and one of a principal that has been served less would
+        have to wait for the whole forward."""
         ready = self._queue.ready
         wait = self._batch_waiting
         if wait is None:
@@ -307,7 +320,7 @@ class Scheduler:
             wait.ready = ready
         self._batch_waiting = wait
         until = wait.until
-        if min(self._expected(), self._max_rows) <= ready:
+        if min(self._expected_rounds(), self._max_rows) <= ready:
             until = now  # nobody else is expected
         until = max([until, *self._underserved_arrivals(wait.began)])
         if self._batch_wait <= 0 or now >= until:
@@ -321,70 +334,108 @@ class Scheduler:
         latest = began + _WORTH_SPARING * self._queue.step
         pauses = self._queue.owed()
         arrivals = [
-            seen + _LATE * pauses.get(lease.principal, math.inf)
-            for lease, (seen, _) in self._active.items()
+            seen.at + _LATE * pauses.get(lease.principal, math.inf)
+            for lease, seen in self._active.items()
         ]
         return [at for at in arrivals if at <= latest]
 
-    def _rounds(self, now: float) -> EngineStep:
+    # ---- steps
+
+    def _step_with_rounds(self, now: float) -> EngineStep:
+        """The rounds of the next forward, and beside them pieces of prompts."""
         active = {
-            lease: tokens
-            for lease, (_, tokens) in self._active.items()
+            lease: seen.tokens
+            for lease, seen in self._active.items()
             if not self._queue.parked(lease)
         }
         jobs, expired = self._queue.take(now, active, self._cost, self._extra)
         pieces: list[PrefillPiece] = []
-        tokens = sum(job.cost for job in jobs)
         if jobs:
-            seconds = self._cost.seconds(
-                tokens, attention_pairs((job.cost, job.lease.length) for job in jobs)
-            )
-            # At most twice as many as before: what many tokens take is not known while all forwards
-            # are alike.
-            most = max(_LEAST_PIECE, 2 * self._latest_prefill)
             if next(self._batches) % _MEASURED:
-                least = min(self._queue.served(job.lease.principal) for job in jobs)
-                pieces = self._pieces(
-                    self._pacing.beside(seconds), most, beside=tokens, served=least
-                )
-                self._latest_prefill = sum(piece.size for piece in pieces)
+                pieces = self._pieces_beside(jobs)
             if not self._prompts:
                 self._pacing.nothing_waits()
         return EngineStep(
             jobs=jobs,
             expired=expired,
             prefill=pieces,
-            worth=least_chance(self._cost, max(1, len(jobs))),
+            least_chance=least_chance(self._cost, max(1, len(jobs))),
             began=now,
         )
 
+    def _pieces_beside(self, jobs: Sequence[Job]) -> list[PrefillPiece]:
+        """Pieces of prompts that make a forward of these rounds hardly longer."""
+        tokens = sum(job.cost for job in jobs)
+        pairs = attention_pairs((job.cost, job.lease.length) for job in jobs)
+        seconds = self._pacing.beside(self._cost.seconds(tokens, pairs))
+        least_served = min(self._queue.served(job.lease.principal) for job in jobs)
+        pieces = self._pieces(seconds, self._most_beside, beside=tokens, served=least_served)
+        self._latest_prefill = sum(piece.size for piece in pieces)
+        return pieces
+
+    def _step_of_prompts(self, now: float) -> EngineStep | float:
+        """A forward of prompts alone, as long as it may be while no round is ready; or the seconds
+        to wait until one may run, because a round is likely to come before it ends."""
+        if not self._expected_rounds():
+            return EngineStep(prefill=self._pieces(math.inf, self._most_alone()), began=now)
+        room = self._pacing.room(now) - self._cost.seconds(0)
+        pieces = self._pieces(room, self._most_beside)
+        if pieces:
+            self._latest_prefill = sum(piece.size for piece in pieces)
+            return EngineStep(prefill=pieces, began=now)
+        lease, prompt = self._prompts_in_order()[0]
+        tokens = min(_LEAST_PIECE, prompt.goal - lease.start)
+        shortest = self._cost.seconds(tokens, attention_pairs([(tokens, lease.start)]))
+        return self._pacing.hold(shortest, now) + _SHORTEST_WAIT
+
+    @property
+    def _most_beside(self) -> int:
+        """Tokens of prompts in a forward for which rounds wait: at most twice as many as before,
+        because what many tokens take is not known while all forwards are alike."""
+        return max(_LEAST_PIECE, 2 * self._latest_prefill)
+
+    def _most_alone(self) -> int:
+        """Tokens of prompts in a forward without rounds. A target on a CPU would take a quarter of
+        a minute for as many as an accelerator likes; but what has been read is told after each
+        forward, and a round that comes meanwhile waits for its end."""
+        if not self._cost:
+            return min(self._prefill_tokens, _FIRST_PIECE)
+        fitting = self._cost.fitting(_PIECE_SECONDS, self._prefill_tokens)
+        return max(_LEAST_PIECE, fitting)
+
     def _pieces(
-        self, seconds: float, most: int | None = None, beside: float = 0, served: float = math.inf
+        self, seconds: float, most: int, beside: float = 0, served: float = math.inf
     ) -> list[PrefillPiece]:
-        """Pieces of waiting prompts that take so long in all. Those of principals that were served
-        least come first, none above `served`; and of one principal's in turn the oldest and the one
-        of which least has run: a short one does not wait for a long one."""
+        """Pieces of waiting prompts, `most` tokens of them, that make a forward of `beside` other
+        tokens longer by at most so many seconds. None is of a principal that has been served more
+        than `served`."""
         pieces: list[PrefillPiece] = []
-        left = min(most or self._prefill_tokens, self._prefill_tokens)
-        for lease, prompt in self._order()[: self._max_rows]:
+        tokens_left = min(most, self._prefill_tokens)
+        any_time = seconds == math.inf
+        for lease, prompt in self._prompts_in_order()[: self._max_rows]:
             start = lease.start
-            need = max(0, prompt.goal - start)
-            size = min(need, left)
-            if seconds != math.inf:
+            missing = max(0, prompt.goal - start)
+            size = min(missing, tokens_left)
+            if not any_time:
                 size = min(size, self._cost.fitting(seconds, size, start, beside))
-            too_small = size < min(need, _LEAST_PIECE if seconds != math.inf else 1)
+            too_small = size < min(missing, 1 if any_time else _LEAST_PIECE)
             if too_small or self._queue.served(lease.principal) > served:
                 break
-            left -= size
-            if seconds != math.inf:
+            tokens_left -= size
+            if not any_time:
                 seconds -= self._cost.added(size, start, beside)
                 beside += size
             prompt.ran += size
             pieces.append(PrefillPiece(lease, prompt.ids, prompt.goal, size, start))
-        self._oldest_first ^= bool(pieces)
+        if pieces:
+            self._oldest_first = not self._oldest_first
         return pieces
 
-    def _order(self) -> list[tuple[Lease, _Prompt]]:
+    def _prompts_in_order(self) -> list[tuple[Lease, _Prompt]]:
+        """The waiting prompts: those of principals that were served least come first. Of one
+        principal's, in turn the oldest and the one of which least has run goes first, so that a
+        short one does not wait for a long one."""
+
         def rank(item: tuple[Lease, _Prompt]) -> tuple[float, int]:
             lease, prompt = item
             return self._queue.served(lease.principal), 0 if self._oldest_first else prompt.ran

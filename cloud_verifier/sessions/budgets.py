@@ -26,11 +26,11 @@ class WorkBudget:
     """Budgets for frames, bytes and refusals. They may be overdrawn; then there is a wait."""
 
     def __init__(self, limits: Limits, now: float, *, times: int = 1) -> None:
-        self._buckets = {
-            name: TokenBucket(rate, rate * limits.burst_seconds, now)
-            for name in (FRAMES, BYTES, REFUSALS)
-            if (rate := times * getattr(limits, name))
-        }
+        self._buckets: dict[str, TokenBucket] = {}
+        for name in (FRAMES, BYTES, REFUSALS):
+            rate = times * getattr(limits, name)
+            if rate:
+                self._buckets[name] = TokenBucket(rate, rate * limits.burst_seconds, now)
 
     def spend(self, name: str, amount: float) -> None:
         """Spend from a budget."""
@@ -58,7 +58,7 @@ class Meter:
 
     def __init__(self, limits: Limits, now: float) -> None:
         self._budgets = [WorkBudget(limits, now)]
-        # Seconds of throttling. It refills half as fast as a flood spends it.
+        # Seconds of throttling that are borne. It refills half as fast as a flood spends it.
         self._patience = TokenBucket(0.5, limits.flood_seconds / 2, now)
 
     def belongs_to(self, principal: Principal) -> None:
@@ -71,11 +71,11 @@ class Meter:
             budget.spend(name, amount)
 
     def refund(self) -> None:
-        """The frame brought new work, which has limits of its own."""
+        """Give a frame back that brought new work, which has limits of its own."""
         self.spend(FRAMES, -1)
 
     def wait(self, now: float) -> float:
-        """Seconds to wait; 0: none."""
+        """Seconds until the connection may be read again; 0: now."""
         return max(budget.wait(now)[0] for budget in self._budgets)
 
     def held_back(self, seconds: float, now: float) -> str:
@@ -84,6 +84,6 @@ class Meter:
         own, name = self._budgets[0].wait(now)
         if own <= 0:
             return ""
-        flood = self._patience.level(now) < 0
+        is_flood = self._patience.level(now) < 0
         self._patience.spend(min(seconds, own))
-        return name if flood else ""
+        return name if is_flood else ""

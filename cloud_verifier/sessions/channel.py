@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from functools import partial
 
 from cloud_verifier.engine.contract import ModelFacts
 from cloud_verifier.logs import log
 from cloud_verifier.sessions.budgets import FRAMES, REFUSALS, Meter
 from cloud_verifier.sessions.outbox import CloseConnection, Outbox
 from cloud_verifier.sessions.service import Service
-from cloud_verifier.sessions.session import BYTES_PER_TOKEN, message_bytes
+from cloud_verifier.sessions.session import BYTES_PER_TOKEN, ServerSession, message_bytes
 from moa import __version__
 from moa.grammar.matcher import MATCHER_BYTES, Matcher
 from moa.wire.codec import check, decode_client, wire_limits
@@ -40,9 +39,9 @@ from moa.wire.messages import (
 from moa.wire.versions import agree_features, agree_version
 
 _RANGES_PER_FRAME = 16
-"""Ranges of held rows that take as much work as a small frame; an honest device has a few."""
+"""So many ranges of held rows take as much work as a small frame; an honest device has a few."""
 _TOKENS_PER_FRAME = 64
-"""A resume is a small frame, but hashing its log is work: this many tokens count as one frame."""
+"""A resume is a small frame, but hashing its log is work: so many tokens count as one frame."""
 
 
 class Channel:
@@ -57,9 +56,8 @@ class Channel:
         self.features: frozenset[str] = frozenset()
         self.welcomed = asyncio.Event()
         self.outbox = Outbox(service.metrics, service.limits, service.clock, meter)
-        self._own = partial(service.table.attached, principal=principal, outbox=self.outbox)
         self._meter = meter
-        self._bad = 0
+        self._bad_messages = 0
         self._refused_opens: set[bytes] = set()
         """Sessions whose opening was refused for now. A round that was sent right behind it, before
         the device could know, is refused too: once, and at no cost."""
@@ -99,7 +97,8 @@ class Channel:
             if not (self.welcomed.is_set() or isinstance(message, Hello)):
                 raise Refusal(Code.BAD_MESSAGE, "the first message must be hello")
             check(message, self.limits, self.service.facts.vocab_size)
-            if held := getattr(message, "held", None):
+            held = getattr(message, "held", None)
+            if held:
                 self._meter.spend(FRAMES, len(held) // _RANGES_PER_FRAME)
             match message:
                 case Stream():
@@ -107,15 +106,13 @@ class Channel:
                 case Foresee():
                     self._foresee(message, arrived)
                 case Open():
-                    self._open(
-                        message, await self._matcher(message, len(message.ids) - message.generated)
-                    )
+                    answer_start = len(message.ids) - message.generated
+                    self._open(message, await self._matcher(message, answer_start))
                 case Resume():
                     self._resume(message)
                 case Append():
-                    self._append(
-                        message, await self._matcher(message, message.base + len(message.ids))
-                    )
+                    answer_start = message.base + len(message.ids)
+                    self._append(message, await self._matcher(message, answer_start))
                 case Cancel():
                     session = self._own(message.session)
                     self.service.perform(session, session.cancel(message.round))
@@ -132,33 +129,39 @@ class Channel:
             self._refuse(refusal, message)
 
     def _refuse(self, refusal: Refusal, message: ClientMessage | None) -> None:
+        """Answer a message with a refusal, and count it; too many invalid messages, or a refused
+        hello, end the connection."""
         session = getattr(message, "session", b"")
-        round = round_of(message)
-        if refusal.retryable:
-            if (
-                isinstance(message, Open)
-                and len(self._refused_opens) < self.limits.max_sessions_per_connection
-            ):
-                self._refused_opens.add(session)
-        elif refusal.code == Code.UNKNOWN_SESSION and session in self._refused_opens:
-            self._refused_opens.discard(session)
-        else:
-            self._meter.spend(REFUSALS)
-        error = refusal.error(session=session, round=round)
+        self._count_against_budget(refusal, message, session)
+        error = refusal.error(session=session, round=round_of(message))
         self.service.count_refusal(error, self.principal)
         self.outbox.answer(error)
         if refusal.code == Code.BAD_MESSAGE:
-            self._bad += 1
-            if self._bad > self.limits.max_bad_messages:
+            self._bad_messages += 1
+            if self._bad_messages > self.limits.max_bad_messages:
                 raise CloseConnection(
                     CloseCode.PROTOCOL_ERROR, "too many invalid messages"
                 ) from None
         if not self.welcomed.is_set():
             raise CloseConnection(CloseCode.PROTOCOL_ERROR, "hello was refused") from None
 
+    def _count_against_budget(
+        self, refusal: Refusal, message: ClientMessage | None, session: bytes
+    ) -> None:
+        """Spend a refusal from the budget, unless the device is not to blame: it was refused for
+        now, or could not know yet that its session's opening was."""
+        if refusal.retryable:
+            most = self.limits.max_sessions_per_connection
+            if isinstance(message, Open) and len(self._refused_opens) < most:
+                self._refused_opens.add(session)
+        elif refusal.code == Code.UNKNOWN_SESSION and session in self._refused_opens:
+            self._refused_opens.discard(session)
+        else:
+            self._meter.spend(REFUSALS)
+
     async def _matcher(self, message: Open | Append, start: int) -> Matcher | None:
-        """What follows the answer of an opening or a turn, which begins at `start`. Frames behind
-        it wait, those of other connections do not."""
+        """Compile the grammar of an opening or a turn whose answer begins at `start`; None if it
+        has none. Frames behind it wait, those of other connections do not."""
         if message.grammar is None:
             return None
         self._agreed("grammar", "answers that match a grammar")
@@ -168,6 +171,7 @@ class Channel:
     # ---- message by message
 
     def _hello(self, hello: Hello) -> None:
+        """Welcome the device, or refuse it."""
         if self.welcomed.is_set():
             raise Refusal(Code.BAD_MESSAGE, "hello came twice")
         service = self.service
@@ -184,36 +188,40 @@ class Channel:
         self.outbox.answer(welcome)
 
     def _stream(self, message: Stream, arrived: float) -> None:
+        """Run a round; a repeated request gets its answer again."""
         session = self._own(message.session)
         if message.waits:
             self._agreed("foresee", "guesses at a stream")
         outputs = session.stream(message, arrived)
-        if session.running is not message:  # repeated
+        is_repeated = session.running is not message
+        if is_repeated:
             self.service.perform(session, outputs)
             return
         try:
             self.service.admit(self.principal, 0)
             self.service.perform(session, outputs)
         except BaseException:
-            session.give_up()
+            session.give_up()  # the same number may be asked for again
             raise
         self._meter.refund()
 
     def _foresee(self, message: Foresee, arrived: float) -> None:
+        """Give guesses to the session whose stream they are for. They are never refused: that
+        session may have been refused, closed or taken over while they were sent."""
         self._agreed("foresee", "guesses at a stream")
         session = self.table.find(message.session, self.principal)
-        # Guesses are never refused: their session may have been refused, closed or taken over while
-        # they were sent.
         if session is not None and session.outbox is self.outbox:
-            outputs, useful = session.foresee(message, arrived)
+            outputs, counts_as_work = session.foresee(message, arrived)
             self.service.go_on(session, outputs)
-            if useful:
+            if counts_as_work:
                 self._meter.refund()
 
     def _open(self, message: Open, matcher: Matcher | None) -> None:
+        """Open a session, or answer the repeated opening of one."""
         session = self.table.find(message.session, self.principal)
         if session is None:
-            if (own := len(self.outbox.sessions)) >= self.limits.max_sessions_per_connection:
+            own = len(self.outbox.sessions)
+            if own >= self.limits.max_sessions_per_connection:
                 raise Refusal(
                     Code.LIMIT,
                     f"{own} sessions on this connection",
@@ -233,16 +241,19 @@ class Channel:
         self.service.perform(session, answer)
 
     def _resume(self, message: Resume) -> None:
+        """Let a session go on from this connection; where it is gone, or has another log, the
+        device opens it again."""
         metrics = self.service.metrics
         session = self.table.find(message.session, self.principal)
         if session is not None:
             # Of what will be looked at, not of the stated length: one number must not use up the
             # budget of hours.
-            self._meter.spend(FRAMES, min(message.length, len(session.log)) // _TOKENS_PER_FRAME)
+            hashed = min(message.length, len(session.log))
+            self._meter.spend(FRAMES, hashed // _TOKENS_PER_FRAME)
             try:
                 answer, *work = session.resume(message)
-            # The edge's log counts, because it was shown to the user: it opens the session again
             except Refusal:
+                # The device's log counts, because it was shown to the user.
                 self.table.remove(session, "logs_differ")
                 session = None
         if session is None:
@@ -253,21 +264,27 @@ class Channel:
         session.attach(self.outbox)
         session.want_records(message.records, message.record_rate, message.held, self.features)
         metrics.resumes.labels("reprefilled" if work else "resumed").inc()
-        self.service.prepare(session, [answer] if self.service.draining else [answer, *work])
+        outputs = [answer] if self.service.draining else [answer, *work]
+        self.service.prepare(session, outputs)
 
     def _append(self, message: Append, matcher: Matcher | None) -> None:
+        """Begin the next turn of a session."""
         session = self._own(message.session)
         self.service.admit(self.principal, len(message.ids))
-        more = MATCHER_BYTES if matcher is not None and session.matcher is None else 0
-        more += max(0, message_bytes(message.messages) - session.message_bytes)
-        self.table.check_logs(session, BYTES_PER_TOKEN * len(message.ids) + more)
+        growth = BYTES_PER_TOKEN * len(message.ids)
+        if matcher is not None and session.matcher is None:
+            growth += MATCHER_BYTES
+        growth += max(0, message_bytes(message.messages) - session.message_bytes)
+        self.table.check_logs(session, growth)
         before = len(session.log)
         outputs = session.append(message, matcher)
-        if len(session.log) > before:
+        is_new = len(session.log) > before
+        if is_new:
             self._meter.refund()
         self.service.prepare(session, outputs)
 
     def _sync(self, message: Sync) -> None:
+        """Change which records the device wants of a session."""
         session = self._own(message.session)
         session.want_records(message.records, message.record_rate, message.held, self.features)
         self.table.account(session)
@@ -276,13 +293,19 @@ class Channel:
         self.outbox.offer(session.records)
 
     def _close(self, message: Close) -> None:
+        """Forget a session."""
         session = self.table.find(message.session, self.principal)
         if session is not None:
             self.table.remove(session, "closed")
 
     # ---- helpers
 
+    def _own(self, id: bytes) -> ServerSession:
+        """The session of this id, which must be attached to this connection; else a `Refusal`."""
+        return self.table.attached(id, self.principal, self.outbox)
+
     def _agreed(self, feature: str, what: str) -> None:
+        """Raise a `Refusal` if this feature, which `what` needs, was not agreed in the hello."""
         if feature not in self.features:
             raise Refusal(Code.UNSUPPORTED, f"{what} were not agreed")
 
@@ -298,7 +321,7 @@ def answer_hello(
         raise Refusal(
             Code.TOKENIZER, "the target here has another tokenizer than this client's drafter"
         )
-    wanted = "records" in hello.features
+    wants_records = "records" in hello.features
     notices = list(facts.notices)
     if hello.target and facts.target and hello.target != facts.target:
         if not _of_some_bytes(hello.target):
@@ -307,15 +330,16 @@ def answer_hello(
             "old_identity: this bundle names its target by some bytes of it, as older versions did, "
             "which is not compared; make it again with moa-export build"
         )
-    fitting = not (hello.drafter and facts.drafter) or hello.drafter == facts.drafter
-    records = facts.records if wanted and fitting else None
-    if wanted and facts.records is None and facts.sends_records:
+    # Where one of the two names no drafter, nothing is known to differ.
+    same_drafter = not (hello.drafter and facts.drafter) or hello.drafter == facts.drafter
+    records = facts.records if wants_records and same_drafter else None
+    if wants_records and facts.records is None and facts.sends_records:
         notices.append("no_records: this verifier has no drafter to make activation records with")
-    elif wanted and not fitting:
-        notices.append(
-            "drafter_mismatch: no records for this drafter; serve --drafter with the one it came from"
-            + (", and make the bundle again" if _of_some_bytes(hello.drafter) else "")
-        )
+    elif wants_records and not same_drafter:
+        notice = "drafter_mismatch: no records for this drafter; serve --drafter with the one it came from"
+        if _of_some_bytes(hello.drafter):
+            notice += ", and make the bundle again"
+        notices.append(notice)
     lacking = {
         "records": records is None,
         "grammar": not facts.grammars,
@@ -346,8 +370,9 @@ def answer_hello(
 
 
 _OLD_IDENTITY = re.compile("[0-9a-f]{64}")
+"""How older versions named what they had hashed some bytes of."""
 
 
 def _of_some_bytes(identity: str) -> bool:
-    """Whether an identity is of those that an older version made."""
+    """Whether an identity was made by an older version, of some bytes of what it names."""
     return _OLD_IDENTITY.fullmatch(identity) is not None

@@ -37,6 +37,7 @@ class Outbox:
         self, metrics: Metrics, limits: Limits, clock: Callable[[], float], meter: Meter
     ) -> None:
         self._wake = asyncio.Event()
+        """Set when there may be something to send."""
         self.sessions: set[bytes] = set()
         """Ids of the attached sessions."""
         self._meter = meter
@@ -48,8 +49,11 @@ class Outbox:
         self._answer_bytes = metrics.sent_bytes.labels("answers")
         self.record_sender = RecordSender(None, self._ceiling, clock)
         self._answers: deque[tuple[bytes, Latency | None]] = deque()
-        self._waiting = 0
+        """Frames of answers that wait to be sent."""
+        self._waiting_bytes = 0
+        """Bytes of these frames."""
         self._room = asyncio.Event()
+        """Set while few enough answers wait."""
         self._room.set()
         self._end: CloseConnection | None = None
 
@@ -58,26 +62,27 @@ class Outbox:
         self.record_sender = RecordSender(contract, self._ceiling, self._clock)
 
     def attach(self, session: OutgoingRecords) -> None:
-        """A session sends here from now on."""
+        """Let a session send here from now on."""
         self.sessions.add(session.session)
         self.offer(session)
 
     def detach(self, session: OutgoingRecords) -> None:
-        """A session is closed, or another connection has taken it over."""
+        """Let a session send here no more: it is closed, or another connection has taken it over."""
         self.sessions.discard(session.session)
         self.record_sender.forget(session.session)
 
     def offer(self, session: OutgoingRecords) -> None:
-        """The session may have records to send."""
+        """Look at a session's records: there may be some to send."""
         self.record_sender.offer(session)
         self._wake.set()
 
     def ack(self, received: int) -> bool:
-        """The edge has received so many bytes of records in total; returns whether that is new."""
-        new = self.record_sender.window.ack(received)
-        if new:
+        """Learn that the edge has received so many bytes of records in total; returns whether that
+        is new."""
+        is_new = self.record_sender.window.ack(received)
+        if is_new:
             self._wake.set()
-        return new
+        return is_new
 
     @property
     def has_answers(self) -> bool:
@@ -97,8 +102,8 @@ class Outbox:
             return
         frame = encode(message)
         self._answer_bytes.inc(len(frame))
-        self._waiting += len(frame)
-        if self._waiting > self._most_bytes:
+        self._waiting_bytes += len(frame)
+        if self._waiting_bytes > self._most_bytes:
             self._answers.clear()
             self.end(
                 CloseConnection(CloseCode.POLICY, "max_waiting_bytes: answers are not being read")
@@ -106,7 +111,7 @@ class Outbox:
             return
         self._meter.spend(BYTES, len(frame))
         self._answers.append((frame, latency))
-        if self._waiting > self._room_bytes:
+        if self._waiting_bytes > self._room_bytes:
             self._room.clear()
         self._wake.set()
 
@@ -122,25 +127,29 @@ class Outbox:
         while True:
             self._wake.clear()
             if self._answers:
-                frame, latency = self._answers.popleft()
-                self._waiting -= len(frame)
-                if self._waiting <= self._room_bytes:
-                    self._room.set()
-                await send(frame)
-                if latency is not None:
-                    seconds = self._clock() - latency.arrived
-                    self._metrics.verify_seconds.observe(seconds)
-                    self._metrics.overhead_seconds.observe(seconds - latency.forward)
+                await self._send_answer(send)
                 continue
             if self._end is not None:
                 raise self._end
-            message, pause = self.record_sender.next()
-            if message is not None:
-                frame = encode(message)
+            records, pause = self.record_sender.next()
+            if records is not None:
+                frame = encode(records)
                 self._metrics.sent_bytes.labels("records").inc(len(frame))
-                self._metrics.record_bytes.labels(message.dtype).inc(len(message.payload))
+                self._metrics.record_bytes.labels(records.dtype).inc(len(records.payload))
                 await send(frame)
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
+
+    async def _send_answer(self, send: Callable[[bytes], Awaitable[None]]) -> None:
+        """Send the first answer that waits, and count how long it took from its request on."""
+        frame, latency = self._answers.popleft()
+        self._waiting_bytes -= len(frame)
+        if self._waiting_bytes <= self._room_bytes:
+            self._room.set()
+        await send(frame)
+        if latency is not None:
+            seconds = self._clock() - latency.arrived
+            self._metrics.verify_seconds.observe(seconds)
+            self._metrics.overhead_seconds.observe(seconds - latency.forward)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cloud_verifier.engine.job import RecordRows
 from moa import records
@@ -20,7 +21,9 @@ from moa.wire.messages import Activations, RecordContract, RecordDtype
 from moa.wire.ranges import Ranges
 
 _FRAME_BYTES = 8 * 1024
+"""About the size of a frame: a verdict waits for at most one that is being sent."""
 _HEADER_BYTES = 64
+"""What a frame takes beside its rows, about."""
 
 
 @dataclass(eq=False, slots=True)
@@ -57,7 +60,8 @@ class OutgoingRecords:
     def newest_unsent(self, most: int) -> tuple[int, int] | None:
         """The newest run of at most `most` rows that are made and that the edge does not have."""
         for start, stop in reversed(self.ready):
-            if (run := self.held.newest_missing(stop, most, floor=start)) is not None:
+            run = self.held.newest_missing(stop, most, floor=start)
+            if run is not None:
                 return run
         return None
 
@@ -67,14 +71,22 @@ class RecordWindow:
     """How many payload bytes may be in flight."""
 
     ceiling: int
+    """The largest window, in bytes."""
     clock: Callable[[], float]
     target_delay: float = 0.025
+    """Seconds that bytes may queue on the path: with less the window grows, with more it shrinks."""
     floor: int = 4 * 1024
+    """The smallest window, in bytes."""
     size: float = 16 * 1024
+    """The window now, in bytes."""
     sent: int = 0
+    """Bytes that were sent so far."""
     acked: int = 0
+    """Bytes that were acknowledged so far."""
     _flying: deque[tuple[int, float]] = field(default_factory=deque)
+    """For each frame in flight: the bytes that were sent so far with it, and when it was sent."""
     _base_delay: float = float("inf")
+    """The shortest delay of an acknowledgement: that of a path on which nothing queues."""
 
     @property
     def room(self) -> int:
@@ -87,8 +99,8 @@ class RecordWindow:
         self._flying.append((self.sent, self.clock()))
 
     def ack(self, received: int) -> bool:
-        """The edge has `received` bytes in total; returns whether that is new. An impossible number
-        is ignored."""
+        """Learn that the edge has `received` bytes in total; returns whether that is new. An
+        impossible number is ignored."""
         if not self.acked < received <= self.sent:
             return False
         gained = received - self.acked
@@ -100,13 +112,25 @@ class RecordWindow:
             return True
         delay = self.clock() - sent_at
         self._base_delay = min(self._base_delay, delay)
-        waiting = delay - self._base_delay
-        if waiting < self.target_delay:
-            self.size += gained * (1 - waiting / self.target_delay)
+        queued_for = (delay - self._base_delay) / self.target_delay
+        if queued_for < 1:
+            self.size += gained * (1 - queued_for)
         else:
-            self.size -= gained * min(0.5, waiting / self.target_delay - 1)
+            self.size -= gained * min(0.5, queued_for - 1)
         self.size = max(self.floor, min(self.size, self.ceiling))
         return True
+
+
+class _Sendable(NamedTuple):
+    """The newest rows of a session, as many as one frame carries."""
+
+    session: OutgoingRecords
+    start: int
+    stop: int
+    bytes: int
+    behind: int
+    """Tokens of the log behind these rows. The session with the fewest is served first: fresh rows
+    are worth more."""
 
 
 class RecordSender:
@@ -123,7 +147,9 @@ class RecordSender:
         self._contract = contract
         self._clock = clock
         self._offered: dict[bytes, OutgoingRecords] = {}
+        """Sessions that may have something to send."""
         self._row_bytes: dict[RecordDtype, int] = {}
+        """Bytes of a row by precision."""
         if contract is not None:
             heads = contract.heads
             dim = contract.head_dim
@@ -141,39 +167,49 @@ class RecordSender:
         """A frame to send now, or how long to wait for one (None: until something changes)."""
         if self._contract is None or self.window.room < self._smallest:
             return None, None  # an acknowledgement will wake us
-        pause: float | None = None
-        best: tuple[int, OutgoingRecords, int, int] | None = None
+        shortest_wait: float | None = None
+        best: _Sendable | None = None
         for session in list(self._offered.values()):
-            size = self._row_bytes.get(session.dtype, 0)
-            run = (
-                session.newest_unsent(max(1, _FRAME_BYTES // size))
-                if size and session.rows is not None
-                else None
-            )
-            if run is None:
+            found = self._sendable(session)
+            if found is None:
                 del self._offered[session.session]
                 continue
-            start, stop = run
-            wait = session.budget.wait(size * (stop - start) + _HEADER_BYTES, self._clock())
+            wait = session.budget.wait(found.bytes + _HEADER_BYTES, self._clock())
             if wait > 0:
-                pause = wait if pause is None else min(pause, wait)
-                continue
-            # The session whose newest rows are furthest behind its log is served last: fresh rows
-            # are worth more.
-            behind = len(session.log) - stop
-            if best is None or behind < best[0]:
-                best = (behind, session, start, stop)
+                shortest_wait = wait if shortest_wait is None else min(shortest_wait, wait)
+            elif best is None or found.behind < best.behind:
+                best = found
         if best is None:
-            return None, pause
-        _, session, start, stop = best
-        fit = self.window.room // self._row_bytes[session.dtype]
-        return (self._frame(session, max(start, stop - fit), stop), 0.0) if fit else (None, None)
+            return None, shortest_wait
+        rows_in_window = self.window.room // self._row_bytes[best.session.dtype]
+        if not rows_in_window:
+            return None, None  # an acknowledgement will wake us
+        start = max(best.start, best.stop - rows_in_window)
+        return self._frame(best.session, start, best.stop), 0.0
+
+    def _sendable(self, session: OutgoingRecords) -> _Sendable | None:
+        """The newest rows of a session for one frame; None if it has nothing to send."""
+        row_bytes = self._row_bytes.get(session.dtype)
+        if row_bytes is None or session.rows is None:
+            return None
+        run = session.newest_unsent(max(1, _FRAME_BYTES // row_bytes))
+        if run is None:
+            return None
+        start, stop = run
+        return _Sendable(
+            session=session,
+            start=start,
+            stop=stop,
+            bytes=row_bytes * (stop - start),
+            behind=len(session.log) - stop,
+        )
 
     def forget(self, session: bytes) -> None:
         """The session is gone from this connection."""
         self._offered.pop(session, None)
 
     def _frame(self, session: OutgoingRecords, start: int, stop: int) -> Activations:
+        """The frame with these rows, which counts as sent."""
         if session.rows is None or session.dtype == "off" or self._contract is None:
             raise RuntimeError("a session without records was picked")
         payload = records.encode(*session.rows.read(start, stop), session.dtype)

@@ -34,6 +34,7 @@ from moa.wire.limits import Limits
 from moa.wire.messages import Error, Goaway, Open, StreamTokens
 
 _SERVED_SECONDS = 1.0
+"""Whose session did something so lately is being served now."""
 
 
 class Service:
@@ -68,10 +69,13 @@ class Service:
         self.connections: dict[Outbox, str] = {}
         """Each connection's principal."""
         self.instance = secrets.token_hex(8)
+        """Tells devices whether this is the process that they knew."""
         self.draining = False
+        """Whether new work is refused, because the process is about to end."""
         self.max_connections = limits.max_connections
         """Lower than the limit if the process may not open so many files."""
         self._principals: dict[str, Principal] = {}
+        """By name."""
         self._gone: set[Job] = set()
         """Rounds that the engine did not hold when `sweep` was last called, and of which nothing
         had been reported."""
@@ -136,7 +140,8 @@ class Service:
 
     def leave(self, outbox: Outbox) -> None:
         """Remove a connection: its sessions wait for its return."""
-        if (principal := self.connections.pop(outbox, None)) is None:
+        principal = self.connections.pop(outbox, None)
+        if principal is None:
             return
         self.principal(principal).connections -= 1
         found = [self.table.find(id, principal) for id in list(outbox.sessions)]
@@ -144,6 +149,7 @@ class Service:
         for session in sessions:
             session.detach()
             session.used = self.clock()
+        # Only when all are detached: what is said from now on is said to nobody.
         for session in sessions:
             self.perform(session, session.abandon())
 
@@ -187,7 +193,7 @@ class Service:
         features: Collection[str],
         matcher: Matcher | None = None,
     ) -> ServerSession:
-        """A new session, whose prompt is queued to run; a `Refusal` when there is no room for it."""
+        """Make a new session and queue its prompt; raises a `Refusal` when there is no room."""
         tokens = len(message.ids)
         if tokens >= self.max_context:
             raise Refusal(
@@ -216,8 +222,8 @@ class Service:
         return session
 
     def perform(self, session: ServerSession, outputs: Iterable[Output]) -> None:
-        """Send the messages and start the work that a session's verb has returned. A `Refusal` when
-        the engine has no room."""
+        """Send the messages and start the work that a session's verb has returned. Raises a
+        `Refusal` when the engine has no room."""
         for output in outputs:
             match output:
                 case Prefill():
@@ -233,16 +239,16 @@ class Service:
         self.table.account(session)
 
     def prepare(self, session: ServerSession, outputs: Iterable[Output]) -> None:
-        """The same where nobody waits for the slot yet: when there is no room, the next round tries
-        again."""
+        """Perform outputs where nobody waits for the slot yet: when there is no room, the next
+        round tries again."""
         try:
             self.perform(session, outputs)
         except Refusal as refusal:
             log.info("no slot yet", extra={"session": session.id, "limit": refusal.limit})
 
     def go_on(self, session: ServerSession, outputs: Iterable[Output]) -> None:
-        """The same for a stream that has waited: when there is no room, it ends with the tokens
-        that it has sent."""
+        """Perform the outputs of a stream that has waited: when there is no room, it ends with the
+        tokens that it has sent."""
         try:
             self.perform(session, outputs)
         except Refusal:
@@ -252,7 +258,10 @@ class Service:
         """Apply timeouts, and end sessions whose round the engine has lost: it was gone at the last
         call already, so that no report of it is on its way."""
         self.table.sweep()
-        gone = {s.job: s for s in self.table if s.job is not None and not self.work.holds(s.job)}
+        gone: dict[Job, ServerSession] = {}
+        for session in self.table:
+            if session.job is not None and not self.work.holds(session.job):
+                gone[session.job] = session
         for job, session in gone.items():
             if job in self._gone and session.lease is not None:
                 log.error("a round was lost", extra={"session": session.id, "event": "quarantine"})
@@ -268,7 +277,8 @@ class Service:
             outbox = session.outbox
             if outbox is None or outbox.has_answers:
                 continue
-            if (news := session.progress(now)) is not None:
+            news = session.progress(now)
+            if news is not None:
                 outbox.answer(news)
 
     # ---- from the engine
@@ -283,28 +293,23 @@ class Service:
                 if session is None or session.lease is not lease:
                     continue  # it comes for an older lease
                 match report:
-                    case Failed():
-                        self._quarantine(session, report)
-                    case Recorded(_, start, stop):
-                        session.records.ready.add(start, stop)
-                        if session.outbox is not None:
-                            session.outbox.offer(session.records)
-                        continue
                     case Answered(_, answer, latency):
                         session.stream_on(answer, self.clock())
                         if session.outbox is not None:
                             session.outbox.answer(answer, latency)
                         self.table.account(session)
                         self._pay(session, answer)
+                    case Recorded():
+                        self._offer_records(session, report)
+                        continue  # they say nothing of its rounds
                     case Waiting():
                         outputs = session.wait(report, self.clock())
                         self.table.pass_on(session)
                         self.go_on(session, outputs)
-                    case Dropped(job, refusal):
-                        session.give_up()
-                        told = refusal.error(session=session.id, round=job.request.round)
-                        self.count_refusal(told, session.principal)
-                        self.perform(session, [told])
+                    case Dropped():
+                        self._drop(session, report)
+                    case Failed():
+                        self._quarantine(session, report)
                 if session.at_rest:
                     self.table.pass_on(session)
             except Exception as error:
@@ -312,6 +317,19 @@ class Service:
                 self.metrics.quarantined.inc()
                 if session is not None:
                     self._quarantine(session, Failed(lease, session.job, type(error).__name__))
+
+    def _offer_records(self, session: ServerSession, recorded: Recorded) -> None:
+        """Let records that have been made be sent, when there is time for it."""
+        session.records.ready.add(recorded.start, recorded.stop)
+        if session.outbox is not None:
+            session.outbox.offer(session.records)
+
+    def _drop(self, session: ServerSession, dropped: Dropped) -> None:
+        """Tell the device that its round was not run; the round's number may be used again."""
+        session.give_up()
+        error = dropped.refusal.error(session=session.id, round=dropped.job.request.round)
+        self.count_refusal(error, session.principal)
+        self.perform(session, [error])
 
     def _pay(self, session: ServerSession, answer: StreamTokens) -> None:
         """Count what a stream has had run; one above its principal's rate or share of slots ends

@@ -60,15 +60,19 @@ PROGRESS_SECONDS = 0.5
 """After so long without a sign the edge is told that its round is being worked on."""
 _REPEATED_BYTES = 128 * 1024
 """Most bytes of log-probabilities in a repeated answer; those of older tokens are left out."""
-BYTES_PER_TOKEN = 40  # a Python int and its place in a list
+BYTES_PER_TOKEN = 40
+"""A Python int and its place in a list."""
 _BYTES_PER_SESSION = 4096
+"""A session without its log."""
 _BYTES_PER_MESSAGE = 256
 """The object, its role, and what a text takes beside its characters."""
-_BYTES_PER_RUN = 80  # two Python ints and their places
+_BYTES_PER_RUN = 80
+"""A range of held rows: two Python ints and their places."""
 _USUAL_RUNS = 8
 """Ranges of held rows that `_BYTES_PER_SESSION` includes: records come and go between two rounds,
 and a round that was admitted within the budget must not be found beyond it for that."""
 _MAX_HELD_RUNS = 512
+"""Ranges of held rows that are kept of what a device says it holds; others are sent again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +114,16 @@ class ServerSession:
         self._limits = limits
         self.log = list(message.ids)
         self.round_number = message.round
-        """Last settled round."""
+        """The number of the last settled round."""
         self.running: Stream | None = None
+        """The request of the round that is not settled yet."""
         self.finish: Finish = ""
+        """Why the turn's answer is over; empty while it is not."""
         self.logprobs = message.logprobs
         """Number of likeliest tokens with log-probabilities in this turn; -1: none."""
         self.sampling = sampling_settings(message.sampling, message.penalties)
         self._hears_progress = "progress" in features
-        self._told_progress = now
+        self._told_progress_at = now
         self.used = now
         """When the edge or the engine last did something for it."""
         self.outbox: Outbox | None = None
@@ -150,9 +156,13 @@ class ServerSession:
         self._rows = bytearray()
         """Log-probabilities of the log's last tokens."""
         self._opened = (len(self.log), chain_hash(self.log))
+        """Length and hash of the prompt that the session was opened with."""
         self._appended: tuple[int, int] | None = None
+        """Position and length of what the latest turn began with."""
         self._settled: tuple[Stream, StreamTokens] | None = None
+        """The last settled round and its whole answer, for a repetition."""
         self._may_wait = True
+        """Whether a stream may wait for guesses."""
         self.want_records(message.records, message.record_rate, message.held, features)
 
     # ---- state
@@ -164,10 +174,12 @@ class ServerSession:
 
     @property
     def state(self) -> State:
-        """The session's state."""
+        """Whether it has a connection (live), else a slot (detached), or neither (cold)."""
         if self.outbox is not None:
             return "live"
-        return "detached" if self.lease is not None else "cold"
+        if self.lease is not None:
+            return "detached"
+        return "cold"
 
     @property
     def at_rest(self) -> bool:
@@ -178,15 +190,12 @@ class ServerSession:
     @property
     def log_bytes(self) -> int:
         """Approximate memory of the session."""
-        log = (
-            BYTES_PER_TOKEN * len(self.log)
-            + len(self._rows)
-            + MATCHER_BYTES * (self.matcher is not None)
-            + self.message_bytes
-        )
-        return (
-            _BYTES_PER_SESSION + log + _BYTES_PER_RUN * max(0, self.records.held.runs - _USUAL_RUNS)
-        )
+        size = _BYTES_PER_SESSION + self.message_bytes
+        size += BYTES_PER_TOKEN * len(self.log) + len(self._rows)
+        size += _BYTES_PER_RUN * max(0, self.records.held.runs - _USUAL_RUNS)
+        if self.matcher is not None:
+            size += MATCHER_BYTES
+        return size
 
     @property
     def next_tokens(self) -> int:
@@ -244,7 +253,8 @@ class ServerSession:
         ids = message.ids
         base = message.base
         answer = Opened(self.id, base + len(ids), self.records.epoch)
-        if self._appended == (base, len(ids)) and self.log[base : base + len(ids)] == ids:
+        is_repeated = self._appended == (base, len(ids)) and self.log[base : base + len(ids)] == ids
+        if is_repeated:
             return [answer]
         if self.running is not None:
             raise Refusal(
@@ -284,12 +294,10 @@ class ServerSession:
             if self.running == message:
                 return []
             raise Refusal(Code.CONFLICT, f"round {self.running.round} is still running")
-        if (
-            message.round == self.round_number
-            and self._settled is not None
-            and self._settled[0] == message
-        ):
-            return [self._settled[1]]
+        if self._settled is not None and message.round == self.round_number:
+            settled, answer = self._settled
+            if settled == message:
+                return [answer]
         if message.round != self.round_number + 1:
             raise Refusal(Code.CONFLICT, f"round {message.round} after round {self.round_number}")
         if self.finish:
@@ -304,11 +312,12 @@ class ServerSession:
 
     def foresee(self, message: Foresee, arrived: float) -> tuple[list[Output], bool]:
         """Take the edge's guesses for its running stream; guesses for another round are ignored.
-        Also whether they count as work."""
+        Returns also whether they count as work."""
         if self.guesses is None or self.running is None or self.running.round != message.round:
             return [], False
-        useful = self.guesses.add(message)
-        return [Run(arrived)] if self._waiting else [], useful
+        counts_as_work = self.guesses.add(message)
+        outputs: list[Output] = [Run(arrived)] if self._waiting else []
+        return outputs, counts_as_work
 
     def cancel(self, round: int) -> list[Output]:
         """Stop the round; its answer says where it stopped."""
@@ -319,8 +328,10 @@ class ServerSession:
         return self.stop_waiting()
 
     def abandon(self) -> list[Output]:
-        """The connection is gone: the stream stops."""
-        return self.cancel(self.running.round) if self.running is not None else []
+        """Stop the running round, because its connection is gone."""
+        if self.running is None:
+            return []
+        return self.cancel(self.running.round)
 
     def resume(self, message: Resume) -> list[Output]:
         """Answer a `Resume` with all that the edge has missed."""
@@ -369,8 +380,11 @@ class ServerSession:
         )
 
     def give_up(self) -> None:
-        """The running round was not run (deadline, no room): its number may be used again."""
-        self.running = self.job = self.guesses = None
+        """Forget the running round; where it was not run (deadline, no room), its number may be
+        used again."""
+        self.running = None
+        self.job = None
+        self.guesses = None
 
     def stop_waiting(self, *, for_good: bool = False) -> list[Output]:
         """End a stream that waits for guesses, with the tokens it has sent; `for_good`: none may
@@ -401,10 +415,15 @@ class ServerSession:
         if answer.done:
             self.round_number = stream.round
             self.give_up()
-            won = self.log[stream.base + 1 :]
-            rows = self._last_rows(len(won))
+            tokens = self.log[stream.base + 1 :]
             whole = StreamTokens(
-                self.id, stream.round, stream.base, won, True, answer.finish, logprobs=rows
+                session=self.id,
+                round=stream.round,
+                base=stream.base,
+                tokens=tokens,
+                done=True,
+                finish=answer.finish,
+                logprobs=self._last_rows(len(tokens)),
             )
             self._settled = (stream, whole)
 
@@ -416,37 +435,43 @@ class ServerSession:
         self.job = None
         if report.job.cancelled or not self._may_wait:
             return self.stop_waiting()
-        return [Run(now)] if self.guesses is not None and self.guesses.waiting else []
+        if self.guesses is not None and self.guesses.waiting:
+            return [Run(now)]
+        return []
 
     def progress(self, now: float) -> Progress | None:
-        """How far the running round is, if the edge wants to know and has heard nothing for long."""
+        """How far the running round is, if the edge wants to know and has heard nothing for long;
+        else None."""
         if self.running is None or self.job is None or self.outbox is None:
             return None
-        since = max(self.used, self._told_progress)
-        if not self._hears_progress or now - since < PROGRESS_SECONDS:
+        heard_at = max(self.used, self._told_progress_at)
+        if not self._hears_progress or now - heard_at < PROGRESS_SECONDS:
             return None
-        self._told_progress = now
+        self._told_progress_at = now
         length = self.lease.length if self.lease is not None else 0
         return Progress(self.id, self.running.round, min(length, self.base), self.base)
 
     # ---- helpers
 
     def _keep_messages(self, messages: Sequence[ChatMessage]) -> None:
-        """Those of the turn, where they were agreed on; else they are of no use here."""
+        """Keep the messages of the turn where these were agreed on; else they are of no use here."""
         self.messages = messages if self._tells_messages else ()
         self.message_bytes = message_bytes(self.messages)
 
     @property
     def _waiting(self) -> bool:
+        """Whether a stream runs that waits for guesses."""
         return self.running is not None and self.job is None and self.guesses is not None
 
     def _last_rows(self, tokens: int) -> bytes:
         """Log-probabilities of the last so many tokens, as far as they are known and fit into one
         answer."""
-        if (row := row_bytes(self.logprobs)) == 0:
+        bytes_per_token = row_bytes(self.logprobs)
+        if not bytes_per_token:
             return b""
-        start = len(self._rows) - row * min(tokens, _REPEATED_BYTES // row)
-        return bytes(self._rows[max(0, start) :])
+        tokens = min(tokens, _REPEATED_BYTES // bytes_per_token)
+        start = max(0, len(self._rows) - bytes_per_token * tokens)
+        return bytes(self._rows[start:])
 
 
 def message_bytes(messages: Sequence[ChatMessage]) -> int:

@@ -40,8 +40,11 @@ class SlotShares:
         self._claim_seconds = claim_seconds
         self._pause = pause_seconds
         self._held: Counter[str] = Counter()
-        self._appointments: dict[str, float] = {}  # each principal's latest
-        self._claims: dict[str, float] = {}  # until when, oldest claim first
+        """Slots of each principal."""
+        self._appointments: dict[str, float] = {}
+        """When each principal's latest appointment is."""
+        self._claims: dict[str, float] = {}
+        """Until when a slot is kept free for a principal, the oldest claim first."""
 
     @property
     def free(self) -> int:
@@ -49,48 +52,61 @@ class SlotShares:
         return self._total - self._held.total()
 
     def take(self, principal: str) -> None:
-        """A slot is taken."""
+        """Count a slot that this principal takes; its claim is settled."""
         self._held[principal] += 1
         self._claims.pop(principal, None)
 
     def give_back(self, principal: str) -> None:
-        """A slot is given back."""
+        """Count a slot that this principal gives back."""
         self._held[principal] -= 1
         if not self._held[principal]:
             del self._held[principal]
 
     def may_take(self, principal: str, now: float) -> bool:
         """Whether a slot is free that is not reserved for an earlier claim."""
-        earlier = 0
+        earlier_claims = 0
         for name in self._waiting(now):
             if name == principal:
                 break
-            earlier += 1
-        return self.free > earlier
+            earlier_claims += 1
+        return self.free > earlier_claims
 
     def victim(
         self, wanting: ServerSession, holders: Iterable[ServerSession], now: float
     ) -> ServerSession | None:
-        """The session that must give its slot to `wanting`. If None, the next free slot is reserved
-        for it for a while, if its principal is below its share."""
+        """The session that must give its slot to `wanting`; None if there is none. A principal
+        below its share has a claim on the next free slot from now on."""
         principal = wanting.principal
-        below = self._held[principal] < self._share(principal)
-        if below:
+        below_share = self._held[principal] < self._share(principal)
+        if below_share:
             self._claims[principal] = now + self._claim_seconds
-        idle = [s for s in holders if s.lease is not None and s.at_rest and s is not wanting]
+        idle = [
+            session
+            for session in holders
+            if session.lease is not None and session.at_rest and session is not wanting
+        ]
         # A live session that has paused can be evicted too: its next round then costs a prefill.
         # But a session that is between two rounds must not lose its slot, or two sessions would
         # evict each other in turn.
-        unused = [s for s in idle if s.outbox is None or now - s.used >= self._idle]
+        unused = [
+            session
+            for session in idle
+            if session.outbox is None or now - session.used >= self._idle
+        ]
         if unused:
+            # Detached ones first, then those of principals above their share, then the oldest.
             return min(
-                unused, key=lambda s: (s.outbox is not None, not self._greedy(s.principal), s.used)
+                unused,
+                key=lambda session: (
+                    session.outbox is not None,
+                    not self._greedy(session.principal),
+                    session.used,
+                ),
             )
-        if not below:
+        if not below_share:
             return None
-        return min(
-            (s for s in idle if self._greedy(s.principal)), key=lambda s: s.used, default=None
-        )
+        of_greedy = [session for session in idle if self._greedy(session.principal)]
+        return min(of_greedy, key=lambda session: session.used, default=None)
 
     def appointment(self, principal: str, now: float) -> float:
         """After how many seconds a refused session of this principal may ask again. One with a
@@ -98,10 +114,9 @@ class SlotShares:
         if principal in self._waiting(now):
             return self._pause
         self._appointments = {name: at for name, at in self._appointments.items() if at > now}
-        after_the_last = self._appointments.get(principal, now) + self._pause / self._share(
-            principal
-        )
-        at = min(max(now + self._pause, after_the_last), now + _LONGEST_PAUSES * self._pause)
+        latest = self._appointments.get(principal, now)
+        at = max(now + self._pause, latest + self._pause / self._share(principal))
+        at = min(at, now + _LONGEST_PAUSES * self._pause)
         self._appointments[principal] = at
         return at - now
 
@@ -111,12 +126,16 @@ class SlotShares:
         return len(others) > self.free and self._greedy(principal)
 
     def _greedy(self, principal: str) -> bool:
+        """Whether a principal holds more than its share."""
         return self._held[principal] > self._share(principal)
 
     def _share(self, principal: str) -> int:
-        return max(1, self._total // len({principal, *self._held, *self._claims}))
+        """The slots that a principal may hold when all are wanted."""
+        principals = {principal, *self._held, *self._claims}
+        return max(1, self._total // len(principals))
 
     def _waiting(self, now: float) -> Iterable[str]:
+        """The principals whose claims have not expired, the oldest claim first."""
         self._claims = {name: until for name, until in self._claims.items() if until > now}
         return self._claims
 
@@ -129,13 +148,16 @@ class PageReservations:
         self._page = page_tokens
         self._free_pages = free_pages
         self._leases: dict[Lease, int] = {}
+        """Pages that are reserved for each lease, those that it holds included."""
         self._leaving: list[Lease] = []
+        """Void leases whose pages the model's thread has not released yet."""
 
     def reserve(self, lease: Lease, tokens: int) -> int:
         """Reserve pages for so many tokens of the lease, never fewer than before; returns the
         earlier reservation."""
         before = self._leases.get(lease, 0)
-        self._leases[lease] = max(before, -(-tokens // self._page))
+        pages = -(-tokens // self._page)  # rounded up
+        self._leases[lease] = max(before, pages)
         return before
 
     def undo(self, lease: Lease, before: int) -> None:
@@ -143,14 +165,17 @@ class PageReservations:
         self._leases[lease] = before
 
     def release(self, lease: Lease) -> None:
-        """The lease is void; its pages are free after the model's thread has released them."""
+        """Reserve nothing more for a lease, which is void; its pages are free after the model's
+        thread has released them."""
         if self._leases.pop(lease, None) is not None:
             self._leaving.append(lease)
 
     @property
     def missing(self) -> int:
         """Pages reserved beyond the existing ones; 0 if all reservations fit."""
-        reserved = sum(max(0, pages - lease.held) for lease, pages in self._leases.items())
+        # In this order: the model's thread may change each figure meanwhile.
+        to_come = sum(max(0, pages - lease.pages_held) for lease, pages in self._leases.items())
         free = self._free_pages()
-        self._leaving = [lease for lease in self._leaving if lease.held]
-        return max(0, reserved - free - sum(lease.held for lease in self._leaving))
+        self._leaving = [lease for lease in self._leaving if lease.pages_held]
+        soon_free = sum(lease.pages_held for lease in self._leaving)
+        return max(0, to_come - free - soon_free)

@@ -13,7 +13,7 @@ between principals: one above its share loses to one below it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cloud_verifier.engine.contract import ModelFacts
@@ -27,6 +27,7 @@ from moa.wire.codes import Code, Refusal
 from moa.wire.limits import Limits
 
 _MIN_SHARED_TOKENS = 16
+"""A common prefix that is shorter is not worth looking up and copying."""
 
 
 class SessionTable:
@@ -47,10 +48,10 @@ class SessionTable:
         self._clock = clock
         self._release = release
         self._evicted = evicted
-        # A session is its principal's: two principals may use the same id and never learn of each
-        # other.
         self._sessions: dict[tuple[str, bytes], ServerSession] = {}
+        """By principal and id: two principals may use the same id and never learn of each other."""
         self._owned: Counter[str] = Counter()
+        """The number of sessions of each principal."""
         pause = 2 * limits.busy_retry_seconds
         self._slots = SlotShares(
             facts.slots, limits.idle_seconds, claim_seconds=4 * pause, pause_seconds=pause
@@ -94,21 +95,25 @@ class SessionTable:
     def check_room(self, session: ServerSession) -> None:
         """Refuse a new session where there is no room for it."""
         own = self._owned[session.principal]
-        if own >= self._limits.max_sessions_per_principal and not self._drop_oldest(
-            "sessions", session.principal
-        ):
-            raise self._busy(session, f"{own} sessions are open", "max_sessions_per_principal")
-        if len(self._sessions) >= self._limits.max_sessions and not self._drop_oldest("sessions"):
-            raise self._busy(session, f"{len(self._sessions)} sessions are open", "max_sessions")
+        if own >= self._limits.max_sessions_per_principal:
+            dropped = self._drop_oldest("sessions", session.principal)
+            if not dropped:
+                raise self._busy(session, f"{own} sessions are open", "max_sessions_per_principal")
+        total = len(self._sessions)
+        if total >= self._limits.max_sessions:
+            dropped = self._drop_oldest("sessions")
+            if not dropped:
+                raise self._busy(session, f"{total} sessions are open", "max_sessions")
         self.check_logs(session, session.log_bytes)
 
     def check_logs(self, session: ServerSession, growth: int) -> None:
         """Refuse growth of the token logs beyond their budget; unused sessions are dropped first."""
         limit = self._limits.max_log_bytes
         while growth and self.log_bytes + growth > limit:
-            if self._drop_oldest("log_bytes"):
-                continue
-            if not self._drop_greedy("log_bytes", session.principal):
+            dropped = self._drop_oldest("log_bytes")
+            if not dropped:
+                dropped = self._drop_greedy("log_bytes", session.principal)
+            if not dropped:
                 raise self._busy(
                     session, f"{self.log_bytes} bytes of token logs are held", "max_log_bytes"
                 )
@@ -120,27 +125,29 @@ class SessionTable:
         self.account(session)
 
     def account(self, session: ServerSession) -> None:
-        """Count the growth of the session's log."""
+        """Count what the session's log has grown by since it was last counted; nothing of a session
+        that is not in the table."""
         if self._sessions.get((session.principal, session.id)) is session:
             self.log_bytes += session.log_bytes - session.counted
             session.counted = session.log_bytes
 
     def reserve(self, session: ServerSession) -> Lease:
-        """Reserve what the session's next forward needs: bytes of log, a slot, pages. `busy` if
-        others need it."""
+        """Reserve what the session's next forward needs: bytes of log, a slot, pages. Raises a
+        `Refusal` if others need it."""
         self.check_logs(session, session.next_bytes)
-        new = session.lease is None
+        had_slot = session.lease is not None
         lease = self._ensure_lease(session)
         try:
             self.reserve_pages(session)
         except Refusal:
-            if new:
+            if not had_slot:  # one without pages is of no use to it
                 self.evict(session, "refused")
             raise
         return lease
 
     def reserve_pages(self, session: ServerSession) -> None:
-        """Reserve memory in the slot for the session's next forward; `busy` if others need it."""
+        """Reserve memory in the slot for the session's next forward, if need be by evicting others.
+        Raises a `Refusal` if there is nobody to evict."""
         if self._pages is None or session.lease is None:
             return
         before = self._pages.reserve(session.lease, session.base + session.next_tokens)
@@ -152,6 +159,8 @@ class SessionTable:
             self.evict(victim, "pages_needed")
 
     def _ensure_lease(self, session: ServerSession) -> Lease:
+        """The session's claim on a slot; a new one, if need be from another session, where it has
+        none. Raises a `Refusal` if there is nobody to evict."""
         if session.lease is not None:
             return session.lease
         now = self._clock()
@@ -174,8 +183,8 @@ class SessionTable:
         )
 
     def pass_on(self, session: ServerSession) -> None:
-        """Called between two of its rounds: give the slot to a principal that waits for its share,
-        if there is one."""
+        """Give the session's slot to a principal that waits for its share, if there is one; called
+        between two rounds of the session."""
         if self.must_yield(session):
             self.evict(session, "fair_share")
 
@@ -225,12 +234,9 @@ class SessionTable:
         now = self._clock()
         for session in list(self._sessions.values()):
             idle = now - session.used
-            if (
-                session.state == "detached"
-                and idle >= self._limits.detached_seconds
-                and session.job is None
-            ):
-                self.evict(session, "detached_too_long")
+            if session.state == "detached":
+                if idle >= self._limits.detached_seconds and session.job is None:
+                    self.evict(session, "detached_too_long")
             elif session.state == "cold" and idle >= self._limits.cold_seconds:
                 self.remove(session, "cold_too_long")
 
@@ -238,28 +244,36 @@ class SessionTable:
 
     def _drop_oldest(self, reason: str, principal: str | None = None) -> bool:
         """Forget the session without a connection that has been unused the longest, cold ones
-        first."""
-        fit = [s for s in self._resting(principal) if s.outbox is None]
-        return self._drop_first(sorted(fit, key=lambda s: (s.lease is not None, s.used)), reason)
+        first; of this principal, if one is named. Returns whether there was one."""
+        candidates = [session for session in self._resting(principal) if session.outbox is None]
+        candidates.sort(key=lambda session: (session.lease is not None, session.used))
+        return self._drop_first(candidates, reason)
 
     def _drop_greedy(self, reason: str, principal: str) -> bool:
         """Forget the least recently used session of the principal with the largest logs, unless
-        that is the asking one."""
-        held: Counter[str] = Counter()
+        that is the asking one. Returns whether there was one."""
+        log_bytes: Counter[str] = Counter()
         for session in self._sessions.values():
-            held[session.principal] += session.counted
-        greediest, most = max(held.items(), key=lambda item: item[1], default=(principal, 0))
-        if greediest == principal or most <= self._limits.max_log_bytes // len({principal, *held}):
+            log_bytes[session.principal] += session.counted
+        greediest, most = max(log_bytes.items(), key=lambda item: item[1], default=(principal, 0))
+        fair_share = self._limits.max_log_bytes // len({principal, *log_bytes})
+        if greediest == principal or most <= fair_share:
             return False
-        return self._drop_first(sorted(self._resting(greediest), key=lambda s: s.used), reason)
+        candidates = sorted(self._resting(greediest), key=lambda session: session.used)
+        return self._drop_first(candidates, reason)
 
     def _resting(self, principal: str | None) -> Iterator[ServerSession]:
-        return (s for s in self if s.running is None and principal in (None, s.principal))
+        """Sessions without a running round, of all principals or of this one."""
+        for session in self:
+            if session.running is None and principal in (None, session.principal):
+                yield session
 
-    def _drop_first(self, fit: list[ServerSession], reason: str) -> bool:
-        if fit:
-            self.remove(fit[0], reason)
-        return bool(fit)
+    def _drop_first(self, candidates: Sequence[ServerSession], reason: str) -> bool:
+        """Forget the first of these sessions; returns whether there was one."""
+        if not candidates:
+            return False
+        self.remove(candidates[0], reason)
+        return True
 
     def _share_prefix(self, session: ServerSession) -> None:
         """Find a lease of the same principal with a common prefix, which then need not run again."""
@@ -269,13 +283,16 @@ class SessionTable:
         for other in self._sessions.values():
             if other is session or other.principal != session.principal or other.lease is None:
                 continue
-            if (alike := common_prefix(ids, other.log)) > best:
-                best = alike
+            common = common_prefix(ids, other.log)
+            if common > best:
+                best = common
                 found = other.lease
         if session.lease is not None and found is not None:
             session.lease.share = found
+            # The pending token is run in any case: its logits say what follows.
             session.lease.share_tokens = min(best, len(ids) - 1)
 
     def _busy(self, session: ServerSession, message: str, limit: str) -> Refusal:
+        """The refusal of a session for now, with the time at which it may ask again."""
         retry = int(1000 * self._slots.appointment(session.principal, self._clock()))
         return Refusal(Code.BUSY, message, limit=limit, retry_after_ms=retry)

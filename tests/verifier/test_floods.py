@@ -170,10 +170,10 @@ async def test_one_that_asks_for_replays_and_never_reads_is_held_back_in_bounded
         raw.write(binary(stream) * 40_000)
         most = 0
         while running.service.connections:
-            most = max(most, its._waiting)
+            most = max(most, its._waiting_bytes)
             await asyncio.sleep(0)
         assert most <= 2 * kit.LIMITS.send_buffer_bytes
-        assert its._waiting <= 2 * kit.LIMITS.send_buffer_bytes
+        assert its._waiting_bytes <= 2 * kit.LIMITS.send_buffer_bytes
 
 
 async def test_answers_that_nobody_reads_end_the_connection_at_their_limit() -> None:
@@ -183,7 +183,7 @@ async def test_answers_that_nobody_reads_end_the_connection_at_their_limit() -> 
         (its,) = running.service.connections
         for _ in range(300):
             its.answer(Error("busy", "x" * 10_000))
-        assert its._waiting <= 110_000
+        assert its._waiting_bytes <= 110_000
         assert not its.has_answers, "what nobody reads is not kept"
         await raw.gone()
         await kit.until(lambda: not running.service.connections)

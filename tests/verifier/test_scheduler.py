@@ -63,7 +63,7 @@ def test_readers_of_a_full_verifier_are_all_in_time_if_it_is_fast_enough_for_all
             tokens[one] += count
             one.enqueued = clock.now
             one.sent(count, clock.now)
-            queue.outcome.again.append(one)
+            queue.outcome.run_again.append(one)
     assert max(late) < 0.1
 
 
@@ -95,7 +95,7 @@ def test_who_was_served_waits_for_many_that_were_not_as_for_one() -> None:
         ((one,), _) = queue.take(0.0, {}, Cost(0.01), 0.0)
         if one.lease.principal == "busy":
             break
-        queue.again(one)
+        queue.run_again(one)
         queue.charge({one.lease.principal: 0.01}, 0.01)
         seconds += 0.01
     assert seconds < 1.5, (
@@ -134,7 +134,7 @@ def test_a_released_lease_leaves_nothing_behind(length: int) -> None:
     assert holder.revoked
     step = queue.taken()
     assert step.releases == [holder]
-    queue.outcome.again = [one]
+    queue.outcome.run_again = [one]
     assert queue.next() is None
     assert not queue.scheduler.queued
     assert not queue.scheduler._prompts

@@ -104,11 +104,11 @@ class Memory:
 
     def take(self, lease: Lease, pages: int) -> None:
         self.free -= pages
-        lease.held += pages
+        lease.pages_held += pages
 
     def give_back(self, lease: Lease) -> None:
-        self.free = self.free + lease.held
-        lease.held = 0
+        self.free = self.free + lease.pages_held
+        lease.pages_held = 0
 
 
 def test_what_is_promised_and_not_free_is_missing_and_pages_on_their_way_back_are_free_once() -> (
@@ -138,7 +138,7 @@ def test_shared_pages_are_held_without_being_taken() -> None:
     memory.reservations.reserve(one, 16 * 8)
     memory.take(one, 8)
     memory.reservations.reserve(two, 16 * 9)
-    two.held = 7  # of them shared with the first
+    two.pages_held = 7  # of them shared with the first
     assert memory.reservations.missing == 0
 
 

@@ -154,9 +154,9 @@ class Machine:
             self.asking.append((self.clock.now + self.pause, again))
 
     def takes(self, step: EngineStep) -> float:
-        self.queue.outcome.extra = 0.005 * any(one.takes_extra_work for one in step.jobs)
+        self.queue.outcome.extra_seconds = 0.005 * any(one.takes_extra_work for one in step.jobs)
         tokens = sum(one.cost for one in step.jobs) + sum(piece.size for piece in step.prefill)
-        return 0.005 + 0.001 * tokens + self.queue.outcome.extra
+        return 0.005 + 0.001 * tokens + self.queue.outcome.extra_seconds
 
 
 class Reader(Machine):
