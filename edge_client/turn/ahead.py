@@ -35,21 +35,22 @@ from moa.wire.messages import Foresee, Stream, Welcome
 _LEAST_WAITING = 0.01
 """Least probability of a guess that is grown further, where the verifier waits for guesses."""
 _LEAST_BESIDE = 0.1
-"""The same where it drafts too."""
+"""Least probability of a guess that is grown further, where the verifier drafts too."""
 _SEND = 0.25
-"""Share of that probability from which on a guess is sent."""
+"""A guess is sent if it has this share of that probability: it is worth its bytes, but no step."""
 _MOST = 256
-"""Nodes of the tree."""
+"""Nodes of the tree at most."""
 _MOST_IN_A_MESSAGE = 63
 """Guesses of the drafter that are sent at once: more are rarely right."""
 _FEW = 6
 """New nodes that are worth a message while the verifier still has others."""
 _MANY = 16
-"""The same while it has more than so many."""
+"""New nodes that are worth a message while the verifier has more than so many."""
 _AGAIN_SECONDS = 0.5
-"""Wait beyond twice the usual time for an answer, after which guesses count as lost. Doubled every
-time."""
+"""Seconds beyond twice the usual time for an answer, after which guesses count as lost. Doubled
+every time."""
 _MOST_AGAIN = 4
+"""It is doubled at most so many times."""
 
 
 @dataclass
@@ -66,27 +67,30 @@ class Ahead:
     for it and has no guess left."""
     prediction: Prediction | None = None
     takes_guesses: bool = False
-    """Whether this verifier does."""
+    """Whether this verifier takes guesses."""
     reads: bool = False
     """Whether the drafter still reads the prompt: no guess can be in time before."""
     _answered_at: float | None = None
     """When the stream last brought tokens."""
     _sent: GuessTree = field(default_factory=GuessTree)
+    """The guesses that the verifier has."""
     _round: tuple[bytes, int] | None = None
-    """The stream that they were sent for."""
-    _waits: bool = False
+    """Session and number of the stream that they were sent for."""
+    _should_wait: bool = False
     """Whether the verifier is to wait for guesses."""
-    _waits_there: bool | None = False
-    """The same, as the verifier has it; None: unknown, since the connection was lost."""
+    _told_to_wait: bool | None = False
+    """Whether the verifier was told to; None: that may have been lost with a connection."""
     _may_wait: bool = False
-    """Whether it was ever asked to wait in this stream: if the last word about it is lost, it does."""
+    """Whether it was ever told to in this stream: if the last word about it is lost, it may wait."""
     _changed_at: float = 0.0
     """Until then answers may be from before the latest change of that."""
     _tree: GuessTreeGrower | None = None
+    """The tree that the drafter grows."""
     _length: int = 0
     """Length of the log that the tree was grown for."""
-    _again_at: float = math.inf
-    _again: int = 0
+    _resend_at: float = math.inf
+    """When guesses count as lost."""
+    _resent: int = 0
     """How often everything was sent again since the last token."""
     _asked_at: float | None = None
     """When guesses went to a verifier that waits and has none: the next tokens are their answer."""
@@ -101,18 +105,18 @@ class Ahead:
         return self.who_drafts == "device" or (self.who_drafts == "auto" and self.ahead)
 
     def agreed(self, welcome: Welcome) -> None:
-        """The features of this verifier."""
+        """Learn the features of this verifier."""
         self.takes_guesses = "foresee" in welcome.features
 
     def lost(self) -> None:
-        """A new connection or session: the verifier may have no guesses any more, or still wait for
-        them."""
+        """Note a new connection or session: the verifier may have no guesses any more, or still
+        wait for them."""
         self._forget_guesses()
         if self._may_wait:
-            self._waits_there = None
+            self._told_to_wait = None
 
     def no_drafter(self) -> None:
-        """The drafter has failed: no stream waits for it any more."""
+        """Note that the drafter has failed: no stream waits for it any more."""
         if self.who_drafts != "none":
             self.who_drafts = "server"
 
@@ -120,50 +124,49 @@ class Ahead:
         """The stream to ask for. Where there is known text, it waits for that, which follows."""
         self._forget_guesses()
         self._answered_at = None
-        self._waits = self.who_drafts == "device" and self.guesses
-        self._waits_there = self._waits or (self.takes_guesses and bool(self._known_text()))
-        self._may_wait = self._waits_there
+        self._should_wait = self.who_drafts == "device" and self.guesses
+        self._told_to_wait = self._should_wait or (self.takes_guesses and bool(self._known_text()))
+        self._may_wait = self._told_to_wait
         stream = self.transcript.session.stream(
-            speculate=self.who_drafts != "none", waits=self._waits_there
+            speculate=self.who_drafts != "none", waits=self._told_to_wait
         )
         self._round = (stream.session, stream.round)
         return stream
 
     def grew(self, action: Grow, tree: GuessTreeGrower) -> None:
-        """The drafter has grown the tree."""
+        """Take the tree that the drafter has grown."""
         self._tree = tree
         self._length = len(action.ids)
 
     # ---- what answers teach
 
     def answered(self, event: Advanced, now: float, *, prompt: bool = False) -> None:
-        """A stream has answered; `prompt`: a prompt had to be read before."""
+        """Learn from an answer of the stream; `prompt`: a prompt had to be read before."""
         self._measure(event, now, prompt=prompt)
         if not event.tokens:
             return
-        if not self._waits and self.guesses and not self.reads:
+        if not self._should_wait and self.guesses and not self.reads:
             self.controller.usefulness.forward(bool(event.foreseen))
         predicted = self.prediction is not None and self.prediction.decided(event.tokens) > 0
         self._judge(event.tokens, predicted=predicted)
         # A forward over drafts of the server's own was begun before our guesses came.
         if self._asked_at is not None and not _drafted_there(event):
-            self.controller.rtt.add(
-                now - self._asked_at - (event.queue_ms + event.forward_ms) / 1000
-            )
+            at_server = (event.queue_ms + event.forward_ms) / 1000
+            self.controller.rtt.add(now - self._asked_at - at_server)
         self._asked_at = None
-        self._again = 0
+        self._resent = 0
         self._sent.follow(self.transcript.session.log)
         self._expect(now)
 
     def _measure(self, event: Advanced, now: float, *, prompt: bool) -> None:
-        """The pace of the stream, and the time of its forwards."""
+        """Learn the pace of the stream and the time of its forwards, and count who drafted."""
         tokens = len(event.tokens)
         if tokens:
-            # who waits for an answer waits in the queue, too
+            # Whoever waits for an answer waits in the queue, too.
             waited = self._asked_at is not None and not prompt and not _drafted_there(event)
             milliseconds = event.forward_ms + (event.queue_ms if waited else 0.0)
             self.controller.ran(1 + event.drafted, milliseconds / 1000)
-        server_drafts = self.who_drafts != "none" and not self._waits
+        server_drafts = self.who_drafts != "none" and not self._should_wait
         before = self._answered_at
         if server_drafts and tokens and before is not None and before >= self._changed_at:
             self.controller.streamed(tokens, now - before)
@@ -173,29 +176,27 @@ class Ahead:
             self.stats.accepted += tokens - 1
             self.stats.drafted += event.foreseen
         if tokens:
-            self.stats.by[
-                "device" if event.foreseen else "server" if event.drafted else "none"
-            ] += tokens
+            self.stats.by[_who_drafted(event)] += tokens
 
     def _judge(self, tokens: Sequence[int], *, predicted: bool) -> None:
-        """How many guesses in a row were right; those of a predicted text say nothing about the
-        drafter's."""
-        run: tuple[int, bool] | None = None
-        if self._tree is not None and self._length == len(self.transcript.session.log) - len(
-            tokens
-        ):
-            run = self._tree.won(tokens)
-            self.controller.guessed(*run)
+        """Learn how many guesses in a row these new tokens have confirmed; guesses of a predicted
+        text say nothing about the drafter's."""
+        right_in_a_row: int | None = None
+        ended = False  # by a token that was not guessed, and not because there were no more tokens
+        length_before = len(self.transcript.session.log) - len(tokens)
+        if self._tree is not None and self._length == length_before:
+            right_in_a_row, ended = self._tree.won(tokens)
+            self.controller.guessed(right_in_a_row, ended)
         if self._round is not None:
             outcome = self._sent.judge(tokens)
             self.stats.outcomes[outcome] += 1
-            if (
-                self._waits and self._waits_there
-            ):  # a verifier that waits stands still where guesses end
+            if self._should_wait and self._told_to_wait:
+                # A verifier that waits stands still where guesses end: all its tokens but the last
+                # were guessed.
                 ended = outcome in ("missed", "beyond")
-                run = len(tokens) - ended, ended
-        if run is not None and self.guesses and not predicted:
-            self.controller.streak.add(*run)
+                right_in_a_row = len(tokens) - ended
+        if right_in_a_row is not None and self.guesses and not predicted:
+            self.controller.streak.add(right_in_a_row, ended)
 
     # ---- what to do while the stream runs
 
@@ -206,15 +207,18 @@ class Ahead:
             return None
         now = moment.now
         self._follow(stream, now)
-        if self._waits and moment.reached(self._again_at):
+        if self._should_wait and moment.reached(self._resend_at):
+            # Guesses count as lost: forgotten here, they are sent again as if they were new.
             self._forget_sent()
-            self._again = min(self._again + 1, _MOST_AGAIN)
+            self._resent = min(self._resent + 1, _MOST_AGAIN)
             self._expect(now)
-            moment.reached(self._again_at)
+            moment.reached(self._resend_at)
         self._sent.follow(self.transcript.session.log)
-        if known := self._known_text():
+        known = self._known_text()
+        if known:
             return self._send_known(known, now)
-        if self._waits_there != self._waits:
+        if self._told_to_wait != self._should_wait:
+            # The verifier must hear of it, although there may be no guess to send with it.
             pending = self.transcript.session.log[-1]
             return self._send(DraftTree([pending], [-1], [0.0]), (), 0, now)
         if not self._guesses_now():
@@ -222,7 +226,8 @@ class Ahead:
         return self._send_grown(now)
 
     def _follow(self, stream: Stream, now: float) -> None:
-        """Which stream it is, and whether the verifier is to wait for guesses from now on."""
+        """Note which stream runs, and decide whether the verifier is to wait for guesses from now
+        on."""
         if self._round != (stream.session, stream.round):
             self._forget_guesses()
             self._round = (stream.session, stream.round)
@@ -232,16 +237,16 @@ class Ahead:
             # Before the drafter has its first guesses, waiting for it would stop the stream.
             has_guessed = self._tree is not None
             remaining = self.transcript.remaining
-            waits = has_guessed and self.controller.waits(remaining, now=self._waits)
-        if waits != self._waits:
-            self._waits = waits
+            waits = has_guessed and self.controller.waits(remaining, now=self._should_wait)
+        if waits != self._should_wait:
+            self._should_wait = waits
             self._changed_at = now + self.controller.rtt.smoothed
 
     def _guesses_now(self) -> bool:
-        """Whether the drafter has something to do."""
+        """Whether the drafter is to guess for the stream now."""
         if not self.guesses:
             return False
-        if self._waits:
+        if self._should_wait:
             return self.ahead or not len(self._sent)
         return not self.controller.usefulness.rests
 
@@ -260,79 +265,78 @@ class Ahead:
         return known
 
     def _send_known(self, known: Sequence[int], now: float) -> Foresee | None:
-        """Text that is known, as a chain of sure guesses; what was sent already, only with much
-        more."""
+        """Send text that is known, as a chain of sure guesses; None if the verifier has nearly all
+        of it, and knows whether to wait."""
         session = self.transcript.session
-        tokens = [session.log[-1], *known[: self.controller.most_guesses]]
+        most = self.controller.most_guesses
+        tokens = [session.log[-1], *known[:most]]
         chain = DraftTree(tokens, list(range(-1, len(tokens) - 1)), [0.0] * len(tokens))
         missing = self._sent.missing(chain)
-        enough = len(missing) >= _MANY or len(missing) == len(tokens) - 1
-        most = self.controller.most_guesses
-        sent = self._send(chain, missing if enough else (), most, now)
-        if sent is not None and enough and self.prediction and not self.transcript.provisional:
+        has_none_of_it = len(missing) == len(tokens) - 1
+        enough = has_none_of_it or len(missing) >= _MANY
+        message = self._send(chain, missing if enough else (), most, now)
+        told = message is not None and enough
+        if told and self.prediction is not None and not self.transcript.provisional:
             self.prediction.told = tokens[1:]
-        return sent
+        return message
 
     def _send_grown(self, now: float) -> Foresee | Grow | None:
-        """What the drafter guesses, or the next step of its tree."""
+        """Send what the drafter has guessed, or have it grow its tree further; None if the tree is
+        complete and all of it was sent."""
         session = self.transcript.session
-        least = _LEAST_WAITING if self._waits else _LEAST_BESIDE
+        least = _LEAST_WAITING if self._should_wait else _LEAST_BESIDE
         grow = Grow(session.log, GUESSED, math.log(_SEND * least))
         tree = self._tree
         if tree is None or self._length != len(session.log) or tree.root != session.log[-1]:
-            return grow
-        done = len(tree.tree) >= _MOST or tree.likeliest_open < math.log(least)
-        fresh = self._fresh(tree, least, done=done)
-        if fresh and (done or self._enough(tree, fresh)):
+            return grow  # a tree of the log as it is now
+        complete = len(tree.tree) >= _MOST or tree.likeliest_open < math.log(least)
+        nodes = self._worth_sending(tree, least, complete=complete)
+        if nodes and (complete or self._send_now(tree, nodes)):
             most = min(_MOST_IN_A_MESSAGE, self.controller.most_guesses)
-            return self._send(tree.tree, fresh, most, now)
-        return None if done else grow
+            return self._send(tree.tree, nodes, most, now)
+        return None if complete else grow
 
-    def _fresh(self, tree: GuessTreeGrower, least: float, *, done: bool) -> list[int]:
-        """The guesses to send: new, likely, and there in time."""
+    def _worth_sending(self, tree: GuessTreeGrower, least: float, *, complete: bool) -> list[int]:
+        """The nodes that are new to the verifier, likely, and there in time."""
         missing = self._sent.missing(tree.tree)
         scores = tree.tree.scores
-        # A server that drafts advances until they arrive.
-        lead = 0.0 if self._waits else self.controller.rate * self.controller.rtt.smoothed
-        fresh = [
-            node
-            for node in missing
-            if tree.depths[node] > lead and scores[node] >= math.log(_SEND * least)
-        ]
-        if (
-            done and not fresh and self._waits and not len(self._sent)
-        ):  # the verifier stands still: any guess will do
-            fresh = sorted(missing, key=scores.__getitem__)[-1:]
-        return fresh
+        lead = 0.0
+        if not self._should_wait:
+            # A server that drafts has advanced by so many tokens when they arrive.
+            lead = self.controller.rate * self.controller.rtt.smoothed
+        least_score = math.log(_SEND * least)
+        nodes = []
+        for node in missing:
+            if tree.depths[node] > lead and scores[node] >= least_score:
+                nodes.append(node)
+        stands_still = self._should_wait and not len(self._sent)
+        if complete and stands_still and not nodes:  # any guess will do
+            nodes = sorted(missing, key=scores.__getitem__)[-1:]
+        return nodes
 
-    def _enough(self, tree: GuessTreeGrower, fresh: Sequence[int]) -> bool:
-        """Whether to send now rather than grow on."""
-        if len(self._sent) or not self._waits:
-            return len(fresh) >= (_MANY if len(self._sent) > _MANY else _FEW)
+    def _send_now(self, tree: GuessTreeGrower, nodes: Sequence[int]) -> bool:
+        """Whether to send these nodes now rather than grow the tree further."""
+        stands_still = self._should_wait and not len(self._sent)
+        if not stands_still:
+            return len(nodes) >= (_MANY if len(self._sent) > _MANY else _FEW)
         first = self.controller.first_guesses(self.transcript.remaining)
-        best = max(fresh, key=lambda node: (tree.depths[node], tree.tree.scores[node]))
-        return tree.depths[best] >= first.depth or tree.likeliest_open < first.least
+        deepest = max(tree.depths[node] for node in nodes)
+        return deepest >= first.depth or tree.likeliest_open < first.least
 
-    def _send(self, tree: DraftTree, fresh: Sequence[int], most: int, now: float) -> Foresee | None:
-        """The likeliest of these nodes, at most so many with the paths to them; and whether the
-        verifier is to wait, if it does not know."""
-        waits = self._waits if self._waits != self._waits_there else None
-        part = _likeliest(tree, fresh, most)
-        if len(part) < 2 and waits is None:
+    def _send(self, tree: DraftTree, nodes: Sequence[int], most: int, now: float) -> Foresee | None:
+        """Send the likeliest of these nodes, `most` at most with the paths to them; and whether the
+        verifier is to wait, if it does not know. None if there is nothing to say."""
+        waits = self._should_wait if self._should_wait != self._told_to_wait else None
+        part = _likeliest(tree, nodes, most)
+        has_guesses = len(part) > 1  # beside the pending token
+        if not has_guesses and waits is None:
             return None
         session = self.transcript.session
         message = session.foresee(part.tokens, part.parents, neg_log_probs_of(part), waits)
-        self._waits_there = self._waits
-        self._may_wait |= self._waits
-        if self._waits and not len(self._sent) and now >= self._changed_at:
-            self._asked_at = (
-                None  # of guesses that were sent again it is unknown which message is answered
-            )
-            if not self._again:
-                self._asked_at = now
-                self.deadlines.asked(now)
-                # the first guesses of a stream are a part of the request for it
-                self.stats.calls += self._answered_at is not None
+        self._told_to_wait = self._should_wait
+        self._may_wait |= self._should_wait
+        if self._should_wait and not len(self._sent) and now >= self._changed_at:
+            self._note_question(now)
         self._sent.add(
             session.log, message.base, message.tokens, message.parents, message.neg_log_probs
         )
@@ -340,21 +344,43 @@ class Ahead:
         self._expect(now)
         return message
 
+    def _note_question(self, now: float) -> None:
+        """Note that the verifier stands still until the guesses that are sent now arrive: the next
+        tokens are their answer."""
+        if self._resent:
+            # Of guesses that were sent again it is unknown which message is answered.
+            self._asked_at = None
+            return
+        self._asked_at = now
+        self.deadlines.asked(now)
+        is_first = self._answered_at is None
+        if not is_first:  # the first guesses of a stream are a part of the request for it
+            self.stats.calls += 1
+
     def _forget_guesses(self) -> None:
-        """None is held anywhere."""
+        """Forget all guesses, those of the drafter and those at the verifier."""
         self._forget_sent()
         self._round = None
         self._tree = None
         self._asked_at = None
 
     def _forget_sent(self) -> None:
+        """Take it that the verifier has no guesses."""
         self._sent.clear()
         if self.prediction is not None:
             self.prediction.told = []
 
     def _expect(self, now: float) -> None:
-        """An answer is expected, or guesses were lost."""
-        self._again_at = now + (2 * self.deadlines.usual + _AGAIN_SECONDS) * 2**self._again
+        """Expect an answer; if none comes for long, guesses were lost."""
+        patience = (2 * self.deadlines.usual + _AGAIN_SECONDS) * 2**self._resent
+        self._resend_at = now + patience
+
+
+def _who_drafted(event: Advanced) -> str:
+    """Who drafted the forward that brought these tokens."""
+    if event.foreseen:
+        return "device"
+    return "server" if event.drafted else "none"
 
 
 def _drafted_there(event: Advanced) -> bool:
@@ -363,7 +389,8 @@ def _drafted_there(event: Advanced) -> bool:
 
 
 def _likeliest(tree: DraftTree, nodes: Sequence[int], most: int) -> DraftTree:
-    """The likeliest of these nodes with the paths to them, at most so many beside the root."""
+    """The part of a tree with the likeliest of these nodes and the paths to them, `most` nodes at
+    most beside the root."""
     kept = {0}
     for node in sorted(nodes, key=tree.scores.__getitem__, reverse=True):
         path = [node]
@@ -371,10 +398,10 @@ def _likeliest(tree: DraftTree, nodes: Sequence[int], most: int) -> DraftTree:
             path.append(tree.parents[path[-1]])
         if len(kept) + len(path) <= most + 1:
             kept.update(path)
-    order = sorted(kept)
-    index = {node: i for i, node in enumerate(order)}
+    nodes_kept = sorted(kept)
+    new_index = {node: index for index, node in enumerate(nodes_kept)}
     return DraftTree(
-        [tree.tokens[node] for node in order],
-        [index.get(tree.parents[node], -1) for node in order],
-        [tree.scores[node] for node in order],
+        [tree.tokens[node] for node in nodes_kept],
+        [new_index.get(tree.parents[node], -1) for node in nodes_kept],
+        [tree.scores[node] for node in nodes_kept],
     )

@@ -8,6 +8,7 @@ from moa.token_bucket import TokenBucket
 
 BYTES_PER_KILOBIT = 125
 _BURST_SECONDS = 2.0
+"""What the rate allows in so many seconds may pass at once."""
 
 
 @dataclass(slots=True)
@@ -19,7 +20,9 @@ class Spending:
     passed: int = 0
     """Bytes over the link so far, in both directions."""
     _bytes: TokenBucket | None = None
+    """The bytes that may pass now."""
     _counted: int = 0
+    """Bytes that have passed and are counted there."""
 
     def wait(self, now: float) -> float:
         """Seconds until the next request may go."""
@@ -29,8 +32,8 @@ class Spending:
         if self._bytes is None or self._bytes.rate != rate:
             self._bytes = TokenBucket(rate, rate * _BURST_SECONDS, now)
             self._counted = self.passed
-        level = self._bytes.level(now)
-        self._bytes.spend(self.passed - self._counted)
-        level -= self.passed - self._counted
+        new = self.passed - self._counted
         self._counted = self.passed
+        level = self._bytes.level(now) - new
+        self._bytes.spend(new)
         return max(0.0, -level / rate)

@@ -31,11 +31,13 @@ _LEAST_PROBABILITY = 1e-5
 _PRIOR_ACCEPTANCE = 0.75
 """Prior acceptance of a level of guesses, given the level before."""
 _PRIOR_SERVER_ACCEPTANCE = 0.65
-"""The same of a level of the server's drafts."""
+"""Prior acceptance of a level of the server's drafts, given the level before."""
 _SERVER_DEPTH = 4
 """Levels that the server is taken to draft before its pace was measured."""
+_SERVER_ROUND = 1.3
+"""What a round of the server takes, as a multiple of its forward: drafting is a small part of it."""
 _KEEP = 0.95
-"""Weight that older answers keep in the acceptance, an answer."""
+"""Weight that older answers keep in the acceptance when another one comes."""
 _PRIOR_GUESSES = 4.0
 """Guesses that the prior of the streak counts as."""
 _PRIOR_FORWARDS = 4.0
@@ -66,12 +68,13 @@ _UNUSED = 16
 _FIRST_REST = 32
 """For how many forwards it stops at first."""
 _LONGEST_REST = 512
-"""For how many at last."""
+"""For how many it stops at most."""
 _TRIES = 5
 """Forwards at the beginning of a turn over which it guesses in any case."""
 
 
 def _streak(rate: float) -> Streak:
+    """A streak of guesses of which this share is right, before any was judged."""
     return Streak(_PRIOR_GUESSES * rate, _PRIOR_GUESSES * (1 - rate))
 
 
@@ -90,10 +93,11 @@ class Usefulness:
     rests for 32, then for 64, up to 512."""
 
     _pause: int = _FIRST_REST
+    """Forwards of the next rest."""
     _unused: int = 0
-    """Forwards in a row without a guess in time; below 0 the device rests."""
+    """Forwards in a row without a guess in time. Below 0 the device rests for so many more."""
     _tries: int = 0
-    """Forwards of a new text over which it does not rest."""
+    """Forwards of a new text over which it still does not rest."""
 
     @property
     def rests(self) -> bool:
@@ -105,44 +109,47 @@ class Usefulness:
         self._tries = _TRIES
 
     def forward(self, used: bool) -> None:
-        """A forward of such a stream ran; `used`: over guesses of the device."""
+        """Count a forward of a stream that the server drafts; `used`: it ran over guesses of the
+        device."""
         self._tries = max(0, self._tries - 1)
         self._unused += 1
         if used:
             self._pause = _FIRST_REST
             self._unused = 0
         elif self._unused >= _UNUSED:
-            self._unused, self._pause = -self._pause, min(2 * self._pause, _LONGEST_REST)
+            self._unused = -self._pause
+            self._pause = min(2 * self._pause, _LONGEST_REST)
 
 
 @dataclass
 class Controller:
-    """Measures and decides."""
+    """Keeps what was measured of link, verifier and drafter, and decides by it."""
 
     rtt: RoundTrip = field(default_factory=RoundTrip)
+    """Of the link."""
     most_guesses: int = 255
     """Guesses that this verifier takes in a message."""
 
     forward: Cost = field(default_factory=lambda: Cost(_PRIOR_FORWARD, mean=True))
-    """Of a forward of the target by its nodes."""
+    """Seconds of a forward of the target, by its nodes."""
     step: Cost = field(default_factory=lambda: Cost(_PRIOR_STEP, mean=True))
-    """Of a step of the drafter by its width."""
+    """Seconds of a step of the drafter, by its width."""
     piece: float = math.inf
-    """Of a step over a piece of a prompt; unknown before the first."""
+    """Seconds of a step over a piece of a prompt; unknown before the first."""
     pace: Pace = field(default_factory=Pace)
-    """Of streams that the server drafts where no guess of the device fits."""
+    """How fast tokens come that the server drafts."""
     streak: Streak = field(default_factory=lambda: _streak(_PRIOR_ACCEPTANCE))
-    """Of guesses for streams."""
+    """How many guesses in a row are right."""
     prefill: Smoothed = field(default_factory=Smoothed)
     """Seconds that the server needs for a token of a prompt."""
     usefulness: Usefulness = field(default_factory=Usefulness)
-    """Of guesses for streams that the server drafts."""
+    """Whether guesses are of use to a server that drafts."""
     acceptance: LevelRates = field(
         default_factory=lambda: LevelRates([_PRIOR_ACCEPTANCE] * DEPTHS, _KEEP)
     )
-    """Of guesses, by level."""
+    """How often a level of guesses is right."""
     server_acceptance: float = _PRIOR_SERVER_ACCEPTANCE
-    """Of a level of the server's drafts, before its pace was measured."""
+    """How often a level of the server's drafts is right; of use until its pace is measured."""
 
     # ---- what was measured
 
@@ -157,22 +164,22 @@ class Controller:
             self.acceptance = LevelRates(prior, _KEEP)
 
     def begin(self) -> None:
-        """A turn begins, maybe with text of another kind: acceptance in code says little about
+        """Begin a turn, maybe with text of another kind: acceptance in code says little about
         prose."""
         self.streak.begin(_EARLIER)
         self.usefulness.begin()
 
     def agreed(self, welcome: Welcome) -> None:
-        """The limits of this verifier."""
+        """Learn the limits of this verifier."""
         self.most_guesses = min(welcome.limits.max_guess_tokens, MOST_IN_A_DRAFT) - 1
 
     def guessed(self, won: int, wrong: bool) -> None:
-        """Of new tokens, `won` were in the tree of guesses; `wrong`: the tree had other guesses for
-        the next one."""
+        """Learn that `won` of the new tokens were in the tree of guesses; `wrong`: the tree had only
+        other guesses for the next one."""
         self.acceptance.add(won, won + wrong)
 
     def streamed(self, tokens: int, seconds: float) -> None:
-        """Tokens of a stream that the server drafts arrived within `seconds`."""
+        """Learn that so many tokens of a stream that the server drafts came within `seconds`."""
         if not self.pace.rate:
             # One answer says little, and while the verifier waits no other is measured.
             prior = _PRIOR_FORWARDS * self.forward.seconds(1)
@@ -180,7 +187,7 @@ class Controller:
         self.pace.add(tokens, seconds)
 
     def ran(self, nodes: int, seconds: float) -> None:
-        """A forward of the target took so long for so many nodes."""
+        """Learn that a forward of the target took so long for so many nodes."""
         if seconds > 0:
             self.forward.observe(nodes, seconds)
 
@@ -203,37 +210,38 @@ class Controller:
         return self._guessed_speed(remaining, self.streak.at_least) > margin * self.rate
 
     def _guessed_speed(self, remaining: int, streak: float) -> float:
-        """Tokens a second if the verifier uses only our guesses: a round trip for every wrong one."""
-        run = min(max(1, remaining), 1 + streak)
-        forwards = max(1.0, 0.5 + run / _PER_FORWARD)
-        drafting = self.step.seconds(1) + 3 * self.step.seconds(GUESSED)
-        waited = self.rtt.smoothed + drafting + forwards * self.forward.seconds(_PER_FORWARD)
-        return run / max(waited, run * self.step.seconds(GUESSED))
+        """Tokens a second if the verifier uses only our guesses, of which so many in a row are
+        right: there is a round trip for every wrong one."""
+        tokens = min(max(1, remaining), 1 + streak)
+        forwards = max(1.0, 0.5 + tokens / _PER_FORWARD)
+        first_guesses = self.step.seconds(1) + 3 * self.step.seconds(GUESSED)
+        waited = self.rtt.smoothed + first_guesses + forwards * self.forward.seconds(_PER_FORWARD)
+        # Nor do tokens come faster than the drafter guesses them, a step each.
+        return tokens / max(waited, tokens * self.step.seconds(GUESSED))
 
     def first_guesses(self, remaining: int) -> FirstGuesses:
         """The depth with the most expected tokens a second, if each answer is waited for and at
         most `remaining` tokens are left."""
-        expected = self.acceptance.totals()
-        best = 1
-        speed = 0.0
+        accepted_levels = self.acceptance.totals()
+        best_depth = 1
+        best_speed = 0.0
         for depth in range(1, DEPTHS + 1):
-            tokens = min(1 + expected[depth - 1], max(1, remaining))
+            tokens = min(1 + accepted_levels[depth - 1], max(1, remaining))
             drafting = self.step.seconds(1) + (depth - 1) * self.step.seconds(GUESSED)
             forward = self.forward.seconds(1 + _NODES_A_LEVEL * depth)
-            this = tokens / max(_SHORTEST, self.rtt.smoothed + forward + drafting)
-            if this > speed:
-                best = depth
-                speed = this
-        # One more level wins the probability of the best path, and costs the tokens of one step's
-        # time.
-        worth = max(_LEAST_PROBABILITY, self.step.seconds(GUESSED) * speed)
-        return FirstGuesses(best, min(0.0, math.log(worth)))
+            speed = tokens / max(_SHORTEST, self.rtt.smoothed + forward + drafting)
+            if speed > best_speed:
+                best_depth = depth
+                best_speed = speed
+        # One more level wins as many tokens as the probability of the best path, and costs as many
+        # as come in the time of one step.
+        least = max(_LEAST_PROBABILITY, self.step.seconds(GUESSED) * best_speed)
+        return FirstGuesses(best_depth, min(0.0, math.log(least)))
 
     @property
     def rate(self) -> float:
         """Tokens a second of a stream that the server drafts, once it has begun."""
-        if measured := self.pace.rate:
-            return measured
+        if self.pace.rate:
+            return self.pace.rate
         tokens = sum(self.server_acceptance**level for level in range(_SERVER_DEPTH + 1))
-        # on the server, drafting is a small part of a round
-        return tokens / (1.3 * self.forward.seconds(1 + _SERVER_DEPTH))
+        return tokens / (_SERVER_ROUND * self.forward.seconds(1 + _SERVER_DEPTH))

@@ -20,10 +20,11 @@ class Moment:
 
     now: float
     next: float | None = None
+    """The earliest deadline that was asked for and has not passed."""
 
     def reached(self, at: float) -> bool:
-        """Whether this instant has passed."""
-        if not at > self.now:  # also what is no number
+        """Whether this instant has passed; if not, the wait ends there at the latest."""
+        if not at > self.now:  # so that NaN counts as passed
             return True
         if self.next is None or at < self.next:
             self.next = at
@@ -62,6 +63,7 @@ class Deadlines:
     unread: int = 0
     """Tokens of the prompt that the verifier has not run yet."""
     asked_at: float = 0.0
+    """When the latest request was sent."""
     _down_since: float | None = None
     """Since when there has been no connection; None while there is one."""
     _usual: float = 0.0
@@ -75,9 +77,9 @@ class Deadlines:
     _heard_at: float = float("-inf")
     """When the verifier last said that it works on the answer."""
     _advanced_at: float = float("-inf")
-    """When it last said that it had come further."""
+    """When the verifier last said that it had come further."""
     _done: int = -1
-    """How far it was then, in tokens that it had read."""
+    """How many tokens it had read then."""
     _asked: bool = False
     """Whether there was a request, or a provisional token, since the last verified one."""
 
@@ -99,7 +101,7 @@ class Deadlines:
         return self.controller.answer_seconds(self.unread)
 
     def asked(self, now: float) -> None:
-        """A round was sent."""
+        """Note that a request was sent."""
         self.asked_at = now
         self._done = -1
         self._usual = self.usual
@@ -108,43 +110,45 @@ class Deadlines:
             self._asked = True
 
     def heard(self, done: int, now: float) -> None:
-        """The verifier works on the answer, and has read so many tokens for it."""
+        """Note that the verifier says it works on the answer, and has read so many tokens for it."""
         if done != self._done:
             self._done = done
             self._advanced_at = now
         self._heard_at = now
 
     def written(self, now: float) -> None:
-        """The device wrote a provisional token."""
+        """Note that the device wrote a provisional token."""
         self._written_at = now
         self._asked = True
 
     def progressed(self, now: float, server_seconds: float = 0.0) -> None:
-        """Verified tokens arrived, for which the server worked so long."""
+        """Note that verified tokens arrived, for which the server worked so long."""
         self.waiting_since = max(now, self._read_at)
         self._usual = self.usual + server_seconds
         self._blocked_since = None
         self._asked = False
 
     def read(self, since: float, now: float) -> None:
-        """The user read events since then: that is no waiting."""
-        self.waiting_since += now - since
+        """Note that the user has read events from `since` until now: that is no waiting."""
+        reading = now - since
+        self.waiting_since += reading
         if self._blocked_since is not None:
-            self._blocked_since += now - since
+            self._blocked_since += reading
         self._read_at = now
 
     def restart(self, now: float) -> None:
-        """The user waits once more."""
+        """Let the user wait once more, from now on."""
         self.waiting_since = now
         self._blocked_since = None
 
     def connected(self) -> None:
-        """The connection is up."""
+        """Note that the connection is up."""
         self._down_since = None
 
     def lost(self, since: float) -> None:
-        """The connection has been down since then."""
-        self._down_since = since if self._down_since is None else self._down_since
+        """Note that the connection has been down since then, or for longer."""
+        if self._down_since is None:
+            self._down_since = since
 
     def write_at(self) -> float:
         """When the device may write its next offline token."""
@@ -171,7 +175,8 @@ class Deadlines:
 
     @property
     def _sign(self) -> float:
-        """The last sign of the verifier that counts."""
+        """The last time at which the verifier said that it works on the answer, as far as that
+        counts: it must come further now and then."""
         return min(self._heard_at, self._advanced_at + max(self.waits.stalled, 4 * self._usual))
 
     @property

@@ -15,16 +15,21 @@ from typing import Self
 
 from moa.manifest import Calibration, Offline
 
-_WARN_AGREEMENT, _STOP_AGREEMENT = 0.6, 0.3
-"""Shares of agreeing tokens below which the user is warned, and the device stops."""
+_WARN_AGREEMENT = 0.6
+"""Share of agreeing tokens below which the user is warned."""
+_STOP_AGREEMENT = 0.3
+"""Share of agreeing tokens below which the device stops."""
 _FIRST_TOKENS = 4
 """If agreement is too low within so many tokens, the answer is not shown."""
-_REPEATED_WITHIN, _REPEATED_TOKENS = 64, 10
-"""Text repeats itself if so many tokens are so few different ones. A list of two-digit numbers has
-15."""
-_PHRASE, _REPEATED_PHRASES = 8, 58
-"""It also does if so many of the phrases of so many tokens that end within the latest 64 tokens
-were there before. Code repeats its lines, but for a name here and there."""
+_REPEATED_WITHIN = 64
+"""Whether text repeats itself is judged by so many of its latest tokens."""
+_REPEATED_TOKENS = 10
+"""It does if these are so few different ones. A list of two-digit numbers has 15."""
+_PHRASE = 8
+"""Tokens of a phrase."""
+_REPEATED_PHRASES = 58
+"""It also does if so many of the phrases that end with these tokens were there before. Code repeats
+its lines, but for a name here and there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +44,19 @@ class OfflineLimits:
     @classmethod
     def of(cls, curve: Offline, stop_at: int) -> Self:
         """The calibrated limits; `stop_at` >= 0 overrides where it stops."""
-        pairs = list(zip(curve.lengths, curve.agreement, strict=True))
-        warn = next((length for length, agreement in pairs if agreement < _WARN_AGREEMENT), 0)
-        stop = next((length for length, agreement in pairs if agreement < _STOP_AGREEMENT), 0)
+        warn = _first_below(curve, _WARN_AGREEMENT)
         if stop_at >= 0:
             return cls(warn, stop_at)
+        stop = _first_below(curve, _STOP_AGREEMENT)
         return cls(warn, stop, worthless=0 < stop <= _FIRST_TOKENS)
+
+
+def _first_below(curve: Offline, agreement: float) -> int:
+    """The shortest length at which fewer tokens agree than this share; 0 if there is none."""
+    for length, share in zip(curve.lengths, curve.agreement, strict=True):
+        if share < agreement:
+            return length
+    return 0
 
 
 @dataclass(slots=True)
@@ -52,9 +64,11 @@ class Phrases:
     """Whether a growing text says again what it has said; each token is looked at once."""
 
     _text: list[int] = field(default_factory=list)
+    """The text so far."""
     _seen: set[tuple[int, ...]] = field(default_factory=set)
-    _again: list[bool] = field(default_factory=list)
-    """Of each token, whether the phrase that it ends was there before."""
+    """All of its phrases."""
+    _repeated: list[bool] = field(default_factory=list)
+    """For each token, whether the phrase that it ends was there before."""
 
     def repeat(self, text: Sequence[int]) -> bool:
         """Whether nearly all of the latest phrases are old ones."""
@@ -62,16 +76,16 @@ class Phrases:
         if list(text[:known]) != self._text:  # another text, or one whose beginning was verified
             self._text.clear()
             self._seen.clear()
-            self._again.clear()
+            self._repeated.clear()
             known = 0
         for end in range(known + 1, len(text) + 1):
             phrase = tuple(text[max(0, end - _PHRASE) : end])
-            whole = len(phrase) == _PHRASE
-            self._again.append(whole and phrase in self._seen)
-            if whole:
+            is_whole = len(phrase) == _PHRASE
+            self._repeated.append(is_whole and phrase in self._seen)
+            if is_whole:
                 self._seen.add(phrase)
         self._text += text[known:]
-        return sum(self._again[-_REPEATED_WITHIN:]) >= _REPEATED_PHRASES
+        return sum(self._repeated[-_REPEATED_WITHIN:]) >= _REPEATED_PHRASES
 
 
 @dataclass(slots=True)
@@ -98,13 +112,16 @@ class OfflineGuard:
         if calibration is None:
             limits = OfflineLimits(stop_at=max(0, stop_at))
             return cls(limits, may_repeat=stop_at >= 0, measured=False)
-        cold = OfflineLimits.of(calibration.cold, stop_at) if calibration.cold is not None else None
+        cold = None
+        if calibration.cold is not None:
+            cold = OfflineLimits.of(calibration.cold, stop_at)
         return cls(
             OfflineLimits.of(calibration.offline, stop_at), cold, informed, may_repeat=stop_at >= 0
         )
 
     def warning(self, offline: int) -> str:
-        """The warning when the unverified text has this many tokens; once for each time offline."""
+        """The warning for unverified text of so many tokens, once for each time offline; empty if
+        there is none."""
         warn_at = self._now.warn_at
         if not warn_at or offline < warn_at or self._warned:
             return ""
@@ -122,13 +139,16 @@ class OfflineGuard:
             return True
         if self.may_repeat or len(offline) < _REPEATED_WITHIN:
             return False
-        few = len(set(offline[-_REPEATED_WITHIN:])) <= _REPEATED_TOKENS
-        return few or self._phrases.repeat(offline)
+        has_few_tokens = len(set(offline[-_REPEATED_WITHIN:])) <= _REPEATED_TOKENS
+        return has_few_tokens or self._phrases.repeat(offline)
 
     def reset(self) -> None:
-        """All text is verified: warn again next time."""
+        """Warn again next time, because all text is verified."""
         self._warned = False
 
     @property
     def _now(self) -> OfflineLimits:
-        return self.limits if self.cold is None or self.informed() else self.cold
+        """The limits with the records that there are now, or without any."""
+        if self.cold is None or self.informed():
+            return self.limits
+        return self.cold

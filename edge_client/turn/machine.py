@@ -82,13 +82,17 @@ class TurnMachine:
     _computes: str = ""
     """The identity of what the verifier computes that began the turn."""
     _outbox: list[ClientMessage] = field(default_factory=list)
+    """Messages that are to be sent."""
     _no_drafter: bool = False
+    """Whether the drafter has failed."""
     _state: LinkState | None = None
+    """The state of the link, as the user was told last."""
     _rechecks: bool = False
     """Whether the answer had ended, and its text is checked while nobody waits."""
     _reading: bool = False
     """Whether the user was told that the verifier is reading."""
     _events: list[Event] = field(default_factory=list)
+    """Events for the user, beside those of the text."""
 
     def __post_init__(self, guesses: bool, prediction: Prediction | None) -> None:
         self.ahead = Ahead(
@@ -110,7 +114,7 @@ class TurnMachine:
     # ---- the link
 
     def link_up(self, welcome: Welcome, connection: int, now: float) -> None:
-        """A connection is up: open or resume the session on it."""
+        """Use a connection that is up: open or resume the session on it."""
         if not self._goes_on_with(welcome.computes):
             self.reach.lost(_COMPUTES_OTHERWISE, refused=True)
             return
@@ -129,18 +133,18 @@ class TurnMachine:
             self._bring_up(connection, now)
 
     def _goes_on_with(self, computes: str) -> bool:
-        """Whether this verifier computes what the one computed that began the turn: else the two
-        would make one verified text of two."""
+        """Whether this verifier computes the same text as the one that began the turn. Otherwise
+        what is shown as one verified text would be made of two."""
         if not self._computes:
             self._computes = computes
         return not computes or computes == self._computes
 
     def link_down(self, since: float, why: MoaError | None, *, refused: bool = False) -> None:
-        """The connection is down; `refused`: no attempt before the next turn."""
+        """Go on without a connection; `refused`: there is no attempt before the next turn."""
         if self.reach.lost(why.line() if why else "", refused=refused):
             self._give_up("the connection is lost again and again")
         self.left += self.unsent_closes()
-        # Before its resume, another connection would refuse the session's messages
+        # They are of no use: before its resume, another connection would refuse them.
         self._outbox.clear()
         self.deadlines.lost(since)
         self.session_state.lost()
@@ -150,32 +154,31 @@ class TurnMachine:
         """Take in a message that arrived at `now`."""
         if isinstance(message, Activations):
             self.records.arrived.append(message)
-        elif getattr(message, "session", b"") != self.session.id:
-            pass  # of an abandoned session
-        elif isinstance(message, Error):
+            return
+        if getattr(message, "session", b"") != self.session.id:
+            return  # of an abandoned session
+        if isinstance(message, Error):
             self._refused(message, now)
-        else:
-            try:
-                event = self.session.receive(message)
-            except ProtocolError as error:
-                self._broken(error, now)
-            else:
-                match event:
-                    case Ready():
-                        self.session_state.established = True
-                    case Advanced():
-                        self._advanced(event, now)
-                    case Recovered():
-                        self._recovered(event, now)
-                    case Working():
-                        self._working(event, now)
-                    case _:
-                        pass
+            return
+        try:
+            event = self.session.receive(message)
+        except ProtocolError as error:
+            self._broken(error, now)
+            return
+        match event:
+            case Ready():
+                self.session_state.established = True
+            case Advanced():
+                self._advanced(event, now)
+            case Recovered():
+                self._recovered(event, now)
+            case Working():
+                self._working(event, now)
 
     # ---- what the drafter has done
 
     def ran(self, action: Grow | Write, result: Any, now: float) -> None:
-        """The drafter's result; void if the turn has changed meanwhile."""
+        """Take the drafter's result; it is void if the text has changed meanwhile."""
         match action:
             case Grow(ids):
                 if ids is self.session.log:
@@ -190,14 +193,16 @@ class TurnMachine:
         self.ahead.reads = reads
 
     def _write(self, token: int, now: float) -> None:
+        """Add a token that the device wrote offline."""
         self.transcript.extend(token)
         self.stats.offline_tokens += 1
         self.deadlines.written(now)
-        if warning := self.guard.warning(len(self.transcript.provisional)):
+        warning = self.guard.warning(len(self.transcript.provisional))
+        if warning:
             self._events.append(Notice(message=warning))
 
     def drafter_failed(self, why: str) -> None:
-        """The turn goes on without a drafter: the verifier drafts, and nothing is written offline."""
+        """Go on without a drafter: the verifier drafts, and nothing is written offline."""
         self._events.append(Notice(message=f"{why}: the verifier drafts the rest of this answer"))
         self._no_drafter = True
         self.ahead.no_drafter()
@@ -208,8 +213,9 @@ class TurnMachine:
         """The most useful thing to do now."""
         moment = Moment(now)
         if self._usable:
-            if again := self.session_state.due(moment):
-                self._repeat(again, now)
+            repeated = self.session_state.due(moment)
+            if repeated:
+                self._repeat(repeated, now)
             elif self.session.unsettled and moment.reached(self.deadlines.give_up_at()):
                 return Drop()
         if not self._outbox and self._may_ask and moment.reached(self._may_send_at(now)):
@@ -218,7 +224,7 @@ class TurnMachine:
         action: Action | None = None
         if not self._outbox:
             action = End(self._reason()) if self.transcript.over else self._while_waiting(moment)
-        if self._outbox:
+        if self._outbox:  # also what came to it while waiting
             messages = tuple(self._outbox)
             self._outbox = []
             return Send(messages)
@@ -235,14 +241,19 @@ class TurnMachine:
         return events
 
     def events_read(self, since: float, now: float) -> None:
-        """The user has read the events: answers that arrived meanwhile are not late."""
+        """Learn that the user has read events from `since` until now: answers that arrived
+        meanwhile are not late."""
         self.deadlines.read(since, now)
 
     def last_messages(self) -> Sequence[ClientMessage]:
-        """The turn is over: store remaining records; returns the last messages to send."""
+        """Store the remaining records at the end of the turn; returns the last messages to send."""
         self._store_records()
-        ack = self.records.flow.acknowledge() if self.reach.link == "up" else None
-        return [*self._outbox, ack] if ack is not None else self._outbox
+        messages = list(self._outbox)
+        if self.reach.link == "up":
+            ack = self.records.flow.acknowledge()
+            if ack is not None:
+                messages.append(ack)
+        return messages
 
     def unsent_closes(self) -> list[bytes]:
         """Sessions to close after the turn was cancelled."""
@@ -261,6 +272,7 @@ class TurnMachine:
 
     @property
     def _may_ask(self) -> bool:
+        """Whether a stream may be asked for now."""
         return self._usable and self.session_state.usable and not self.session.busy
 
     def _request(self, request: Stream, now: float) -> None:
@@ -277,13 +289,15 @@ class TurnMachine:
             self.ahead.lost()  # it runs anew, without what it was told
 
     def _bring_up(self, connection: int, now: float) -> None:
+        """Send what the session needs first on this connection, then close sessions of earlier
+        turns."""
         self._agree()
         self._repeat(self.session_state.bring_up(connection), now)
         while self.left:
             self._outbox.append(Close(self.left.pop()))
 
     def _agree(self) -> None:
-        """What device and verifier have agreed on holds for this session."""
+        """Let the session keep to what device and verifier have agreed on."""
         self.session.records = self.records.dtype
         if self._vocab_size is not None:
             self.session.vocab_size = self._vocab_size
@@ -291,6 +305,7 @@ class TurnMachine:
     # ---- what an answer means
 
     def _advanced(self, event: Advanced, now: float) -> None:
+        """Take in new tokens of the stream, or its end."""
         waited = now - self.deadlines.asked_at
         event = _credible(event, 1000 * max(0.0, waited))
         unread = self.deadlines.unread
@@ -302,11 +317,12 @@ class TurnMachine:
         if event.tokens:
             self.stats.forwards += 1
             self._progressed(now, (event.queue_ms + event.forward_ms) / 1000)
-        elif event.done:  # after a stream without tokens do not ask again at once
-            self._try_again(now)
+        elif event.done:
+            self._try_again(now)  # a stream without tokens is not asked for again at once
         self._absorb(now)
 
     def _recovered(self, event: Recovered, now: float) -> None:
+        """Go on in a session that was resumed; where it is gone, open it again."""
         if event.outcome == "gone":
             self._reopen(now)
             return
@@ -318,20 +334,23 @@ class TurnMachine:
             self._repeat(event.resend, now)
 
     def _working(self, event: Working, now: float) -> None:
-        """The verifier is at it; the user is told how far it is with reading."""
+        """Note that the verifier works on the answer; the user is told how far it has read, and
+        also that it has read all."""
         self.deadlines.heard(event.done, now)
-        reads = event.done < event.total
-        if reads or self._reading:
+        is_reading = event.done < event.total
+        if is_reading or self._reading:
             self._events.append(Progress(done=event.done, total=event.total))
-        self._reading = reads
+        self._reading = is_reading
 
-    def _progressed(self, now: float, server: float = 0.0) -> None:
+    def _progressed(self, now: float, server_seconds: float = 0.0) -> None:
+        """Note that verified tokens have come, for which the server worked so long."""
         self._reading = False
         self._say("online")
         self.reach.progressed()
-        self.deadlines.progressed(now, server)
+        self.deadlines.progressed(now, server_seconds)
 
     def _refused(self, error: Error, now: float) -> None:
+        """React to a refusal, by its class."""
         if error.round and not self.session.waits_for(error.round):
             return  # it has been answered meanwhile
         match classify(error):
@@ -339,8 +358,7 @@ class TurnMachine:
                 self.session.receive(error)
                 self._pause(now, error.retry_after_ms / 1000)
             case Failure.UNKNOWN if error.round and self.session.opening:
-                # It answers a round that was sent after an opening: the opening's own answer counts
-                pass
+                pass  # a round's that was sent behind an opening: the opening's own answer counts
             case Failure.UNKNOWN:
                 self.session.receive(error)
                 self._reopen(now)
@@ -351,25 +369,29 @@ class TurnMachine:
                 self._give_up(error.message)
 
     def _pause(self, now: float, asked_wait: float = 0.0) -> None:
-        """After a pause, unanswered requests are sent again, or a new round."""
+        """Ask for nothing until a pause is over; then unanswered requests are sent again, or a new
+        round."""
         self.reach.retry.failed(now, asked_wait=asked_wait)
         self.session_state.repeat(self.reach.retry.not_before)
 
     def _try_again(self, now: float) -> None:
-        """The same, for errors that should not happen: with a limit."""
+        """Ask again after a pause because of an error that should not happen; after too many in a
+        row, no more in this turn."""
         if self.reach.setback():
             self._give_up("the verifier answers without progress")
         else:
             self._pause(now)
 
     def _reopen(self, now: float) -> None:
-        """The verifier has lost the session; its opening is among the unsettled requests."""
+        """Open a session again that the verifier has lost: its opening is among the unsettled
+        requests. The first time at once, then after a pause."""
         self._try_again(now)
         if self.reach.setbacks == 1:
             self.session_state.repeat(now)
 
     def _broken(self, error: MoaError, now: float) -> None:
-        """The logs differ, or the verifier broke a rule: continue from our log, which is complete."""
+        """Continue from our log, which is complete, in a new session: the logs differ, or the
+        verifier broke a rule. The user is told of the first time in a row."""
         if not self.reach.setbacks:
             self._events.append(
                 Notice(message=f"a new session is opened: {safe_line(error.line())}")
@@ -379,57 +401,59 @@ class TurnMachine:
         self._absorb(now)
 
     def _give_up(self, why: str) -> None:
+        """Ask the verifier for nothing more in this turn."""
         self.reach.given_up = safe_line(why)
         self.session.unsettled.clear()
 
     def _absorb(self, now: float) -> bool:
-        """Reconcile verified and provisional text; False if the turn continues in another session."""
+        """Reconcile verified and provisional text; returns False if the turn continues in another
+        session."""
         self.transcript.absorb()
         if not self.transcript.provisional:
             self.guard.reset()
-        if (old := self.transcript.superseded) is None:
+        superseded = self.transcript.superseded
+        if superseded is None:
             return True
         self.transcript.superseded = None
+        self._begin_new_session(superseded, now)
+        return False
+
+    def _begin_new_session(self, superseded: ClientSession, now: float) -> None:
+        """Open the session in which the turn continues, and close the one that it supersedes."""
         self._agree()
         self.ahead.lost()
         self.records.truncate(max((stop for _, stop in self.session.held), default=0))
         before = self.session_state
         self.session_state = SessionState(self.session)
         if self.reach.link != "up":
-            return False
+            return
         if self._usable:
             opening = self.session_state.bring_up(before.connection)
             if before.again_at is None:
-                self._repeat(opening, now)  # first the new session: it shares the cached prefix
+                self._repeat(opening, now)
             else:
-                self.session_state.repeat(before.again_at)
-        self._outbox.append(Close(old.id))
-        return False
+                self.session_state.repeat(before.again_at)  # a pause goes on
+        # Only behind the opening: the new session shares the cached prefix of this one.
+        self._outbox.append(Close(superseded.id))
 
     # ---- while nothing can be asked
 
     @property
     def _may_write(self) -> bool:
+        """Whether the device may write offline."""
         if self._no_drafter:
             return False
         return not self.transcript.finish and not self.guard.stops(self.transcript.provisional)
 
     def _while_waiting(self, moment: Moment) -> Action | None:
-        """Write offline after `offline_after`; until then use the time."""
+        """Write offline after `offline_after`, or end the turn where nothing may be written; until
+        then use the time."""
         if self._may_write:
             if self.reach.hopeless or moment.reached(self.deadlines.write_at()):
                 self._say(*self.reach.news())
                 return Write(self.transcript.ids)
-        else:
-            unreachable = self.reach.link == "down" or self.session_state.again_at is not None
-            slow = not unreachable and (not self.transcript.length or self._rechecks)
-            over = self.reach.hopeless or moment.reached(
-                self.deadlines.end_at(moment.now, patient=slow)
-            )
-            if over or unreachable:
-                self._say(*self.reach.news())
-            if over:
-                return End(self._reason())
+        elif self._waited_long_enough(moment):
+            return End(self._reason())
         self._use_the_wait(moment.now)
         if not (self._usable and self.session_state.usable and self.session.busy):
             return None
@@ -442,34 +466,53 @@ class TurnMachine:
                 return grow
         return None
 
+    def _waited_long_enough(self, moment: Moment) -> bool:
+        """Whether a turn must end in which nothing more may be written: nobody can check its text,
+        or nobody did in time. Tells the user when the verifier cannot be asked."""
+        unreachable = self.reach.link == "down" or self.session_state.again_at is not None
+        nothing_is_hidden = not self.transcript.length or self._rechecks
+        patient = not unreachable and nothing_is_hidden
+        over = self.reach.hopeless or moment.reached(
+            self.deadlines.end_at(moment.now, patient=patient)
+        )
+        if over or unreachable:
+            self._say(*self.reach.news())
+        return over
+
     def _use_the_wait(self, now: float) -> None:
-        """Idle: store records."""
+        """Store records, acknowledge them, and ask for another precision if that pays."""
         self._store_records()
         if self.reach.link != "up":
             return
-        if ack := self.records.flow.acknowledge():
-            self._outbox.append(ack)
-            if change := self.records.adjust(self.session, self.stats.speed(now)):
-                self._outbox.append(change)
+        ack = self.records.flow.acknowledge()
+        if ack is None:
+            return
+        self._outbox.append(ack)
+        change = self.records.adjust(self.session, self.stats.speed(now))
+        if change is not None:
+            self._outbox.append(change)
 
     def _store_records(self) -> None:
+        """Store the records that have come; tokens are exact whatever happens to records."""
         try:
             rules = self.transcript.rules
             self.records.store(self.session, rules.start + rules.max_new_tokens)
         except ProtocolError as error:
             self._give_up(str(error))
-        except Exception as error:  # tokens are exact whatever happens to records
+        except Exception as error:
             self.records.buffer = None
             self._events.append(
                 Notice(message=DeviceError.of("the store of activation records", error).line())
             )
 
     def _say(self, state: LinkState, detail: str = "") -> None:
+        """Tell the user the state of the link, if it has changed."""
         if state != self._state:
             self._state = state
             self._events.append(Link(state=state, detail=detail))
 
     def _reason(self) -> Reason:
+        """Why the turn ends."""
         if self.transcript.finish:
             return self.transcript.finish
         if self.guard.stops(self.transcript.provisional):

@@ -17,7 +17,7 @@ _SETBACKS = 8
 """Attempts to repair a session without a verified token in between; then the device continues
 offline in this turn."""
 _LOSSES = 32
-"""The same for connections: a bad link loses many."""
+"""Connections that may be lost without a verified token in between: a bad link loses many."""
 
 
 @dataclass
@@ -27,13 +27,16 @@ class Reachability:
     linked: bool = True
     """Whether there is a verifier at all; without one the device writes at once."""
     retry: Retry = field(default_factory=lambda: Retry(0.1, 1.0))
+    """The pauses between attempts."""
     link: Literal["down", "up", "refused"] = "down"
     given_up: str = ""
     """Why the verifier is not asked again in this turn."""
     setbacks: int = 0
     """Failed attempts in a row to repair the session."""
     _losses: int = 0
+    """Lost connections in a row."""
     _why_down: str = ""
+    """Why there is no connection, for the user."""
 
     @property
     def usable(self) -> bool:
@@ -46,23 +49,26 @@ class Reachability:
         return not self.linked or self.link == "refused" or bool(self.given_up)
 
     def lost(self, why: str, *, refused: bool) -> bool:
-        """The connection is down; `refused`: no attempt before the next turn. Returns whether it
-        was lost too often."""
-        self._losses += self.link == "up"
-        too_often = self.link == "up" and self._losses >= _LOSSES
+        """Note that the connection is down; `refused`: there is no attempt before the next turn.
+        Returns whether it was lost too often."""
+        was_up = self.link == "up"
+        if was_up:
+            self._losses += 1
+        too_often = was_up and self._losses >= _LOSSES
         self.link = "refused" if refused else "down"
         self._why_down = safe_line(why)
         return too_often
 
     def setback(self) -> bool:
-        """An attempt to repair the session is needed; returns whether there were too many."""
+        """Count an attempt to repair the session; returns whether there were too many."""
         self.setbacks += 1
         return self.setbacks >= _SETBACKS
 
     def progressed(self) -> None:
-        """Verified tokens arrived: failures are counted from zero."""
+        """Count failures from zero, because verified tokens have come."""
         self.retry.progressed()
-        self.setbacks = self._losses = 0
+        self.setbacks = 0
+        self._losses = 0
 
     def try_again(self) -> None:
         """Forget the failures: the turn waits once more."""
@@ -80,7 +86,9 @@ class Reachability:
             return "late", ""
         if self.link == "refused":
             return "refused", self._why_down
-        return ("offline", self._why_down) if self._why_down else ("connecting", "")
+        if self._why_down:
+            return "offline", self._why_down
+        return "connecting", ""
 
 
 class Failure(Enum):

@@ -18,9 +18,10 @@ from moa.wire.messages import Activations, RecordDtype, Sync
 
 Precision = Literal["auto", "int8", "int4", "fp16", "off"]
 
-_TOO_SLOW, _FAST_ENOUGH = 1.5, 4.0
-"""Bandwidth as a multiple of the rate of int8 records for new tokens: below the first, ask for
-int4; above the second, for int8."""
+_TOO_SLOW = 1.5
+"""Ask for int4 where the bandwidth is below this multiple of what int8 records of new tokens need."""
+_FAST_ENOUGH = 4.0
+"""Ask for int8 again where it is above this multiple."""
 _SAMPLES = 8
 """Bandwidth samples needed before the precision is changed, and before it is changed back."""
 _MOST_EARLY = 64
@@ -39,8 +40,9 @@ class Records:
     arrived: list[Activations] = field(default_factory=list)
     """Records that are not stored yet: that is done while no request can be made."""
     _early: list[Activations] = field(default_factory=list)
-    """Records of tokens that have not been told."""
+    """Records of tokens that are not in the log yet."""
     _lowered: bool = False
+    """Whether the precision is lowered, because the link is slow."""
     _judged_at: int = 0
     """Bandwidth samples there were when the precision was last changed."""
 
@@ -49,9 +51,10 @@ class Records:
         """The precision to ask for now."""
         if self.buffer is None:
             return "off"
-        if self.precision == "auto":
-            return "int4" if self._lowered and self.buffer.wire.width % 2 == 0 else "int8"
-        return self.precision
+        if self.precision != "auto":
+            return self.precision
+        can_be_int4 = self.buffer.wire.width % 2 == 0  # two numbers a byte
+        return "int4" if self._lowered and can_be_int4 else "int8"
 
     def held(self) -> list[tuple[int, int]]:
         """The rows received."""
@@ -81,10 +84,8 @@ class Records:
         for message in waiting:
             if message.session != session.id:
                 continue
-            if (
-                len(session.log) < message.start + message.rows <= longest
-                and len(self._early) < _MOST_EARLY
-            ):
+            is_early = len(session.log) < message.start + message.rows <= longest
+            if is_early and len(self._early) < _MOST_EARLY:
                 self._early.append(message)
             else:
                 self.keep(message, len(session.log))
@@ -93,10 +94,9 @@ class Records:
     def keep(self, message: Activations, length: int) -> None:
         """Put the rows into the buffer; the log has `length` tokens, and a record belongs to one of
         them."""
-        if message.start + message.rows > length:
-            raise ProtocolError(
-                f"records of tokens {message.start}..{message.start + message.rows} of {length}"
-            )
+        stop = message.start + message.rows
+        if stop > length:
+            raise ProtocolError(f"records of tokens {message.start}..{stop} of {length}")
         self.rows += message.rows
         if self.buffer is None or message.dtype == "off":
             return
@@ -105,10 +105,10 @@ class Records:
             raise ProtocolError(
                 f"records of {message.heads} x {message.head_dim}, the drafter's are {heads.count} x {heads.width}"
             )
-        self.buffer.put(
-            message.start,
-            *records.decode(message.payload, message.dtype, message.rows, heads.count, heads.width),
+        keys, values = records.decode(
+            message.payload, message.dtype, message.rows, heads.count, heads.width
         )
+        self.buffer.put(message.start, keys, values)
 
     def truncate(self, length: int) -> None:
         """Drop the records of positions from `length` on: the tokens there have changed."""
@@ -125,6 +125,7 @@ class Records:
         room = self.flow.bandwidth.value
         if session.record_rate:
             room = min(room, session.record_rate)
+        # Two limits, so that a link between them does not go to and fro.
         lowered = room < (_FAST_ENOUGH if self._lowered else _TOO_SLOW) * needed
         if lowered == self._lowered:
             return None

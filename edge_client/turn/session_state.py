@@ -33,26 +33,29 @@ class SessionState:
         """What to send first on a connection: an opening, the next turn of a session that is open
         here, or a resume."""
         session = self.session
-        before = self.connection
+        is_known_here = connection == self.connection
+        is_new = not session.settled  # no verifier has it yet
         self.connection = connection
         self.again_at = None
-        self.established = not session.settled or connection == before
+        self.established = is_new or is_known_here
         if not self.established:
             return session.recover()
-        return list(session.unsettled) if session.settled or session.unsettled else [session.open()]
+        if is_new and not session.unsettled:
+            return [session.open()]
+        return list(session.unsettled)
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """Note that the connection is gone."""
         self.established = False
         self.again_at = None
 
     def repeat(self, at: float) -> None:
-        """Nothing is sent before `at`; then unanswered requests are sent again."""
+        """Send nothing before `at`; then unanswered requests are sent again."""
         self.established = True
         self.again_at = at
 
     def due(self, moment: Moment) -> Sequence[ClientMessage]:
-        """The requests to send again now."""
+        """The requests to send again now; none before their time."""
         if self.again_at is None or not moment.reached(self.again_at):
             return ()
         self.again_at = None

@@ -28,7 +28,7 @@ _COUNTS = (
 
 @dataclass(slots=True)
 class Stats:
-    """Counted while a turn runs. Times are in seconds."""
+    """What is counted while a turn runs. Times are in seconds."""
 
     started: float
     finished: float = 0.0
@@ -80,16 +80,17 @@ class Stats:
         return self.tokens / max(1e-3, now - self.started)
 
     def report(self, now: float) -> dict[str, Any]:
-        """As rounded numbers."""
+        """The figures, as rounded numbers."""
         seconds = max(1e-3, (self.finished or now) - self.started)
+        tokens_per_round = None
+        if self.rounds:
+            tokens_per_round = round((self.accepted + self.rounds) / self.rounds, 3)
         return {
             "seconds": round(seconds, 4),
             "first_token_seconds": round(max(0.0, self.first_token - self.started), 4),
             "last_token_seconds": round(max(0.0, self.last_token - self.started), 4),
             "tokens_per_second": round(self.tokens / seconds, 2),
-            "tokens_per_round": round((self.accepted + self.rounds) / self.rounds, 3)
-            if self.rounds
-            else None,
+            "tokens_per_round": tokens_per_round,
             **{name: getattr(self, name) for name in _COUNTS},
             "outcomes": dict(self.outcomes),
             "streamed_by": dict(self.by),

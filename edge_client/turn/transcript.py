@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from edge_client.events import Adopt, Confirm, Event, Retract, Status, Token
+from moa.logprobs import TokenLogprobs
 from moa.text_stream import TextStream
 from moa.wire import ClientSession, Ranges
 from moa.wire.finish import Decode, TurnRules, first_finish
@@ -31,6 +32,7 @@ class Transcript:
     on_reconnect: OnReconnect = "rewind"
 
     provisional: list[int] = field(default_factory=list)
+    """Tokens behind the log that the device wrote offline."""
     statuses: list[Status] = field(default_factory=list)
     """One for each output token."""
     local_finish: Finish = ""
@@ -38,14 +40,15 @@ class Transcript:
     superseded: ClientSession | None = None
     """The session that was abandoned because `keep` adopted other text."""
     _events: list[Event] = field(default_factory=list)
-    _untold: list[tuple[int, int, Status]] = field(default_factory=list)
+    """Events that were not read yet."""
+    _without_event: list[tuple[int, int, Status]] = field(default_factory=list)
     """Position, id and status of tokens without an event yet: they are decoded when events are
     read, or text is cut."""
-    _known: int = field(init=False)
-    """How much of the session's log has been absorbed."""
+    _absorbed: int = field(init=False)
+    """How many tokens of the session's log have been absorbed."""
 
     def __post_init__(self) -> None:
-        self._known = len(self.session.log)
+        self._absorbed = len(self.session.log)
 
     # ---- what there is
 
@@ -72,7 +75,9 @@ class Transcript:
     @property
     def finish(self) -> Finish:
         """Why the turn is over, "" while it is not. The end of provisional text is provisional too."""
-        return self.local_finish if self.provisional else self.session.finish or self.local_finish
+        if self.provisional:
+            return self.local_finish
+        return self.session.finish or self.local_finish
 
     @property
     def verified(self) -> bool:
@@ -86,7 +91,7 @@ class Transcript:
 
     def drain(self) -> list[Event]:
         """Events since the last call."""
-        self._write()
+        self._make_token_events()
         events = self._events
         self._events = []
         return events
@@ -94,38 +99,38 @@ class Transcript:
     # ---- what happens
 
     def absorb(self) -> None:
-        """Absorb the new tokens of the session's log."""
-        while self._known < len(self.session.log):
-            token = self.session.log[self._known]
+        """Absorb the new tokens of the session's log, and its end."""
+        while self._absorbed < len(self.session.log):
+            token = self.session.log[self._absorbed]
             if self.provisional and self.provisional[0] != token:
                 if self.on_reconnect == "keep":
                     self._adopt()
                     return
                 self._retract()
-            position = self._known
-            self._known += 1
+            position = self._absorbed
+            self._absorbed += 1
             if self.provisional:
                 self.provisional.pop(0)
                 self.statuses[position - self.rules.start] = "verified"
                 self._confirmed(position)
             else:
                 self._emit(position, token, "verified")
-        if (
-            self.session.finish and self.provisional
-        ):  # the target ended the turn here, and the device continued
+        if self.session.finish and self.provisional:
+            # The target ended the turn here, and the device went on.
             if self.on_reconnect == "keep":
                 self._adopt()
             else:
                 self._retract()
 
     def extend(self, token: int) -> None:
-        """A token written offline."""
+        """Add a token that was written offline."""
         _, self.local_finish = first_finish(self.rules, self.ids, [token], self.decode)
         self.provisional.append(token)
         self._emit(len(self.session.log) + len(self.provisional) - 1, token, "provisional")
 
     def limit(self, most: int) -> None:
-        """This verifier writes so many tokens in a turn: it would refuse one that asks for more."""
+        """Ask for no more tokens than this verifier writes in a turn: it would refuse more. Only
+        before the session is open there, and while the text is shorter."""
         if self.length < most < self.rules.max_new_tokens and not self.session.settled:
             self.rules = replace(self.rules, max_new_tokens=most)
             self.session.max_new_tokens = most
@@ -136,40 +141,43 @@ class Transcript:
         self._replace(self.session.log)
         self.provisional = provisional
 
-    def _write(self) -> None:
+    def _make_token_events(self) -> None:
         """Make events for the tokens without one."""
-        for position, token, status in self._untold:
+        for position, token, status in self._without_event:
             logprobs = self.session.token_logprobs.get(position) if status == "verified" else None
             text = self.stream.add(token)
             self._events.append(
                 Token(position=position, id=token, text=text, status=status, logprobs=logprobs)
             )
-        self._untold.clear()
+        self._without_event.clear()
 
     def _emit(self, position: int, token: int, status: Status) -> None:
+        """Have the user told of a token."""
         self.statuses.append(status)
-        self._untold.append((position, token, status))
+        self._without_event.append((position, token, status))
 
     def _confirmed(self, position: int) -> None:
-        self._write()
+        """Have the user told that the provisional token at `position` is verified. Tokens that
+        follow one another are one event, if all or none of them have log-probabilities."""
+        self._make_token_events()
         last = self._events[-1] if self._events else None
-        told = self.session.token_logprobs.get(position)
-        logprobs = (told,) if told is not None else ()
+        of_token = self.session.token_logprobs.get(position)
+        logprobs: tuple[TokenLogprobs, ...] = (of_token,) if of_token is not None else ()
+        start = position
         if (
             isinstance(last, Confirm)
             and last.stop == position
             and bool(last.logprobs) == bool(logprobs)
         ):
             start = last.start
-            self._events[-1] = Confirm(
-                start=start, stop=position + 1, logprobs=last.logprobs + logprobs
-            )
-        else:
-            self._events.append(Confirm(start=position, stop=position + 1, logprobs=logprobs))
+            logprobs = last.logprobs + logprobs
+            self._events.pop()
+        self._events.append(Confirm(start=start, stop=position + 1, logprobs=logprobs))
 
     def _retract(self) -> None:
-        self._write()
-        start = self._known
+        """Withdraw all provisional text."""
+        self._make_token_events()
+        start = self._absorbed
         stop = start + len(self.provisional)
         self.provisional.clear()
         self.local_finish = ""
@@ -178,8 +186,9 @@ class Transcript:
         self._events.append(Retract(start=start, stop=stop, characters=characters))
 
     def _adopt(self) -> None:
-        self._write()
-        start = self._known
+        """Let provisional text stand, in a new session whose log begins with it."""
+        self._make_token_events()
+        start = self._absorbed
         self._events.append(Adopt(start=start, stop=start + len(self.provisional)))
         self._replace(self.session.log[:start] + self.provisional)
 
@@ -189,6 +198,6 @@ class Transcript:
         self.session = old.another(ids)
         self.session.turn_start = self.rules.start
         self.session.held = Ranges(old.held)
-        self.session.held.truncate(self._known)
-        self._known = len(ids)
+        self.session.held.truncate(self._absorbed)
+        self._absorbed = len(ids)
         self.provisional = []

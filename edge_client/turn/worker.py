@@ -34,19 +34,19 @@ _ENDING_SECONDS = 2.0
 _SLICE = 0.05
 """Longest wait for a step in the thread, in seconds, before messages and deadlines are looked at."""
 _IDS = 2**31
+"""Every token id is smaller than this."""
 _TRIED = TreeShape(4, 3, 12)
+"""A small tree, to measure the drafter's steps with."""
 _DONE = object()
 _PIECE = 16
-"""New tokens above which a step runs a piece of a prompt."""
+"""A step over more new tokens than this runs a piece of a prompt."""
 
 
 def time_steps(drafter: OnnxDrafter, controller: Controller) -> None:
     """Measure the drafter's steps, over one token and over a few, before the first draft is
     planned."""
-    for books in (
-        Controller(),
-        controller,
-    ):  # the first run allocates memory and is slow: it does not count
+    # The first run allocates memory and is slow: it does not count.
+    for books in (Controller(), controller):
         steps = drafter.draft([0], _TRIED, SamplingSettings())
         done = False
         while not done:
@@ -68,16 +68,19 @@ class DrafterWorker:
     failed: bool = False
     """Whether its caches can be trusted no longer: the next turn needs another drafter."""
     _steps: Generator[None, None, Any] | None = None
+    """The steps of the current work that are still to be run."""
     _action: Grow | Write | None = None
-    """The current work, and the length that its ids had."""
+    """The current work."""
     _length: int = 0
+    """The length that its ids had when it began."""
     _seen: int = 0
     """Tokens that the drafter has seen, about."""
     _new: int = 0
     """Tokens that it has still to see, about."""
     _pending: asyncio.Future[tuple[bool, Any]] | None = None
-    """The step in the thread, and since when it runs."""
+    """The step that runs in the thread."""
     _since: float = 0.0
+    """When that step began."""
     _yield_at: float = 0.0
     """When the event loop must have had a turn, although every result is ready at once."""
 
@@ -90,15 +93,13 @@ class DrafterWorker:
         try:
             if not self._is_about(action):
                 if self._pending is not None and not await self._landed():
-                    # A step of earlier work, which must end before the caches are used again
+                    # A step of earlier work, which must end before the caches are used again.
                     return None
                 self._count_ended_step()
-                self._action, self._steps, self._length = (
-                    action,
-                    self._begin(action),
-                    len(action.ids),
-                )
-                self._new = len(action.ids) - self._seen
+                self._action = action
+                self._steps = self._begin(action)
+                self._length = len(action.ids)
+                self._new = self._length - self._seen
             done, result = await self._work()
             if done:
                 _check(action, result)
@@ -125,23 +126,25 @@ class DrafterWorker:
 
     @property
     def reading(self) -> tuple[int, int] | None:
-        """While it reads a long text: how many tokens of how many it has read."""
+        """While the drafter reads a long text: how many tokens it has read, and of how many."""
         if self._steps is None or self._new <= _PIECE:
             return None
         return max(0, self._length - self._new), self._length
 
     async def finish(self) -> None:
-        """The turn is over: end the step in the thread, because the caches must not change under the
-        next turn."""
-        if self._pending is not None:
-            await asyncio.wait([self._pending], timeout=_UNWANTED_SECONDS)
-            if not self._pending.done() and not self._pending.cancel():
-                self.drafter.end_steps()
-                await asyncio.wait([self._pending], timeout=_ENDING_SECONDS)
-            self.failed |= not self._pending.done() or self._pending.exception() is not None
-            self._give_up_step()
+        """End the step in the thread at the end of the turn, because the caches must not change
+        under the next one."""
+        if self._pending is None:
+            return
+        await asyncio.wait([self._pending], timeout=_UNWANTED_SECONDS)
+        if not self._pending.done() and not self._pending.cancel():
+            self.drafter.end_steps()
+            await asyncio.wait([self._pending], timeout=_ENDING_SECONDS)
+        self.failed |= not self._pending.done() or self._pending.exception() is not None
+        self._give_up_step()
 
     def _begin(self, action: Grow | Write) -> Generator[None, None, Any]:
+        """The steps of this work; the last one returns its result."""
         mask = self.matcher.after(action.ids) if self.matcher is not None else None
         match action:
             case Grow(ids, breadth, least):
@@ -152,30 +155,22 @@ class DrafterWorker:
     def _is_about(self, action: Grow | Write) -> bool:
         """Whether this is the current work; a log grows in place and is then different work."""
         current = self._action
-        if (
-            self._steps is None
-            or type(current) is not type(action)
-            or self._length != len(action.ids)
-        ):
+        if self._steps is None or current is None or type(current) is not type(action):
             return False
-        assert current is not None
+        if self._length != len(action.ids):
+            return False
         return current.ids is action.ids or current.ids == action.ids
 
     async def _work(self) -> tuple[bool, Any]:
-        """Run steps until there is a result or the time is over."""
+        """Run steps until there is a result or the time is over; returns whether there is one, and
+        the result."""
         until = perf_counter() + BLOCKING
         while True:
-            expected = (
-                self.controller.piece
-                if self._new > _PIECE
-                else self.controller.step.seconds(GUESSED)
-            )
-            if expected > BLOCKING or self._pending is not None:
+            if self._pending is not None or self._step_seconds > BLOCKING:
                 if self._pending is None:
                     self._since = perf_counter()
-                    self._pending = asyncio.get_running_loop().run_in_executor(
-                        self.thread, self._step
-                    )
+                    loop = asyncio.get_running_loop()
+                    self._pending = loop.run_in_executor(self.thread, self._step)
                 if not await self._landed():
                     return False, None
                 step = self._pending
@@ -187,9 +182,8 @@ class DrafterWorker:
                 self._seen = self._length
                 self._steps = None
                 self._action = None
-                if (
-                    perf_counter() > self._yield_at
-                ):  # short results in a row must not keep signals and messages waiting
+                if perf_counter() > self._yield_at:
+                    # Short results in a row must not keep signals and messages waiting.
                     await asyncio.sleep(0)
                     self._yield_at = perf_counter() + BLOCKING
                 return True, result
@@ -197,7 +191,16 @@ class DrafterWorker:
                 await asyncio.sleep(0)
                 return False, None
 
+    @property
+    def _step_seconds(self) -> float:
+        """Seconds that the next step is likely to take."""
+        if self._new > _PIECE:
+            return self.controller.piece
+        return self.controller.step.seconds(GUESSED)
+
     def _step(self) -> tuple[bool, Any]:
+        """Run one step and measure it, in whichever thread; returns whether the work is done, and
+        its result."""
         assert self._steps is not None
         start = perf_counter()
         done = False
@@ -223,8 +226,8 @@ class DrafterWorker:
         self._pending = None
 
     async def _landed(self) -> bool:
-        """Whether the step in the thread is done; waits for it for a moment only, so that messages
-        are looked at."""
+        """Whether the step in the thread is done. It is waited for only a moment, so that messages
+        are looked at meanwhile."""
         assert self._pending is not None
         await asyncio.wait([self._pending], timeout=_SLICE)
         if not self._pending.done() and perf_counter() - self._since > STUCK:
@@ -233,25 +236,26 @@ class DrafterWorker:
 
 
 def _check(action: Grow | Write, result: Any) -> None:
-    """Refuse what is no result of this action."""
+    """Raise a `DeviceError` if this cannot be the result of the action: a runtime or a graph may be
+    broken, and what it says goes to the user or the verifier."""
     if isinstance(action, Write):
         if not 0 <= result < _IDS:
             raise DeviceError(f"the drafter failed: {result} is no token")
         return
     tree: DraftTree = result.tree
-    tokens = tree.tokens
-    parents = tree.parents
-    sound = (
-        tokens[0] == action.ids[-1]
-        and len(tokens) == len(parents) == len(tree.scores)
-        and parents[0] == -1
-    )
-    sound = sound and all(0 <= parent < node for node, parent in enumerate(parents) if node)
-    if not (
-        sound
-        and all(0 <= token < _IDS for token in tokens)
-        and all(map(math.isfinite, tree.scores))
-    ):
+    if not _is_tree_after(tree, action.ids[-1]):
         raise DeviceError("the drafter failed: its tree does not follow the text")
     if len(tree) < 2:
         raise DeviceError("the drafter failed: it has no guess")
+
+
+def _is_tree_after(tree: DraftTree, token: int) -> bool:
+    """Whether this is a tree whose root is the token: each node behind its parent, all ids and
+    scores numbers that can be."""
+    if not len(tree.tokens) == len(tree.parents) == len(tree.scores):
+        return False
+    if tree.tokens[0] != token or tree.parents[0] != -1:
+        return False
+    if not all(0 <= parent < node for node, parent in enumerate(tree.parents) if node):
+        return False
+    return all(0 <= one < _IDS for one in tree.tokens) and all(map(math.isfinite, tree.scores))
