@@ -51,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and print a table."""
     settings = options.settings_from(arguments, max_new_tokens=64)
     ways = arguments.ways.split(",")
-    if unknown := [way for way in ways if way not in WAYS]:
+    unknown = [way for way in ways if way not in WAYS]
+    if unknown:
         raise UsageError(f"unknown way {unknown[0]!r}", hint=f"known: {', '.join(WAYS)}")
     if not settings.verifier:
         raise UsageError(
@@ -66,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _table(results: dict[str, dict[str, Any]]) -> Table:
+    """The figures of each way, in a row."""
     table = Table("draft", *RATES, "first token ms", "same text")
     for way, figures in results.items():
         same = "yes" if figures["same"] else "NO"
@@ -76,6 +78,7 @@ def _table(results: dict[str, dict[str, Any]]) -> Table:
 async def _measure(
     settings: ClientSettings, ways: list[str], profile: str | None
 ) -> dict[str, dict[str, Any]]:
+    """The figures of each way, over the same prompts and the same link."""
     device = Device.of(settings)
     results: dict[str, dict[str, Any]] = {}
     reference: list[list[int]] | None = None

@@ -87,7 +87,7 @@ async def _talk(
 
 
 async def _welcome(client: EdgeClient, console: Console) -> None:
-    """Whose text this is going to be, and whether the verifier is there."""
+    """Say whose text this is going to be, and whether the verifier is there."""
     device = client.device
     manifest = device.bundle.manifest
     drafter = f"{named(manifest.drafter.source)} ({device.variant})"
@@ -140,7 +140,7 @@ class ChatLoop:
         """Why the verifier has refused an answer, if it did."""
 
     async def run(self) -> None:
-        """Until the user ends it."""
+        """Read and answer messages until the user ends the chat."""
         with self._ctrl_c.heard():
             try:
                 await self._run()
@@ -184,7 +184,7 @@ class ChatLoop:
                 self._console.print(f"edge-client: {error.line()}", style="red")
 
     async def _ask(self, step: Ask | Continue) -> None:
-        """An answer, once it is settled what the last one is; Ctrl-C stops it."""
+        """Show an answer, once it is settled what the last one is; Ctrl-C stops it."""
         await self._settle()
         check = self._check
         unread: list[int] = []
@@ -270,7 +270,8 @@ class ChatLoop:
 
     @contextlib.asynccontextmanager
     async def _checking_meanwhile(self) -> AsyncIterator[None]:
-        """While the user types, provisional text is checked as soon as the verifier is back."""
+        """A context in which the user types: meanwhile provisional text is checked as soon as the
+        verifier is back."""
         check = self._check
         if check is not None and check.phase != "over" and check.task is None:
             check.start()
@@ -299,7 +300,7 @@ class ChatLoop:
 
     @contextlib.contextmanager
     def _following(self, check: OfflineCheck) -> Iterator[None]:
-        """How far a check is, below what it prints."""
+        """A context in which the status of a check is shown below what it prints."""
         if not self._console.is_terminal:
             yield
             return
@@ -322,7 +323,7 @@ class ChatLoop:
             self._reader.show(told)
 
     def _say(self, line: Text) -> None:
-        """A line, above what is being typed."""
+        """Print a line, above what is being typed."""
         with self._reader.above() if self._typing else contextlib.nullcontext():
             self._console.print(line)
 

@@ -26,8 +26,10 @@ from edge_client.tools.emulated_network import PROFILES, LinkProxy
 
 _PROMPTS = ("What is 17 + 25 - 9?", "Write a short story about Ada, a fox and a garden.")
 _CUT_PROMPT = "Make up a little story: the hero is Ben, the animal is a cat, the place is a forest."
-_CUT_AFTER, _RESTORE_AFTER = 12, 8
-"""Verified tokens before the link is cut, and provisional ones before it returns."""
+_CUT_AFTER = 12
+"""The link is cut after so many verified tokens."""
+_RESTORE_AFTER = 8
+"""It returns after so many provisional tokens."""
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -54,15 +56,16 @@ def run(arguments: argparse.Namespace) -> int:
     settings = options.settings_from(
         arguments, max_new_tokens=80, settle_seconds=20.0, reconnect_seconds=0.5
     )
-    serve = [
-        f"--{name}={getattr(arguments, name)}"
-        for name in ("target", "drafter")
-        if getattr(arguments, name)
-    ]
+    serve = []
+    if arguments.target:
+        serve.append(f"--target={arguments.target}")
+    if arguments.drafter:
+        serve.append(f"--drafter={arguments.drafter}")
     return asyncio.run(_story(settings, serve, arguments.link, Console(highlight=False)))
 
 
 async def _story(settings: ClientSettings, serve: list[str], profile: str, console: Console) -> int:
+    """Answer with a cut in the middle, then compare; the exit code."""
     device = Device.of(settings)
     async with contextlib.AsyncExitStack() as stack:
         console.print("Starting a verifier on this machine ...", style="dim")
@@ -111,12 +114,14 @@ async def _show(
     ids: list[int],
     cut: Callable[[Event], str] = lambda _: "",
 ) -> TimedAnswer:
+    """Ask, and show the answer; `cut` is told each event, and may have done something to say."""
     console.print(f"> {text}", style="bold")
     with make_view(console=console) as view:
 
         def see(event: Event) -> None:
             view.take(event)
-            if news := cut(event):
+            news = cut(event)
+            if news:
                 view.take(Notice(message=news))
 
         answer = await ask(client, ids, see)
@@ -125,8 +130,8 @@ async def _show(
 
 
 def _cutter(link: LinkProxy) -> Callable[[Event], str]:
-    """Cuts the link in the middle of an answer, and restores it after some offline tokens; says so
-    when it does."""
+    """A function that cuts the link in the middle of an answer, and restores it after some offline
+    tokens; it returns what it has done."""
     told = Counter[str]()
     steps = [
         ("verified", _CUT_AFTER, link.go_down, "[the link is cut: the device goes on alone]"),
@@ -151,6 +156,7 @@ def _cutter(link: LinkProxy) -> Callable[[Event], str]:
 
 
 def _table(console: Console, ways: dict[str, list[TimedAnswer]]) -> None:
+    """Print what each way took."""
     table = Table("", *RATES, title="what it took")
     for name, answers in ways.items():
         table.add_row(name, *cells(rates(answers)))

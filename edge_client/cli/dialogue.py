@@ -48,6 +48,7 @@ SETTABLE = (
     "settle_seconds",
 )
 _LARGEST_FILE = 2**24
+"""Bytes of a saved conversation that is loaded."""
 
 DialogueMessage = dict[str, str]
 
@@ -75,11 +76,15 @@ NextStep = str | Ask | Continue | Edit | Quit
 
 
 class _Said(msgspec.Struct, forbid_unknown_fields=True):
+    """A message in a saved conversation."""
+
     role: Literal["system", "user", "assistant"]
     content: str
 
 
 class _File(msgspec.Struct):
+    """A saved conversation."""
+
     messages: list[_Said]
 
 
@@ -97,6 +102,7 @@ class Dialogue:
     messages: list[DialogueMessage] = field(default_factory=list)
     """Without the system message."""
     changes: dict[str, Any] = field(default_factory=dict)
+    """Settings that were changed, by name."""
     _read_texts: list[str] = field(default_factory=list)
     """Files that wait for the question that they go with."""
     _files: dict[Path, bytes] = field(default_factory=dict)
@@ -104,8 +110,8 @@ class Dialogue:
     are what this chat knows."""
 
     def take(self, line: str) -> NextStep | None:
-        """The next step for a line of the user; None: nothing. Commands and mistyped commands are
-        not sent to the model."""
+        """The next step for a line of the user; None if there is nothing to do. Commands and
+        mistyped commands are not sent to the model."""
         if not line.strip():
             return None
         if not line.startswith("/"):
@@ -126,7 +132,7 @@ class Dialogue:
         return step
 
     def answered(self, text: str) -> DialogueMessage:
-        """The answer to the latest question; the message returned is what a check of it corrects."""
+        """Add the answer to the latest question. Returns its message, which a check of it corrects."""
         message = {"role": "assistant", "content": text}
         self.messages.append(message)
         return message
@@ -142,7 +148,7 @@ class Dialogue:
         return any(one is message for one in self.messages)
 
     def correct(self, message: DialogueMessage, text: str) -> bool:
-        """A message's late correction; False, and nothing happens, if the message is gone."""
+        """Correct a message late; returns False, and does nothing, if the message is gone."""
         if not self.holds(message):
             return False
         message["content"] = text
@@ -171,9 +177,12 @@ class Dialogue:
         return []
 
     def _opening(self) -> list[DialogueMessage]:
-        return [{"role": "system", "content": self.system}] if self.system else []
+        """The system message, if there is one."""
+        if not self.system:
+            return []
+        return [{"role": "system", "content": self.system}]
 
-    # ---- the commands
+    # ---- the commands: each is called with what follows its name, and returns the next step
 
     def _help(self, _: str) -> NextStep:
         lines = [f"{name:8} {says}" for name, says in COMMANDS.items()]
@@ -191,24 +200,24 @@ class Dialogue:
         return "said first from now on"
 
     def _set(self, rest: str) -> NextStep:
-        name, _, text = rest.partition(" ")
         if not rest:
-            shown = {
-                name: self.changes.get(name, getattr(self.settings, name)) for name in SETTABLE
-            }
-            return "\n".join(f"{name:20} {_written(value)}" for name, value in shown.items())
+            return "\n".join(f"{name:20} {_written(self._setting(name))}" for name in SETTABLE)
+        name, _, text = rest.partition(" ")
         if name not in SETTABLE:
             raise UsageError(
                 f"{safe_line(name, 40)} cannot be set here", hint=f"known: {', '.join(SETTABLE)}"
             )
         if not text and name != "stop":
-            now = self.changes.get(name, getattr(self.settings, name))
-            raise UsageError(f"{name} needs a value", hint=f"it is {now}")
+            raise UsageError(f"{name} needs a value", hint=f"it is {self._setting(name)}")
         value = from_text(name, text)
         changed = {**self.changes, name: value}
         dataclasses.replace(self.settings, **changed)  # refuses values out of range
         self.changes = changed
         return f"{name} is {_written(value)} from the next answer on"
+
+    def _setting(self, name: str) -> Any:
+        """A setting's value for the next answer."""
+        return self.changes.get(name, getattr(self.settings, name))
 
     def _read(self, name: str) -> NextStep:
         path = _path(name)
@@ -234,12 +243,14 @@ class Dialogue:
         return f"taken back: {safe_line(self._taken_back(), 60)}"
 
     def _taken_back(self) -> str:
-        """The last question, taken out of the conversation with all that followed."""
-        places = [at for at, message in enumerate(self.messages) if message["role"] == "user"]
+        """Take the last question out of the conversation, with all that followed; returns its
+        text."""
+        places = [place for place, message in enumerate(self.messages) if message["role"] == "user"]
         if not places:
             raise UsageError("nothing was asked yet")
-        question = self.messages[places[-1]]["content"]
-        del self.messages[places[-1] :]
+        last = places[-1]
+        question = self.messages[last]["content"]
+        del self.messages[last:]
         return question
 
     def _retry(self, _: str) -> NextStep:
@@ -286,19 +297,20 @@ class Dialogue:
             ) from None
         self._files[path.absolute()] = digest_of(content)
         messages = [{"role": one.role, "content": one.content} for one in said]
-        self.system = (
-            messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
-        )
+        self.system = ""
+        if messages and messages[0]["role"] == "system":
+            self.system = messages.pop(0)["content"]
         self.messages = messages
-        return (
-            "\n\n".join(f"{m['role']}: {m['content']}" for m in messages) or "an empty conversation"
-        )
+        if not messages:
+            return "an empty conversation"
+        return "\n\n".join(f"{one['role']}: {one['content']}" for one in messages)
 
     def _quit(self, _: str) -> NextStep:
         return Quit()
 
 
 def _path(name: str) -> Path:
+    """The file that the user has named."""
     if not name:
         raise UsageError("name a file")
     return expanded(name)
@@ -306,4 +318,6 @@ def _path(name: str) -> Path:
 
 def _written(value: Any) -> str:
     """A setting's value as `/set` takes it; a list is separated by commas."""
-    return (",".join(value) or "none") if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return ",".join(value) or "none"
+    return str(value)

@@ -37,9 +37,11 @@ from moa.tree import TreeShape
 Outcome = Literal["ok", "warning", "failed"]
 _STYLES: dict[Outcome, str] = {"ok": "green", "warning": "yellow", "failed": "red"}
 _START_SECONDS = 2.0
+"""A drafter whose first drafts take longer to come is slow to start."""
 _GOLDEN_TOLERANCE = 0.5
 """Quantized kernels differ a little between processors; a wrong graph differs much more."""
 _IDS = range(8, 20)
+"""Token ids that every vocabulary has."""
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -66,6 +68,7 @@ def _has_smaller(bundle: Bundle, variant: str) -> bool:
 
 
 async def _examine(settings: ClientSettings, console: Console | None) -> list[Check]:
+    """All findings; they are printed as they come, if there is a console."""
     checks = []
     async for check in examine(settings):
         checks.append(check)
@@ -111,14 +114,11 @@ async def examine(settings: ClientSettings) -> AsyncIterator[Check]:
     first = time.perf_counter() - started
     times = f"loaded in {1000 * loaded:.0f} ms, first drafts after {1000 * first:.0f} ms"
     finding = f"variant {device.variant} {times}, {resident_bytes() / 1e6:.0f} MB resident"
-    yield Check(
-        "drafter",
-        "ok" if first < _START_SECONDS else "warning",
-        finding,
-        "a smaller variant or a faster disk"
-        if _has_smaller(bundle, device.variant)
-        else "a faster disk: there is no smaller variant",
-    )
+    state: Outcome = "ok" if first < _START_SECONDS else "warning"
+    advice = "a faster disk: there is no smaller variant"
+    if _has_smaller(bundle, device.variant):
+        advice = "a smaller variant or a faster disk"
+    yield Check("drafter", state, finding, advice)
     yield _golden(bundle, device, device.new_drafter().graph)
     yield _speed(bundle, device, settings)
     if settings.verifier:
@@ -148,6 +148,7 @@ def try_out(drafter: OnnxDrafter) -> None:
 
 
 def _golden(bundle: Bundle, device: Device, graph: StepGraph) -> Check:
+    """Whether the graph computes here what it computed when the bundle was made."""
     try:
         cases = [case for case in bundle.golden() if device.variant in case.expected]
         if not cases:
@@ -172,6 +173,7 @@ def _golden(bundle: Bundle, device: Device, graph: StepGraph) -> Check:
 
 
 def _speed(bundle: Bundle, device: Device, settings: ClientSettings) -> Check:
+    """What a step of the drafter takes, with one thread and with as many as are in use."""
     times: dict[int, float] = {}
     in_use = device.threads
     for threads in sorted({1, in_use}):
@@ -196,18 +198,19 @@ def _speed(bundle: Bundle, device: Device, settings: ClientSettings) -> Check:
 
 
 async def _verifier(settings: ClientSettings, device: Device) -> AsyncIterator[Check]:
+    """Whether the verifier answers, and what it makes of this bundle and this link."""
     async with contextlib.AsyncExitStack() as stack:
         try:
             client = await stack.enter_async_context(EdgeClient(settings, device=device))
             await client.wait_online()
-        except (
-            MoaError
-        ) as error:  # an unusable --tls-ca, a local verifier that did not start, no answer
+        except MoaError as error:
+            # An unusable --tls-ca, a local verifier that did not start, or no answer.
             yield Check("verifier", "failed", str(error), error.hint)
             return
         assert client.link is not None
         assert client.link.welcome is not None
-        link, welcome = client.link, client.link.welcome
+        link = client.link
+        welcome = client.link.welcome
         away = f"{welcome.server}, {1000 * link.rtt.smoothed:.1f} ms away, offers {', '.join(welcome.features)}"
         yield Check("verifier", "ok", away)
         if welcome.tokenizer and welcome.tokenizer != device.bundle.manifest.tokenizer.hash:

@@ -84,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _messages(arguments: argparse.Namespace, prompt: str) -> str | list[dict[str, str]]:
+    """The prompt, or a chat of the system message and the prompt."""
     if arguments.system is None:
         return prompt
     if arguments.raw:
@@ -92,6 +93,7 @@ def _messages(arguments: argparse.Namespace, prompt: str) -> str | list[dict[str
 
 
 def _view(arguments: argparse.Namespace) -> View:
+    """The view that the flags ask for."""
     if arguments.jsonl:
         return JsonLines()
     if arguments.quiet:
@@ -102,12 +104,12 @@ def _view(arguments: argparse.Namespace) -> View:
 async def _answer(
     settings: ClientSettings, schema_file: Path | None, asked: dict[str, Any], view: View
 ) -> JsonAnswer:
+    """Answer, and show the answer as it comes; a SIGTERM ends it where it is."""
     answer = JsonAnswer()
     task = asyncio.current_task()
     if task is not None:
-        with contextlib.suppress(
-            NotImplementedError
-        ):  # not on every system: there it ends the program
+        # Not every system can: there a SIGTERM ends the program.
+        with contextlib.suppress(NotImplementedError):
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, answer.stop, task)
     try:
         async with options.opened(settings) as client:
@@ -120,7 +122,8 @@ async def _answer(
         if not answer.stopped:
             raise
         if answer.done is None:
-            answer.take(done := answer.cancelled())
+            done = answer.cancelled()
+            answer.take(done)
             if isinstance(view, JsonLines | PipeView):  # a terminal shows the text already
                 view.take(done)
     return answer
@@ -160,6 +163,7 @@ class JsonAnswer(AnswerSoFar):
     def __init__(self) -> None:
         super().__init__()
         self._events: list[Event] = []
+        """Events that no other field tells."""
         self._news = News()
         self.stopped = False
         """Whether the process was told to end."""

@@ -63,13 +63,15 @@ class OfflineCheck:
         self._begun = self._before.removesuffix(told.done.text if told.done else told.text_of())
         """What an earlier turn had written of the message."""
         self._reading: Progress | None = None
+        """How far the verifier has read, while it does."""
         self._printed: int | None = None
         """Characters of the corrected answer that are on the screen; None: it stands as it was."""
         self.phase: Phase = "waits"
         self.task: asyncio.Task[None] | None = None
+        """The check, once it was started."""
 
     def start(self) -> None:
-        """Begin, in the background."""
+        """Begin the check, in the background."""
         self.task = asyncio.create_task(self._run())
 
     @property
@@ -96,7 +98,7 @@ class OfflineCheck:
         return status + waiting(self._clock() - self._heard_at)
 
     async def leave(self) -> None:
-        """End it where it is: the answer stays as it is now."""
+        """End the check where it is: the answer stays as it is now."""
         if self.task is not None and not self.task.done():
             self.task.cancel()
             await asyncio.gather(self.task, return_exceptions=True)
@@ -106,7 +108,7 @@ class OfflineCheck:
         self._changed()
 
     async def finish(self) -> None:
-        """Wait for its end."""
+        """Wait for the end of the check; to stop waiting does not stop it."""
         if self.task is not None:
             await asyncio.shield(self.task)
 
@@ -120,6 +122,7 @@ class OfflineCheck:
     # ---- inside
 
     async def _run(self) -> None:
+        """Check again and again until there is nothing more to check, or no use in it."""
         ticking = asyncio.create_task(self._tick())
         try:
             while self._conversation.unverified and await self._online():
@@ -136,13 +139,13 @@ class OfflineCheck:
         self._changed()
 
     async def _tick(self) -> None:
-        """A verifier that is slow says nothing for long: show that this still waits."""
+        """Show that the check still waits, because a slow verifier says nothing for long."""
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             self._changed()
 
     async def _online(self) -> bool:
-        """Wait for the verifier; False if it refuses this client."""
+        """Wait for the verifier; returns False if there is none. Raises its refusal."""
         link = self._client.link
         while link is not None and not link.up:
             try:
@@ -152,7 +155,7 @@ class OfflineCheck:
         return link is not None
 
     async def _check_once(self) -> bool:
-        """One attempt; whether another one makes sense."""
+        """Let the verifier check the answer once; returns whether another attempt makes sense."""
         done: Done | None = None
         async with contextlib.aclosing(self._conversation.recheck()) as events:
             async for event in events:
@@ -176,6 +179,7 @@ class OfflineCheck:
         return False
 
     def _take(self, event: Event) -> None:
+        """Take in an event of the check, and print what it changes."""
         told = self._told
         if not isinstance(event, Progress) or event != self._reading:
             self._heard_at = self._clock()
@@ -193,20 +197,20 @@ class OfflineCheck:
         self._changed()
 
     def _goes_on(self, what: str, characters: int) -> None:
-        """The answer is no longer what is on the screen, from so many characters on: it is printed
-        again from the beginning of their line."""
+        """Note that the answer is no longer what is on the screen, from so many characters on: it
+        is printed again from the beginning of their line."""
         self.phase = "goes on"
         if self._printed is None:
             self._say(Text(f"the verifier is back, {what}:", "yellow"))
             self._printed = self._told.text_of()[:characters].rfind("\n") + 1
 
     def _keep(self, done: Done | None = None) -> None:
-        """The conversation goes on from the text as it is now."""
+        """Let the conversation go on from the text as it is now."""
         text = self._told.text_of() if done is None else done.text
         self._dialogue.correct(self.message, self._begun + text)
 
     def _print_lines(self) -> None:
-        """The lines that are complete, and will not change any more."""
+        """Print the lines of a corrected answer that are complete and will not change any more."""
         if self._printed is None:
             return
         final = self._told.text_of(0, self._told.final)
@@ -216,8 +220,7 @@ class OfflineCheck:
             self._printed = end
 
     def _print_rest(self, text: str | None = None) -> None:
-        """What is not yet printed of a text that has changed; `text` is all of it, once it is
-        final."""
+        """Print the rest of a corrected answer; `text` is all of it, once it is final."""
         if self._printed is None:
             return
         final = self._told.text_of(0, self._told.final) if text is None else text
@@ -229,6 +232,7 @@ class OfflineCheck:
             self._say(rest)
 
     def _over(self, done: Done) -> None:
+        """Say what the check has come to, once all of the answer is verified."""
         if self._printed is None and self._begun + done.text == self._before:
             self._say(Text("the verifier is back: the last answer is the target's own", "dim"))
             return

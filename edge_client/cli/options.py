@@ -72,7 +72,7 @@ _LONGEST_PROMPT = 2**22
 
 
 def add_connection(command: argparse.ArgumentParser) -> None:
-    """Where the verifier and the bundle are."""
+    """The flags for where the verifier and the bundle are."""
     group = command.add_argument_group("connection")
     add_flags(group, ClientSettings, _CONNECTION)
     add_config(group)
@@ -161,7 +161,7 @@ def tell_seed(settings: ClientSettings, drawn: int) -> None:
 
 
 def add_structure(command: argparse.ArgumentParser) -> None:
-    """What the answer must match."""
+    """The flag for what the answer must match."""
     group = command.add_argument_group("structure")
     group.add_argument(
         "--json-schema", type=Path, metavar="FILE", help="answer in JSON that fits this schema"
@@ -192,7 +192,7 @@ def check_schema(schema: Grammar | None, path: Path | None, device: Device) -> N
 
 
 def add_prompt(command: argparse.ArgumentParser) -> None:
-    """Where the prompt comes from."""
+    """The flags for where the prompt comes from."""
     command.add_argument(
         "prompt",
         nargs="*",
@@ -216,14 +216,20 @@ def read_prompt(words: Sequence[str], files: Sequence[Path] = ()) -> str:
     """The prompt: the words of the command line, then files, then what is piped in."""
     parts = [" ".join(word for word in words if word != "-")]
     parts += [read_file(file) for file in files]
-    asked = "-" in words
-    readable = sys.stdin is not None
-    if readable and (asked or _is_piped() or not (words or files or sys.stdin.isatty())):
+    if sys.stdin is not None and _reads_input("-" in words, bool(words or files)):
         parts.append(_decoded(sys.stdin.buffer.read(_LONGEST_PROMPT + 1), "standard input"))
     prompt = "\n\n".join(part for part in parts if part)
     if not prompt.strip():
         raise UsageError("the prompt is empty", hint="give it as an argument or on standard input")
     return prompt
+
+
+def _reads_input(asked: bool, has_prompt: bool) -> bool:
+    """Whether standard input is part of the prompt: if it is asked for, if it is piped, or if there
+    is no other prompt and nobody would have to type."""
+    if asked or _is_piped():
+        return True
+    return not has_prompt and not sys.stdin.isatty()
 
 
 def _is_piped() -> bool:
@@ -245,6 +251,7 @@ def read_file(path: Path) -> str:
 
 
 def _decoded(content: bytes, where: str) -> str:
+    """The text of what was read, without the end of its last line; `where` names it in errors."""
     if len(content) > _LONGEST_PROMPT:
         raise UsageError(
             f"{where} is too long for a prompt", hint=f"at most {_LONGEST_PROMPT >> 20} MB"

@@ -23,11 +23,13 @@ class CtrlC:
 
     def __init__(self) -> None:
         self._pressed = False
+        """Whether it was pressed, and nothing has been stopped for it yet."""
         self._task: asyncio.Task[Any] | None = None
+        """What is being done."""
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
-        """While the body runs Ctrl-C does not end the program."""
+        """A context in which Ctrl-C does not end the program."""
         self._hear()
         try:
             yield
@@ -54,13 +56,13 @@ class CtrlC:
             self._hear()  # prompt_toolkit takes its own handler away, and does not put ours back
 
     def _hear(self) -> None:
-        with contextlib.suppress(
-            NotImplementedError
-        ):  # not on every system: there Ctrl-C ends the program
+        """Have Ctrl-C call us. Not every system can: there it ends the program."""
+        with contextlib.suppress(NotImplementedError):
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._press)
             end_by_ctrl_c()  # asyncio has taken the signals away
 
     def _press(self) -> None:
+        """Stop what is being done, or what is done next."""
         self._pressed = True
         if self._task is not None:
             self._task.cancel()

@@ -22,7 +22,9 @@ from moa.safe_text import safe_line, safe_text
 PROVISIONAL = "dim italic"
 """The style of text that is not verified."""
 _LONG_SECONDS = 0.5
+"""The wait for a first token is told if it was at least so long."""
 _TROUBLE = ("offline", "refused")
+"""States of the link whose reason the reader should see."""
 _DOING = {
     "none": "this device alone",
     "connecting": "connecting to the verifier",
@@ -50,16 +52,18 @@ class LiveView(View):
         self._more = more
         self._clock = clock
         self._live = Region(console)
-        self._seen = ("", "")
-        """What is redrawn, and what happens, as it was when something last changed ..."""
-        self._since = clock()
-        """... which was then."""
+        self._drawn = ("", "")
+        """The text and the status that were drawn last."""
+        self._changed_at = clock()
+        """When one of them last changed."""
         self._answer = AnswerSoFar()
         self._printed = 0
         """Characters of final text that are printed."""
         self._link = Link(state="connecting")
         self._reading: Progress | None = None
+        """How far somebody has read, while nothing else happens."""
         self._withdrawn = 0
+        """Tokens that were corrected."""
         self._rest = ""
         """Text behind that of the tokens: characters that are known only at the end of the answer,
         because their bytes may have gone on."""
@@ -89,30 +93,31 @@ class LiveView(View):
         self._live.update(self._render())
 
     def _print_final_lines(self) -> None:
+        """Print the lines that are complete and verified as normal output: they scroll away."""
         final = self._answer.text_of(0, self._answer.final)
-        if (end := final.rfind("\n") + 1) > self._printed:
+        end = final.rfind("\n") + 1
+        if end > self._printed:
             self._live.console.print(Text(safe_text(final[self._printed : end - 1])))
             self._printed = end
 
     def _render(self) -> RenderableType:
+        """What is redrawn: the open text and, below it, the status."""
         text = self.open_text()
         status = self.status()
-        seen = (text.plain, status.plain)
-        if seen != self._seen:
-            self._seen = seen
-            self._since = self._clock()
-        return Group(text, _Status(status, self._since, self._clock))
+        drawn = (text.plain, status.plain)
+        if drawn != self._drawn:
+            self._drawn = drawn
+            self._changed_at = self._clock()
+        return Group(text, _Status(status, self._changed_at, self._clock))
 
     def open_text(self) -> Text:
-        """The part that is still redrawn."""
-        final = self._answer.text_of(0, self._answer.final)[self._printed :]
-        provisional = self._answer.text_of(self._answer.final)
-        style = "" if self._answer.done is None or self._answer.done.verified else PROVISIONAL
-        return (
-            Text(safe_text(final))
-            + Text(safe_text(provisional), PROVISIONAL)
-            + Text(safe_text(self._rest), style)
-        )
+        """The text that is still redrawn, because its line goes on or it is not verified."""
+        answer = self._answer
+        final = Text(safe_text(answer.text_of(0, answer.final)[self._printed :]))
+        provisional = Text(safe_text(answer.text_of(answer.final)), PROVISIONAL)
+        is_unverified = answer.done is not None and not answer.done.verified
+        rest = Text(safe_text(self._rest), PROVISIONAL if is_unverified else "")
+        return final + provisional + rest
 
     def status(self) -> Text:
         """What happens now, and how much of the text is not verified."""
@@ -121,8 +126,9 @@ class LiveView(View):
         status += Text(self._doing(), style="dim")
         if answer.texts:
             status += Text(f" · {tokens(len(answer.texts))}", style="dim")
-        if waiting := len(answer.texts) - answer.final:
-            status += Text(f" · {waiting} not verified", style="yellow dim")
+        unverified = len(answer.texts) - answer.final
+        if unverified:
+            status += Text(f" · {unverified} not verified", style="yellow dim")
         if self._withdrawn:
             status += Text(f" · {self._withdrawn} corrected", style="magenta dim")
         status.no_wrap = True
@@ -150,21 +156,22 @@ class LiveView(View):
         if self._answer.done is not None:
             line = summary(self._answer.done, self._answer.statuses, more=self._more)
             if self._context:
-                line += f" · context {len(self._answer.prompt) + len(self._answer.texts)} of {self._context}"
+                used = len(self._answer.prompt) + len(self._answer.texts)
+                line += f" · context {used} of {self._context}"
             self._console.print(Text(line, style="dim"))
 
 
 class _Status:
-    """What happens, and for how long nothing has changed at the moment in which it is drawn."""
+    """What happens, and for how long nothing has changed; that is computed whenever it is drawn."""
 
-    def __init__(self, status: Text, since: float, clock: Callable[[], float]) -> None:
+    def __init__(self, status: Text, changed_at: float, clock: Callable[[], float]) -> None:
         self._status = status
-        self._since = since
+        self._changed_at = changed_at
         self._clock = clock
 
     def __rich__(self) -> Text:
         status = self._status.copy()
-        return status.append(waiting(self._clock() - self._since), style="dim")
+        return status.append(waiting(self._clock() - self._changed_at), style="dim")
 
 
 def summary(done: Done, statuses: Sequence[Status], *, more: str = "") -> str:
@@ -224,6 +231,8 @@ class Region(Live):
 
 
 class _Drawn(LiveRender):
+    """What `Region` draws. It remembers the length of each line, to count rows later."""
+
     def __init__(self, console: Console) -> None:
         self._console = console
         self._widths: list[int] = []
@@ -234,9 +243,9 @@ class _Drawn(LiveRender):
         segments = [
             part for part in super().__rich_console__(console, options) if isinstance(part, Segment)
         ]
-        self._widths = [
-            Segment.get_line_length(line) for line in Segment.split_lines(segments)
-        ] or [0]
+        lines = Segment.split_lines(segments)
+        widths = [Segment.get_line_length(line) for line in lines]
+        self._widths = widths or [0]  # nothing is drawn as one empty line
         yield from segments
 
     @property

@@ -24,7 +24,8 @@ ENDS = {
 
 
 class View:
-    """Shows the events of a turn; a context manager around it. This one shows nothing."""
+    """Shows the events of a turn, which runs while the view is entered as a context manager. This
+    one shows nothing."""
 
     def take(self, event: Event) -> None:
         """Show an event."""
@@ -47,7 +48,9 @@ class PipeView(View):
         """Whether standard output has text without the end of its line."""
         self._answer = AnswerSoFar()
         self._written = 0
+        """Tokens that were written."""
         self._broken: OSError | None = None
+        """Why standard output takes no more text, if it does not."""
 
     def take(self, event: Event) -> None:
         """Write the text that has become final."""
@@ -58,20 +61,24 @@ class PipeView(View):
             case Link(state=state, detail=detail) if state in ("offline", "refused"):
                 self._tell(f"{state}: {detail}" if detail else state)
             case Done():
-                self._write(
-                    len(self._answer.texts), event.text[len(self._answer.text_of()) :] + "\n"
-                )
-                if not event.verified and self._answer.texts:
-                    how_much = "not all" if self._answer.final else "nothing"
-                    self._tell(f"{how_much} of this was verified by the target")
-                if event.reason in ENDS:
-                    self._tell(ENDS[event.reason])
-                if self._broken is not None:
-                    rescue(event.text, self._broken)
+                self._finish(event)
             case _:
                 self._write(self._answer.final)
 
+    def _finish(self, done: Done) -> None:
+        """Write the rest of the answer, and say what a reader could not see from it."""
+        rest = done.text[len(self._answer.text_of()) :]  # known only at the end
+        self._write(len(self._answer.texts), rest + "\n")
+        if not done.verified and self._answer.texts:
+            how_much = "not all" if self._answer.final else "nothing"
+            self._tell(f"{how_much} of this was verified by the target")
+        if done.reason in ENDS:
+            self._tell(ENDS[done.reason])
+        if self._broken is not None:
+            rescue(done.text, self._broken)
+
     def _write(self, stop: int, more: str = "") -> None:
+        """Write the answer's tokens up to `stop` that are not written yet, and `more`."""
         if self._broken is not None:
             return
         try:
@@ -80,18 +87,20 @@ class PipeView(View):
             # escaped.
             sys.stdout.write(safe_text(text) if sys.stdout.isatty() else text)
             sys.stdout.flush()
-            self._midline = not text.endswith("\n") if text else self._midline
+            if text:
+                self._midline = not text.endswith("\n")
         except BrokenPipeError:
             raise  # the reader has closed the pipe: stop
         except OSError as error:
-            self._broken = (
-                error  # a full disk: the answer continues, and is printed on standard error
-            )
+            # A full disk: the answer continues, and is printed on standard error at its end.
+            self._broken = error
             self._midline = False
         self._written = max(self._written, stop)
         self._tell()
 
     def _tell(self, *remarks: str) -> None:
+        """Print these remarks on standard error, and those that wait; they wait until the answer's
+        line has ended."""
         if self._remarks is None:
             return
         self._remarks += remarks
@@ -99,12 +108,13 @@ class PipeView(View):
             print(f"edge-client: {safe_line(self._remarks.pop(0))}", file=sys.stderr)
 
     def __exit__(self, *_: Any) -> None:
-        self._midline = False  # an answer that was not finished
+        self._midline = False  # also where the answer was not finished
         self._tell()
 
 
 def rescue(text: str, trouble: OSError) -> NoReturn:
-    """Standard output failed: print the answer on standard error, so that it is not lost."""
+    """Print the answer on standard error, so that it is not lost although standard output failed;
+    then raise that as an error."""
     sys.stderr.write(f"{safe_text(text)}\n")
     # Closing standard output would only report the same error again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -115,6 +125,6 @@ def rescue(text: str, trouble: OSError) -> NoReturn:
 
 
 def refused(why: str) -> MoaError:
-    """The error at the end of a command whose answer the verifier refused: a script shall not take
+    """The error at the end of a command whose answer the verifier refused: a script must not take
     it for verified."""
     return MoaError(f"the verifier refuses: {why}", hint="this device alone: --offline")

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from prompt_toolkit.document import Document
 
 Completions = Callable[[str], list[str]]
+"""The words that may complete what was typed so far."""
 _BLOCK = '"""'
+"""Opens and closes a message of many lines."""
 
 
 def make_reader(completions: Completions, *, history: bool = True) -> Reader:
@@ -44,7 +46,7 @@ def history_file() -> Path:
 
 
 class EditingReader:
-    """With prompt_toolkit. Pasted text is one message, however many lines it has."""
+    """Reads messages with prompt_toolkit. Pasted text is one message, however many lines it has."""
 
     interactive = True
     """Whether input comes from a terminal."""
@@ -81,6 +83,7 @@ class EditingReader:
         except (OSError, NoHomeError):  # no home folder, or one that cannot be written to
             kept = InMemoryHistory()
         self._begun = False
+        """Whether the line that Ctrl-C has ended had text."""
         self._session: Any = PromptSession(
             "> ",
             history=kept,
@@ -90,9 +93,10 @@ class EditingReader:
             **how,
         )
         self._prefilled = ""
+        """The text that the next line begins with."""
 
     async def read(self) -> str | None:
-        """The next message; None at the end. Ctrl-C is a key here, and `Interrupted`."""
+        """The next message; None at the end. Ctrl-C is a key here, which raises `Interrupted`."""
         self._begun = False
         try:
             prefilled = self._prefilled
@@ -105,11 +109,11 @@ class EditingReader:
             raise Interrupted from None
 
     def prefill(self, text: str) -> None:
-        """The next line begins as this text."""
+        """Let the next line begin with this text."""
         self._prefilled = text
 
     def show(self, status: str) -> None:
-        """What happens meanwhile, below the line that is being typed."""
+        """Show what happens meanwhile, below the line that is being typed."""
         self._session.bottom_toolbar = status or None
         self._session.app.invalidate()
 
@@ -118,7 +122,7 @@ class EditingReader:
         return self._begun
 
     def above(self) -> contextlib.AbstractContextManager[Any]:
-        """Prompt and typed text are redrawn below the output."""
+        """A context in which output goes above the prompt and what was typed, which are redrawn."""
         from prompt_toolkit.patch_stdout import patch_stdout
 
         return patch_stdout(raw=True)
@@ -141,19 +145,20 @@ class PlainReader:
             self._typed = readline.get_line_buffer
 
     async def read(self) -> str | None:
-        """The next message. Three quotes open one of many lines, and close it."""
+        """The next message; None at the end. Three quotes open one of many lines, and close it."""
         line = await self._line(self._prompt)
         if line is None or not line.startswith(_BLOCK):
             return line
         lines = [line.removeprefix(_BLOCK)]
         while not lines[-1].endswith(_BLOCK):
-            if (line := await self._line("")) is None:
+            line = await self._line("")
+            if line is None:
                 break
             lines.append(line)
         return "\n".join(lines).removesuffix(_BLOCK).strip("\n")
 
     def prefill(self, text: str) -> None:
-        """The next line begins as this text; without the library for line editing it is empty."""
+        """Let the next line begin with this text; without the library for line editing it is empty."""
         with contextlib.suppress(ImportError):
             import readline
 
@@ -164,7 +169,7 @@ class PlainReader:
             readline.set_startup_hook(insert)
 
     def show(self, status: str) -> None:
-        """A plain terminal has no place beside the input."""
+        """Show nothing: a plain terminal has no place beside the input."""
 
     def begun(self) -> bool:
         """Whether the line that is still being read has text; without the library for line editing
@@ -172,16 +177,20 @@ class PlainReader:
         return self._waiting is not None and bool(self._typed())
 
     def above(self) -> contextlib.AbstractContextManager[Any]:
-        """A plain terminal cannot print above the input."""
+        """A context for output while a line is typed. A plain terminal cannot print above it."""
         return contextlib.nullcontext()
 
     async def _line(self, prompt: str) -> str | None:
-        waiting = self._waiting = self._waiting or self._start(prompt)
-        await asyncio.wait([waiting])
+        """The next line, None at the end; of a read that was given up, its line."""
+        if self._waiting is None:
+            self._waiting = self._start(prompt)
+        line = self._waiting
+        await asyncio.wait([line])  # it goes on if nobody waits any more
         self._waiting = None
-        return waiting.result()
+        return line.result()
 
     def _start(self, prompt: str) -> asyncio.Future[str | None]:
+        """Read a line in a thread, which nobody can stop."""
         line: Future[str | None] = Future()
 
         def read() -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 
 def tokens(count: int) -> str:
-    """So many tokens."""
+    """The number of tokens, in words."""
     return "1 token" if count == 1 else f"{count:,} tokens"
 
 
 def calls(count: int) -> str:
-    """So many requests to the verifier."""
+    """The number of requests to the verifier, in words."""
     return "1 call" if count == 1 else f"{count:,} calls"
 
 
 def forwards(count: int) -> str:
-    """So many of the target."""
+    """The number of the target's forwards, in words."""
     return "1 forward" if count == 1 else f"{count:,} forwards"
 
 
@@ -26,7 +26,8 @@ a second, so that nothing stands still for longer."""
 
 
 def waiting(seconds: float) -> str:
-    """For how long nothing has changed, behind a status that says what is being done."""
+    """The end of a status line that says for how long nothing has changed; empty if that is not
+    long."""
     if seconds < _FIRST_SECONDS:
         return ""
     return f" · waiting for {int(seconds / _STEP_SECONDS) * _STEP_SECONDS:g} s"

@@ -176,7 +176,8 @@ class EdgeAnswerer:
                     patience.client_took(clock() - sent)
 
     def _longest(self, ask: AnswerRequest) -> int:
-        """Tokens of the answer at most: what the verifier allows, or what verifiers usually do."""
+        """The most tokens that the answer may have: what the verifier allows, or what verifiers
+        usually do."""
         most = self._client.shared.longest_answer(0)
         return answer_limit(ask, self._client.settings.max_new_tokens, most)
 
@@ -194,11 +195,10 @@ class EdgeAnswerer:
         if link is None:
             return {"link": "none", **about}
         dialling = link.dialling
-        why = (
-            "disconnected on purpose"
-            if dialling.cut
-            else str(dialling.refused or dialling.last_error or "connecting")
-        )
+        if dialling.cut:
+            why = "disconnected on purpose"
+        else:
+            why = str(dialling.refused or dialling.last_error or "connecting")
         return {
             "link": {"up": "online", "down": "offline", "refused": "refused"}[link.state],
             "cut": dialling.cut,
@@ -238,11 +238,14 @@ class Marks:
         self._codec = codec
         self._eos_ids = eos_ids
         self._start = 0
+        """Tokens of the prompt."""
         self._ends: list[int] = []
+        """Where each token of the answer ends, in characters."""
         self._ids: list[int] = []
+        """The prompt's last token, then the answer's."""
 
     def take(self, event: Event) -> AnswerEvent | None:
-        """The event with positions in characters."""
+        """The event with positions in characters; None if it says nothing to a client."""
         match event:
             case Prompt(ids=ids):
                 self._start = len(ids)
@@ -261,7 +264,9 @@ class Marks:
             case Adopt(stop=stop):
                 return Verified(self._end(stop - self._start))
             case Retract(start=start, characters=characters):
-                del self._ends[start - self._start :], self._ids[start - self._start + 1 :]
+                kept = start - self._start
+                del self._ends[kept:]
+                del self._ids[kept + 1 :]
                 return Cut(characters)
             case Link(state=state, detail=detail):
                 return LinkNews(state, detail)
@@ -285,9 +290,11 @@ class Marks:
         return tuple(entries)
 
     def _end(self, tokens: int) -> int:
+        """Where the first so many tokens of the answer end, in characters."""
         return self._ends[tokens - 1] if tokens else 0
 
     def _ended(self, done: Done) -> Ended:
+        """The end of the answer, with its figures."""
         stats = done.stats
         counts = Counts(
             prompt_tokens=self._start,

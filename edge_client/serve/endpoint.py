@@ -72,6 +72,8 @@ def _link_route(api: Api, answerer: EdgeAnswerer) -> Route:
 
 
 class _Switch(msgspec.Struct):
+    """What the page's switch sends."""
+
     connected: bool
 
 
