@@ -25,6 +25,7 @@ from edge_client.turn.shell import TurnShell
 from moa.process.listening import Port
 from moa.speculation.guess_tree import neg_log_probs_of
 from moa.tree import DraftTree
+from moa.wire import messages
 from moa.wire.messages import StreamTokens
 from tests.api.scripted import browser
 from tests.verifier import kit
@@ -234,3 +235,19 @@ async def test_a_token_reaches_an_http_client_through_five_generators(
     *all_of_them, last = names
     assert last == "Recording.listen"
     assert all(found == all_of_them for found in passing), passing
+
+
+# ---- the picture
+
+
+def test_the_picture_names_modules_and_messages_that_there_are() -> None:
+    picture = (ROOT / "docs" / "data-path.svg").read_text("utf-8")
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", picture)
+    modules = [path for text in texts for path in re.findall(r"[\w/]+(?:\.py|/)", text)]
+    assert len(modules) > 10
+    for path in modules:
+        assert any((ROOT / top / path).exists() for top in ("", "edge_client", "cloud_verifier"))
+    named = [text.partition(":")[0] for text in texts if re.match(r"[A-Z]\w+: ", text)]
+    assert len(named) == 5
+    for name in named:
+        assert hasattr(messages, name)
