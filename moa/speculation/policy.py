@@ -44,36 +44,31 @@ _HOTTEST = 2.0
 """Temperatures above are taken for this one."""
 _HOPE = 0.8
 """Chance that a level is accepted, assumed for trials."""
-_RETRY = 16
+_FEW = 8
+"""So many rounds say something; no other number of rounds is chosen, those below are multiples.
+After so many drafts drafting is no longer cold; for so many rounds nothing is decided again after
+plain decoding was best for all; within so many, drafting has to save what the drafter's reading
+costs; and after n plain rounds plain decoding is measured again within so many times n."""
+_RETRY = 2 * _FEW
 """Plain rounds of a text between its first trial and the next."""
-_LONGEST_RETRY = 512
-"""Plain rounds of a text between two trials, at most."""
-_REVIEW = 8
-"""Plain rounds without another decision, after plain decoding was best for all."""
+_CHECK = 4 * _FEW
+"""Where drafts are close to plain decoding, one round of this many measures plain decoding again."""
+_PROBE = 8 * _FEW
+"""Plain rounds before one level is drafted against the estimate, to measure its cost again; doubled
+each time."""
+_LONGEST_CHECK = 32 * _FEW
+"""One round of this many measures plain decoding again in any case."""
+_LONGEST = 64 * _FEW
+"""Plain rounds before a trial or a probe, at most."""
 _COLD = 8.0
 """How many times as long as later ones the first drafts of a process may take, and its first
 reading: an eighth of their time counts."""
-_WARM = 8
-"""Rounds with drafts after which drafting is no longer cold. Reading is cold once."""
 _CLOSE = 1.5
 """Drafts that promise less than this many times the speed of plain decoding are close to it."""
-_CHECK = 32
-"""Where drafts are close to plain decoding, one round of this many measures plain decoding again."""
-_LONGEST_CHECK = 256
-"""One round of this many measures plain decoding again in any case."""
-_OFTEN = 8
-"""After n plain rounds the next one comes within 8 n rounds: early on, often."""
 _FASTER = 0.8
 """A plain round that took less than this share of the estimate is followed by another one."""
-_PROBE = 64
-"""Plain rounds before one level is drafted against the estimate, to measure its cost again; doubled
-each time."""
-_LONGEST_PROBE = 512
-"""Plain rounds before a probe, at most."""
 _READ_SHARE = 0.02
 """Reading for a probe may take this share of the time of the rounds before it."""
-_HORIZON = 8
-"""Rounds within which drafting has to save what the drafter's reading costs."""
 _STALL = 0.25
 """Longest reading in one round, of a plain round's time: the other texts wait for it. One text may
 take longer."""
@@ -173,7 +168,7 @@ class TextAcceptance:
         if self._usual is not None and self.drafts <= _FIRST_DRAFTS:
             self._usual.add(now, asked, drafted, accepted)
         if self.trial:
-            self._wait = min(2 * self._wait, _LONGEST_RETRY)
+            self._wait = min(2 * self._wait, _LONGEST)
         elif accepted:
             self._wait = max(self._wait // 2, _RETRY)
         self.due = now + self._wait
@@ -295,9 +290,9 @@ class Policy:
         elif best.depth:
             self._probe_after = _PROBE
         else:
-            self._review = self._now + _REVIEW
+            self._review = self._now + _FEW
             if self._probe_is_due(reading, plain_seconds):
-                self._probe_after = min(2 * self._probe_after, _LONGEST_PROBE)
+                self._probe_after = min(2 * self._probe_after, _LONGEST)
                 cheapest = min(reading, key=reading.__getitem__)
                 best = _Best(rate=best.rate, depth=1, places=[cheapest])
         self._latest = _Decision(texts=len(texts), beside=beside, rate=best.rate)
@@ -317,7 +312,7 @@ class Policy:
     def _plain_is_to_be_measured(self, best_rate: float, plain_rate: float) -> bool:
         """Whether this round should be plain, to learn whether plain decoding has become faster."""
         rarely = _CHECK if best_rate < _CLOSE * plain_rate else _LONGEST_CHECK
-        return self._now - self._plain_check > min(rarely, _OFTEN * self._plain_rounds)
+        return self._now - self._plain_check > min(rarely, _FEW * self._plain_rounds)
 
     def _probe_is_due(self, reading: dict[int, float], plain_seconds: float) -> bool:
         """Whether to draft one level although plain decoding seems best, to learn whether drafting
@@ -366,7 +361,7 @@ class Policy:
             accepted[place] = self._hoped_totals if is_due else texts[place].accepted.totals()
             drafted[place] = self._all_drafted if is_due else texts[place].drafted.totals()
         # Tokens that a second of reading costs in each of the next rounds.
-        tokens_for_reading = all_texts / plain_seconds / _HORIZON
+        tokens_for_reading = all_texts / plain_seconds / _FEW
         for depth in self._depths:
             level = depth - 1  # the lists begin with depth 1
             # First the texts whose drafts win most tokens beyond what their reading costs.
@@ -386,7 +381,7 @@ class Policy:
                 is_power_of_two = count & (count - 1) == 0
                 if not is_power_of_two and count < len(order):
                     continue  # one, two, four, ... or all: close enough, and quick
-                seconds = self._drafting_seconds(count, longest) + read_seconds / _HORIZON
+                seconds = self._drafting_seconds(count, longest) + read_seconds / _FEW
                 seconds += self._forward.seconds(all_texts + beside + self._width * all_levels)
                 if tokens > best.rate * seconds:
                     best = _Best(rate=tokens / seconds, depth=depth, places=order[:count])
@@ -396,7 +391,7 @@ class Policy:
         """Seconds of drafts of so many levels for so many texts at once."""
         seconds = self._first_level.seconds(texts)
         seconds += (levels - 1) * self._further_level.seconds(texts)
-        is_cold = self._draft_rounds < _WARM
+        is_cold = self._draft_rounds < _FEW
         return seconds / _COLD if is_cold else seconds
 
     def shape(self, levels: int) -> TreeShape:
