@@ -13,7 +13,7 @@ from websockets.typing import Subprotocol
 
 from moa.errors import MoaError
 from moa.wire import FEATURES, PROTOCOL_VERSIONS, SUBPROTOCOL, ClientSession, decode_server, encode
-from moa.wire.events import Advanced, Recovered, Refused, SessionEvent, Working
+from moa.wire.events import Advanced, Ready, Recovered, Refused, SessionEvent, Working
 from moa.wire.messages import Ack, Activations, Hello, Message, ServerMessage, Stream, Welcome
 from moa.wire.versions import SESSION_HEADER
 
@@ -141,6 +141,9 @@ class Client:
             guesses = session.foresee(tree, linked, [0] * len(tree))
             await self.send(*asked, guesses)
             event = await self.event(session)
+            while isinstance(event, Ready):
+                # An opening's, which a late refusal of the round before has overtaken.
+                event = await self.event(session)
             if isinstance(event, Advanced):
                 return event
             if isinstance(event, Recovered):
