@@ -47,6 +47,7 @@ const DEFAULTS = {
   stop: "",
   schema: "",
   tools: "",
+  tool_choice: "",
   seed: "",
   endpoint: "",
   key: "",
@@ -330,11 +331,12 @@ function answer(conversation, question, how = {}) {
 // one that has begun; `expected`: what it probably says.
 function request(conversation, node, { again = false, onward = false, expected = "" } = {}) {
   const last = onward && node.text ? node.id : node.parent;
+  const messages = messagesOf(conversation, last);
   const moa = { mode: settings.mode, resumable: true };
   if (settings.mode === "provisional") moa.patience = 1; // it is checked later in any case
   const body = {
     model,
-    messages: messagesOf(conversation, last),
+    messages,
     stream: true,
     stream_options: { include_usage: true },
     reasoning_format: "none",
@@ -342,6 +344,9 @@ function request(conversation, node, { again = false, onward = false, expected =
     ...samplingFields(),
     ...structureFields(settings.schema, settings.tools),
   };
+  // A call can be demanded of the answer to a question; behind its results the answer is wanted.
+  const isQuestion = messages.at(-1)?.role === "user";
+  if (body.tools && settings.tool_choice && isQuestion) body.tool_choice = settings.tool_choice;
   if (expected) body.prediction = { type: "content", content: expected };
   if (again && !body.temperature) body.temperature = AGAIN;
   return body;
