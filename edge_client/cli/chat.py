@@ -25,12 +25,14 @@ from edge_client.screen.views import make_console, make_view
 from edge_client.screen.words import named, tokens
 from moa.errors import MoaError, UsageError
 from moa.grammar.spec import Grammar
-from moa.safe_text import safe_text
+from moa.safe_text import safe_line, safe_text
 
 _DEFAULTS = {"settle_seconds": 1.0}
 """A correction comes while the next message is typed, so an answer need not wait for it."""
 _LOOK_SECONDS = 1.0
 """How long a chat waits for the verifier before it says that it is not there."""
+_QUOTED = 40
+"""Characters of the verified text that a continuation quotes."""
 _HINT = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends"
 
 
@@ -201,15 +203,17 @@ class ChatLoop:
     def _go_on_after_verified(self, check: OfflineCheck) -> tuple[Ask | Continue, list[int]]:
         """Cut the answer to what is verified, so that nothing unverified becomes a part of the
         prompt; what was behind it is read by the verifier, as the text that probably follows."""
-        self._console.print(
-            f"goes on after the verified text: {_not_verified(check.unverified)}, and asked again",
-            style="dim",
-        )
+        count = _not_verified(check.unverified)
         unread = check.cut_to_verified()
-        if check.message["content"]:
-            return Continue(), unread
-        self._dialogue.remove(check.message)
-        return Ask(), unread
+        verified = check.message["content"]
+        if not verified:
+            self._console.print(f"asked again: {count}", style="dim")
+            self._dialogue.remove(check.message)
+            return Ask(), unread
+        # The screen shows what was cut, too: so where it goes on is quoted.
+        end = safe_line(" ".join(verified.split())[-_QUOTED:])
+        self._console.print(Text(f'goes on after "{end}": {count}, and asked again', style="dim"))
+        return Continue(), unread
 
     async def _answer(self, step: Ask | Continue, prediction: Sequence[int]) -> None:
         dialogue = self._dialogue

@@ -224,13 +224,14 @@ async def test_an_answer_is_continued_after_its_verified_text() -> None:
     dialogue, screen = await talk(played, "one", "/continue", online=(False,))
     assert [message["content"] for message in played.asked[1]] == ["one", "verified, "]
     assert played.predicted[1] == [8], "the verifier reads what the device wrote"
-    assert "goes on after the verified text: 1 token is not verified, and asked again" in screen
+    assert 'goes on after "verified,": 1 token is not verified, and asked again' in screen
     assert [message["content"] for message in dialogue.messages] == ["one", "verified, and more"]
 
 
 async def test_an_answer_without_verified_text_is_asked_for_again() -> None:
     played = HalfVerified("", done("all of it", verified=True))
-    dialogue, _ = await talk(played, "one", "/continue", online=(False,))
+    dialogue, screen = await talk(played, "one", "/continue", online=(False,))
+    assert "asked again: 1 token is not verified" in screen
     assert [message["content"] for message in played.asked[1]] == ["one"]
     assert played.predicted[1] == [8]
     assert [message["content"] for message in dialogue.messages] == ["one", "all of it"]
