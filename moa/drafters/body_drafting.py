@@ -34,8 +34,9 @@ class BodyModel(Drafter):
         past: Sequence[Rows],
         *records: Tensor,
     ) -> tuple[Tensor, list[Rows]]:
-        """States that the head reads, and new rows of the cache. `records`: key, value and mask,
-        where there are any."""
+        """The final states of tokens `ids`, which the head reads, and the keys and values of each
+        layer for them. `records` are keys, values and mask of the activation records, where the
+        drafter reads any."""
         raise NotImplementedError
 
     def extend(
@@ -56,11 +57,12 @@ class BodyModel(Drafter):
 
 
 class BodyDrafting(TorchDrafting):
-    """Keys and values of the body, and beside them what records bring: those of cross-attention,
-    and the target's own in borrowed layers."""
+    """A drafter with a body, at work in torch. For each slot it keeps the keys and values of the
+    body, and beside them what records bring: those of cross-attention, and the target's own in
+    borrowed layers."""
 
     record_lag = 0
-    """A row that is written stays: no record may come later."""
+    """No token may lack its record: rows are written once, in order, and a late record has no place."""
 
     def __init__(
         self,
@@ -78,6 +80,7 @@ class BodyDrafting(TorchDrafting):
         spec = drafter.graph_spec
 
         def pool_of(layers: Sequence[KVHeads]) -> SlotPool:
+            """Memory for the keys and values of these layers, which are alike."""
             return SlotPool(
                 layers=len(layers),
                 slots=slots,
@@ -117,20 +120,26 @@ class BodyDrafting(TorchDrafting):
         self.read(slot, tokens)
 
     def missing(self, slot: int, start: int, stop: int) -> tuple[int, int] | None:
-        """What is behind the rows that are there: they are appended in order."""
+        """The positions within start..stop whose records a slot lacks: those behind the ones that it
+        has, for records are appended in order. None if it lacks none, or reads none."""
         if self.records is None:
             return None
         first = max(start, self.records.lengths[slot])
-        return (first, stop) if first < stop else None
+        if first >= stop:
+            return None
+        return first, stop
 
     @torch.inference_mode()
     def give(self, slot: int, start: int, keys: NDArray[Any], values: NDArray[Any]) -> None:
-        """Store records of positions from `start` on. A row that could not be made stays zero."""
+        """Store records of a slot's positions from `start` on. Positions before it that have none
+        get zeros."""
         assert self._layout is not None
         assert self.records is not None
-        parts = zip(self._layout.split(keys), self._layout.split(values), strict=True)
-        # Cross-attention's, then those of each borrowed layer.
-        own, *borrowed = [(_heads_first(key), _heads_first(value)) for key, value in parts]
+        layers: list[Rows] = []
+        for key, value in zip(self._layout.split(keys), self._layout.split(values), strict=True):
+            layers.append((_heads_first(key), _heads_first(value)))
+        # A record holds cross-attention's rows first, then those of each borrowed layer.
+        own, *borrowed = layers
         self._append(self.records, slot, start, [own])
         if self.borrowed is not None:
             self._append(self.borrowed, slot, start, borrowed)
@@ -153,7 +162,7 @@ class BodyDrafting(TorchDrafting):
         already."""
         start = self.pool.lengths[slot]
         count = len(tokens)
-        if not count:
+        if count == 0:
             return
         ids = torch.tensor([list(tokens)], device=self.device)
         positions = torch.arange(start, start + count, device=self.device).unsqueeze(0)
@@ -167,7 +176,8 @@ class BodyDrafting(TorchDrafting):
         self.pool.append(slot, keys, values)
 
     def logits(self, level: Level) -> Tensor:
-        """One step of the drafter over the frontier of every tree."""
+        """Logits `[B, T, vocab]` after each node of a level, by one step of the drafter over all
+        trees. The nodes' keys and values are kept for the levels below."""
         past = level.past(self.pool)
         records: list[Tensor] = []
         if self.borrowed is not None:
@@ -187,11 +197,15 @@ class BodyDrafting(TorchDrafting):
 
     @property
     def draft_pools(self) -> list[SlotPool]:
-        """Records have no rows of drafted tokens."""
-        return [self.pool] if self.borrowed is None else [self.pool, self.borrowed]
+        """The pools into which drafted tokens are written: not that of the records, which only
+        tokens have that the target has run."""
+        if self.borrowed is None:
+            return [self.pool]
+        return [self.pool, self.borrowed]
 
     def chain_step(self, step: ChainStep) -> Tensor:
-        """One step of the body, with the records that were there when the chains began."""
+        """Logits `[rows, vocab]` after the newest token of each chain, with the records that were
+        there when the chains began. Only kernels over fixed memory: the step is captured as a graph."""
         past = step.past(self.pool)
         if self.borrowed is not None:
             past += step.past(self.borrowed)

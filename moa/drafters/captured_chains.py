@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from moa.drafters.contract import DraftRequest
@@ -28,16 +29,17 @@ _NARROWEST_VIEW = 256
 
 
 class ChainTier(NamedTuple):
-    """What a graph is for."""
+    """The size of a captured step: how many chains, and how much of their texts."""
 
     rows: int
     view: int
     """Columns of a sequence that a step may attend to."""
     sampled: bool
+    """Whether noise is added to the logits of chains that are not greedy."""
 
     @property
     def name(self) -> str:
-        """Its name among graphs and in metrics."""
+        """The name of the step's graph, in metrics too: `draft 4x256`, or `draft 4x256 sampled`."""
         name = f"draft {self.rows}x{self.view}"
         return f"{name} sampled" if self.sampled else name
 
@@ -68,12 +70,14 @@ class ChainBuffers:
 
     @classmethod
     def empty(cls, chains: int, device: torch.device) -> ChainBuffers:
-        """Buffers for so many chains."""
+        """Allocate the buffers for so many chains, all zero."""
 
         def whole(*shape: int) -> Tensor:
+            """Zeros as int64."""
             return torch.zeros(shape, dtype=torch.long, device=device)
 
         def real(*shape: int) -> Tensor:
+            """Zeros as float64."""
             return torch.zeros(shape, dtype=torch.double, device=device)
 
         return cls(
@@ -122,8 +126,8 @@ class ChainStep:
         return additive(seen, self.dtype)[:, None, None]
 
     def visible(self, seen: Tensor | None = None) -> Tensor:
-        """The mask of each chain's newest token: the columns before its own, or those `seen`, and
-        itself."""
+        """The additive mask `[rows, 1, 1, columns + 1]` of each chain's newest token over the columns
+        and, last, itself. It sees itself and the columns before its own, or the `seen` ones."""
         itself = torch.ones_like(self.place, dtype=torch.bool).unsqueeze(1)
         past = self.before(self.place) if seen is None else seen
         return self.mask(torch.cat([past, itself], 1))
@@ -171,25 +175,28 @@ class CapturedChains:
 
     @torch.inference_mode()
     def prepare(self) -> None:
-        """Capture the graphs of greedy drafts for short texts."""
+        """Capture the graphs of greedy drafts for short texts, for each power of two of chains; those
+        of others are captured once they are needed."""
+        view = min(_NARROWEST_VIEW, len(self._columns))
         rows = 1
         while rows <= self._most:
-            tier = ChainTier(rows, min(_NARROWEST_VIEW, len(self._columns)), False)
+            tier = ChainTier(rows, view, sampled=False)
             self._graphs.add(tier.name, self._work(tier))
             rows *= 2
 
     def fit(self, requests: Sequence[DraftRequest]) -> bool:
-        """Whether they are chains, free of grammars, and no longer than the memory."""
-        return all(
-            request.shape.breadth == 1
-            and request.shape.depth <= DEEPEST
-            and request.grammar is None
-            for request in requests
-        )
+        """Whether graphs can draft all of these: chains, free of grammars, and no longer than the
+        fixed memory has room for."""
+        for request in requests:
+            is_chain = request.shape.breadth == 1
+            if not is_chain or request.shape.depth > DEEPEST or request.grammar is not None:
+                return False
+        return True
 
     @torch.inference_mode()
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """A chain for each request."""
+        """Draft a chain for each request (see `fit`), all together: as many steps of one graph as the
+        longest chain has tokens, and the results are copied to the host once."""
         depth = max(request.shape.depth for request in requests)
         slots = [request.slot for request in requests]
         lengths = self._drafting.pool.lengths
@@ -207,20 +214,14 @@ class CapturedChains:
             step()
         results = torch.stack([self._buffers.tokens[:depth], self._buffers.scores[:depth]])
         tokens, scores = results.cpu().numpy()
-        trees = []
-        for chain, request in enumerate(requests):
-            grower = TreeGrower(request.pending, request.shape)
-            while grower.frontier:  # the grower ends a chain that is not likely any more
-                token = tokens[grower.level, chain]
-                score = scores[grower.level, chain]
-                grower.expand(
-                    np.array([[token]], dtype=np.int64), np.array([[score]], dtype=np.float32)
-                )
-            trees.append(grower.tree())
-        return trees
+        return [
+            _chain_as_tree(request, tokens[:, chain], scores[:, chain])
+            for chain, request in enumerate(requests)
+        ]
 
     def _fill(self, tier: ChainTier, requests: Sequence[DraftRequest], depth: int) -> None:
-        """Put what the chains begin with into the fixed memory."""
+        """Put what the chains of a tier begin with into the fixed memory: their newest tokens,
+        columns and slots, and the noise of `depth` levels."""
         # Padding repeats the first request, and writes the same.
         padded = [*requests, *[requests[0]] * (tier.rows - len(requests))]
         # Whole numbers are uploaded at once: a row for each input, then the keys of the noise.
@@ -282,18 +283,33 @@ class CapturedChains:
         return Work(run, clear)
 
     def _best(self, tier: ChainTier, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The likeliest token of each row and its log-probability; `TorchDrafting.scores` says why
-        noise is added."""
+        """The likeliest token of each chain and its log-probability, `[rows]` each, of logits `[rows,
+        vocab]`. In a sampled tier noise is added first (`TorchDrafting.scores` says why)."""
         buffers = self._buffers
         logits = logits.float()
         scale = buffers.scale[: tier.rows].unsqueeze(1)
         if tier.sampled:
             keys = buffers.noise_keys[:, : tier.rows].index_select(0, buffers.level)[0]
             noise = gumbel(keys.unsqueeze(1), self._noise_ids).float()
-            logits = torch.where(scale == 0, logits, logits * scale.float() + noise)
+            is_greedy = scale == 0
+            logits = torch.where(is_greedy, logits, logits * scale.float() + noise)
         top = logits.max(-1)
         score = top.values - logits.logsumexp(-1)
         tokens = top.indices
         if self._drafting.draft_tokens is not None:
+            # Logits are over a smaller vocabulary: back to the target's ids.
             tokens = self._drafting.draft_tokens[tokens]
         return tokens, score
+
+
+def _chain_as_tree(
+    request: DraftRequest, tokens: NDArray[np.float64], scores: NDArray[np.float64]
+) -> DraftTree:
+    """A chain's drafted tokens and their log-probabilities, one a level, as the tree of its request,
+    up to where the grower ends a chain that is not likely any more."""
+    grower = TreeGrower(request.pending, request.shape)
+    while grower.frontier:
+        token = tokens[grower.level]
+        score = scores[grower.level]
+        grower.expand(np.array([[token]], dtype=np.int64), np.array([[score]], dtype=np.float32))
+    return grower.tree()

@@ -94,8 +94,9 @@ class Drafter(nn.Module):
         return None
 
     def records(self, pieces: Sequence[Committed]) -> RecordPair:
-        """Activation records of tokens that the target has run, as they travel. Of a drafter with
-        taps, each piece should know the states before it (`Committed.before`)."""
+        """Make the activation records of tokens that the target has run, as they travel to the
+        device. For a drafter with taps, each piece should know the states before it
+        (`Committed.before`)."""
         raise NotImplementedError(f"{self.name} reads no records")
 
     def drafting(
@@ -200,14 +201,15 @@ class StatesBefore:
         """The state of the last token so far."""
 
     def of(self, piece: Committed) -> Committed:
-        """The next piece of the text, with the state before it."""
+        """Return the next piece of the text with the state `[1, width]` of the token before it, and
+        remember its own last state for the piece after it."""
         before = self._newest
         self._newest = piece.states[-1:].clone()
         return replace(piece, before=before)
 
 
 def to_numpy(rows: Tensor) -> NDArray[np.float32]:
-    """The rows in float32, on the host."""
+    """A tensor as a float32 array on the host."""
     array: NDArray[np.float32] = rows.float().cpu().numpy()
     return array
 
@@ -233,7 +235,8 @@ class Trainee:
 
 
 def digest(module: nn.Module) -> str:
-    """A hash of all weights: it says what a run started from."""
+    """A hash of all weights of a module by their names and values: it says what a training run
+    started from."""
     hashed = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
         hashed.update(name.encode() + value.detach().float().cpu().numpy().tobytes())

@@ -74,7 +74,8 @@ class TorchDrafting:
 
     @torch.inference_mode()
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """A tree for each request."""
+        """Draft a tree for each request, all trees together level by level; chains on an accelerator
+        by captured graphs."""
         if self.captured is not None and self.captured.fit(requests):
             return self.captured.draft(requests)
         growers = [TreeGrower(request.pending, request.shape) for request in requests]
@@ -91,7 +92,7 @@ class TorchDrafting:
             self._grow(level)
 
     def _grow(self, level: Level) -> None:
-        """Run the model on a level, and give its trees their next one."""
+        """Run the model on a level of several trees, and expand each tree by its likeliest tokens."""
         scores = self.scores(level, self.logits(level))
         breadth = max(request.shape.breadth for request in level.requests)
         top = scores.topk(min(breadth, scores.shape[-1]))
@@ -109,21 +110,21 @@ class TorchDrafting:
         raise NotImplementedError
 
     def scores(self, level: Level, logits: Tensor) -> Tensor:
-        """Log-probabilities of the target's next token. Sampling is the argmax of logits plus
-        noise, and the noise of a position is known in advance: so the drafter adds the same noise
-        to guess the same token."""
+        """Log-probabilities `[B, T, V]` of the target's next token. The target samples by the argmax
+        of logits plus noise, and the noise of a position is known in advance: so the drafter adds
+        the same noise to guess the same token."""
         logits = logits.float()
         settings = [request.sampling for request in level.requests]
         if not all(sampling.greedy for sampling in settings):
-            scales = [
-                1.0 if sampling.greedy else 1.0 / sampling.temperature for sampling in settings
-            ]
+            scales = []
+            for sampling in settings:
+                scales.append(1.0 if sampling.greedy else 1.0 / sampling.temperature)
             scale = torch.tensor(scales, device=logits.device).view(-1, 1, 1)
             logits = logits * scale + self._noise(level)
         return self._masked(level, logits).log_softmax(-1)
 
     def _masked(self, level: Level, logits: Tensor) -> Tensor:
-        """The same logits, but for the tokens that a text's grammar forbids."""
+        """The logits with the tokens that a text's grammar forbids after each node at `MASKED`."""
         if all(request.grammar is None for request in level.requests):
             return logits
         logits = logits.clone()
@@ -150,8 +151,8 @@ class TorchDrafting:
         return self._of_draft_tokens(torch.from_numpy(noise))
 
     def _of_draft_tokens(self, values: Tensor) -> Tensor:
-        """The values of the tokens that the model knows, of values `[..., V]` for all of the
-        target's."""
+        """Pick those of the values `[..., V]`, one for each token of the target, whose tokens the
+        model's smaller vocabulary has; all of them if it has the target's own."""
         values = values.to(self.device)
         if self.draft_tokens is None:
             return values
@@ -209,8 +210,8 @@ class Level:
         return self.lengths[row] + self.growers[row].level
 
     def past(self, pool: SlotPool, view: int = 0) -> list[tuple[Tensor, Tensor]]:
-        """The keys and values of a pool that the level may attend to, per layer: `[B, heads, view,
-        D]`. Of one slot they are not copied."""
+        """A pool's keys and values `[B, heads, view, D]` that the level may attend to, by layer: the
+        first `view` columns of each slot, or those that it looks at (0). Views for a single slot."""
         if view == 0:
             view = self.view
         slots: slice | Tensor
@@ -223,7 +224,8 @@ class Level:
         return list(zip(keys, values, strict=True))
 
     def keep(self, pool: SlotPool, rows: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Write the level's new keys and values after those of earlier levels."""
+        """Write the level's new keys and values, by layer, into a pool after those of earlier
+        levels. They are scratch: no slot's length includes them."""
         for row, slot in enumerate(self.slots):
             start = self.starts[row]
             size = self.sizes[row]

@@ -40,17 +40,20 @@ class GraphSpec:
 
     @property
     def inputs(self) -> dict[str, Sizes]:
-        """The graph's inputs, in order: T tokens, N queries, P past rows, R records."""
+        """The shape of each of the graph's inputs by its name, in order. A step chooses how many T
+        tokens, N queries (tokens whose final states are wanted), P past rows and R records."""
         shapes: dict[str, Sizes] = {
             "x": (1, "T", self.hidden_size),
             "positions": (1, "T"),
             "queries": ("N",),
+            "mask": (1, 1, "T", "P+T"),
         }
-        shapes["mask"] = (1, 1, "T", "P+T")
         if self.per_layer:
             shapes["per_layer"] = (1, "T", self.per_layer)
-        if (of := self.records) is not None:
-            shapes |= dict.fromkeys(("record_k", "record_v"), (1, of.kv_heads, "R", of.head_dim))
+        if self.records is not None:
+            record_shape = (1, self.records.kv_heads, "R", self.records.head_dim)
+            shapes["record_k"] = record_shape
+            shapes["record_v"] = record_shape
             shapes["record_mask"] = (1, 1, 1, "R")
         if self.features:
             shapes["feature_rows"] = ("T",)
@@ -58,20 +61,23 @@ class GraphSpec:
 
     @property
     def rows(self) -> dict[str, Sizes]:
-        """Its outputs besides the final states: new cache rows, in the order of the past ones, and
-        running states."""
+        """The shape of each of the graph's outputs besides the final states: new cache rows, in the
+        order of the past ones, and running states."""
         return self._cached("new", "T") | self._running("new")
 
-    def _running(self, what: str) -> dict[str, Sizes]:
-        return {f"{what}_state_{i}": (1, *shape) for i, shape in enumerate(self.states)}
+    def _running(self, when: str) -> dict[str, Sizes]:
+        """Names and shapes of the running states, those before a step (`past`) or after it (`new`)."""
+        return {f"{when}_state_{i}": (1, *shape) for i, shape in enumerate(self.states)}
 
-    def _cached(self, what: str, rows: str) -> dict[str, Sizes]:
-        layers = enumerate(self.cache)
-        return {
-            f"{what}_{kind}_{i}": (1, of.kv_heads, rows, of.head_dim)
-            for i, of in layers
-            for kind in "kv"
-        }
+    def _cached(self, when: str, rows: str) -> dict[str, Sizes]:
+        """Names and shapes of the layers' keys and values, those before a step (`past`) or of its
+        own tokens (`new`); `rows` is the name of their number."""
+        shapes: dict[str, Sizes] = {}
+        for layer, heads in enumerate(self.cache):
+            shape = (1, heads.kv_heads, rows, heads.head_dim)
+            shapes[f"{when}_k_{layer}"] = shape
+            shapes[f"{when}_v_{layer}"] = shape
+        return shapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +104,14 @@ class GraphSizes:
 
 
 def count_weights(folder: Path, wanted: Callable[[str], bool]) -> int:
-    """Numbers in the stored tensors of these names."""
-    return sum(math.prod(shape) for name, shape in text_shapes(folder).items() if wanted(name))
+    """The number of weights in a folder's tensors whose names are wanted, from the files' headers."""
+    shapes = text_shapes(folder)
+    return sum(math.prod(shape) for name, shape in shapes.items() if wanted(name))
 
 
 def layer_number(name: str) -> int:
     """The number of the decoder layer that a tensor belongs to; -1 for none."""
-    _, found, after = name.partition(".layers.")
-    return int(after.partition(".")[0]) if found else -1
+    _, separator, after = name.partition(".layers.")
+    if not separator:
+        return -1
+    return int(after.partition(".")[0])

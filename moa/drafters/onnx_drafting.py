@@ -23,17 +23,19 @@ class OnnxDrafting:
     would gain little."""
 
     def __init__(self, drafter: Drafter | None, loaded: LoadedGraph, *, slots: int = 1) -> None:
-        """`drafter`, which the graph was made of, makes the records; a sibling reads none."""
+        """`drafter` is what the graph was made of, and makes its records; None for a sibling, which
+        reads none."""
         self._drafter = drafter
         self._loaded = loaded
         self._slots = slots
-        self._left: list[OnnxDrafter] = []
-        """Of slots that were given back."""
+        self._unused: list[OnnxDrafter] = []
+        """Drafters of slots that were given back, to be used again: their memory is there."""
         self._used: dict[int, tuple[OnnxDrafter, list[int]]] = {}
-        """Drafters and the tokens that they have read, by slot."""
+        """By slot its drafter, and the tokens that it has read."""
         self._due: dict[int, list[Committed]] = {}
-        """Observed tokens whose records have not been made, by slot."""
+        """By slot the observed tokens whose records have not been made yet."""
         self._states: dict[int, StatesBefore] = {}
+        """By slot the newest of the target's states, which the next records may need."""
         self.reads_records = drafter is not None and drafter.record_layout is not None
         self.record_lag = drafter.record_lag if drafter is not None else 0
 
@@ -47,58 +49,64 @@ class OnnxDrafting:
         return len(self._used[slot][1])
 
     def held(self, slot: int) -> Ranges:
-        """The positions whose records it has."""
+        """The positions whose records a slot has."""
         records = self._used[slot][0].records
         return records.held if records is not None else Ranges()
 
     def open(self) -> int:
-        """Take an empty slot."""
+        """Take an empty slot; a `FullError` where there is none."""
         if not self.free:
             raise FullError(f"all {self._slots} slots of the drafter are in use")
         slot = next(number for number in count() if number not in self._used)
-        self._used[slot] = self._left.pop() if self._left else self._loaded.drafter(), []
+        graph = self._unused.pop() if self._unused else self._loaded.drafter()
+        self._used[slot] = (graph, [])
         self._due[slot] = []
         self._states[slot] = StatesBefore()
         return slot
 
     def close(self, slot: int) -> None:
-        """Give a slot back."""
+        """Give a slot back; its drafter forgets its records, and is kept for another slot."""
         graph, _ = self._used.pop(slot)
         del self._due[slot]
         del self._states[slot]
         if graph.records is not None:
             graph.records.truncate(0)
-        self._left.append(graph)
+        self._unused.append(graph)
 
     def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
-        """The target has run `tokens`: store the graph's keys and values, and make records when
-        they are many."""
+        """Read `tokens`, which the target has run with these states. Records are made of several
+        pieces at once: not before more tokens lack them than the drafter can do without."""
         if self._drafter is not None and self.reads_records:
+            if self._drafter.taps:
+                committed = self._states[slot].of(committed)
             due = self._due[slot]
-            due.append(self._states[slot].of(committed) if self._drafter.taps else committed)
+            due.append(committed)
             if committed.stop - due[0].start > self.record_lag:
                 whole = Committed.joined(due)
-                self.give(slot, whole.start, *self._drafter.records([whole]))
+                keys, values = self._drafter.records([whole])
+                self.give(slot, whole.start, keys, values)
                 due.clear()
         self.read(slot, tokens)
 
     def missing(self, slot: int, start: int, stop: int) -> tuple[int, int] | None:
-        """The newest range within start..stop whose records it has not."""
+        """The newest range of positions within start..stop whose records a slot lacks; None if it
+        has all."""
         return self.held(slot).newest_missing(stop, stop - start, start)
 
     def give(self, slot: int, start: int, keys: NDArray[Any], values: NDArray[Any]) -> None:
-        """Store records of positions from `start` on."""
-        if (records := self._used[slot][0].records) is not None:
+        """Store records of a slot's positions from `start` on, if its drafter reads any."""
+        records = self._used[slot][0].records
+        if records is not None:
             records.put(start, keys, values)
 
     def read(self, slot: int, tokens: Sequence[int]) -> None:
-        """Compute the keys and values of more tokens of its sequence."""
+        """Compute the keys and values of more tokens of a slot's text."""
         graph, ids = self._used[slot]
         ids += tokens
         run(graph.read(ids))
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """A tree for each request."""
+        """Draft a tree for each request, one after another."""
         trees = []
         for request in requests:
             graph, ids = self._used[request.slot]

@@ -31,11 +31,11 @@ class SiblingKind(DrafterKind):
     shares_weights = False
 
     def owns(self, config: Mapping[str, Any]) -> bool:
-        """By the prefix alone."""
+        """Always false: its config.json is any model's, so only the prefix tells a sibling."""
         return False
 
     def config(self, folder: Path, facts: TargetFacts) -> SiblingConfig:
-        """Of the model's own facts."""
+        """The shape of the sibling, from the facts of its own model."""
         own, shape = read_shape(folder)
         return SiblingConfig.of(own, layer_memory(shape), per_layer_width(shape))
 
@@ -46,7 +46,8 @@ class SiblingKind(DrafterKind):
         facts: TargetFacts,
         dtype: torch.dtype | None = None,
     ) -> SiblingDrafter:
-        """The model, if it has the target's tokenizer."""
+        """Load the model as a drafter, in the target's precision and on its device where there is a
+        target in memory; a `UsageError` unless it has the target's tokenizer."""
         from moa.drafters.sibling.model import SiblingDrafter
 
         if target is None:
@@ -54,11 +55,11 @@ class SiblingKind(DrafterKind):
         return SiblingDrafter.load(folder, facts, dtype or target.dtype, target.device)
 
     def sizes(self, folder: Path, facts: TargetFacts, target: Path) -> GraphSizes:
-        """All its layers."""
+        """The sizes of its graph, which holds all layers of the model."""
         from moa.drafters.sibling.graph import sizes
 
         return sizes(folder, facts)
 
     def weights_id(self, folder: Path, facts: TargetFacts) -> str:
-        """Those of the model by itself."""
+        """The identity of the model's weights; the target has no part in it."""
         return read_facts(folder)[0].weights_id

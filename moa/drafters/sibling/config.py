@@ -59,7 +59,8 @@ class SiblingConfig:
 
     @classmethod
     def of(cls, model: TargetFacts, memory: LayerMemory, per_layer: int = 0) -> Self:
-        """Of a model's facts, what its layers keep, and the numbers that a token brings to them."""
+        """The shape of a sibling, from its model's facts, what its layers keep, and the numbers that
+        a token brings to them."""
         return cls(
             family=model.family,
             hidden_size=model.hidden_size,

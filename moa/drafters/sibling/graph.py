@@ -23,8 +23,9 @@ class SiblingGraph(nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, queries: Tensor, mask: Tensor, *rest: Tensor
     ) -> tuple[Tensor, ...]:
-        """`rest`: what the tokens bring to the layers, if they do; keys and values by layer; then
-        running states."""
+        """Run a step of the model. `rest` is what the tokens bring to the layers, if they do; the keys
+        and the values of each layer in turn; then the running states. The outputs after the final
+        states are in the same order."""
         per_layer = None
         if self.drafter.config.per_layer:
             per_layer, *rest = rest  # type: ignore[assignment]
@@ -39,11 +40,15 @@ class SiblingGraph(nn.Module):
             queries=queries,
             running=rest[cached:],
         )
-        return x, *(tensor for layer in rows for tensor in layer), *running
+        new_rows: list[Tensor] = []
+        for keys, values in rows:
+            new_rows += [keys, values]
+        return x, *new_rows, *running
 
 
 def sizes(folder: Path, facts: TargetFacts) -> GraphSizes:
-    """From the headers of the model's files."""
+    """The sizes of a sibling's graph beside a target with these facts, from the headers of its
+    files; an error for a model that cannot be exported as a sibling."""
     own, unpacked = read_facts(folder, identify=False)
     shape = read_shape(folder)[1]
     refuse_as_sibling(shape)

@@ -44,7 +44,8 @@ class SiblingDrafter(BodyModel):
     def load(
         cls, folder: Path, facts: TargetFacts, dtype: torch.dtype, device: torch.device
     ) -> Self:
-        """The model in `folder` beside the target with these facts, whose tokenizer it must have."""
+        """Load the model in `folder` as the drafter of a target with these facts; a `UsageError`
+        unless both have the same tokenizer."""
         loaded = load_model(folder, device=device, dtype=dtype)
         refuse_another_tokenizer(folder, loaded.facts, facts)
         body = Sibling(loaded.model)
@@ -66,7 +67,8 @@ class SiblingDrafter(BodyModel):
         *records: Tensor,
         queries: Tensor | None = None,
     ) -> tuple[Tensor, list[Rows]]:
-        """States that the head reads, and new rows of the cache; it reads no records."""
+        """The final states `[B, T, hidden]` of tokens, which the head reads, and their keys and
+        values by layer. `past` holds those of the tokens before; there are no `records`."""
         inputs = self.shared.inputs(ids, self.weight.dtype)
         x, rows, _ = self.states(
             inputs["x"],
@@ -89,16 +91,22 @@ class SiblingDrafter(BodyModel):
         queries: Tensor | None = None,
         running: Sequence[Tensor] = (),
     ) -> tuple[Tensor, list[Rows], list[Tensor]]:
-        """`features` after embedded tokens, and the new running states; final states of the
-        `queries` alone, if given. `per_layer`: the tokens' rows of the table of per-layer inputs."""
+        """Run all layers over embedded tokens `x` `[B, T, hidden]`.
+
+        `past` holds the keys and values of each layer that keeps them, `running` the states of each
+        layer that keeps some, both in the order of the layers; `per_layer` are the tokens' rows of
+        the table of per-layer inputs. Returns the final states, of the `queries` alone if given
+        (indices into the tokens), and the new ones of both.
+        """
         beside = BesideStates()
         if self.body.per_layer is not None:
             assert per_layer is not None
             beside.per_layer = self.body.per_layer(x, per_layer)
-        rows: list[Rows] = []
-        after: list[Tensor] = []
-        cached = iter(past)
-        states = iter(running)
+        new_rows: list[Rows] = []
+        new_running: list[Tensor] = []
+        next_past = iter(past)
+        next_running = iter(running)
+        decoder = self.body.decoder
         memory = self.body.memory
         masks = self._window_masks(mask, positions)
         for index in range(self.config.layers):
@@ -111,17 +119,17 @@ class SiblingDrafter(BodyModel):
                 queries = None
             mask = masks[self.body.windows.get(index, 0)]
             if index in memory.cached:
-                x, row = self.body.decoder.layer(index, x, positions, mask, next(cached), beside)
-                rows.append(row)
+                x, rows = decoder.layer(index, x, positions, mask, next(next_past), beside)
+                new_rows.append(rows)
             elif index in memory.running:
-                before = tuple(next(states) for _ in memory.running[index])
-                x, new = self.body.decoder.running_layer(index, x, positions, before)
-                after += new
+                before = tuple(next(next_running) for _ in memory.running[index])
+                x, after = decoder.running_layer(index, x, positions, before)
+                new_running += after
             else:
-                x = self.body.decoder.reading_layer(index, x, positions, mask, beside)
+                x = decoder.reading_layer(index, x, positions, mask, beside)
         if queries is not None:
             x = x.index_select(1, queries)
-        return self.body.decoder.norm(x), rows, after
+        return decoder.norm(x), new_rows, new_running
 
     def _window_masks(self, mask: Tensor, positions: Tensor) -> dict[int, Tensor]:
         """The mask of layers that see all of the text, at 0, and of those with each window.
@@ -141,13 +149,15 @@ class SiblingDrafter(BodyModel):
     def extend(
         self, ids: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows]
     ) -> list[Rows]:
-        """Rows of tokens that need no logits."""
+        """The keys and values by layer of tokens that need no logits; the final norm is computed for
+        the last of them alone."""
         last = torch.tensor([ids.shape[1] - 1], device=ids.device)
         return self.features(ids, positions, mask, past, queries=last)[1]
 
     @property
     def graph_spec(self) -> GraphSpec:
-        """A cache for each layer that keeps something, and nothing else."""
+        """Inputs and outputs of its graph: keys and values, or running states, of each layer that
+        keeps something, and no records."""
         config = self.config
         return GraphSpec(
             config.hidden_size,
@@ -160,7 +170,7 @@ class SiblingDrafter(BodyModel):
     def drafting(
         self, *, slots: int, capacity: int, scratch: int = 256, graphs: Graphs | None = None
     ) -> Drafting:
-        """In torch; as captured graphs only where all layers keep the same."""
+        """The sibling at work in torch; with captured graphs only where all layers keep the same."""
         if self.config.alike:
             return super().drafting(slots=slots, capacity=capacity, scratch=scratch, graphs=graphs)
         return MixedDrafting(self, slots=slots, capacity=capacity, scratch=scratch)

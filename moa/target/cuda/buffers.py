@@ -21,6 +21,7 @@ NODES = 64
 FEWEST, MOST = 8, 512
 """Tokens of the smallest and the largest tier. A larger batch is several forwards."""
 _CHAIN = np.array([(2 << node) - 1 for node in range(NODES)], dtype=np.uint64).view(np.int64)
+"""The ancestor masks of a chain's tokens: token j sees tokens 0 to j, bits 0 to j."""
 
 
 class Tier(NamedTuple):
@@ -33,13 +34,16 @@ class Tier(NamedTuple):
 
     @classmethod
     def of(cls, rows: int, tokens: int, head: bool) -> Tier:
-        """The smallest that holds so many rows and tokens."""
-        return cls(power_of_two(rows), max(FEWEST, power_of_two(tokens), power_of_two(rows)), head)
+        """The smallest tier that holds so many rows and tokens."""
+        padded_rows = power_of_two(rows)
+        padded_tokens = max(FEWEST, power_of_two(tokens), padded_rows)
+        return cls(padded_rows, padded_tokens, head)
 
     @property
     def name(self) -> str:
-        """For people and metrics."""
-        return f"{self.rows}x{self.tokens}{'' if self.head else ' prompt'}"
+        """The tier's name for people and metrics: `4x16`, and `4x16 prompt` without the LM head."""
+        size = f"{self.rows}x{self.tokens}"
+        return size if self.head else f"{size} prompt"
 
 
 class RowPiece(NamedTuple):
@@ -96,67 +100,82 @@ class Buffers:
         return self._device.nbytes
 
     def views(self, tier: Tier) -> ForwardInput[Tensor]:
-        """The device's copy, as this tier's inputs."""
+        """The inputs of a tier, as views of the device's copy."""
         masks, *rest, table = self._device[: self._size(tier)].split(self._lengths(tier))
         return ForwardInput._make([masks.view(torch.int64), *rest, table.view(tier.rows, -1)])
 
     def clear(self, tier: Tier) -> None:
-        """Padding alone: a forward that touches no slot."""
+        """Fill a tier's inputs with padding alone, and upload them: a forward over them touches no
+        slot."""
         self._blank(tier)
         self._upload(tier)
 
     def fill(
         self, tier: Tier, batch: RowBatch, pieces: Sequence[RowPiece], judged: IntArray
     ) -> None:
-        """Write these pieces of the batch, and upload them. `judged` are indices into the tokens of
-        the pieces."""
-        to = self._blank(tier)
-        at = block = 0
-        for place, (row, start, stop) in enumerate(pieces):
+        """Write the inputs of a forward of these pieces of the batch, and upload them. Each piece
+        is a row of the forward. `judged` are indices into the tokens of the pieces."""
+        inputs = self._blank(tier)
+        first_token = 0
+        first_block = 0
+        for forward_row, (row, start, stop) in enumerate(pieces):
             slot = batch.slots[row]
             size = stop - start
-            first = int(batch.starts[row])
+            row_start = int(batch.starts[row])
+            source = slice(row_start + start, row_start + stop)
+            # Tokens of the same row before this piece are in the cache by now, as context.
             length = self._pool.lengths[slot] + start
-            nodes = slice(at, at + size)
-            parents = batch.parents[first + start : first + stop] - start
+            parents = batch.parents[source] - start
+
+            tokens = slice(first_token, first_token + size)
             depths = np.arange(size)
-            if size <= NODES:
-                depths, to.masks[nodes] = _ancestors(parents)
-            to.ids[nodes] = batch.ids[first + start : first + stop]
-            to.positions[nodes] = length + depths
-            to.columns[nodes] = self._pool.columns(slot, np.arange(length, length + size))
-            to.token_row[nodes] = place
-            to.lengths[place], to.starts[place + 1 :] = length, at + size
-            blocks = -(-size // self._block)
-            to.block_row[block : block + blocks] = place
-            to.block_first[block : block + blocks] = np.arange(0, size, self._block)
-            held = self._pool.pages_held[slot]
-            to.table[place, :held] = self._pool.tables[slot, :held]
-            at = at + size
-            block = block + blocks
-        to.judged[: len(judged)] = judged
+            if size <= NODES:  # longer rows are chains
+                depths, inputs.masks[tokens] = _ancestors(parents)
+            inputs.ids[tokens] = batch.ids[source]
+            inputs.positions[tokens] = length + depths
+            inputs.columns[tokens] = self._pool.columns(slot, np.arange(length, length + size))
+            inputs.token_row[tokens] = forward_row
+            inputs.lengths[forward_row] = length
+            # Rows of padding, behind the last one, are empty: they start where it ends.
+            inputs.starts[forward_row + 1 :] = first_token + size
+
+            block_starts = np.arange(0, size, self._block)
+            blocks = slice(first_block, first_block + len(block_starts))
+            inputs.block_row[blocks] = forward_row
+            inputs.block_first[blocks] = block_starts
+
+            pages_held = self._pool.pages_held[slot]
+            inputs.table[forward_row, :pages_held] = self._pool.tables[slot, :pages_held]
+            first_token += size
+            first_block += len(block_starts)
+        inputs.judged[: len(judged)] = judged
         self._upload(tier)
 
     def _blank(self, tier: Tier) -> ForwardInput[IntArray]:
+        """Fill the host's array with a tier of padding; returns views of it, to be written to."""
         array = self._array[: self._size(tier)]
         array[:] = 0
         masks, *rest, table = np.split(array, np.cumsum(self._lengths(tier))[:-1])
-        made: ForwardInput[IntArray] = ForwardInput._make(
+        inputs: ForwardInput[IntArray] = ForwardInput._make(
             [masks.view(np.int64), *rest, table.reshape(tier.rows, -1)]
         )
-        made.columns[:] = self._pool.pages * PAGE
-        made.token_row[:], made.block_row[:] = -1, -1
-        return made
+        inputs.columns[:] = self._pool.pages * PAGE  # of the spare page, which is no slot's
+        inputs.token_row[:] = -1
+        inputs.block_row[:] = -1
+        return inputs
 
     def _upload(self, tier: Tier) -> None:
+        """Copy a tier's inputs to the device, without waiting for it."""
         size = self._size(tier)
         self._device[:size].copy_(self._host[:size], non_blocking=True)
 
     def _lengths(self, tier: Tier) -> list[int]:
+        """The length of each of `ForwardInput`'s parts for a tier, in int32 numbers."""
         rows, tokens, _ = tier
+        # A row's last block may not be full, so there may be one more block for each row.
         blocks = rows + tokens // self._block
         return [
-            2 * tokens,
+            2 * tokens,  # masks are int64
             *[tokens] * 5,
             rows + 1,
             rows,
@@ -166,17 +185,18 @@ class Buffers:
         ]
 
     def _size(self, tier: Tier) -> int:
+        """The int32 numbers that a tier's inputs take together."""
         return sum(self._lengths(tier))
 
 
 def query_block(group: int) -> int:
-    """Tokens of a row that attention reads keys for together: with their heads, a tile of at most
-    64 rows."""
+    """The number of a row's tokens that attention reads keys for together, where `group` query heads
+    share a key head: with these heads, they are a tile of at most 64 rows."""
     return max(1, min(16, 64 // power_of_two(group)))
 
 
 def check_nodes(batch: RowBatch) -> None:
-    """Raise where a tree has more nodes than a mask has bits."""
+    """A `UsageError` for a batch with a tree of more nodes than an ancestor mask has bits."""
     for row, size in enumerate(batch.sizes):
         if size > NODES and not batch.chain(row):
             raise UsageError(
@@ -185,8 +205,8 @@ def check_nodes(batch: RowBatch) -> None:
 
 
 def cut(batch: RowBatch, most: int = MOST) -> list[list[RowPiece]]:
-    """Forwards of at most `most` tokens, in this order: the pieces of a long chain look at those
-    before them."""
+    """Cut a batch into forwards of at most `most` tokens each; returns the pieces of each. Their
+    order matters: the pieces of a long chain look at those before them."""
     forwards: list[list[RowPiece]] = [[]]
     used = 0
     for row, size in enumerate(batch.sizes):
@@ -203,17 +223,23 @@ def cut(batch: RowBatch, most: int = MOST) -> list[list[RowPiece]]:
 
 
 def _ancestors(parents: IntArray) -> tuple[IntArray, IntArray]:
-    """The depth of each node, and itself and its ancestors as bits; a parent below 0 is the prefix."""
+    """The depth of each node of a row, and its ancestor mask: bit j is set where node j is the node
+    itself or an ancestor. A parent below 0 is the prefix, which is in no mask."""
     if (parents == np.arange(-1, len(parents) - 1)).all():
         return np.arange(len(parents)), _CHAIN[: len(parents)]
     depths: list[int] = []
     masks: list[int] = []
     for node, parent in enumerate(parents.tolist()):
-        depths.append(depths[parent] + 1 if parent >= 0 else 0)
-        masks.append((masks[parent] if parent >= 0 else 0) | 1 << node)
+        own_bit = 1 << node
+        if parent < 0:
+            depths.append(0)
+            masks.append(own_bit)
+        else:
+            depths.append(depths[parent] + 1)
+            masks.append(masks[parent] | own_bit)
     return np.array(depths), np.array(masks, dtype=np.uint64).view(np.int64)
 
 
 def power_of_two(number: int) -> int:
-    """The smallest that is at least `number`."""
+    """The smallest power of two that is at least `number`."""
     return 1 << max(0, number - 1).bit_length()

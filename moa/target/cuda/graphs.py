@@ -35,14 +35,17 @@ class Graphs:
         return len(self._missing)
 
     def get(self, name: str, work: Callable[[], Work]) -> tuple[Rerun, str]:
-        """What to run, and whether it is a `graph` or `eager`."""
+        """Return a function that does the work of this name, and how: a captured `graph`, or
+        `eager`, kernel by kernel. Work without a graph is noted, to be captured later; `work` makes
+        it where it is not noted yet."""
         if name in self._ready:
             return self._ready[name], "graph"
-        self._missing[name] = made = self._missing.get(name) or work()
-        return made.run, "eager"
+        if name not in self._missing:
+            self._missing[name] = work()
+        return self._missing[name].run, "eager"
 
     def add(self, name: str, work: Work) -> None:
-        """Capture it, if it was not."""
+        """Capture work as the graph of this name, unless there is one."""
         self._missing.pop(name, None)
         if name not in self._ready:
             work.clear()
@@ -52,13 +55,15 @@ class Graphs:
 
     @torch.inference_mode()
     def prepare(self) -> None:
-        """Capture what was missed first."""
-        for name, work in list(self._missing.items())[:1]:
+        """Capture one graph, the one that was missed first; nothing if none was."""
+        if self._missing:
+            name, work = next(iter(self._missing.items()))
             self.add(name, work)
 
 
 def cuda_graphs() -> Capture:
-    """CUDA graphs, which share the memory that libraries may want inside of them."""
+    """Return a function that captures CUDA graphs. All of them share one pool for the memory that
+    libraries may want inside of them."""
     pool = torch.cuda.graph_pool_handle()
 
     def capture(run: Rerun) -> Rerun:

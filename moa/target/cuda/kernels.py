@@ -24,7 +24,10 @@ _COLUMNS = 64
 """Columns of a step of attention."""
 _WIDE = 8000
 """A product of more outputs has enough tiles for all of the card with larger ones."""
+_LOG2_E = 1.4426950408889634
+"""Attention takes powers of 2 instead of e: scores are multiplied by this before."""
 _HIDDEN = tl.constexpr(-1.0e30)
+"""The score of a column that a token does not see. Infinity minus infinity would be no number."""
 _PAGE = tl.constexpr(PAGE)
 _SPLIT = tl.constexpr(SPLIT)
 _STEP = tl.constexpr(_COLUMNS)
@@ -45,7 +48,7 @@ class TritonKernels:
             self._shared_memory = properties.shared_memory_per_block_optin
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        """`out[t,n] = x[t,k] @ weight[n,k].T + bias`."""
+        """Compute `out[t,n] = x[t,k] @ weight[n,k].T + bias`, with sums in float32."""
         tokens, k = x.shape
         n = len(weight)
         if self._library_products and out.dtype == x.dtype:
@@ -74,7 +77,7 @@ class TritonKernels:
     def add_norm(
         self, x: Tensor, more: Tensor | None, weight: Tensor, eps: float, out: Tensor
     ) -> None:
-        """`x += more`, and `out` is its RMS norm."""
+        """Add `more` to `x` in place, if there is any, and write the RMS norm of `x` to `out`."""
         tokens, width = x.shape
         _add_norm[(tokens,)](
             x,
@@ -92,21 +95,25 @@ class TritonKernels:
         self,
         forward: ForwardInput[Tensor],
         qkv: Tensor,
-        turns: Tensor,
+        rotary_table: Tensor,
         norms: tuple[Tensor, Tensor] | None,
         eps: float,
         query: Tensor,
         keys: Tensor,
         values: Tensor,
     ) -> None:
-        """Norms of the heads, if any, and rotary embedding; queries go to `query`, keys and values
-        to their columns."""
+        """Split the product `qkv` `[tokens, heads, width]`: the heads of the queries, of the keys and
+        of the values. Queries and keys are normed, in families that do so, and rotated by their
+        positions; queries go to `query`, keys and values to their columns of the cache."""
         tokens, heads, width = query.shape
         kv_heads = keys.shape[1]
+        # Without norms the kernel reads none, but takes a pointer for each.
+        query_norm, key_norm = norms if norms is not None else (rotary_table, rotary_table)
         _rotate_and_store[(tokens, heads + 2 * kv_heads)](
             qkv,
-            turns,
-            *(norms if norms is not None else (turns, turns)),
+            rotary_table,
+            query_norm,
+            key_norm,
             forward.positions,
             forward.columns,
             query,
@@ -133,7 +140,9 @@ class TritonKernels:
         sums: Tensor,
         out: Tensor,
     ) -> None:
-        """Attention over the pages: a part for each split, then the parts of each token are joined."""
+        """Attention of `query` `[tokens, heads, width]` over the pages of each token's row, into
+        `out`. Each split of `SPLIT` columns gives a part, with the best score and the sum of weights
+        that are needed to join the parts; then those of each token are joined."""
         tokens, heads, width = query.shape
         kv_heads = keys.shape[1]
         group = heads // kv_heads
@@ -159,7 +168,7 @@ class TritonKernels:
             parts,
             sums,
             forward.table.shape[1],
-            scale * 1.4426950408889634,
+            scale * _LOG2_E,
             HEADS=heads,
             KV_HEADS=kv_heads,
             TOKENS=block,
@@ -183,12 +192,13 @@ class TritonKernels:
         )
 
     def gate(self, both: Tensor, out: Tensor) -> None:
-        """SwiGLU's `silu(gate) * up`."""
+        """Compute SwiGLU's `silu(gate) * up` into `out`; a row of `both` is the gate, then up."""
         tokens, width = out.shape
         _gate[(tokens, triton.cdiv(width, 1024))](both, out, width, BLOCK=1024, num_warps=4)
 
     def _tile(self, tokens: int, n: int) -> tuple[int, int, int]:
-        """Rows, columns and warps; rows and columns are no part of the order of sums."""
+        """The rows, columns and warps of a product's tile, for so many tokens and n outputs. They
+        may differ by the number of tokens: they are no part of the order of sums, as `_K` is."""
         if tokens <= 16:
             return 16, 64 if n > _WIDE else 32, 4
         if tokens <= 64:
@@ -210,27 +220,28 @@ def _product(
     COLUMNS: tl.constexpr,
     K: tl.constexpr,
 ):
+    """Compute one tile of ROWS x COLUMNS outputs; walks k from its beginning to its end by K."""
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, k, K):
-        at = start + tl.arange(0, K)
+        inner = start + tl.arange(0, K)
         a = tl.load(
-            x + row[:, None] * k + at[None, :],
-            mask=(row[:, None] < tokens) & (at[None, :] < k),
+            x + row[:, None] * k + inner[None, :],
+            mask=(row[:, None] < tokens) & (inner[None, :] < k),
             other=0.0,
         )
         b = tl.load(
-            weight + column[None, :] * k + at[:, None],
-            mask=(column[None, :] < n) & (at[:, None] < k),
+            weight + column[None, :] * k + inner[:, None],
+            mask=(column[None, :] < n) & (inner[:, None] < k),
             other=0.0,
         )
         total = tl.dot(a, b, total, input_precision="ieee")
     if HAS_BIAS:
         total += tl.load(bias + column, mask=column < n, other=0.0).to(tl.float32)[None, :]
-    where = row[:, None].to(tl.int64) * n + column[None, :]
+    places = row[:, None].to(tl.int64) * n + column[None, :]
     tl.store(
-        out + where,
+        out + places,
         total.to(out.dtype.element_ty),
         mask=(row[:, None] < tokens) & (column[None, :] < n),
     )
@@ -238,29 +249,27 @@ def _product(
 
 @triton.jit
 def _add_norm(x, more, weight, out, width, eps, ADDS: tl.constexpr, BLOCK: tl.constexpr):
+    """Add and norm the state of one token: `width` numbers, in a block of a power of two."""
     token = tl.program_id(0)
-    at = tl.arange(0, BLOCK)
-    inside = at < width
-    value = tl.load(x + token * width + at, mask=inside, other=0.0)
+    feature = tl.arange(0, BLOCK)
+    inside = feature < width
+    places = token * width + feature
+    value = tl.load(x + places, mask=inside, other=0.0)
     if ADDS:
-        value = (
-            value.to(tl.float32)
-            + tl.load(more + token * width + at, mask=inside, other=0.0).to(tl.float32)
-        ).to(x.dtype.element_ty)
-        tl.store(x + token * width + at, value, mask=inside)
+        added = tl.load(more + places, mask=inside, other=0.0).to(tl.float32)
+        # Rounded before the norm: it is the state that the next layer adds to.
+        value = (value.to(tl.float32) + added).to(x.dtype.element_ty)
+        tl.store(x + places, value, mask=inside)
     wide = value.to(tl.float32)
-    wide = (
-        wide
-        / tl.sqrt(tl.sum(wide * wide, 0) / width + eps)
-        * tl.load(weight + at, mask=inside, other=0.0)
-    )
-    tl.store(out + token * width + at, wide.to(out.dtype.element_ty), mask=inside)
+    norm = tl.sqrt(tl.sum(wide * wide, 0) / width + eps)
+    wide = wide / norm * tl.load(weight + feature, mask=inside, other=0.0)
+    tl.store(out + places, wide.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _rotate_and_store(
     qkv,
-    turns,
+    rotary_table,
     query_norm,
     key_norm,
     positions,
@@ -275,40 +284,46 @@ def _rotate_and_store(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Norm, rotate and store one head of one token. A row of `qkv` has the heads of the queries, then
+    of the keys, then of the values."""
     token = tl.program_id(0)
     head = tl.program_id(1)
-    at = tl.arange(0, BLOCK)
-    inside = at < WIDTH
+    feature = tl.arange(0, BLOCK)
+    inside = feature < WIDTH
     source = qkv + (token * (heads + 2 * kv_heads) + head) * WIDTH
-    value = tl.load(source + at, mask=inside, other=0.0)
+    value = tl.load(source + feature, mask=inside, other=0.0)
     column = tl.load(columns + token).to(tl.int64)
     if head >= heads + kv_heads:
-        place = (column * kv_heads + head - heads - kv_heads) * WIDTH
-        tl.store(values + place + at, value, mask=inside)
+        value_head = head - heads - kv_heads
+        place = (column * kv_heads + value_head) * WIDTH
+        tl.store(values + place + feature, value, mask=inside)
     else:
         half = WIDTH // 2
-        across = tl.where(at < half, at + half, at - half)
+        # A number is rotated together with the one half a head away.
+        partner = tl.where(feature < half, feature + half, feature - half)
         wide = value.to(tl.float32)
-        other = tl.load(source + across, mask=inside, other=0.0).to(tl.float32)
+        other = tl.load(source + partner, mask=inside, other=0.0).to(tl.float32)
         if NORMS:
             scale = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / WIDTH + eps)
             norm = query_norm
             if head >= heads:
                 norm = key_norm
-            wide = wide * scale * tl.load(norm + at, mask=inside, other=0.0)
-            other = other * scale * tl.load(norm + across, mask=inside, other=0.0)
-        turn = turns + tl.load(positions + token).to(tl.int64) * 2 * WIDTH
-        turned = wide * tl.load(turn + at, mask=inside, other=0.0)
-        turned += other * tl.load(turn + WIDTH + at, mask=inside, other=0.0)
+            wide = wide * scale * tl.load(norm + feature, mask=inside, other=0.0)
+            other = other * scale * tl.load(norm + partner, mask=inside, other=0.0)
+        # A position's cosines, then its sines with the sign of the rotation.
+        cosines = rotary_table + tl.load(positions + token).to(tl.int64) * 2 * WIDTH
+        rotated = wide * tl.load(cosines + feature, mask=inside, other=0.0)
+        rotated += other * tl.load(cosines + WIDTH + feature, mask=inside, other=0.0)
         if head < heads:
             tl.store(
-                query + (token * heads + head) * WIDTH + at,
-                turned.to(query.dtype.element_ty),
+                query + (token * heads + head) * WIDTH + feature,
+                rotated.to(query.dtype.element_ty),
                 mask=inside,
             )
         else:
-            place = (column * kv_heads + head - heads) * WIDTH
-            tl.store(keys + place + at, turned.to(keys.dtype.element_ty), mask=inside)
+            key_head = head - heads
+            place = (column * kv_heads + key_head) * WIDTH
+            tl.store(keys + place + feature, rotated.to(keys.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -337,43 +352,53 @@ def _attend(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Attention of one block of a row's tokens, with the query heads that share one key head, over
+    the columns of one split. It writes an unscaled part of the result for each token and head to
+    `parts`, and the best score and the sum of the weights to `sums`; `_join` puts the parts together.
+
+    Column c of a row is the c-th token of its text: first `length` committed ones, which all tokens
+    see, then those of this forward, which see each other by the ancestor masks of a tree, or in
+    order where the row has more tokens than a mask has bits.
+    """
     block = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     row = tl.load(block_row + block)
     if row >= 0:
-        first = tl.load(block_first + block)
+        first = tl.load(block_first + block)  # of the row's tokens in this block
         length = tl.load(lengths + row)
         start = tl.load(starts + row)
         size = tl.load(starts + row + 1) - start
-        causal = size > 64
+        is_long = size > 64
+        # The last column and the lowest position of what this block looks at and from.
         end = length + size
         lowest = length
-        if causal:
+        if is_long:
             end = length + tl.minimum(first + TOKENS, size)
             lowest = length + first
         begin = split * _SPLIT
-        if WINDOW > 0:  # what no token of the block sees would add zeros
+        if WINDOW > 0:  # columns that no token of the block sees would add zeros: skip them
             begin = tl.maximum(begin, (tl.maximum(lowest - WINDOW + 1, 0) // _STEP) * _STEP)
         stop = tl.minimum(end, (split + 1) * _SPLIT)
         if begin < stop:
+            # The rows of the tile: for each token of the block, the heads that share the key head.
             lane = tl.arange(0, TOKENS * GROUP_BLOCK)
             node = first + lane // GROUP_BLOCK
             member = lane % GROUP_BLOCK
-            real = (node < size) & (member < GROUP)
+            is_real = (node < size) & (member < GROUP)
             head = kv_head * GROUP + member
             token = start + node
-            at = tl.arange(0, BLOCK)
-            inside = at < WIDTH
+            feature = tl.arange(0, BLOCK)
+            inside = feature < WIDTH
             q = tl.load(
-                query + (token * HEADS + head)[:, None] * WIDTH + at[None, :],
-                mask=real[:, None] & inside[None, :],
+                query + (token * HEADS + head)[:, None] * WIDTH + feature[None, :],
+                mask=is_real[:, None] & inside[None, :],
                 other=0.0,
             )
-            mask = tl.load(masks + token, mask=real, other=0)
-            position = tl.load(positions + token, mask=real, other=0)
-            highest = tl.full([TOKENS * GROUP_BLOCK], _HIDDEN, tl.float32)
-            weight = tl.zeros([TOKENS * GROUP_BLOCK], tl.float32)
+            mask = tl.load(masks + token, mask=is_real, other=0)
+            position = tl.load(positions + token, mask=is_real, other=0)
+            best_score = tl.full([TOKENS * GROUP_BLOCK], _HIDDEN, tl.float32)
+            weight_sum = tl.zeros([TOKENS * GROUP_BLOCK], tl.float32)
             total = tl.zeros([TOKENS * GROUP_BLOCK, BLOCK], tl.float32)
             for left in range(begin, stop, _STEP):
                 column = left + tl.arange(0, _STEP)
@@ -383,45 +408,47 @@ def _attend(
                 )
                 place = ((page * _PAGE + column % _PAGE) * KV_HEADS + kv_head) * WIDTH
                 k = tl.load(
-                    keys + place[None, :] + at[:, None],
+                    keys + place[None, :] + feature[:, None],
                     mask=held[None, :] & inside[:, None],
                     other=0.0,
                 )
                 scores = tl.dot(q, k, input_precision="ieee") * scale
-                other = column - length
-                of_row = held & (other >= 0)
-                bit = (
-                    mask[:, None] >> tl.minimum(tl.maximum(other, 0), 63)[None, :].to(tl.int64)
-                ) & 1
-                if causal:
-                    bit = (other[None, :] <= node[:, None]).to(tl.int64)
-                seen = held[None, :] & ((other < 0)[None, :] | (bit == 1))
+                # Which of this forward's tokens a column is; negative for committed ones.
+                node_column = column - length
+                of_row = held & (node_column >= 0)
+                bit_number = tl.minimum(tl.maximum(node_column, 0), 63).to(tl.int64)
+                bit = (mask[:, None] >> bit_number[None, :]) & 1
+                if is_long:
+                    bit = (node_column[None, :] <= node[:, None]).to(tl.int64)
+                seen = held[None, :] & ((node_column < 0)[None, :] | (bit == 1))
                 if WINDOW > 0:
-                    theirs = tl.load(positions + start + other, mask=of_row, other=0)
-                    theirs = tl.where(of_row, theirs, column)
-                    seen = seen & (position[:, None] - theirs[None, :] < WINDOW)
+                    their_position = tl.load(positions + start + node_column, mask=of_row, other=0)
+                    # A committed token's position is its column.
+                    their_position = tl.where(of_row, their_position, column)
+                    seen = seen & (position[:, None] - their_position[None, :] < WINDOW)
                 scores = tl.where(seen, scores, _HIDDEN)
-                higher = tl.maximum(highest, tl.max(scores, 1))
-                shares = tl.where(seen, tl.exp2(scores - higher[:, None]), 0.0)
-                shrink = tl.exp2(highest - higher)
+                new_best = tl.maximum(best_score, tl.max(scores, 1))
+                weights = tl.where(seen, tl.exp2(scores - new_best[:, None]), 0.0)
+                # What was summed so far is relative to the best score so far.
+                shrink = tl.exp2(best_score - new_best)
                 v = tl.load(
-                    values + place[:, None] + at[None, :],
+                    values + place[:, None] + feature[None, :],
                     mask=held[:, None] & inside[None, :],
                     other=0.0,
                 )
-                weight = weight * shrink + tl.sum(shares, 1)
+                weight_sum = weight_sum * shrink + tl.sum(weights, 1)
                 total = tl.dot(
-                    shares.to(v.dtype), v, total * shrink[:, None], input_precision="ieee"
+                    weights.to(v.dtype), v, total * shrink[:, None], input_precision="ieee"
                 )
-                highest = higher
+                best_score = new_best
             part = (token * HEADS + head).to(tl.int64) * SPLITS + split
             tl.store(
-                parts + part[:, None] * WIDTH + at[None, :],
+                parts + part[:, None] * WIDTH + feature[None, :],
                 total,
-                mask=real[:, None] & inside[None, :],
+                mask=is_real[:, None] & inside[None, :],
             )
-            tl.store(sums + 2 * part, highest, mask=real)
-            tl.store(sums + 2 * part + 1, weight, mask=real)
+            tl.store(sums + 2 * part, best_score, mask=is_real)
+            tl.store(sums + 2 * part + 1, weight_sum, mask=is_real)
 
 
 @triton.jit
@@ -439,10 +466,12 @@ def _join(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Put together the parts of one token and head: each was summed relative to its own best score,
+    and is weighed by what that is against the best of all. Padding gives zeros."""
     token = tl.program_id(0)
     head = tl.program_id(1)
-    at = tl.arange(0, BLOCK)
-    inside = at < WIDTH
+    feature = tl.arange(0, BLOCK)
+    inside = feature < WIDTH
     total = tl.zeros([BLOCK], tl.float32)
     row = tl.load(token_row + token)
     if row >= 0:
@@ -457,27 +486,32 @@ def _join(
             first = tl.maximum(tl.load(positions + token) - WINDOW + 1, 0) // _SPLIT
         last = (end - 1) // _SPLIT + 1
         base = (token * HEADS + head).to(tl.int64) * SPLITS
-        highest = _HIDDEN
+        best_score = _HIDDEN
         for split in range(first, last):
-            highest = tl.maximum(highest, tl.load(sums + 2 * (base + split)))
-        weight = 0.0
+            best_score = tl.maximum(best_score, tl.load(sums + 2 * (base + split)))
+        weight_sum = 0.0
         for split in range(first, last):
-            share = tl.exp2(tl.load(sums + 2 * (base + split)) - highest)
-            weight += share * tl.load(sums + 2 * (base + split) + 1)
-            total += share * tl.load(parts + (base + split) * WIDTH + at, mask=inside, other=0.0)
-        total = total / weight
-    tl.store(out + (token * HEADS + head) * WIDTH + at, total.to(out.dtype.element_ty), mask=inside)
+            share = tl.exp2(tl.load(sums + 2 * (base + split)) - best_score)
+            weight_sum += share * tl.load(sums + 2 * (base + split) + 1)
+            total += share * tl.load(
+                parts + (base + split) * WIDTH + feature, mask=inside, other=0.0
+            )
+        total = total / weight_sum
+    tl.store(
+        out + (token * HEADS + head) * WIDTH + feature, total.to(out.dtype.element_ty), mask=inside
+    )
 
 
 @triton.jit
 def _gate(both, out, width, BLOCK: tl.constexpr):
+    """Compute `silu(gate) * up` for one token and BLOCK of its `width` numbers."""
     token = tl.program_id(0)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < width
-    gate = tl.load(both + token * 2 * width + at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(both + token * 2 * width + width + at, mask=inside, other=0.0).to(tl.float32)
+    feature = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = feature < width
+    gate = tl.load(both + token * 2 * width + feature, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(both + token * 2 * width + width + feature, mask=inside, other=0.0).to(tl.float32)
     tl.store(
-        out + token * width + at,
+        out + token * width + feature,
         (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty),
         mask=inside,
     )

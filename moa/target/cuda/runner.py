@@ -3,6 +3,7 @@ the choices."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -46,9 +47,10 @@ class GraphDecoder:
         self._kernels = kernels
         device = weights.embedding.device
         dtype = weights.embedding.dtype
-        splits = -(-pool.pages_per_slot * PAGE // SPLIT)
+        splits = math.ceil(pool.pages_per_slot * PAGE / SPLIT)
 
         def memory(*shape: int, of: torch.dtype = dtype) -> Tensor:
+            """Zeros of this shape for each token of the largest tier."""
             return torch.zeros(MOST, *shape, dtype=of, device=device)
 
         inner = facts.heads * facts.head_dim
@@ -76,45 +78,45 @@ class GraphDecoder:
         """The inputs of the tapped layers, side by side."""
 
     def tap(self, layers: Sequence[int]) -> None:
-        """Keep the inputs of these layers; before any graph is captured."""
+        """Keep the inputs of these layers in every forward; call it before any graph is captured."""
         width = self.hidden.shape[1]
         self._taps = [(layer, width * place) for place, layer in enumerate(layers)]
         self.tapped = self.hidden.new_zeros(MOST, width * len(layers))
 
     @property
     def nbytes(self) -> int:
-        """Memory of these tensors."""
-        return sum(
-            one.nbytes
-            for one in (*self._scratch, self._logits, self.best, self.choices, self.tapped)
-        )
+        """Memory of the static tensors, without the inputs."""
+        tensors = (*self._scratch, self._logits, self.best, self.choices, self.tapped)
+        return sum(tensor.nbytes for tensor in tensors)
 
     def run(self, forward: ForwardInput[Tensor], tier: Tier) -> None:
-        """Run the tokens in the buffers; `hidden`, and with a head `best` and `choices`, are the
-        results."""
+        """Run the tokens in the buffers. The results are in `hidden`, and with a head in `best` and
+        `choices`; keys and values go to the pool."""
         kernels = self._kernels
         weights = self._weights
         eps = self._weights.facts.rms_norm_eps
         x, normed, more, hidden, qkv, query, attended, parts, sums, both, gated = (
-            one[: tier.tokens] for one in self._scratch
+            whole[: tier.tokens] for whole in self._scratch
         )
         torch.index_select(weights.embedding, 0, forward.ids, out=x)
+        # What the layer before adds to `x`: the kernel of the next norm adds it on the way.
         added = None
-        for number, (layer, (keys, values)) in enumerate(
-            zip(weights.layers, self._pool.layers, strict=True)
-        ):
-            kernels.add_norm(x, added, layer.before, eps, normed)
-            for at in (column for layer_number, column in self._taps if layer_number == number):
-                self.tapped[: tier.tokens, at : at + x.shape[1]].copy_(x)
+        for number, layer in enumerate(weights.layers):
+            keys, values = self._pool.layers[number]
+            kernels.add_norm(x, added, layer.attention_norm, eps, normed)
+            for tapped_layer, first_column in self._taps:
+                if tapped_layer == number:
+                    columns = slice(first_column, first_column + x.shape[1])
+                    self.tapped[: tier.tokens, columns].copy_(x)
             kernels.product(normed, layer.qkv, layer.qkv_bias, qkv)
             kernels.rotate_and_store(
-                forward, qkv, weights.turns, layer.head_norms, eps, query, keys, values
+                forward, qkv, weights.rotary_table, layer.head_norms, eps, query, keys, values
             )
             kernels.attend(
                 forward, query, keys, values, layer.window, layer.scale, parts, sums, attended
             )
             kernels.product(attended, layer.out, layer.out_bias, more)
-            kernels.add_norm(x, more, layer.between, eps, normed)
+            kernels.add_norm(x, more, layer.mlp_norm, eps, normed)
             kernels.product(normed, layer.gate_up, None, both)
             kernels.gate(both, gated)
             kernels.product(gated, layer.down, None, more)
@@ -128,7 +130,8 @@ class GraphDecoder:
             torch.max(logits, -1, out=(self.best[: tier.tokens], self.choices[: tier.tokens]))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The LM head by the same product, outside of a graph: float32 `[n,vocab]`."""
+        """The LM head's float32 logits `[n,vocab]` of states `[n,hidden]`, outside of a graph, by the
+        kernel that forwards use: the bits are the same."""
         logits = torch.empty(
             len(hidden), len(self._weights.head), dtype=torch.float32, device=hidden.device
         )
@@ -144,7 +147,7 @@ class Accelerator(NamedTuple):
 
     @classmethod
     def of(cls, device: torch.device, *, library_products: bool) -> Accelerator | None:
-        """Triton and CUDA graphs; None where there are none."""
+        """Triton's kernels and CUDA graphs; None on a device or an installation without them."""
         if device.type != "cuda" or find_spec("triton") is None:
             return None
         from moa.target.cuda.kernels import TritonKernels
@@ -199,21 +202,23 @@ class GraphRunner:
         self.graphs.prepare()
 
     def run(self, batch: RowBatch) -> Forward:
-        """Keys and values go to the pages of the batch's slots. A batch beyond the largest tier runs
-        in several forwards."""
-        judged = batch.judged()
-        choices = np.full(judged.shape, -1, dtype=np.int64)
+        """Compute the final states and the choices of a batch; keys and values go to the pages of
+        its slots. A batch beyond the largest tier runs in several forwards."""
+        is_judged = batch.judged()
+        choices = np.full(is_judged.shape, -1, dtype=np.int64)
         hidden = []
         tapped = []
         path = ""
         for pieces in cut(batch):
-            where = np.concatenate(
+            # The batch's tokens that this forward runs, in its order.
+            tokens = np.concatenate(
                 [np.arange(start, stop) + batch.starts[row] for row, start, stop in pieces]
             )
-            found, best, path = self._forward(batch, pieces, np.flatnonzero(judged[where]))
-            choices[where[judged[where]]] = best
-            hidden.append(found)
-            tapped.append(self._decoder.tapped[: len(found)].clone())
+            judged = np.flatnonzero(is_judged[tokens])
+            states, chosen, path = self._forward(batch, pieces, judged)
+            choices[tokens[judged]] = chosen
+            hidden.append(states)
+            tapped.append(self._decoder.tapped[: len(states)].clone())
         return Forward(
             hidden=hidden[0] if len(hidden) == 1 else torch.cat(hidden),
             tapped=torch.cat(tapped) if self._decoder.tapped.shape[1] else None,
@@ -224,7 +229,8 @@ class GraphRunner:
     def _forward(
         self, batch: RowBatch, pieces: Sequence[RowPiece], judged: npt.NDArray[np.int64]
     ) -> tuple[Tensor, npt.NDArray[np.int64], str]:
-        """Final states, the choices of judged tokens, and how it ran."""
+        """Run one forward of these pieces. Returns the final states of its tokens, the choice after
+        each of the `judged` ones (indices into its tokens), and how it ran, for metrics."""
         tokens = sum(stop - start for _, start, stop in pieces)
         tier = Tier.of(len(pieces), tokens, len(judged) > 0)
         self._buffers.fill(tier, batch, pieces, judged)
@@ -243,12 +249,14 @@ class GraphRunner:
         return self._decoder.hidden[:tokens].clone(), choices, f"{path} {tier.name}"
 
     def _work(self, tier: Tier) -> Work:
+        """What a graph of this tier runs, and how its inputs are made harmless."""
         forward = self._buffers.views(tier)
         return Work(lambda: self._decoder.run(forward, tier), lambda: self._buffers.clear(tier))
 
 
 def usual_tiers(load: ExpectedLoad) -> list[Tier]:
-    """Tiers of batches of so many sessions at most: single tokens, usual drafts, pieces of a prompt."""
+    """The tiers of the forwards that a server expects: a piece of a prompt, and for each power of two
+    of sessions a single token of each and a usual draft of each."""
     tiers = [Tier.of(1, load.prompt_tokens, False)]
     rows = 1
     while rows <= min(load.rows, MOST):

@@ -61,31 +61,35 @@ class _Kind(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Nodes of one kind that fit into memory at once."""
+    """Nodes of one kind whose scores fit into memory at once."""
 
     kind: _Kind
-    places: list[int]
+    indices: list[int]
+    """Which of the draws they are."""
 
 
 @torch.inference_mode()
 def choose(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-    """The token after each node, given their logits `[n, vocab]`; `NO_NUMBER` where these are not
-    finite."""
-    places = range(len(draws))
-    found = _choose_at(logits, draws, places, _SORTED_FIRST)
-    wider = [place for place in places if found[place] == _WIDER]
-    if wider:
-        again = _choose_at(logits, draws, wider, logits.shape[1])
-        for place, token in zip(wider, again, strict=True):
-            found[place] = token
-    for place in places:
-        if found[place] == _UNSURE:
-            found[place] = _on_host(logits[place], draws[place])
-    return found
+    """Choose the token after each of n nodes, given their logits `[n, vocab]` and how each is drawn;
+    `NO_NUMBER` where logits are not finite.
+
+    Most nodes are decided with their best tokens alone. Those that need more are computed again
+    over the whole vocabulary, and those that rounding could decide are left to numpy's rule.
+    """
+    chosen = _choose_some(logits, draws, range(len(draws)), _SORTED_FIRST)
+    undecided = [node for node, token in enumerate(chosen) if token == _WIDER]
+    if undecided:
+        decided = _choose_some(logits, draws, undecided, logits.shape[1])
+        for node, token in zip(undecided, decided, strict=True):
+            chosen[node] = token
+    for node, token in enumerate(chosen):
+        if token == _UNSURE:
+            chosen[node] = _on_host(logits[node], draws[node])
+    return chosen
 
 
 def _on_host(logits: Tensor, draw: Draw) -> int:
-    """The token by the rule itself."""
+    """The token after one node by `moa.sampling`'s own rule, in numpy."""
     row = logits.float().cpu().numpy()
     allowed = None if draw.allowed is None else unpacked(draw.allowed, len(row))
     context = [*draw.text, *draw.drafted]
@@ -93,58 +97,69 @@ def _on_host(logits: Tensor, draw: Draw) -> int:
     return sampling.choose(row, draw.settings, draw.position, context, allowed, answer)
 
 
-def _choose_at(
-    logits: Tensor, draws: Sequence[Draw], places: Sequence[int], sorted_first: int
+def _choose_some(
+    logits: Tensor, draws: Sequence[Draw], nodes: Sequence[int], sorted_first: int
 ) -> list[int]:
-    """The tokens of some nodes, read from the device once."""
-    mine = [draws[place] for place in places]
-    chosen = torch.empty(len(mine), dtype=torch.long, device=logits.device)
-    for piece in _pieces(mine, logits.shape[1]):
-        rows = logits.index_select(0, _index([places[at] for at in piece.places], logits.device))
-        tokens = _choose(rows, [mine[at] for at in piece.places], piece.kind, sorted_first)
-        chosen[_index(piece.places, logits.device)] = tokens
-    found: list[int] = chosen.tolist()
-    return found
+    """The tokens after some of the nodes, in the order of `nodes`. All are read from the device at
+    once, at the end."""
+    some_draws = [draws[node] for node in nodes]
+    chosen = torch.empty(len(nodes), dtype=torch.long, device=logits.device)
+    for piece in _pieces(some_draws, logits.shape[1]):
+        nodes_of_piece = [nodes[index] for index in piece.indices]
+        draws_of_piece = [some_draws[index] for index in piece.indices]
+        rows = logits.index_select(0, _index(nodes_of_piece, logits.device))
+        tokens = _choose(rows, draws_of_piece, piece.kind, sorted_first)
+        chosen[_index(piece.indices, logits.device)] = tokens
+    tokens_of_nodes: list[int] = chosen.tolist()
+    return tokens_of_nodes
 
 
 def gumbel(keys: Tensor, ids: Tensor) -> Tensor:
-    """`moa.sampling.gumbel` for `moa.sampling.noise_keys`, as int64 `[n, 1]`, and token ids `[k]`
-    or `[n, k]`."""
+    """The sampling noise of n nodes for token ids `[k]` or `[n, k]`, in float64: the same numbers as
+    `moa.sampling.gumbel`. `keys` are those of `moa.sampling.noise_keys`, as int64 `[n, 1]`."""
     # The product and the sum wrap around, as they do in numpy's unsigned numbers.
     bits = _mix(keys + (ids + 1) * _signed(GOLDEN))
-    uniform = (_shifted(bits, 11).double() + 0.5) * 2.0**-53
+    uniform = (_shifted(bits, 11).double() + 0.5) * 2.0**-53  # 53 bits between 0 and 1
     return -(-uniform.log()).log()
 
 
 def _mix(x: Tensor) -> Tensor:
+    """The finalizer of SplitMix64, as in `moa.sampling`, on int64 numbers that stand for unsigned
+    ones."""
     x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
     return x ^ _shifted(x, 31)
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:
-    """Shifted right as an unsigned number: torch's shift of int64 repeats the sign."""
+    """Shift int64 numbers right by some bits as if they were unsigned: torch's shift repeats the
+    sign, which is masked away here."""
     return (x >> by) & ((1 << (64 - by)) - 1)
 
 
 def _signed(number: int) -> int:
-    return number - (1 << 64) if number >> 63 else number
+    """The int64 that has the bits of an unsigned 64-bit number."""
+    if number >= 1 << 63:
+        return number - (1 << 64)
+    return number
 
 
 def _pieces(draws: Sequence[Draw], vocab: int) -> Iterator[_Piece]:
-    """The nodes by kind, no more at once than memory is bounded for."""
-    kinds: dict[_Kind, list[int]] = {}
-    for place, draw in enumerate(draws):
-        kinds.setdefault(_Kind.of(draw), []).append(place)
+    """Yield all nodes in pieces: those of one kind together, but no more than may have scores over
+    the vocabulary in memory at once."""
+    indices_by_kind: dict[_Kind, list[int]] = {}
+    for index, draw in enumerate(draws):
+        indices_by_kind.setdefault(_Kind.of(draw), []).append(index)
     at_once = max(1, _NUMBERS_AT_ONCE // vocab)
-    for kind, places in kinds.items():
-        for start in range(0, len(places), at_once):
-            yield _Piece(kind, places[start : start + at_once])
+    for kind, indices in indices_by_kind.items():
+        for start in range(0, len(indices), at_once):
+            yield _Piece(kind, indices[start : start + at_once])
 
 
 def _choose(rows: Tensor, draws: Sequence[Draw], kind: _Kind, sorted_first: int) -> Tensor:
-    """The tokens of nodes of one kind, whose logits are the rows."""
-    finite = rows.amax(-1).isfinite()
+    """The tokens `[n]` after nodes of one kind, whose logits are the rows `[n, vocab]`; also
+    `NO_NUMBER`, `_WIDER` and `_UNSURE`."""
+    finite = rows.amax(-1).isfinite()  # NaN and infinity are the maximum of their row
     if kind.masked:
         rows = rows.where(_allowed(draws, rows), -torch.inf)
     if kind.greedy and not kind.penalizes and not kind.adjusts:
@@ -173,115 +188,164 @@ def _choose(rows: Tensor, draws: Sequence[Draw], kind: _Kind, sorted_first: int)
 
 
 def _best(noisy: Tensor, best_score: Tensor) -> Tensor:
-    """The place of the largest of each row; `_UNSURE` where another is as large but for rounding,
-    which is relative to the scores."""
-    best, place = noisy.max(-1)
-    close = _CLOSE_SCORES * (1.0 + best_score.abs())
-    several = (noisy >= (best - close).unsqueeze(-1)).sum(-1) > 1
-    return torch.where(several, _UNSURE, place)
+    """The index of the largest noisy score of each row; `_UNSURE` where another one is as large but
+    for rounding. Rounding is relative to the scores before the noise, the largest of which is
+    `best_score`."""
+    best, index = noisy.max(-1)
+    margin = _CLOSE_SCORES * (1.0 + best_score.abs())
+    is_close = noisy >= (best - margin).unsqueeze(-1)
+    several = is_close.sum(-1) > 1
+    return torch.where(several, _UNSURE, index)
 
 
 def _filtered(scores: Tensor, draws: Sequence[Draw], keys: Tensor, count: int) -> Tensor:
-    """The choice among the `count` best tokens; `_WIDER` where others may survive too."""
+    """The choice `[n]` after each node among its `count` best tokens, with top-k, top-p and min-p;
+    `_WIDER` where tokens that are not among these may survive the filters, too, and `_UNSURE` where
+    rounding could decide which do."""
     vocab = scores.shape[1]
-    some, ids = scores.topk(count, -1)
-    # The likeliest first; of equal ones the smallest id, for top-p may cut between them.
-    by_id = ids.argsort(-1)
-    some, order = some.gather(-1, by_id).sort(dim=-1, descending=True, stable=True)
-    ids = ids.gather(-1, by_id).gather(-1, order)
-    possible = some > -torch.inf
+    best_scores, ids = _sorted_best(scores, count)
+    best = best_scores[:, :1]
+
     top_k = torch.tensor([[draw.settings.top_k or vocab] for draw in draws], device=scores.device)
-    limited = top_k < vocab
+    has_top_k = top_k < vocab
     # Ties at the edge stay in, as in `moa.sampling.candidates`.
-    edge = some.gather(-1, (top_k - 1).clamp(max=count - 1))
-    among_top_k = possible & ((some >= edge) | ~limited)
-    best = some[:, :1]
-    weight = (some - best).exp()
+    edge = best_scores.gather(-1, (top_k - 1).clamp(max=count - 1))
+    is_possible = best_scores > -torch.inf
+    among_top_k = is_possible & ((best_scores >= edge) | ~has_top_k)
+
+    # Probabilities among the tokens that top-k leaves: without it, those of the whole vocabulary.
+    weight = (best_scores - best).exp()
     mass = torch.where(
-        limited,
+        has_top_k,
         weight.where(among_top_k, 0.0).sum(-1, keepdim=True),
         (scores - best).exp().sum(-1, keepdim=True),
     )
     probability = weight.where(among_top_k, 0.0) / mass
-    before = probability.cumsum(-1) - probability
-    # Without top-p and min-p nothing is left out, not even behind a sum that rounds to 1.
-    filters = [(draw.settings.top_p, draw.settings.min_p) for draw in draws]
-    top_p = _column([top if top < 1.0 or least > 0.0 else np.inf for top, least in filters], scores)
-    min_p = _column([least for _, least in filters], scores)
-    least = min_p * probability[:, :1]
-    keep = among_top_k & (before < top_p + _CLOSE) & (probability >= least * (1.0 - _CLOSE))
-    surely = (before < top_p - _CLOSE) & (probability >= least * (1.0 + _CLOSE))
-    surely[:, 0] = True  # the likeliest always stays
-    noisy = (some + gumbel(keys, ids)).where(keep, -torch.inf)
-    place = _best(noisy, best_score=best.squeeze(-1))
-    decided = (place >= 0) & surely.gather(-1, place.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-    token = ids.gather(-1, place.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-    chosen = torch.where(decided, token, _UNSURE)
+    likelier_mass = probability.cumsum(-1) - probability  # of the tokens before each one
+
+    top_p, min_p = _edges(draws, scores)
+    fewest = min_p * probability[:, :1]
+    may_stay = (likelier_mass < top_p + _CLOSE) & (probability >= fewest * (1.0 - _CLOSE))
+    may_stay &= among_top_k
+    surely_stays = (likelier_mass < top_p - _CLOSE) & (probability >= fewest * (1.0 + _CLOSE))
+    surely_stays[:, 0] = True  # the likeliest always stays
+
+    noisy = (best_scores + gumbel(keys, ids)).where(may_stay, -torch.inf)
+    index = _best(noisy, best_score=best.squeeze(-1))
+    index_or_0 = index.clamp(min=0).unsqueeze(-1)
+    is_decided = (index >= 0) & surely_stays.gather(-1, index_or_0).squeeze(-1)
+    token = ids.gather(-1, index_or_0).squeeze(-1)
+    chosen = torch.where(is_decided, token, _UNSURE)
     if count == vocab:
         return chosen
     # Behind the last one that was sorted there may be others of its score, and more of top-k,
     # whose mass top-p must know.
-    last = some <= some[:, -1:]
-    more = (keep & last).any(-1) | (limited & among_top_k & last).any(-1)
-    return torch.where(more, _WIDER, chosen)
+    is_last = best_scores <= best_scores[:, -1:]
+    needs_more = (may_stay & is_last).any(-1) | (has_top_k & among_top_k & is_last).any(-1)
+    return torch.where(needs_more, _WIDER, chosen)
+
+
+def _sorted_best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` best scores of each row and their tokens, `[n, count]` each, the likeliest first.
+    Of equal ones the smallest id comes first: top-p may cut between them."""
+    unsorted, ids = scores.topk(count, -1)
+    by_id = ids.argsort(-1)
+    best_scores, order = unsorted.gather(-1, by_id).sort(dim=-1, descending=True, stable=True)
+    return best_scores, ids.gather(-1, by_id).gather(-1, order)
+
+
+def _edges(draws: Sequence[Draw], like: Tensor) -> tuple[Tensor, Tensor]:
+    """The nodes' settings for top-p and min-p, `[n, 1]` each."""
+    top_ps = []
+    min_ps = []
+    for draw in draws:
+        settings = draw.settings
+        # Without both nothing may be left out, not even behind a sum that rounds to 1.
+        filters = settings.top_p < 1.0 or settings.min_p > 0.0
+        top_ps.append(settings.top_p if filters else np.inf)
+        min_ps.append(settings.min_p)
+    return _column(top_ps, like), _column(min_ps, like)
 
 
 def _allowed(draws: Sequence[Draw], rows: Tensor) -> Tensor:
-    """`[n, vocab]`: the tokens that grammars allow. The masks travel packed."""
+    """A flag for each token after each node, `[n, vocab]`: whether its grammar allows it. The masks
+    travel to the device packed, eight tokens in a byte, the lowest bit first."""
     packed = np.stack([draw.allowed for draw in draws if draw.allowed is not None])
-    bits = torch.from_numpy(packed).to(rows.device).unsqueeze(-1) >> torch.arange(
-        8, device=rows.device
-    )
-    allowed = (bits & 1).bool().flatten(1)[:, : rows.shape[1]]
+    packed_bytes = torch.from_numpy(packed).to(rows.device).unsqueeze(-1)
+    bits = (packed_bytes >> torch.arange(8, device=rows.device)) & 1
+    allowed = bits.bool().flatten(1)[:, : rows.shape[1]]
+    # Logits may be wider than the grammar's vocabulary: what is behind it is forbidden.
     return torch.nn.functional.pad(allowed, (0, rows.shape[1] - allowed.shape[1]))
 
 
 def _adjusted(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """`moa.sampling.adjust`: only the tokens that it concerns travel, and each sum is made in the
-    same order."""
-    vocab = scores.shape[1]
+    """The scores with penalties for repeated tokens and with biases, as `moa.sampling.adjust` makes
+    them. Only the tokens that these concern travel to the device. All penalties come before all
+    biases, so that each sum is made in numpy's order and has the same bits."""
     scores = scores.clone()
-    for subtract in (True, False):
-        rows: list[int] = []
-        ids: list[int] = []
-        changes: list[float] = []
-        for row, draw in enumerate(draws):
-            settings = draw.settings
-            if subtract and settings.counts:
-                answer = [*draw.text[draw.start :], *draw.drafted]
-                for token, times in Counter(answer).items():
-                    rows.append(row)
-                    ids.append(token)
-                    changes.append(
-                        -(settings.frequency_penalty * times + settings.presence_penalty)
-                    )
-            elif not subtract:
-                for token, bias in settings.logit_bias:
-                    if token < vocab:
-                        rows.append(row)
-                        ids.append(token)
-                        changes.append(bias)
-        if rows:
-            # Of a row, each token is there once: nothing depends on the order of these sums.
-            where = _index(rows, scores.device), _index(ids, scores.device)
-            change = torch.tensor(changes, dtype=scores.dtype, device=scores.device)
-            scores[where] = scores[where] + change
+    _add(scores, _penalties(draws))
+    _add(scores, _biases(draws, scores.shape[1]))
     return scores
 
 
+class _Change(NamedTuple):
+    """What is added to the score of one token after one node."""
+
+    row: int
+    token: int
+    amount: float
+
+
+def _penalties(draws: Sequence[Draw]) -> list[_Change]:
+    """The frequency and presence penalties of each node for the tokens of its answer so far."""
+    changes = []
+    for row, draw in enumerate(draws):
+        settings = draw.settings
+        if settings.counts:
+            answer = [*draw.text[draw.start :], *draw.drafted]
+            for token, times in Counter(answer).items():
+                penalty = settings.frequency_penalty * times + settings.presence_penalty
+                changes.append(_Change(row, token, -penalty))
+    return changes
+
+
+def _biases(draws: Sequence[Draw], vocab: int) -> list[_Change]:
+    """The biases that each node's settings give to tokens of the vocabulary."""
+    changes = []
+    for row, draw in enumerate(draws):
+        for token, bias in draw.settings.logit_bias:
+            if token < vocab:
+                changes.append(_Change(row, token, bias))
+    return changes
+
+
+def _add(scores: Tensor, changes: Sequence[_Change]) -> None:
+    """Add changes to scores in place. A token of a row is among them once, so nothing depends on the
+    order of the sums."""
+    if not changes:
+        return
+    rows = _index([change.row for change in changes], scores.device)
+    tokens = _index([change.token for change in changes], scores.device)
+    amounts = [change.amount for change in changes]
+    added = torch.tensor(amounts, dtype=scores.dtype, device=scores.device)
+    scores[rows, tokens] = scores[rows, tokens] + added
+
+
 def _seen(draws: Sequence[Draw], scores: Tensor) -> Tensor:
-    """`[n, vocab]`: the tokens that the penalty applies to. A row's text is sent once for all its
-    nodes."""
+    """A flag for each token after each node, `[n, vocab]`: whether the repetition penalty applies to
+    it. The nodes of one draft share a text, which is sent to the device once."""
     texts = {id(draw.text): draw.text for draw in draws}
-    at = {key: place for place, key in enumerate(texts)}
-    seen = torch.zeros(len(texts), scores.shape[1], dtype=torch.bool, device=scores.device)
-    _mark(seen, list(texts.values()))
-    seen = seen.index_select(0, _index([at[id(draw.text)] for draw in draws], scores.device))
+    text_index = {key: index for index, key in enumerate(texts)}
+    of_texts = torch.zeros(len(texts), scores.shape[1], dtype=torch.bool, device=scores.device)
+    _mark(of_texts, list(texts.values()))
+    indices = [text_index[id(draw.text)] for draw in draws]
+    seen = of_texts.index_select(0, _index(indices, scores.device))
     _mark(seen, [draw.drafted for draw in draws])
     return seen
 
 
 def _mark(seen: Tensor, tokens: Sequence[Sequence[int]]) -> None:
+    """Set the flags `[n, vocab]` of each row's tokens."""
     rows = np.repeat(np.arange(len(tokens)), [len(one) for one in tokens])
     ids = np.concatenate([np.asarray(one, dtype=np.int64) for one in tokens])
     where = torch.from_numpy(np.stack([rows, ids])).to(seen.device)
@@ -289,8 +353,10 @@ def _mark(seen: Tensor, tokens: Sequence[Sequence[int]]) -> None:
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    """A number for each node as a tensor `[n, 1]`, in the dtype and on the device of another."""
     return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(1)
 
 
-def _index(places: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor(places, dtype=torch.long, device=device)
+def _index(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """Whole numbers as a tensor to index others with."""
+    return torch.tensor(numbers, dtype=torch.long, device=device)

@@ -17,19 +17,20 @@ DENSE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer; norms are in float32."""
+    """The weights of one layer. Those of norms are in float32."""
 
-    before: Tensor
+    attention_norm: Tensor
     qkv: Tensor
     qkv_bias: Tensor | None
     head_norms: tuple[Tensor, Tensor] | None
     out: Tensor
     out_bias: Tensor | None
-    between: Tensor
+    mlp_norm: Tensor
     gate_up: Tensor
+    """The feed-forward part's first two matrices, one above the other."""
     down: Tensor
     window: int
-    """0: none."""
+    """How many tokens a token looks back, itself among them; 0: all."""
     scale: float
 
 
@@ -42,7 +43,7 @@ class Weights:
     layers: list[Layer]
     norm: Tensor
     head: Tensor
-    turns: Tensor
+    rotary_table: Tensor
     """Rotary cosines, and sines with the first half's sign flipped: float32 `[capacity, 2,
     head_dim]`."""
 
@@ -57,20 +58,20 @@ class Weights:
             attention = layer.self_attn
             mlp = layer.mlp
             qkv, bias = join_weights([attention.q_proj, attention.k_proj, attention.v_proj])
-            norms = [
-                norm.weight.float()
-                for name in ("q_norm", "k_norm")
-                if (norm := getattr(attention, name, None))
-            ]
+            query_norm = getattr(attention, "q_norm", None)
+            key_norm = getattr(attention, "k_norm", None)
+            head_norms = None
+            if query_norm is not None and key_norm is not None:
+                head_norms = (query_norm.weight.float(), key_norm.weight.float())
             layers.append(
                 Layer(
-                    before=layer.input_layernorm.weight.float(),
+                    attention_norm=layer.input_layernorm.weight.float(),
                     qkv=qkv,
                     qkv_bias=bias,
-                    head_norms=(norms[0], norms[1]) if norms else None,
+                    head_norms=head_norms,
                     out=attention.o_proj.weight,
                     out_bias=attention.o_proj.bias,
-                    between=layer.post_attention_layernorm.weight.float(),
+                    mlp_norm=layer.post_attention_layernorm.weight.float(),
                     gate_up=join_weights([mlp.gate_proj, mlp.up_proj])[0],
                     down=mlp.down_proj.weight,
                     window=window or 0,
@@ -79,22 +80,30 @@ class Weights:
             )
         embedding = backbone.embed_tokens.weight
         head = model.get_output_embeddings().weight
-        rotations = rotary_table(backbone, embedding[:1].float(), capacity).float().contiguous()
-        return cls(facts, embedding, layers, backbone.norm.weight.float(), head, rotations)
+        table = rotary_table(backbone, embedding[:1].float(), capacity)
+        return cls(
+            facts=facts,
+            embedding=embedding,
+            layers=layers,
+            norm=backbone.norm.weight.float(),
+            head=head,
+            rotary_table=table.float().contiguous(),
+        )
 
 
 def can_run(model: Any, facts: TargetFacts) -> bool:
-    """Whether the decoder knows this model: a dense family, with SwiGLU, in plain matrices (not
-    quantized ones)."""
+    """Whether the accelerator's decoder can run this model: a dense family, with SwiGLU, in plain
+    matrices (not quantized ones), without biases in the feed-forward part."""
     if facts.family not in DENSE_FAMILIES or getattr(model.config, "hidden_act", "silu") != "silu":
         return False
     for layer in model.get_decoder().layers:
-        mlp = layer.mlp
         attention = layer.self_attn
-        matrices = [getattr(attention, name) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
-        matrices += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-        if not all(type(one) is nn.Linear and type(one.weight.data) is Tensor for one in matrices):
-            return False
-        if any(one.bias is not None for one in matrices[4:]):
+        mlp = layer.mlp
+        of_attention = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+        of_mlp = [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+        for part in of_attention + of_mlp:
+            if type(part) is not nn.Linear or type(part.weight.data) is not Tensor:
+                return False
+        if any(part.bias is not None for part in of_mlp):
             return False
     return True

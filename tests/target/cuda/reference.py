@@ -35,7 +35,7 @@ class ReferenceKernels:
         self,
         forward: ForwardInput,
         qkv: Tensor,
-        turns: Tensor,
+        rotary_table: Tensor,
         norms: tuple[Tensor, Tensor] | None,
         eps: float,
         query: Tensor,
@@ -49,7 +49,7 @@ class ReferenceKernels:
         if norms is not None:
             q = _normed(q, norms[0], eps)
             k = _normed(k, norms[1], eps)
-        cos, sin = turns[forward.positions.long()].unsqueeze(2).unbind(1)
+        cos, sin = rotary_table[forward.positions.long()].unsqueeze(2).unbind(1)
         query.copy_(q * cos + q.roll(width // 2, -1) * sin)
         keys[forward.columns.long()] = (k * cos + k.roll(width // 2, -1) * sin).to(keys.dtype)
         values[forward.columns.long()] = v.to(values.dtype)

@@ -219,7 +219,7 @@ def test_small_kernels_equal_the_reference(heads: tuple[int, int], norms: bool, 
     _, tokens, forward = attention.forward([Row(0, *TREE), chain(1, 8)])
     torch.manual_seed(0)
     qkv = torch.randn(tokens, (heads[0] + 2) * heads[1] * width)
-    turns = torch.randn(100, 2, width)
+    rotary_table = torch.randn(100, 2, width)
     weights = (torch.rand(width), torch.rand(width)) if norms else None
     results = []
     both: Any = ((KERNELS, torch.float32), (REFERENCE, torch.float64))
@@ -227,11 +227,13 @@ def test_small_kernels_equal_the_reference(heads: tuple[int, int], norms: bool, 
         query = torch.zeros(tokens, heads[0] * heads[1], width, dtype=dtype)
         keys = attention.pool.k[0].to(dtype).clone()
         values = attention.pool.v[0].to(dtype).clone()
-        kernels.rotate_and_store(forward, qkv.to(dtype), turns, weights, 1e-6, query, keys, values)
+        kernels.rotate_and_store(
+            forward, qkv.to(dtype), rotary_table, weights, 1e-6, query, keys, values
+        )
         x = qkv.to(dtype).clone()
         more = qkv.flip(1).to(dtype)
         out = torch.zeros_like(qkv, dtype=dtype)
-        kernels.add_norm(x, more, turns[0, 0].repeat(len(qkv[0]) // width), 1e-6, out)
+        kernels.add_norm(x, more, rotary_table[0, 0].repeat(len(qkv[0]) // width), 1e-6, out)
         gated = torch.zeros(tokens, qkv.shape[1] // 2, dtype=dtype)
         kernels.gate(qkv.to(dtype), gated)
         spare = slice(attention.pool.pages * 16, None)
