@@ -7,7 +7,8 @@ from moa.wire.messages import Penalties, Sampling
 
 
 def wire_sampling(settings: SamplingSettings) -> tuple[Sampling, Penalties | None]:
-    """Sampling settings as they travel."""
+    """Return sampling settings as they travel: those that every verifier knows, and the penalties
+    and biases, which are None where there are none."""
     sampling = Sampling(
         temperature=settings.temperature,
         top_k=settings.top_k,
@@ -18,6 +19,7 @@ def wire_sampling(settings: SamplingSettings) -> tuple[Sampling, Penalties | Non
     )
     if not settings.adjusts:
         return sampling, None
-    return sampling, Penalties(
+    penalties = Penalties(
         settings.frequency_penalty, settings.presence_penalty, list(settings.logit_bias)
     )
+    return sampling, penalties

@@ -34,13 +34,12 @@ def encode(message: Message) -> bytes:
 
 
 def client_frame(message: ClientMessage, most: int) -> bytes:
-    """The frame of a message that a verifier with a frame limit of `most` bytes will read; else a
-    `Refusal`."""
+    """Encode a message for a verifier whose frames have `most` bytes at most. A `Refusal`, before
+    anything is sent, where the verifier would not read it: a caller's values may be out of range."""
     try:
         frame = encode(message)
-        if not isinstance(
-            message, Foresee | Ack
-        ):  # frequent, and made of numbers that were checked
+        # Those two are frequent, and made of numbers that were checked.
+        if not isinstance(message, Foresee | Ack):
             decode_client(frame)
     except (ValueError, OverflowError, Refusal) as error:
         raise Refusal(Code.BAD_MESSAGE, f"this cannot be sent: {error}") from None
@@ -49,6 +48,7 @@ def client_frame(message: ClientMessage, most: int) -> bytes:
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[_M], frame: bytes) -> _M:
+    """Decode a frame; a `Refusal` for whatever is no message, whatever the bytes."""
     try:
         return decoder.decode(frame)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -74,10 +74,11 @@ def chain_hash(ids: Sequence[int]) -> bytes:
 
 
 def wire_limits(limits: Limits, *, max_context_tokens: int) -> WireLimits:
-    """The limits that a client is told; the model's context may be smaller than the configured
-    limit."""
-    told = {name: getattr(limits, name) for name in WireLimits.__struct_fields__}
-    return WireLimits(**(told | {"max_context_tokens": max_context_tokens}))
+    """The limits that a client is told. Its context is `max_context_tokens`: the model's may be
+    smaller than the configured limit."""
+    values = {name: getattr(limits, name) for name in WireLimits.__struct_fields__}
+    values["max_context_tokens"] = max_context_tokens
+    return WireLimits(**values)
 
 
 def check(message: ClientMessage, limits: Limits, vocab_size: int) -> None:
@@ -98,6 +99,8 @@ def check(message: ClientMessage, limits: Limits, vocab_size: int) -> None:
 
 
 def _check_turn(message: Open | Append, limits: Limits, vocab_size: int) -> None:
+    """A `Refusal` for a turn whose prompt, number of new tokens or stop strings are outside of the
+    limits, or that asks for what does not go together."""
     if not message.ids:
         raise Refusal(Code.BAD_MESSAGE, "there must be ids")
     if isinstance(message, Open) and (message.round or message.generated):
@@ -122,7 +125,8 @@ def _check_turn(message: Open | Append, limits: Limits, vocab_size: int) -> None
 
 
 def _check_tree(tokens: Sequence[int], parents: Sequence[int], vocab_size: int) -> None:
-    """Check every index: a bad one would be an illegal memory access on a GPU, which ends all
+    """A `Refusal` for guesses that are no tree: node 0 is the root, and each other node's parent
+    comes before it. A bad index would be an illegal memory access on a GPU, which ends all
     sessions."""
     if len(parents) != len(tokens):
         raise Refusal(Code.BAD_MESSAGE, f"{len(tokens)} tokens but {len(parents)} parents")
@@ -137,6 +141,7 @@ def _check_tree(tokens: Sequence[int], parents: Sequence[int], vocab_size: int) 
 
 
 def _in_vocab(ids: Sequence[int], vocab_size: int) -> None:
+    """A `Refusal` for token ids outside of the target's vocabulary."""
     if ids and max(ids) >= vocab_size:
         raise Refusal(
             Code.BAD_MESSAGE, f"token id {max(ids)} is outside the vocabulary of {vocab_size}"
@@ -144,5 +149,6 @@ def _in_vocab(ids: Sequence[int], vocab_size: int) -> None:
 
 
 def _at_most(value: int, limit: int, name: str, what: str) -> None:
+    """A `Refusal` that names the setting of a limit where a number of things is above it."""
     if value > limit:
         raise Refusal(Code.LIMIT, f"{value} {what}, at most {limit}", limit=name)

@@ -99,6 +99,8 @@ class Refusal(ProtocolError):
 def remote_error(message: Error) -> RemoteError:
     """The exception for an `Error` that arrived; it carries `retry_after` (seconds) when trying
     again makes sense."""
-    retry = message.retry_after_ms / 1000 if message.code in RETRYABLE else None
+    retry_after = None
+    if message.code in RETRYABLE:
+        retry_after = message.retry_after_ms / 1000
     hint = f"limit {message.limit}" if message.limit else ""
-    return RemoteError(message.code, message.message, retry_after=retry, hint=hint)
+    return RemoteError(message.code, message.message, retry_after=retry_after, hint=hint)

@@ -50,14 +50,21 @@ def cut_path(
     next_token: int,
     decode: Decode | None,
 ) -> tuple[list[int], int, Finish]:
-    """The part of an accepted path of a draft that belongs to the turn, the token after it, and why
-    the turn ends."""
-    new = [*(tokens[node] for node in path[1:]), next_token]
-    kept, finish = first_finish(rules, log, new, decode)
-    return list(path[:kept]), new[kept - 1], finish
+    """Cut what a forward accepted where the turn ends. `path` are the accepted nodes of the draft
+    `tokens`, from node 0, the log's last token, on, and `next_token` is the target's after them.
+
+    Returns the nodes of the path that belong to the turn, the token after these, and why the turn
+    ends there ("" = it goes on).
+    """
+    new = [tokens[node] for node in path[1:]]
+    new.append(next_token)
+    count, finish = first_finish(rules, log, new, decode)
+    # Node 0 is no new token, so the first `count` nodes have `count` new ones, the last behind them.
+    return list(path[:count]), new[count - 1], finish
 
 
 def _stopped(rules: TurnRules, log: Sequence[int], new: Sequence[int], decode: Decode) -> bool:
+    """Whether the end of the output, with the `new` tokens behind the log, has a stop string."""
     # Every token except a few special ones adds at least a byte, so this window contains the
     # longest stop string.
     window = max(len(stop.encode()) for stop in rules.stop) + 16

@@ -121,11 +121,13 @@ class Limits:
     """The shortest `retry_after` of a busy answer; it grows with the queue."""
 
     def __post_init__(self) -> None:
+        """A `ConfigError` for a value that is no number above 0, and for values that do not go
+        together."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             may_be_zero = field.name == "max_tokens_per_second"
-            number = isinstance(value, int | float) and math.isfinite(value)
-            if not number or value < 0 or (value == 0 and not may_be_zero):
+            is_number = isinstance(value, int | float) and math.isfinite(value)
+            if not is_number or value < 0 or (value == 0 and not may_be_zero):
                 raise ConfigError(f"limit {field.name} must be above 0, not {value!r}")
             if field.type == "int" and not isinstance(value, int):
                 raise ConfigError(f"limit {field.name} must be a whole number, not {value!r}")

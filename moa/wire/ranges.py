@@ -17,9 +17,10 @@ class Ranges:
             self.add(start, stop)
 
     def add(self, start: int, stop: int) -> None:
-        """Add rows start..stop, and join adjacent ranges."""
+        """Add rows start..stop. Ranges that overlap or touch them become one range with them."""
         if start >= stop:
             return
+        # The ranges from `first` to before `last` overlap or touch the new one, and are replaced.
         first = bisect_left(self._stops, start)
         last = bisect_right(self._starts, stop)
         if first < last:
@@ -33,24 +34,26 @@ class Ranges:
         del self._starts[:-runs], self._stops[:-runs]
 
     def truncate(self, length: int) -> None:
-        """Drop rows from `length` on."""
-        kept = [(start, min(stop, length)) for start, stop in self if start < length]
-        self._starts = [s for s, _ in kept]
-        self._stops = [s for _, s in kept]
+        """Forget the rows from `length` on."""
+        count = bisect_left(self._starts, length)
+        del self._starts[count:]
+        del self._stops[count:]
+        if count > 0:
+            self._stops[-1] = min(self._stops[-1], length)
 
     def newest_missing(self, length: int, most: int, floor: int = 0) -> tuple[int, int] | None:
-        """The newest run of at most `most` rows in floor..length that are not held; None when all
-        are."""
+        """The newest run of rows in floor..length that are not held, its last `most` rows if it is
+        longer; None when all are held."""
         stop = length
-        at = bisect_left(self._starts, length) - 1
-        if (
-            at >= 0 and self._stops[at] >= stop
-        ):  # ranges never touch, so below a range there is always a gap
-            stop = self._starts[at]
-            at = at - 1
+        below = bisect_left(self._starts, length) - 1  # the last range that begins before `length`
+        if below >= 0 and self._stops[below] >= stop:
+            # The newest rows are held. Ranges never touch, so there is a gap below this one.
+            stop = self._starts[below]
+            below -= 1
         if stop <= floor:
             return None
-        return max(self._stops[at] if at >= 0 else 0, stop - most, floor), stop
+        gap_start = self._stops[below] if below >= 0 else 0
+        return max(gap_start, stop - most, floor), stop
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return iter(zip(self._starts, self._stops, strict=True))
@@ -67,8 +70,8 @@ class Ranges:
         return sum(stop - start for start, stop in self)
 
     def __contains__(self, row: int) -> bool:
-        at = bisect_right(self._starts, row) - 1
-        return at >= 0 and row < self._stops[at]
+        index = bisect_right(self._starts, row) - 1
+        return index >= 0 and row < self._stops[index]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Ranges) and list(self) == list(other)

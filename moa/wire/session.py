@@ -93,23 +93,29 @@ class ClientSession:
     settled: int = field(init=False, default=0)
     """Tokens of the log that the server is known to have."""
     round: int = field(init=False, default=0)
-    """Last settled round."""
+    """The last round that was answered to its end."""
     epoch: int = field(init=False, default=0)
+    """The server's count of the session's records so far, to be told it when the session resumes."""
     finish: Finish = field(init=False, default="")
+    """Why the turn ended; empty while it goes on."""
     turn_start: int = field(init=False)
+    """Position of the turn's first output token."""
     token_logprobs: dict[int, TokenLogprobs] = field(init=False, default_factory=dict)
     """Log-probabilities of this turn's tokens, by position."""
     held: Ranges = field(init=False, default_factory=Ranges)
+    """Positions whose activation records have arrived."""
     unsettled: list[Request] = field(init=False, default_factory=list)
     """Requests without an answer yet, in order: at most an open or append, and a round."""
 
     _resuming: bool = field(init=False, default=False)
+    """Whether a `Resume` was sent that has not been answered."""
 
     def __post_init__(self) -> None:
         self.turn_start = len(self.log)
 
     def another(self, ids: Sequence[int]) -> ClientSession:
-        """A new session that asks for the same, with this log."""
+        """Return a new session with an id of its own that asks for the same, with these ids as its
+        log."""
         return dataclasses.replace(self, log=list(ids), id=secrets.token_bytes(16))
 
     @property
@@ -124,8 +130,11 @@ class ClientSession:
 
     @property
     def streaming(self) -> Stream | None:
-        """The stream under way."""
-        return next((request for request in self.unsettled if isinstance(request, Stream)), None)
+        """The stream under way; None where there is none."""
+        for request in self.unsettled:
+            if isinstance(request, Stream):
+                return request
+        return None
 
     @property
     def opening(self) -> bool:
@@ -139,7 +148,7 @@ class ClientSession:
     # ---- what to send
 
     def open(self) -> Open:
-        """The first message of the session."""
+        """Return the first message of the session, and note that its answer is waited for."""
         return self._ask(self._open(self.log))
 
     def append(
@@ -153,11 +162,15 @@ class ClientSession:
         grammar: Grammar | None = None,
         messages: Sequence[ChatMessage] = (),
     ) -> Append:
-        """The next turn. Its ids are added to the log at once."""
+        """Return the message that begins the next turn, whose ids are added to the log at once. A
+        setting that is None stays as it was."""
         self._not_busy()
-        self.max_new_tokens = self.max_new_tokens if max_new_tokens is None else max_new_tokens
-        self.stop = self.stop if stop is None else list(stop)
-        self.ignore_eos = self.ignore_eos if ignore_eos is None else ignore_eos
+        if max_new_tokens is not None:
+            self.max_new_tokens = max_new_tokens
+        if stop is not None:
+            self.stop = list(stop)
+        if ignore_eos is not None:
+            self.ignore_eos = ignore_eos
         self.logprobs = logprobs
         self.grammar = grammar
         self.messages = list(messages)
@@ -179,7 +192,8 @@ class ClientSession:
         return self._ask(message)
 
     def stream(self, *, speculate: bool = True, waits: bool = False) -> Stream:
-        """The next round: drafted by the server, decoded there without a draft, or only by guesses."""
+        """Return the message that begins the next round. With `speculate` the server drafts for it;
+        with `waits` it waits for this end's guesses and decodes nothing without them."""
         self._not_busy()
         return self._ask(Stream(self.id, self.round + 1, self.base, speculate, waits))
 
@@ -190,8 +204,9 @@ class ClientSession:
         neg_log_probs: Sequence[int],
         waits: bool | None = None,
     ) -> Foresee:
-        """What may come next in the running stream: a tree below the log's last token. Nothing
-        waits for an answer."""
+        """Return the message with guesses at what the running stream will bring: a tree of tokens
+        whose root is the log's last token. `waits`, if given, changes whether the stream waits for
+        guesses. There is no answer."""
         stream = self.streaming
         if stream is None or tokens[0] != self.log[-1]:
             raise ProtocolError("guesses need a running stream, and begin at the log's end")
@@ -206,18 +221,22 @@ class ClientSession:
         )
 
     def cancel(self) -> Cancel | None:
-        """Stop the running round, if any; its answer still comes."""
+        """Return the message that stops the running round, whose answer still comes; None where no
+        round runs."""
         stream = self.streaming
-        return Cancel(self.id, stream.round) if stream is not None else None
+        if stream is None:
+            return None
+        return Cancel(self.id, stream.round)
 
     def close(self) -> Close:
-        """The last message of the session."""
+        """Return the last message of the session; no answer is waited for any more."""
         self.unsettled.clear()
         return Close(self.id)
 
     def recover(self) -> list[Request | Resume]:
-        """What to send first on a new connection."""
-        if not self.settled:
+        """Return what to send first on a new connection: the requests again if the server is not
+        known to have the session, else a `Resume` whose answer says what is missing."""
+        if self.settled == 0:
             return list(self.unsettled)
         self._resuming = True
         return [
@@ -236,15 +255,17 @@ class ClientSession:
     # ---- what an answer means
 
     def receive(self, message: ServerMessage) -> SessionEvent | None:
-        """Handle a message of this session; None if it is a repetition."""
+        """Take in a message of this session, and return what it means; None if it is a repetition of
+        what is known."""
         match message:
             case Opened():
                 return self._opened(message)
             case StreamTokens():
                 return self._stream_tokens(message)
             case Progress():
-                news = Working(message.done, message.total)
-                return news if self.waits_for(message.round) else None
+                if not self.waits_for(message.round):
+                    return None
+                return Working(message.done, message.total)
             case Activations():
                 self.held.add(message.start, message.start + message.rows)
                 self.epoch = max(self.epoch, message.epoch)
@@ -257,23 +278,34 @@ class ClientSession:
                 raise ProtocolError(f"a session does not take {type(message).__name__}")
 
     def _opened(self, message: Opened) -> Ready | None:
-        request = next((r for r in self.unsettled if isinstance(r, Open | Append)), None)
+        """The server has the prompt of an open or append, if one waits for this answer."""
+        request = self._opening_request()
         if request is None:
             return None
         if len(self.log) < message.length:
             raise ProtocolError(
                 f"the server's log has {message.length} tokens, ours {len(self.log)}"
             )
-        if message.length != (
-            len(request.ids) if isinstance(request, Open) else request.base + len(request.ids)
-        ):
+        length_after = len(request.ids)
+        if isinstance(request, Append):
+            length_after += request.base
+        if message.length != length_after:
             return None  # the answer to an earlier opening, once more
         self.unsettled.remove(request)
         self.settled = message.length
         self.epoch = message.epoch
         return Ready(message.length)
 
+    def _opening_request(self) -> Open | Append | None:
+        """The open or append that has not been answered yet; None where there is none."""
+        for request in self.unsettled:
+            if isinstance(request, Open | Append):
+                return request
+        return None
+
     def _stream_tokens(self, message: StreamTokens) -> Advanced | None:
+        """Tokens of the running round join the log; those that are in it already, after a lost
+        connection, are compared with it."""
         request = self.streaming
         if request is None or request.round != message.round:
             return None
@@ -284,9 +316,10 @@ class ClientSession:
             )
         self._same(message.base + 1, message.tokens[:known])
         tokens = tuple(message.tokens[known:])
-        self._check(tokens, len(self.log) + len(tokens))
+        length_after = len(self.log) + len(tokens)
+        self._check(tokens, length_after)
+        self._keep_logprobs(message.logprobs, length_after)
         base = self.base
-        self._tell(message.logprobs, len(self.log) + len(tokens))
         self.log += tokens
         self.settled = len(self.log)
         self.finish = message.finish
@@ -307,6 +340,8 @@ class ClientSession:
         )
 
     def _resumed(self, message: Resumed) -> Recovered | None:
+        """The server has the session still, or again: take over the tokens that were missed, and say
+        which requests it has not got."""
         if not self._resuming:
             return None
         self._resuming = False
@@ -315,66 +350,76 @@ class ClientSession:
         if message.length != self.settled + len(message.tail):
             raise ProtocolError("the tail of a resumed session does not reach its length")
         self._check(message.tail, message.length)
-        self._tell(message.logprobs, message.length)
-        waiting: list[Request] = []
-        base = self.settled - 1
+        self._keep_logprobs(message.logprobs, message.length)
+        unanswered: list[Request] = []
+        last_known = self.settled - 1  # position of the last token that is no news
         log = self.log[: self.settled] + message.tail
         for request in self.unsettled:
             if isinstance(request, Append):
                 if message.length > request.base:
+                    # The server has got it, and tells its ids again: a prompt is no output.
                     self._same(request.base, message.tail[: len(request.ids)])
-                    base += len(request.ids)  # a prompt is no output
+                    last_known += len(request.ids)
                 else:
                     log = log + request.ids
-                    waiting.append(request)
+                    unanswered.append(request)
             elif isinstance(request, Stream) and message.round < request.round:
-                waiting.append(request)
-        tokens = tuple(log[base + 1 : message.length])
+                unanswered.append(request)
+        tokens = tuple(log[last_known + 1 : message.length])
         self.log = log
         self.settled = message.length
-        self.unsettled = waiting
+        self.unsettled = unanswered
         self.round = message.round
-        # Else keep our own `finish`: a server that got the log again does not know the turn's end
+        # Else keep our own `finish`: a server that got the log again does not know the turn's end.
         if message.tail:
             self.finish = message.finish
-        # Resending a round that is still running is harmless (it is answered once) and needs no
-        # special case, but it costs a draft on a link that has just been lost.
-        resend = tuple(
-            r for r in waiting if not (isinstance(r, Stream) and r.round == message.running)
-        )
         self.epoch = message.epoch
-        return Recovered(message.outcome, base, tokens, self.finish, resend)
+        # Resending a round that is still running is harmless (it is answered once), but it costs a
+        # draft on a link that has just been lost.
+        resend: list[Request] = []
+        for request in unanswered:
+            if not isinstance(request, Stream) or request.round != message.running:
+                resend.append(request)
+        return Recovered(message.outcome, last_known, tokens, self.finish, tuple(resend))
 
     def _gone(self) -> Recovered:
-        opening = self._open(self.log[: self.settled or len(self.log)])
-        # A stream that has brought tokens goes on behind them: the other verifier is told them by
-        # the opening.
-        rounds = (
-            replace(r, base=self.base) if isinstance(r, Stream) else r for r in self.unsettled
-        )
-        self.unsettled = [opening, *(r for r in rounds if not isinstance(r, Open))]
-        return Recovered("gone", self.settled - 1, (), self.finish, tuple(self.unsettled))
+        """The server does not have the session: it is to be opened again with the log, and the other
+        requests are to be sent again behind that."""
+        # Before the first answer nothing is settled, and the log is the prompt.
+        known = self.log[: self.settled] if self.settled else self.log
+        requests: list[Request] = [self._open(known)]
+        for request in self.unsettled:
+            if isinstance(request, Append):
+                requests.append(request)
+            elif isinstance(request, Stream):
+                # If it has brought tokens, it goes on behind them: the opening tells them.
+                requests.append(replace(request, base=self.base))
+        self.unsettled = requests
+        return Recovered("gone", self.settled - 1, (), self.finish, tuple(requests))
 
     def _error(self, message: Error) -> Refused | Recovered:
+        """The server has refused something: the session if it does not know it, a round if the error
+        names one, or else all that waits for an answer."""
         if message.code in (Code.UNKNOWN_SESSION, Code.QUARANTINED):
             return self._gone()
         retry = message.code in RETRYABLE
         if not retry:
-            self.unsettled = [
-                r for r in self.unsettled if message.round and round_of(r) != message.round
-            ]
+            still_valid: list[Request] = []
+            if message.round:
+                still_valid = [r for r in self.unsettled if round_of(r) != message.round]
+            self.unsettled = still_valid
         return Refused(message, retry)
 
     # ---- helpers
 
     def _same(self, start: int, tokens: Sequence[int]) -> None:
-        """Check that the server tells our own tokens again from position `start` on: else text with
-        a hole follows."""
+        """A `ProtocolError` unless the log has these tokens from position `start` on: where the
+        server repeats other ones than ours, text with a hole would follow."""
         if self.log[start : start + len(tokens)] != list(tokens):
             raise ProtocolError(f"the server's tokens from position {start} on differ from ours")
 
-    def _tell(self, logprobs: bytes, stop: int) -> None:
-        """Keep the log-probabilities of the tokens before position `stop`."""
+    def _keep_logprobs(self, logprobs: bytes, stop: int) -> None:
+        """Keep packed log-probabilities, if any: those of the last tokens before position `stop`."""
         if logprobs:
             rows = unpack(logprobs, self.logprobs, self.vocab_size)
             if len(rows) > stop - self.turn_start:
@@ -382,14 +427,15 @@ class ClientSession:
             self.token_logprobs |= enumerate(rows, stop - len(rows))
 
     def _check(self, tokens: Sequence[int], length: int) -> None:
-        """Check that an answer has only ids of the target's vocabulary, and no more tokens than
-        asked for."""
+        """A `ProtocolError` unless an answer's ids are of the target's vocabulary, and the log, which
+        has `length` tokens with them, has no more of this turn than were asked for."""
         if tokens and max(tokens) >= self.vocab_size:
             raise ProtocolError(f"token id {max(tokens)} of a vocabulary of {self.vocab_size}")
         if length - self.turn_start > self.max_new_tokens:
             raise ProtocolError(f"more than the {self.max_new_tokens} tokens that were asked for")
 
     def _open(self, ids: Sequence[int]) -> Open:
+        """The message that opens the session with these ids: the prompt, or a log with output."""
         return Open(
             session=self.id,
             ids=list(ids),
@@ -409,9 +455,11 @@ class ClientSession:
         )
 
     def _ask(self, request: R) -> R:
+        """Return a request, and note that its answer is waited for."""
         self.unsettled.append(request)
         return request
 
     def _not_busy(self) -> None:
+        """A `ProtocolError` while a round is under way: a session has one at a time."""
         if self.busy:
             raise ProtocolError("a round is under way: wait for its answer, or cancel it")
