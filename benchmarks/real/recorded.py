@@ -29,6 +29,7 @@ from moa.graph.step import Heads, StepGraph
 from moa.target.contract import (
     Capabilities,
     Chooser,
+    CommittedTokens,
     ExpectedLoad,
     LoadOptions,
     Machine,
@@ -171,19 +172,6 @@ class RecordedStep:
         return found
 
 
-@dataclass(frozen=True)
-class Committed:
-    """Tokens that joined a slot."""
-
-    start: int
-    tokens: Sequence[int]
-
-    @property
-    def stop(self) -> int:
-        """The position after them."""
-        return self.start + len(self.tokens)
-
-
 @registered(step=RecordedStep, cache=RecordedCache)
 class RecordedTarget:
     """The target of a bundle, behind the contract."""
@@ -238,7 +226,7 @@ class RecordedTarget:
         ]
         return max(found, key=lambda one: len(one.nodes)).said if found else [0] * len(row.tokens)
 
-    def commit(self, step: Any, b: int, path: Sequence[int]) -> Committed:
+    def commit(self, step: Any, b: int, path: Sequence[int]) -> CommittedTokens:
         """Append nodes to their slot."""
         slot = step.batch.slots[b]
         if self.cache.versions[slot] != step.versions[b]:
@@ -247,7 +235,7 @@ class RecordedTarget:
         start = self.cache.lengths[slot]
         tokens = [int(step.batch.rows[b].tokens[node]) for node in path]
         self.cache.append(slot, tokens)
-        return Committed(start, tokens)
+        return CommittedTokens(start, tokens)
 
     @property
     def tokenizer(self) -> Tokenizer:

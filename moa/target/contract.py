@@ -237,6 +237,19 @@ class Committed(Protocol):
         """Their ids."""
 
 
+@dataclass(frozen=True)
+class CommittedTokens:
+    """`Committed` of a target whose commits carry no states: where the tokens are, and their ids."""
+
+    start: int
+    tokens: Sequence[int]
+
+    @property
+    def stop(self) -> int:
+        """The position after them."""
+        return self.start + len(self.tokens)
+
+
 class Step(Protocol):
     """The results of one forward, in the order of its rows, until the next one. They may still be
     being computed; whatever reads them waits."""

@@ -8,7 +8,6 @@ targets keep as keys and values of a token is here the state after it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -23,6 +22,7 @@ from moa.sampling import NO_LOGITS
 from moa.target.contract import (
     Capabilities,
     Chooser,
+    CommittedTokens,
     ExpectedLoad,
     LoadOptions,
     Machine,
@@ -152,16 +152,6 @@ class ToyStep:
         return np.stack([self._model.logits(self.states[b][node]) for b, node in nodes])
 
 
-@dataclass(frozen=True)
-class ToyCommitted:
-    start: int
-    tokens: Sequence[int]
-
-    @property
-    def stop(self) -> int:
-        return self.start + len(self.tokens)
-
-
 @registered(step=ToyStep, cache=ToyCache)
 class ToyTarget:
     """The model behind the contract."""
@@ -212,14 +202,14 @@ class ToyTarget:
             states.append(found)
         return ToyStep(self.model, batch, versions, states)
 
-    def commit(self, step: ToyStep, b: int, path: Sequence[int]) -> ToyCommitted:
+    def commit(self, step: ToyStep, b: int, path: Sequence[int]) -> CommittedTokens:
         slot = step.batch.slots[b]
         if self.cache.versions[slot] != step.versions[b]:
             raise UsageError(f"slot {slot} has moved on since this forward")
         step.batch.check_path(b, path)
         start = self.cache.lengths[slot]
         self.cache.append(slot, [step.states[b][node] for node in path])
-        return ToyCommitted(start, [step.batch.rows[b].tokens[node] for node in path])
+        return CommittedTokens(start, [step.batch.rows[b].tokens[node] for node in path])
 
     @property
     def tokenizer(self) -> Tokenizer:
