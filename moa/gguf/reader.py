@@ -7,13 +7,14 @@ one line and no memory.
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from moa.errors import UsageError
 
@@ -119,7 +120,7 @@ class GgufHead:
         return str(self._value(key, str, default))
 
     def number(self, key: str, default: int | None = None) -> int:
-        """A whole number; for an array, its largest, as of sizes by layer."""
+        """A whole number. Some files say one for each layer, as an array: then the largest of them."""
         found = self._value(key, (int, list), default)
         if isinstance(found, list):
             if not found or not all(type(each) is int for each in found):
@@ -145,17 +146,16 @@ class GgufHead:
         return list(found)
 
     def _value(self, key: str, kind: type | tuple[type, ...], default: Any) -> Any:
+        """The entry of a key, or else the default; a `UsageError` where there is none, or it is not
+        of this type."""
         if key != "general.architecture":
             key = key.replace("{arch}", self.architecture)
         found = self.metadata.get(key, default)
         if found is None:
             raise UsageError(f"{self.path} does not say {key}: no model can be read from it")
         if not isinstance(found, kind):
-            names = (
-                kind.__name__
-                if isinstance(kind, type)
-                else " or ".join(one.__name__ for one in kind)
-            )
+            kinds = kind if isinstance(kind, tuple) else (kind,)
+            names = " or ".join(one.__name__ for one in kinds)
             raise self._wrong(key, f"a {names}")
         return found
 
@@ -192,16 +192,29 @@ def read_head(path: str | Path) -> GgufHead:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
 
 
+class _Described(NamedTuple):
+    """A tensor as the file describes it."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    """The number of its type, which `_BLOCKS` may know."""
+    offset: int
+    """Its first byte, counted from where the tensors begin."""
+
+
 class _Parser:
-    """Reads from one place to the next; every length is checked before it is used."""
+    """Reads a file's head from one place to the next; every length is checked before it is used."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path = path
         self._data = data
         self._size = len(data)
-        self._at = len(_MAGIC)
+        self._position = len(_MAGIC)
+        """Of the next byte to be read."""
 
     def head(self) -> GgufHead:
+        """Read the whole head: the version, two counts, the metadata, and the tensors' descriptions."""
         version = self._scalar("<I")
         if version not in _VERSIONS:
             raise self._damaged(f"version {version} of the format is not known")
@@ -213,14 +226,17 @@ class _Parser:
             if key in metadata:
                 raise self._damaged(f"it says {key} twice")
             metadata[key] = self._value(key)
-        found = [self._tensor() for _ in range(tensors)]
+        described = [self._tensor() for _ in range(tensors)]
         alignment = metadata.get("general.alignment", 32)
         if type(alignment) is not int or not 0 < alignment <= 2**20 or alignment % 8:
             raise self._damaged(f"an alignment of {alignment!r} is impossible")
-        start = -(-self._at // alignment) * alignment
-        return GgufHead(self._path, metadata, tuple(self._placed(one, start) for one in found))
+        # The tensors' bytes begin at the next multiple of the alignment.
+        start = math.ceil(self._position / alignment) * alignment
+        placed = tuple(self._placed(tensor, start) for tensor in described)
+        return GgufHead(self._path, metadata, placed)
 
-    def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+    def _tensor(self) -> _Described:
+        """Read the description of one tensor."""
         name = self._string(_MOST_NAME, "a tensor's name")
         dimensions = self._scalar("<I")
         if not 0 <= dimensions <= _MOST_DIMENSIONS:
@@ -228,67 +244,79 @@ class _Parser:
         shape = tuple(self._scalar("<Q") for _ in range(dimensions))
         kind = self._scalar("<I")
         offset = self._scalar("<Q")
-        return name, shape, kind, offset
+        return _Described(name, shape, kind, offset)
 
-    def _placed(self, tensor: tuple[str, tuple[int, ...], int, int], start: int) -> StoredBlocks:
-        name, shape, kind, offset = tensor
-        known, numbers, size = _BLOCKS.get(kind, (f"type {kind}", 1, 0))
-        if shape and shape[0] % numbers:
+    def _placed(self, tensor: _Described, start: int) -> StoredBlocks:
+        """Where a tensor's bytes lie, if the tensors begin at byte `start`; an error where they would
+        end behind the file, or its type cannot store its shape."""
+        unknown_type = (f"type {tensor.kind}", 1, 0)
+        type_name, block_numbers, block_bytes = _BLOCKS.get(tensor.kind, unknown_type)
+        if tensor.shape and tensor.shape[0] % block_numbers:
             raise self._damaged(
-                f"{name} has rows of {shape[0]} numbers, which {known} cannot store"
+                f"{tensor.name} has rows of {tensor.shape[0]} numbers, which {type_name} cannot store"
             )
-        needed = prod(shape) // numbers * size
-        if start + offset + needed > self._size:
+        size = prod(tensor.shape) // block_numbers * block_bytes
+        first = start + tensor.offset
+        if first + size > self._size:
             raise UsageError(
-                f"{self._path} is cut short: {name} ends behind its {self._size} bytes",
+                f"{self._path} is cut short: {tensor.name} ends behind its {self._size} bytes",
                 hint="download or copy it again",
             )
-        return StoredBlocks(name, known, shape, start + offset, needed)
+        return StoredBlocks(tensor.name, type_name, tensor.shape, first, size)
 
     def _value(self, key: str) -> Any:
+        """Read the value of a metadata entry: its type's number, and then a string, a scalar, or an
+        array, which is the items' type, their number, and the items."""
         kind = self._scalar("<I")
         if kind == _STRING:
             return self._string(_MOST_TEXT, key)
         if kind != _ARRAY:
-            return self._scalar(self._form(kind, key))
-        kind = self._scalar("<I")
-        if kind == _STRING:
+            return self._scalar(self._scalar_format(kind, key))
+        item_kind = self._scalar("<I")
+        if item_kind == _STRING:
+            # A string has at least the 8 bytes of its length.
             count = self._count("<Q", _MOST_ITEMS, f"items of {key}", least=8)
             return [self._string(_MOST_TEXT, key) for _ in range(count)]
-        form = self._form(kind, key)
-        width = struct.calcsize(form)
+        item_format = self._scalar_format(item_kind, key)
+        width = struct.calcsize(item_format)
         count = self._count("<Q", _MOST_ITEMS, f"items of {key}", least=width)
         data = self._bytes(count * width, key)
-        return list(struct.unpack(f"<{count}{form[1]}", data))
+        return list(struct.unpack(f"<{count}{item_format[1]}", data))
 
-    def _form(self, kind: int, key: str) -> str:
+    def _scalar_format(self, kind: int, key: str) -> str:
+        """How `struct` names a scalar of this type; an error for a type that does not exist."""
         if kind not in _SCALARS:
             raise self._damaged(f"{key} is of type {kind}, which there is not")
         return _SCALARS[kind]
 
     def _count(self, form: str, most: int, what: str, *, least: int) -> int:
-        """How many things of at least `least` bytes follow."""
+        """Read how many things follow; an error if they are more than `most`, or if the rest of the
+        file cannot hold so many, with at least `least` bytes each."""
         count = int(self._scalar(form))
-        if count > most or count * least > self._size - self._at:
+        if count > most or count * least > self._size - self._position:
             raise self._damaged(f"it claims {count} {what}")
         return count
 
     def _scalar(self, form: str) -> Any:
-        return struct.unpack(form, self._bytes(struct.calcsize(form), "a number"))[0]
+        """Read one number or flag in this format of `struct`."""
+        (value,) = struct.unpack(form, self._bytes(struct.calcsize(form), "a number"))
+        return value
 
     def _string(self, most: int, what: str) -> str:
+        """Read a string: its length in 8 bytes, at most `most`, and its UTF-8."""
         length = self._scalar("<Q")
         if length > most:
             raise self._damaged(f"it claims {length} bytes for {what}")
         return self._bytes(length, what).decode("utf-8", errors="replace")
 
     def _bytes(self, count: int, what: str) -> bytes:
-        if count > self._size - self._at:
+        """Read the next `count` bytes, and go on behind them; an error where the file has fewer."""
+        if count > self._size - self._position:
             raise UsageError(
                 f"{self._path} is cut short in {what}", hint="download or copy it again"
             )
-        found = self._data[self._at : self._at + count]
-        self._at += count
+        found = self._data[self._position : self._position + count]
+        self._position += count
         return found
 
     def _damaged(self, why: str) -> UsageError:

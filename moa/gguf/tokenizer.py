@@ -135,7 +135,8 @@ class GgufTokenizer:
 
 
 def tokenizer_of(head: GgufHead) -> GgufTokenizer:
-    """The tokenizer of a file; an error of one line where it cannot be rebuilt."""
+    """Rebuild the tokenizer of a file from its metadata; an error of one line where it cannot be
+    rebuilt."""
     pieces = _distinct(head.array("tokenizer.ggml.tokens", str))
     if not pieces:
         raise UsageError(f"{head.path} has no vocabulary")
@@ -152,11 +153,8 @@ def tokenizer_of(head: GgufHead) -> GgufTokenizer:
             f"{head.path} has a tokenizer of type {model[:40]!r}, which is not known here"
         )
     _add_special(core, pieces, kinds)
-    names = {
-        use: _named(head, f"tokenizer.ggml.{use}_token_id", pieces)
-        for use in ("bos", "eos", "padding", "unknown")
-    }
-    if (begin := names["bos"]) is not None and head.flag("tokenizer.ggml.add_bos_token", begins):
+    begin = _named(head, "tokenizer.ggml.bos_token_id", pieces)
+    if begin is not None and head.flag("tokenizer.ggml.add_bos_token", begins):
         core.post_processor = processors.TemplateProcessing(
             single=f"{begin} $A",
             pair=f"{begin} $A {begin} $B",
@@ -165,29 +163,31 @@ def tokenizer_of(head: GgufHead) -> GgufTokenizer:
     template = head.metadata.get("tokenizer.chat_template")
     return GgufTokenizer(
         core=core,
-        begin=names["bos"],
-        end=names["eos"],
-        padding=names["padding"],
-        unknown=names["unknown"],
+        begin=begin,
+        end=_named(head, "tokenizer.ggml.eos_token_id", pieces),
+        padding=_named(head, "tokenizer.ggml.padding_token_id", pieces),
+        unknown=_named(head, "tokenizer.ggml.unknown_token_id", pieces),
         chat_template=template if isinstance(template, str) else None,
     )
 
 
 def _distinct(pieces: Sequence[str]) -> list[str]:
-    """Each token once: of two with one text, only the first can be written."""
+    """The tokens' texts, each once: a later token with the text of an earlier one gets its id behind
+    it. No text is ever encoded to such a token, but ids must not move."""
     seen: set[str] = set()
-    found = []
-    for i, piece in enumerate(pieces):
+    distinct = []
+    for token, piece in enumerate(pieces):
         name = piece
         if name in seen:
-            name = f"{piece}<{i}>"
+            name = f"{piece}<{token}>"
         seen.add(name)
-        found.append(name)
-    return found
+        distinct.append(name)
+    return distinct
 
 
 def _byte_level(head: GgufHead, pieces: Sequence[str]) -> tuple[Tokenizer, bool]:
-    """Merges over bytes, as GPT-2 began it."""
+    """A tokenizer with merges over bytes, as GPT-2 began it, and whether its texts begin with the
+    begin token where the file does not say."""
     name = head.text("tokenizer.ggml.pre", "")
     rule = _RULES.get(name)
     if rule is None:
@@ -196,11 +196,11 @@ def _byte_level(head: GgufHead, pieces: Sequence[str]) -> tuple[Tokenizer, bool]
         )
     merges = []
     for merge in head.array("tokenizer.ggml.merges", str):
-        cut = merge.find(" ", 1)
-        if cut < 0:
+        space = merge.find(" ", 1)  # a space at the very beginning is a part of the first piece
+        if space < 0:
             raise UsageError(f"{head.path} is damaged: {merge[:40]!r} is no merge")
-        merges.append((merge[:cut], merge[cut + 1 :]))
-    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+        merges.append((merge[:space], merge[space + 1 :]))
+    vocabulary = {piece: token for token, piece in enumerate(pieces)}
     core = Tokenizer(_bpe(head, vocabulary, merges, ignore_merges=rule.whole_words))
     if rule.composed:
         core.normalizer = normalizers.NFC()
@@ -216,41 +216,48 @@ def _byte_level(head: GgufHead, pieces: Sequence[str]) -> tuple[Tokenizer, bool]
 def _sentence_pieces(
     head: GgufHead, pieces: Sequence[str], kinds: Sequence[int]
 ) -> tuple[Tokenizer, bool]:
-    """Merges over characters with the bytes to fall back on, as SentencePiece has them: the score
-    of what two pieces make decides which are merged first."""
+    """A tokenizer with merges over characters and the bytes to fall back on, as SentencePiece has
+    them, and whether its texts begin with the begin token where the file does not say: they do."""
     scores = head.array("tokenizer.ggml.scores", (int, float))
     if len(scores) != len(pieces):
         raise UsageError(
             f"{head.path} is damaged: {len(pieces)} tokens, and scores of {len(scores)}"
         )
-    ids = {piece: i for i, piece in enumerate(pieces)}
-    found = [
-        (-scores[i], cut, piece)
-        for i, piece in enumerate(pieces)
-        if kinds[i] in (_NORMAL, _USER_DEFINED)
-        for cut in range(1, len(piece))
-        if piece[:cut] in ids and piece[cut:] in ids
-    ]
-    merges = [(piece[:cut], piece[cut:]) for _, cut, piece in sorted(found)]
+    ids = {piece: token for token, piece in enumerate(pieces)}
+    merges = _merges_by_score(ids, kinds, scores)
     unknown = _named(head, "tokenizer.ggml.unknown_token_id", pieces)
     if unknown is None and _UNKNOWN in kinds:
         unknown = pieces[kinds.index(_UNKNOWN)]
     core = Tokenizer(_bpe(head, ids, merges, unk_token=unknown, byte_fallback=True, fuse_unk=True))
-    prefixed = head.flag("tokenizer.ggml.add_space_prefix", True)
-    replaced = normalizers.Replace(" ", _SPACE)
-    core.normalizer = (
-        normalizers.Sequence([normalizers.Prepend(_SPACE), replaced]) if prefixed else replaced
-    )
     steps: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if prefixed:
-        steps.append(decoders.Strip(" ", 1, 0))
+    mark_spaces: Any = normalizers.Replace(" ", _SPACE)
+    if head.flag("tokenizer.ggml.add_space_prefix", True):
+        mark_spaces = normalizers.Sequence([normalizers.Prepend(_SPACE), mark_spaces])
+        steps.append(decoders.Strip(" ", 1, 0))  # the space that was put before the text
+    core.normalizer = mark_spaces
     core.decoder = decoders.Sequence(steps)
     return core, True
+
+
+def _merges_by_score(
+    ids: Mapping[str, int], kinds: Sequence[int], scores: Sequence[float]
+) -> list[tuple[str, str]]:
+    """All pairs of tokens that make a third one, in the order in which they are merged: by the score
+    of what they make, the best first. SentencePiece's files have no merges, only the scores."""
+    found = []
+    for piece, token in ids.items():
+        if kinds[token] not in (_NORMAL, _USER_DEFINED):
+            continue
+        for cut in range(1, len(piece)):
+            if piece[:cut] in ids and piece[cut:] in ids:
+                found.append((-scores[token], cut, piece))
+    return [(piece[:cut], piece[cut:]) for _, cut, piece in sorted(found)]
 
 
 def _bpe(
     head: GgufHead, vocabulary: dict[str, int], merges: list[tuple[str, str]], **how: Any
 ) -> models.BPE:
+    """The model of merges over a vocabulary; a `UsageError` where they do not fit each other."""
     try:
         return models.BPE(vocab=vocabulary, merges=merges, **how)
     except Exception as error:  # `tokenizers` raises bare exceptions for a merge of no token
@@ -258,20 +265,26 @@ def _bpe(
 
 
 def _add_special(core: Tokenizer, pieces: Sequence[str], kinds: Sequence[int]) -> None:
-    """Tokens that text never merges into: marks of a conversation, and what a model's makers added
-    to its vocabulary."""
-    special = (_CONTROL, _UNKNOWN)
-    marks = [
-        AddedToken(piece, normalized=False, special=kind in special)
-        for piece, kind in zip(pieces, kinds, strict=True)
-        if kind in (*special, _USER_DEFINED) and piece
-    ]
-    core.add_special_tokens([mark for mark in marks if mark.special])
-    core.add_tokens([mark for mark in marks if not mark.special])
+    """Add the tokens that text never merges into: special ones, such as the marks of a conversation,
+    which decoding may leave out, and others that a model's makers added to its vocabulary."""
+    special = []
+    others = []
+    for piece, kind in zip(pieces, kinds, strict=True):
+        if not piece:
+            continue
+        if kind in (_CONTROL, _UNKNOWN):
+            special.append(AddedToken(piece, normalized=False, special=True))
+        elif kind == _USER_DEFINED:
+            others.append(AddedToken(piece, normalized=False, special=False))
+    core.add_special_tokens(special)
+    core.add_tokens(others)
 
 
 def _named(head: GgufHead, key: str, pieces: Sequence[str]) -> str | None:
+    """The text of the token whose id an entry gives; None without the entry, or such a token."""
     if not head.has(key):
         return None
-    number = head.number(key)
-    return pieces[number] if 0 <= number < len(pieces) else None
+    token = head.number(key)
+    if not 0 <= token < len(pieces):
+        return None
+    return pieces[token]

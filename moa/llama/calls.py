@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -57,56 +58,75 @@ class Calls:
             yield from self._calls(group)
 
     def _groups(self, rows: Sequence[Pieces]) -> Iterator[list[Pieces]]:
-        """Rows whose sequences follow each other, as many as a call holds: llama.cpp runs no others
-        at once."""
+        """Group rows whose sequences' numbers follow each other, at most as many as a call holds:
+        llama.cpp runs no others at once."""
         group: list[Pieces] = []
         for row in rows:
-            follows = bool(group) and row.sequence == group[-1].sequence + 1
-            follows = follows and self.block(row.sequence) == self.block(group[-1].sequence)
-            if group and (not follows or (len(group) + 1) * self.unit > self.batch):
-                yield group
-                group = []
+            if group:
+                last = group[-1].sequence
+                follows = row.sequence == last + 1
+                same_block = self.block(row.sequence) == self.block(last)
+                fits = (len(group) + 1) * self.unit <= self.batch
+                if not (follows and same_block and fits):
+                    yield group
+                    group = []
             group.append(row)
         if group:
             yield group
 
     def _calls(self, rows: Sequence[Pieces]) -> Iterator[list[Part]]:
+        """Cut a group of rows into calls. All rows go on together, by as many tokens as the shortest
+        of those that are not done has left, and as a call may have."""
         lengths = self._padded([len(row.tokens) for row in rows])
-        done = 0
-        while running := [i for i, length in enumerate(lengths) if length > done]:
-            room = self.batch // len(running) // self.unit * self.unit
-            size = min(self.longest, room, min(lengths[i] for i in running) - done)
-            for together in _neighbours(running):
-                yield [self._part(rows[i], done, size) for i in together]
+        done = 0  # tokens of each row that have been run
+        while running := [index for index, length in enumerate(lengths) if length > done]:
+            most_each = self.batch // len(running)
+            most_each -= most_each % self.unit
+            shortest_rest = min(lengths[index] for index in running) - done
+            size = min(self.longest, most_each, shortest_rest)
+            # Where a row in the middle is done, those on its two sides are no neighbours any more.
+            for together in _consecutive(running):
+                yield [self._part(rows[index], done, size) for index in together]
             done += size
 
     def _padded(self, lengths: Sequence[int]) -> list[int]:
-        """Multiples of the unit, and those that are nearly as long as the longest as long as it."""
-        whole = [-(-length // self.unit) * self.unit for length in lengths]
-        longest = max(whole)
-        return [longest if longest - length <= _WORTH_A_CALL else length for length in whole]
+        """The lengths of rows with what fills them up: multiples of the unit, and a row that is
+        nearly as long as the longest is made as long as it, which saves a call for the rest."""
+        multiples = [math.ceil(length / self.unit) * self.unit for length in lengths]
+        longest = max(multiples)
+        padded = []
+        for length in multiples:
+            is_nearly_longest = longest - length <= _WORTH_A_CALL
+            padded.append(longest if is_nearly_longest else length)
+        return padded
 
     def _part(self, row: Pieces, done: int, size: int) -> Part:
+        """The part of a row that a call runs: `size` tokens behind the `done` first ones, filled up
+        where the row has fewer left."""
         tokens = list(row.tokens[done : done + size])
         tokens += [_FILL] * (size - len(tokens))
-        first = done - row.skipped
+        first_node = done - row.skipped
+        judged = []
+        for node in row.judged:
+            if first_node <= node < first_node + size:
+                judged.append(node - first_node)
         return Part(
             row=row.row,
             sequence=row.sequence,
             start=row.start + done,
             tokens=tokens,
-            first=first,
-            judged=[node - first for node in row.judged if first <= node < first + size],
+            first=first_node,
+            judged=judged,
         )
 
 
-def _neighbours(places: Sequence[int]) -> Iterator[list[int]]:
-    """Runs of numbers that follow each other."""
+def _consecutive(numbers: Sequence[int]) -> Iterator[list[int]]:
+    """Cut ascending numbers into runs in which each is one more than the one before it."""
     run: list[int] = []
-    for place in places:
-        if run and place != run[-1] + 1:
+    for number in numbers:
+        if run and number != run[-1] + 1:
             yield run
             run = []
-        run.append(place)
+        run.append(number)
     if run:
         yield run

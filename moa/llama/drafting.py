@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from pathlib import Path
 from typing import Self
 
@@ -112,75 +111,65 @@ class LlamaDrafting:
         """It reads no records."""
 
     def read(self, slot: int, tokens: Sequence[int]) -> None:
-        """Read more tokens of a text."""
+        """Read more tokens of a text. They are run when there are many: a few of them cost nothing
+        in the call of the next draft's first token."""
         text = self._texts[slot]
         text.ids += tokens
-        if len(text.ids) <= self._capacity and len(self._rest(text)) > _FEW:
+        not_run = len(text.ids) - _common_length(text.held, text.ids)
+        if len(text.ids) <= self._capacity and not_run > _FEW:
             self._run({slot: []})
 
     # ---- drafts
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """A chain for each request, level by level together."""
-        growers = [
-            TreeGrower(request.pending, replace(request.shape, breadth=1)) for request in requests
-        ]
-        growing = {
-            at: grower
-            for at, grower in enumerate(growers)
-            if self.known(requests[at].slot) + 1 + grower.shape.depth <= self._capacity
-        }
-        while growing:
-            asked = {requests[at].slot: at for at in growing}
-            chains = {
-                slot: [requests[at].pending, *growing[at].path(growing[at].frontier[0])]
-                for slot, at in asked.items()
-            }
-            for slot, logits in self._run(chains).items():
-                at = asked[slot]
-                scores = self._scores(requests[at], logits, chains[slot][1:])
+        """Draft a chain for each request, token by token for all of them together. A request whose
+        chain would not fit into the context gets none, only its pending token."""
+        chains = []
+        for request in requests:
+            grower = TreeGrower(request.pending, replace(request.shape, breadth=1))
+            length_after = self.known(request.slot) + 1 + grower.shape.depth
+            chains.append(_Chain(request, grower, length_after <= self._capacity))
+        while growing := {chain.request.slot: chain for chain in chains if chain.grows}:
+            drafts = {}
+            for slot, chain in growing.items():
+                drafts[slot] = [chain.request.pending, *chain.drafted]
+            for slot, logits in self._run(drafts).items():
+                chain = growing[slot]
+                scores = self._scores(chain.request, logits, chain.drafted)
                 best = int(scores.argmax())
-                growing[at].expand(np.array([[best]]), scores[best].reshape(1, 1))
-            growing = {at: grower for at, grower in growing.items() if grower.frontier}
-        return [grower.tree() for grower in growers]
+                chain.grower.expand(np.array([[best]]), scores[best].reshape(1, 1))
+        return [chain.grower.tree() for chain in chains]
 
     def _scores(
         self, request: DraftRequest, logits: NDArray[np.float32], path: Sequence[int]
     ) -> NDArray[np.float32]:
-        """Log-probabilities of the next token: with the noise by which the target's is drawn, so
-        that the likeliest is the one that it is likely to draw."""
+        """Log-probabilities `[vocab]` of the token after a request's pending one and the drafted
+        `path`. The noise by which the target's token is drawn is added first, so that the likeliest
+        is the one that it is likely to draw."""
         scores = logits[: self._vocab_size].astype(np.float64)
         sampling = request.sampling
         if not sampling.greedy:
             position = self.known(request.slot) + 1 + len(path)
             noise = gumbel(sampling.seed, position, self._vocab_size)
             scores = scores / sampling.temperature + noise
-        if request.grammar is not None and (bits := request.grammar.guesses(path)) is not None:
-            scores = np.where(unpacked(bits, self._vocab_size), scores, MASKED)
-        scores -= scores.max()
-        found: NDArray[np.float32] = (scores - np.log(np.exp(scores).sum())).astype(np.float32)
-        return found
+        if request.grammar is not None:
+            allowed = request.grammar.guesses(path)
+            if allowed is not None:  # None: behind the grammar's end
+                scores = np.where(unpacked(allowed, self._vocab_size), scores, MASKED)
+        scores -= scores.max()  # so that no exponential overflows
+        logprobs: NDArray[np.float32] = (scores - np.log(np.exp(scores).sum())).astype(np.float32)
+        return logprobs
 
     # ---- llama.cpp
 
-    def _rest(self, text: _Text, draft: Sequence[int] = ()) -> list[int]:
-        """What is to be run of a text and a draft behind it: what is not in memory."""
-        wanted = [*text.ids, *draft]
-        return wanted[self._common(text, wanted) :]
-
-    @staticmethod
-    def _common(text: _Text, wanted: Sequence[int]) -> int:
-        pairs = zip(text.held, wanted, strict=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
     def _run(self, drafts: dict[int, list[int]]) -> dict[int, NDArray[np.float32]]:
-        """Bring these slots' texts, and drafts behind them, into memory; the logits after each
-        draft's last token."""
+        """Bring the texts of these slots, and the draft behind each, into llama.cpp's memory. Returns
+        the logits `[vocab]` after each draft's last token; a slot without a draft gets none."""
         rows = []
         for slot, draft in drafts.items():
             text = self._texts[slot]
             wanted = [*text.ids, *draft]
-            keep = self._common(text, wanted)
+            keep = _common_length(text.held, wanted)
             if draft:
                 keep = min(keep, len(wanted) - 1)  # its last token's logits are wanted
             self._runtime.cut(slot, keep)  # what fills a call up is behind the held tokens, too
@@ -188,11 +177,45 @@ class LlamaDrafting:
             rest = wanted[keep:]
             if rest:
                 judged = [len(rest) - 1] if draft else []
-                rows.append(Pieces(slot, slot, keep, rest, 0, judged))
-        found = {}
+                rows.append(
+                    Pieces(
+                        row=slot, sequence=slot, start=keep, tokens=rest, skipped=0, judged=judged
+                    )
+                )
+        logits_by_slot = {}
         for call in self._calls.of(rows):
             runs = [Run(part.sequence, part.start, part.tokens, part.judged) for part in call]
             for part, logits in zip(call, self._runtime.run(runs), strict=True):
                 if part.judged:
-                    found[part.row] = logits[0]
-        return found
+                    logits_by_slot[part.row] = logits[0]
+        return logits_by_slot
+
+
+@dataclass
+class _Chain:
+    """A request, and the chain that is drafted for it."""
+
+    request: DraftRequest
+    grower: TreeGrower
+    fits: bool
+    """Whether the longest chain that it asks for fits into the context."""
+
+    @property
+    def grows(self) -> bool:
+        """Whether another token is to be drafted."""
+        return self.fits and len(self.grower.frontier) > 0
+
+    @property
+    def drafted(self) -> list[int]:
+        """The tokens drafted so far, without the pending one; only while it grows."""
+        return self.grower.path(self.grower.frontier[0])
+
+
+def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two texts begin with alike."""
+    length = 0
+    for one, other in zip(first, second, strict=False):
+        if one != other:
+            break
+        length += 1
+    return length

@@ -121,7 +121,8 @@ def is_mixture(head: GgufHead) -> bool:
 
 
 def kv_bytes_per_token(head: GgufHead, kv_type: str) -> int:
-    """Of all layers; recurrent ones keep no keys and values."""
+    """Bytes of a token's keys and values in all layers. Recurrent layers keep none: their number of
+    KV heads is 0."""
     heads = head.number("{arch}.attention.head_count", 1) or 1
     by_layer = head.metadata.get(f"{head.architecture}.attention.head_count_kv", heads)
     if not isinstance(by_layer, list):

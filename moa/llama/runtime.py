@@ -10,10 +10,10 @@ moves. A call runs sequences of one context.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from ctypes import POINTER, c_int8, c_int32
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -149,6 +149,8 @@ class Runtime:
         self._ones = (c_int32 * shape.batch)(*[1] * shape.batch)
 
     def _load(self, path: Path) -> int:
+        """Load the model, and return llama.cpp's handle of it; a `UsageError` for a file that it
+        cannot load, or that holds no decoder."""
         parameters = self._c.llama_model_default_params()
         parameters.n_gpu_layers = self.shape.gpu_layers
         parameters.use_extra_bufts = not self.shape.mapped
@@ -162,24 +164,27 @@ class Runtime:
         self._library.complaints.clear()
         model = self._c.llama_model_load_from_file(str(path).encode(), parameters)
         if not model:
-            raise UsageError(f"llama.cpp cannot load {path}: {self._said()}")
-        for wrong, why in (
-            (not self._c.llama_model_has_decoder(model), "it has no decoder"),
-            (self._c.llama_model_has_encoder(model), "it has an encoder"),
-            (self._c.llama_model_is_diffusion(model), "it is a diffusion model"),
-        ):
-            if wrong:
-                self._c.llama_model_free(model)
-                raise UsageError(f"{path} cannot be a target: {why}")
+            raise UsageError(f"llama.cpp cannot load {path}: {self._first_complaint()}")
+        reason = ""
+        if not self._c.llama_model_has_decoder(model):
+            reason = "it has no decoder"
+        elif self._c.llama_model_has_encoder(model):
+            reason = "it has an encoder"
+        elif self._c.llama_model_is_diffusion(model):
+            reason = "it is a diffusion model"
+        if reason:
+            self._c.llama_model_free(model)
+            raise UsageError(f"{path} cannot be a target: {reason}")
         return int(model)
 
     @property
     def cells(self) -> int:
-        """Tokens that a sequence has memory for."""
-        return -(-self.shape.capacity // _CELLS) * _CELLS
+        """Tokens that a sequence has memory for: its capacity, rounded up as llama.cpp does."""
+        return math.ceil(self.shape.capacity / _CELLS) * _CELLS
 
     def reserve(self, sequence: int) -> None:
-        """See that a sequence has its memory; a `FullError` where the machine has none left."""
+        """Make the context that a sequence belongs to, if it is not there; a `FullError` where the
+        machine has no memory left for it."""
         block = self.shape.block(sequence)
         if block in self._contexts:
             return
@@ -204,7 +209,8 @@ class Runtime:
             self._free(self._contexts.pop(block))
 
     def _begin(self, block: int) -> None:
-        """Make a context."""
+        """Make the context of a block of sequences, their memory for keys and values; an error where
+        there is none left: a `UsageError` for the first context, a `FullError` for further ones."""
         shape = self.shape
         count = shape.sequences_of_a_block
         parameters = self._c.llama_context_default_params()
@@ -226,7 +232,7 @@ class Runtime:
         self._library.complaints.clear()
         handle = self._c.llama_init_from_model(self._model, parameters)
         if not handle:
-            what = f"{count} sessions of {shape.capacity} tokens: {self._said()}"
+            what = f"{count} sessions of {shape.capacity} tokens: {self._first_complaint()}"
             if self._contexts:
                 raise FullError(f"llama.cpp cannot hold {what}")
             raise UsageError(
@@ -243,6 +249,7 @@ class Runtime:
         self._contexts[block] = context
 
     def _free(self, context: _Context) -> None:
+        """Free a context and the memory of its sequences."""
         self._c.llama_free(context.handle)
 
     def _of(self, sequence: int) -> tuple[_Context, int]:
@@ -269,52 +276,57 @@ class Runtime:
     # ---- forwards
 
     def run(self, runs: Sequence[Run], *, unit: int = 1) -> list[NDArray[np.float32]]:
-        """Run these tokens in one forward, of sequences of one context. Logits `[len(judged), vocab]`
-        of each run. The head and a part of the last layer run for tokens with logits alone: so many
-        as are a multiple of `unit`, where there are enough tokens."""
+        """Run these tokens, of sequences of one context, in one forward; returns the logits
+        `[len(judged), vocab]` of each run.
+
+        llama.cpp computes its last layer and the head for tokens with logits alone, and adds in
+        another order for another number of them. So others get logits, too, until their number is a
+        multiple of `unit`, where there are enough tokens.
+        """
         context, _ = self._of(runs[0].sequence)
         total = sum(len(run.tokens) for run in runs)
         tokens = (c_int32 * total)()
         positions = (c_int32 * total)()
         sequences = (POINTER(c_int32) * total)()
-        flags = (c_int8 * total)()
-        at = 0
-        outputs = 0
+        has_logits = (c_int8 * total)()
+        start = 0
         for run in runs:
-            end = at + len(run.tokens)
-            tokens[at:end] = list(map(int, run.tokens))
-            positions[at:end] = list(range(run.start, run.start + len(run.tokens)))
-            sequences[at:end] = [self._ids[run.sequence - context.first]] * len(run.tokens)
-            for node in run.judged:
-                flags[at + node] = 1
-            outputs += len(run.judged)
-            at = end
-        if outputs:
-            others = (place for place in range(total) if not flags[place])
-            for place in islice(others, -outputs % unit):
-                flags[place] = 1
-        batch = Batch(total, tokens, None, positions, self._ones, sequences, flags)
+            end = start + len(run.tokens)
+            tokens[start:end] = list(map(int, run.tokens))
+            positions[start:end] = list(range(run.start, run.start + len(run.tokens)))
+            sequences[start:end] = [self._ids[run.sequence - context.first]] * len(run.tokens)
+            for place in run.judged:
+                has_logits[start + place] = 1
+            start = end
+        outputs = sum(len(run.judged) for run in runs)
+        if outputs > 0:
+            more = -outputs % unit  # up to the next multiple
+            others = [place for place in range(total) if not has_logits[place]]
+            for place in others[:more]:
+                has_logits[place] = 1
+        batch = Batch(total, tokens, None, positions, self._ones, sequences, has_logits)
         code = self._c.llama_decode(context.handle, batch)
         if code:
-            raise MoaError(f"llama.cpp could not run a forward ({code}): {self._said()}")
+            raise MoaError(f"llama.cpp could not run a forward ({code}): {self._first_complaint()}")
         self._c.llama_synchronize(context.handle)
         return self._logits(context, runs)
 
     def _logits(self, context: _Context, runs: Sequence[Run]) -> list[NDArray[np.float32]]:
-        found = []
-        at = 0
-        empty = np.empty((0, self.vocab_size), dtype=np.float32)
+        """Copy the logits `[len(judged), vocab]` of each run out of llama.cpp's memory, which the next
+        forward writes over."""
+        logits_of_runs = []
+        start = 0  # of the run among all tokens of the forward
         for run in runs:
-            rows = []
-            for node in run.judged:
-                pointer = self._c.llama_get_logits_ith(context.handle, at + node)
+            logits = np.empty((len(run.judged), self.vocab_size), dtype=np.float32)
+            for row, place in enumerate(run.judged):
+                pointer = self._c.llama_get_logits_ith(context.handle, start + place)
                 if not pointer:
-                    raise MoaError(f"llama.cpp has no logits of token {at + node}")
+                    raise MoaError(f"llama.cpp has no logits of token {start + place}")
                 memory = (ctypes.c_float * self.vocab_size).from_address(pointer)
-                rows.append(np.ctypeslib.as_array(memory))
-            at += len(run.tokens)
-            found.append(np.stack(rows) if rows else empty)
-        return found
+                logits[row] = np.ctypeslib.as_array(memory)
+            start += len(run.tokens)
+            logits_of_runs.append(logits)
+        return logits_of_runs
 
     # ---- sequences
 
@@ -404,25 +416,23 @@ class Runtime:
         }
 
     def ends(self) -> tuple[int, ...]:
-        """All tokens after which llama.cpp itself would stop."""
-        return tuple(
-            token
-            for token in range(self.vocab_size)
-            if self._c.llama_vocab_is_eog(self._vocabulary, token)
-        )
+        """The tokens that end an answer: all after which llama.cpp itself would stop."""
+        is_end = self._c.llama_vocab_is_eog
+        return tuple(t for t in range(self.vocab_size) if is_end(self._vocabulary, t))
 
     def devices(self) -> list[str]:
-        """What its backends call the devices that it can use."""
-        found = []
+        """The names of the devices that compute: the processor, and cards if any layer is on one."""
+        names = []
         for kind, handle in self._library.devices():
             if kind == CPU or self.shape.gpu_layers != 0:
                 name = self._c.ggml_backend_dev_description(handle) or b""
-                found.append(name.decode(errors="replace"))
-        return found
+                names.append(name.decode(errors="replace"))
+        return names
 
-    def _said(self) -> str:
-        found = self._library.complaints
-        return found[0] if found else "it does not say why"
+    def _first_complaint(self) -> str:
+        """What llama.cpp has said of an error; its first line is the cause."""
+        complaints = self._library.complaints
+        return complaints[0] if complaints else "it does not say why"
 
 
 class Vocabulary:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from moa.errors import FullError, UsageError
+from moa.errors import FullError
 from moa.llama.runtime import Runtime
 from moa.target.slots import Slots
 
@@ -60,23 +60,21 @@ class Sequences(Slots):
         return [int(content.sequence >= 0) for content in self._contents]
 
     def share(self, source: int, tokens: int) -> int:
-        """Take a slot that begins with the first `tokens` of `source`."""
+        """Take a slot that begins with the first `tokens` of `source`. llama.cpp copies all that it
+        holds of the source; what is behind the shared tokens is taken back at the next forward."""
         self.check_taken(source)
-        if not 0 < tokens <= self.lengths[source]:
-            raise UsageError(
-                f"slot {source} holds {self.lengths[source]} tokens and cannot share {tokens}"
-            )
+        self.check_shareable(source, tokens)
         slot = self.acquire()
         try:
             self.begin([slot])
         except FullError:
             self.release(slot)
             raise
-        theirs = self._contents[source]
-        ours = self._contents[slot]
-        copied = self._runtime.copy(theirs.sequence, ours.sequence)
-        ours.tokens = theirs.tokens[:tokens]
-        ours.held = theirs.held if copied else 0  # what is not held is run again
+        content = self._contents[source]
+        copy = self._contents[slot]
+        copied = self._runtime.copy(content.sequence, copy.sequence)
+        copy.tokens = content.tokens[:tokens]
+        copy.held = content.held if copied else 0  # what is not held is run again
         self.lengths[slot] = tokens
         return slot
 
@@ -99,14 +97,15 @@ class Sequences(Slots):
     # ---- what a forward does
 
     def begin(self, slots: Sequence[int]) -> list[int]:
-        """See that these slots have sequences; returns the slots' new versions."""
-        needed = [slot for slot in slots if self._contents[slot].sequence < 0]
-        if len(needed) > len(self._unused):
+        """Give each of these slots a sequence of llama.cpp if it has none, or change nothing and raise
+        a `FullError`. Returns the slots' new versions."""
+        without = [slot for slot in slots if self._contents[slot].sequence < 0]
+        if len(without) > len(self._unused):
             raise FullError(
-                f"the target's key/value memory is full: {len(needed)} more sequences of "
+                f"the target's key/value memory is full: {len(without)} more sequences of "
                 f"{self.capacity} tokens are needed, {len(self._unused)} of {self.pages} are free"
             )
-        for slot in needed:
+        for slot in without:
             # First: where the machine has no memory left, the sequence stays unused.
             self._runtime.reserve(self._unused[-1])
             self._contents[slot].sequence = self._unused.pop()
@@ -119,7 +118,7 @@ class Sequences(Slots):
         return self._contents[slot].sequence
 
     def held(self, slot: int) -> int:
-        """Its tokens in llama.cpp's memory."""
+        """How many of a slot's tokens llama.cpp's memory holds, a draft's among them."""
         return self._contents[slot].held
 
     def rewind(self, slot: int) -> list[int]:
@@ -129,37 +128,40 @@ class Sequences(Slots):
         content = self._contents[slot]
         length = self.lengths[slot]
         if content.held > length:
-            content.held = self._taken_back(content, length)
+            content.held = self._cut_to(content, length)
         return content.tokens[content.held : length]
 
-    def _taken_back(self, content: _Content, length: int) -> int:
-        """How many tokens are left, at most `length`."""
+    def _cut_to(self, content: _Content, length: int) -> int:
+        """Have llama.cpp forget the tokens from `length` on. Returns how many it holds then: `length`,
+        or fewer where a recurrent state goes back to a checkpoint, or to nothing."""
         runtime = self._runtime
         if runtime.cut(content.sequence, length):
             return length
-        kept = content.checkpoint
-        if kept is not None and kept.length <= length:
-            restored = runtime.restore(content.sequence, kept.state)
-            if restored and runtime.cut(content.sequence, kept.length):
-                return kept.length
+        checkpoint = content.checkpoint
+        if checkpoint is not None and checkpoint.length <= length:
+            restored = runtime.restore(content.sequence, checkpoint.state)
+            if restored and runtime.cut(content.sequence, checkpoint.length):
+                return checkpoint.length
         runtime.clear(content.sequence)
         content.checkpoint = None
         return 0
 
     def keep_state(self, slot: int) -> None:
-        """Remember a recurrent state as it is before a draft."""
+        """Keep a slot's recurrent state as it is before a draft, so that `rewind` can go back to it."""
         content = self._contents[slot]
+        if content.held == 0:
+            return  # before the first token there is no state
         kept = content.checkpoint
-        if content.held and (kept is None or kept.length != content.held):
+        if kept is None or kept.length != content.held:
             state = self._runtime.save(content.sequence)
             content.checkpoint = Checkpoint(content.held, state)
 
     def ran(self, slot: int, end: int) -> None:
-        """llama.cpp holds the tokens up to position `end`."""
+        """Note that llama.cpp holds a slot's tokens up to position `end` now."""
         self._contents[slot].held = end
 
     def commit(self, slot: int, tokens: list[int]) -> None:
-        """Append tokens to a slot."""
+        """Append tokens, which the latest forward ran, to a slot."""
         self._contents[slot].tokens += tokens
         self.lengths[slot] += len(tokens)
         self.versions[slot] += 1

@@ -18,7 +18,6 @@ import os
 import platform
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -49,6 +48,7 @@ from moa.sampling import NO_LOGITS
 from moa.target.contract import (
     Capabilities,
     Chooser,
+    CommittedTokens,
     ExpectedLoad,
     LoadOptions,
     Machine,
@@ -68,19 +68,6 @@ _BATCH_ON_CPU = 128
 _BATCH_ON_CARD = 512
 _WORKSPACE = 2**30
 """Bytes of a card that are left for the work of a forward."""
-
-
-@dataclass(frozen=True)
-class Committed:
-    """Tokens that joined a slot."""
-
-    start: int
-    tokens: Sequence[int]
-
-    @property
-    def stop(self) -> int:
-        """The position after them."""
-        return self.start + len(self.tokens)
 
 
 class LlamaStep:
@@ -112,21 +99,26 @@ class LlamaStep:
         self._logits |= logits
 
     def argmax(self, b: int) -> NDArray[np.int64]:
-        """The likeliest token after each node of row b; -1 after nodes that were not judged."""
-        found = np.full(self.sizes[b], -1, dtype=np.int64)
-        judged = self.batch.judged()[self.batch.starts[b] : self.batch.starts[b + 1]]
-        for node in np.flatnonzero(judged).tolist():
+        """The likeliest token after each node of row b; -1 after nodes that were not judged. A
+        `NumericalError` where logits of the row are no numbers."""
+        tokens = np.full(self.sizes[b], -1, dtype=np.int64)
+        is_judged = self.batch.judged()[self.batch.starts[b] : self.batch.starts[b + 1]]
+        for node in np.flatnonzero(is_judged).tolist():
             logits = self._logits[Node(b, node)]
+            # argmax takes NaN and infinity for the greatest of all.
             best = int(logits.argmax())
             if not np.isfinite(logits[best]):
                 raise NumericalError(NO_LOGITS)
-            found[node] = best
-        return found
+            tokens[node] = best
+        return tokens
 
     def host_logits(self, nodes: Sequence[Node]) -> NDArray[np.float32]:
-        """Logits of nodes of any rows. Those of rows that were not judged are computed by running
-        the row again."""
-        wanted = [Node(b, range(self.sizes[b])[node]) for b, node in nodes]
+        """Logits `[len(nodes), vocab]` of nodes of any rows. A row is run again if the forward did
+        not compute logits of all of its nodes that are wanted."""
+        wanted = []
+        for b, node in nodes:
+            from_start = range(self.sizes[b])[node]  # a node may count from the end of its row
+            wanted.append(Node(b, from_start))
         for b in {node.row for node in wanted if node not in self._logits}:
             self._target.run_again(self, b)
         if not wanted:
@@ -142,57 +134,19 @@ class LlamaTarget:
     cache: Sequences
 
     def __init__(self, path: Path, library: Library, options: LoadOptions) -> None:
-        """Load; errors are one clear line, those of a damaged file before it is loaded."""
+        """Load a file; errors are one clear line, those of a damaged file before it is loaded."""
         self._head = read_head(path)
         self._words = tokenizer_of(self._head)
         if options.rpc:
             library.add_servers(options.rpc)
-        kv_type = options.kv_type or KV_TYPE
-        check_kv_type(kv_type)  # before anything is computed from it
         capacity = capacity_of(self._head, options)
-        on_card = options.device != "cpu" and options.gpu_layers != 0 and library.has_card
-        if on_card:
-            # Its memory is for this alone: all of it is taken, and one call runs all sessions.
-            sequences = most_sequences(options, capacity)
-            block = 0
-            mapped = False
-            gpu_layers = options.gpu_layers
-            if gpu_layers < 0:
-                kv = kv_bytes_per_token(self._head, kv_type) * sequences * capacity
-                gpu_layers = layers_that_fit(
-                    self._head,
-                    library.card_memory(),
-                    kv,
-                    experts_on_host=options.cpu_moe,
-                )
-            sequence_bytes = 0
-        else:
-            plan = plan_of(self._head, options)
-            sequences = plan.sequences
-            block = plan.block
-            mapped = plan.mapped
-            gpu_layers = 0
-            sequence_bytes = plan.sequence
-        self.runtime = Runtime(
-            library,
-            path,
-            Shape(
-                sequences=sequences,
-                capacity=capacity + PADDING,
-                batch=_BATCH_ON_CARD if on_card else _BATCH_ON_CPU,
-                kv_type=kv_type,
-                gpu_layers=gpu_layers,
-                threads=options.threads or _threads(),
-                experts_on_host=options.cpu_moe,
-                mapped=mapped,
-                block_size=block,
-                sequence_bytes=sequence_bytes,
-            ),
-        )
+        self.runtime = Runtime(library, path, _shape(self._head, library, options, capacity))
         self.facts = _facts(self._head, self._words, self.runtime)
         self.cache = Sequences(self.runtime, slots=options.slots, capacity=capacity)
-        exact = options.exact and self.runtime.on_cpu
-        exact = exact and not is_mixture(self._head) and not self.runtime.recurrent
+        # A mixture's experts see other tokens of the batch, and a card or a running state has
+        # kernels that add in other orders.
+        in_one_order = not is_mixture(self._head) and not self.runtime.recurrent
+        exact = options.exact and self.runtime.on_cpu and in_one_order
         self._calls = Calls(
             unit=_UNIT if exact else 1,
             longest=_LONGEST if exact else self.runtime.shape.batch,
@@ -205,7 +159,7 @@ class LlamaTarget:
 
     @classmethod
     def open(cls, source: str, options: LoadOptions) -> Self:
-        """Load a file."""
+        """Load a GGUF file; errors are one clear line."""
         options.refuse(source, "dtype", "quantize")
         if options.device not in ("auto", "cpu"):
             raise UsageError(
@@ -225,8 +179,9 @@ class LlamaTarget:
 
     @cached_property
     def computes(self) -> str:
-        """By the file, and all that decides how llama.cpp adds: its build, the processor's
-        instructions, what is on a card, and how calls are cut."""
+        """A hash of the file and of all that decides how llama.cpp adds: its build, the processor's
+        instructions, what is on a card, and how calls are cut. Targets with the same one compute the
+        same."""
         about = self.runtime.adds_by | {"unit": self._calls.unit}
         if not self._capabilities.batch_invariant:
             # Attention of one token is cut into as many pieces as there are threads.
@@ -240,24 +195,21 @@ class LlamaTarget:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """The file's own."""
+        """The file's own tokenizer and chat template, made on first use."""
         words = self._words
-        special = {
-            name: token
-            for name, token in (
-                ("bos_token", words.begin),
-                ("eos_token", words.end),
-                ("pad_token", words.padding),
-                ("unk_token", words.unknown),
-            )
-            if token is not None
+        named = {
+            "bos_token": words.begin,
+            "eos_token": words.end,
+            "pad_token": words.padding,
+            "unk_token": words.unknown,
         }
-        kind: Any = PreTrainedTokenizerFast
-        made: PreTrainedTokenizerFast = kind(
+        special = {name: token for name, token in named.items() if token is not None}
+        make: Any = PreTrainedTokenizerFast
+        tokenizer: PreTrainedTokenizerFast = make(
             tokenizer_object=words.core, clean_up_tokenization_spaces=False, **special
         )
-        made.chat_template = words.chat_template
-        return made
+        tokenizer.chat_template = words.chat_template
+        return tokenizer
 
     @cached_property
     def grammars(self) -> GrammarCompiler:
@@ -270,11 +222,12 @@ class LlamaTarget:
     def machine(self) -> Machine:
         """Where it computes."""
         threads = self.runtime.shape.threads
-        names = ", ".join(self.runtime.devices()) or platform.machine()
+        unit = "thread" if threads == 1 else "threads"
+        devices = ", ".join(self.runtime.devices()) or platform.machine()
         return Machine(
             device="cpu" if self.runtime.on_cpu else "auto",
             dtype=f"{_most_common_kind(self._head)}, keys and values {self.runtime.shape.kv_type}",
-            hardware=f"{names}, {threads} {'thread' if threads == 1 else 'threads'}",
+            hardware=f"{devices}, {threads} {unit}",
         )
 
     @property
@@ -291,47 +244,57 @@ class LlamaTarget:
     # ---- forwards
 
     def forward(self, rows: Sequence[Row]) -> LlamaStep:
-        """Run every row's tokens behind its slot's committed ones."""
+        """Run every row's tokens, a chain each, behind its slot's committed ones."""
         batch = RowBatch.of(rows, self.facts.vocab_size)
         for b, slot in enumerate(batch.slots):
             if not batch.chain(b):
                 raise UsageError(f"slot {slot}: this target verifies chains only, not trees")
         self.cache.check_room(batch.slots, batch.sizes)
         step = LlamaStep(self, batch, self.cache.begin(batch.slots))
-        judged = batch.judged()
-        wanted = {}
+        is_judged = batch.judged()
+        nodes_with_logits = {}
         for b, row in enumerate(rows):
-            nodes = judged[batch.starts[b] : batch.starts[b + 1]]
             if row.judged == "read":
-                nodes = np.ones_like(nodes)
-            wanted[b] = np.flatnonzero(nodes).tolist()
-        self._run(step, wanted)
+                # Some will be read, and nobody knows yet which: llama.cpp computes logits in the
+                # forward or not at all.
+                nodes_with_logits[b] = list(range(batch.sizes[b]))
+            else:
+                of_row = is_judged[batch.starts[b] : batch.starts[b + 1]]
+                nodes_with_logits[b] = np.flatnonzero(of_row).tolist()
+        self._run(step, nodes_with_logits)
         return step
 
     def run_again(self, step: LlamaStep, b: int) -> None:
-        """Run row b once more, for the logits after all of its nodes."""
+        """Run row b once more, for the logits after all of its nodes; a `UsageError` where its slot
+        has moved on since."""
+        self._check_same_slot(step, b)
+        self._run(step, {b: list(range(step.sizes[b]))})
+
+    def _check_same_slot(self, step: LlamaStep, b: int) -> None:
+        """A `UsageError` unless the slot of row b is as this step's forward left it."""
         slot = step.batch.slots[b]
         if self.cache.versions[slot] != step.versions[b]:
             raise UsageError(f"slot {slot} has moved on since this forward")
-        self._run(step, {b: list(range(step.sizes[b]))})
 
-    def _run(self, step: LlamaStep, judged: dict[int, list[int]]) -> None:
-        """Run these rows, for the logits after these of their nodes."""
+    def _run(self, step: LlamaStep, nodes_with_logits: dict[int, list[int]]) -> None:
+        """Run some rows of a step's batch, and keep in the step the logits after the nodes that are
+        named for each row."""
         batch = step.batch
         pieces = []
-        for b, nodes in judged.items():
+        for b, nodes in nodes_with_logits.items():
             slot = batch.slots[b]
-            missing = self.cache.rewind(slot)
+            forgotten = self.cache.rewind(slot)
             tokens = batch.ids[batch.starts[b] : batch.starts[b + 1]].tolist()
             if self.runtime.recurrent and len(tokens) > 1:
+                # A part of these tokens may be rejected, and a running state cannot be cut.
                 self.cache.keep_state(slot)
             pieces.append(
                 Pieces(
                     row=b,
                     sequence=self.cache.sequence(slot),
                     start=self.cache.held(slot),
-                    tokens=[*missing, *tokens],
-                    skipped=len(missing),
+                    tokens=[*forgotten, *tokens],
+                    skipped=len(forgotten),
                     judged=nodes,
                 )
             )
@@ -339,32 +302,27 @@ class LlamaTarget:
             runs = [Run(part.sequence, part.start, part.tokens, part.judged) for part in call]
             for part in call:
                 self.cache.ran(batch.slots[part.row], part.start + len(part.tokens))
-            found = self.runtime.run(runs, unit=self._calls.unit)
-            for part, logits in zip(call, found, strict=True):
-                step.keep(
-                    {
-                        Node(part.row, part.first + place): row
-                        for place, row in zip(part.judged, logits, strict=True)
-                    }
-                )
+            logits_of_parts = self.runtime.run(runs, unit=self._calls.unit)
+            for part, logits in zip(call, logits_of_parts, strict=True):
+                nodes_of_part = [Node(part.row, part.first + place) for place in part.judged]
+                step.keep(dict(zip(nodes_of_part, logits, strict=True)))
 
-    def commit(self, step: Any, b: int, path: Sequence[int]) -> Committed:
+    def commit(self, step: Any, b: int, path: Sequence[int]) -> CommittedTokens:
         """Append `path`, the first nodes of row b, to its slot."""
+        self._check_same_slot(step, b)
         slot = step.batch.slots[b]
-        if self.cache.versions[slot] != step.versions[b]:
-            raise UsageError(f"slot {slot} has moved on since this forward")
         if list(path) != list(range(len(path))) or len(path) > step.sizes[b]:
             raise UsageError(f"slot {slot}: {list(path)} is no chain of nodes from its end on")
         start = self.cache.lengths[slot]
         first = int(step.batch.starts[b])
         tokens = step.batch.ids[first : first + len(path)].tolist()
         self.cache.commit(slot, tokens)
-        return Committed(start, tokens)
+        return CommittedTokens(start, tokens)
 
     # ---- costs
 
     def prepare(self, load: ExpectedLoad, seconds: float) -> None:
-        """Read the weights into memory, where the file is mapped: by a forward."""
+        """Nothing is made ready: llama.cpp has no kernels to compile."""
         del load, seconds
 
     @property
@@ -380,8 +338,54 @@ class LlamaTarget:
         self.runtime.close()
 
 
+def _shape(head: GgufHead, library: Library, options: LoadOptions, capacity: int) -> Shape:
+    """How a file's model is laid out in memory for sequences of `capacity` tokens: how many there
+    are, and on a card which layers are there."""
+    kv_type = options.kv_type or KV_TYPE
+    check_kv_type(kv_type)  # before anything is computed from it
+    cells = capacity + PADDING
+    threads = options.threads or _threads()
+    on_card = options.device != "cpu" and options.gpu_layers != 0 and library.has_card
+    if not on_card:
+        plan = plan_of(head, options)
+        return Shape(
+            sequences=plan.sequences,
+            capacity=cells,
+            batch=_BATCH_ON_CPU,
+            kv_type=kv_type,
+            gpu_layers=0,
+            threads=threads,
+            experts_on_host=options.cpu_moe,
+            mapped=plan.mapped,
+            block_size=plan.block,
+            sequence_bytes=plan.sequence,
+        )
+    # A card's memory is for this alone: all of it is taken, and one call runs all sessions.
+    sequences = most_sequences(options, capacity)
+    gpu_layers = options.gpu_layers
+    if gpu_layers < 0:
+        gpu_layers = layers_that_fit(
+            head,
+            library.card_memory(),
+            kv_bytes_per_token(head, kv_type) * sequences * capacity,
+            experts_on_host=options.cpu_moe,
+        )
+    return Shape(
+        sequences=sequences,
+        capacity=cells,
+        batch=_BATCH_ON_CARD,
+        kv_type=kv_type,
+        gpu_layers=gpu_layers,
+        threads=threads,
+        experts_on_host=options.cpu_moe,
+        mapped=False,
+        block_size=0,
+        sequence_bytes=0,
+    )
+
+
 def _threads() -> int:
-    """As many as this process may use."""
+    """The number of threads for forwards: `OMP_NUM_THREADS`, or as many as this process has cores."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdecimal() and int(asked) > 0:
         return int(asked)
@@ -391,6 +395,7 @@ def _threads() -> int:
 
 
 def _most_common_kind(head: GgufHead) -> str:
+    """The type in which most bytes of a file's tensors are stored, `Q4_K` for example."""
     sizes: dict[str, int] = {}
     for tensor in head.tensors:
         sizes[tensor.kind] = sizes.get(tensor.kind, 0) + tensor.size
@@ -400,30 +405,40 @@ def _most_common_kind(head: GgufHead) -> str:
 def layers_that_fit(
     head: GgufHead, free: int, kv_bytes: int, *, experts_on_host: bool = False
 ) -> int:
-    """How many of a file's layers a card with so many free bytes takes, their keys and values
-    with them; one more than there are stands for the head, too."""
+    """How many of a file's layers a card with so many free bytes takes, each with its share of the
+    `kv_bytes` of keys and values; one more than there are layers stands for the head, too."""
     experts = re.compile(EXPERTS)
     layers = head.number("{arch}.block_count")
-    sizes = [0] * layers
-    others = 0
+    layer_bytes = [0] * layers
+    other_bytes = 0  # of embedding and head
     for tensor in head.tensors:
         if experts_on_host and experts.search(tensor.name):
             continue
-        place = tensor.name.split(".")
-        number = int(place[1]) if place[0] == "blk" and place[1].isdecimal() else layers
-        if number < layers:
-            sizes[number] += tensor.size
+        number = _layer_of(tensor.name)
+        if number is not None and number < layers:
+            layer_bytes[number] += tensor.size
         else:
-            others += tensor.size
-    room = free - _WORKSPACE - others
-    for found, size in enumerate(reversed(sizes)):  # llama.cpp gives the last layers to the card
+            other_bytes += tensor.size
+    room = free - _WORKSPACE - other_bytes
+    # llama.cpp gives the last layers to the card.
+    for fitting, size in enumerate(reversed(layer_bytes)):
         room -= size + kv_bytes // layers
         if room < 0:
-            return found
+            return fitting
     return layers + 1
 
 
+def _layer_of(name: str) -> int | None:
+    """The layer that a tensor of a GGUF file belongs to, by its name (`blk.7.attn_q.weight`); None
+    for a tensor of no layer."""
+    parts = name.split(".")
+    if parts[0] != "blk" or not parts[1].isdecimal():
+        return None
+    return int(parts[1])
+
+
 def _facts(head: GgufHead, words: GgufTokenizer, runtime: Runtime) -> TargetFacts:
+    """The dimensions and the identity of a file's model, from its metadata and its content."""
     heads = head.number("{arch}.attention.head_count", 1) or 1
     width = head.number("{arch}.embedding_length")
     names = {tensor.name for tensor in head.tensors}

@@ -133,13 +133,6 @@ class PagePool(Slots):
         self.lengths[slot] = tokens
         return slot
 
-    def check_shareable(self, source: int, tokens: int) -> None:
-        """A `UsageError` unless a slot holds at least `tokens`, and these are any."""
-        if not 0 < tokens <= self.lengths[source]:
-            raise UsageError(
-                f"slot {source} holds {self.lengths[source]} tokens and cannot share {tokens}"
-            )
-
     def release(self, slot: int) -> None:
         """Release a slot and its pages. A page that no slot holds any more is zeroed, so that its
         next user finds no data."""

@@ -56,6 +56,14 @@ class Slots:
                     f"its capacity is {self.capacity}"
                 )
 
+    def check_shareable(self, source: int, tokens: int) -> None:
+        """A `UsageError` unless another slot can begin with the first `tokens` of `source`: one at
+        least, and no more than it holds."""
+        if not 0 < tokens <= self.lengths[source]:
+            raise UsageError(
+                f"slot {source} holds {self.lengths[source]} tokens and cannot share {tokens}"
+            )
+
     def _give_back(self, slot: int) -> None:
         """Make a slot that `acquire` took free again, and empty."""
         self.lengths[slot] = 0
