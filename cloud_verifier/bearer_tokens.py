@@ -71,24 +71,25 @@ def _revoke(arguments: argparse.Namespace) -> int:
     """
     read_entries(arguments.file)  # an invalid file is not rewritten
     kept = []
-    gone = 0
+    revoked = 0
     for line in arguments.file.read_text(encoding="utf-8").splitlines(keepends=True):
         words = line.split("#")[0].split()
-        if words and (words[0] == arguments.which or _is(words[1], arguments.which)):
-            gone += 1
+        if words and (words[0] == arguments.which or _begins_with(words[1], arguments.which)):
+            revoked += 1
         else:
             kept.append(line)
-    if not gone:
+    if revoked == 0:
         raise UsageError(
             f"no token of {arguments.which!r} in {arguments.file}",
             hint="see `cloud-verifier token list`",
         )
     write_whole(arguments.file, "".join(kept).encode())
-    print(f"{gone} token{'s' * (gone > 1)} revoked", file=sys.stderr)
+    unit = "token" if revoked == 1 else "tokens"
+    print(f"{revoked} {unit} revoked", file=sys.stderr)
     return 0
 
 
-def _is(entry: str, beginning: str) -> bool:
-    return len(beginning) >= _SHOWN and entry.removeprefix("sha256:").startswith(
-        beginning.removeprefix("sha256:")
-    )
+def _begins_with(entry: str, beginning: str) -> bool:
+    """Whether a hash of the token file begins with these digits; too few digits match none."""
+    digits = beginning.removeprefix("sha256:")
+    return len(beginning) >= _SHOWN and entry.removeprefix("sha256:").startswith(digits)

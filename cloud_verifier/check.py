@@ -16,9 +16,13 @@ from moa.target.contract import KVCache, Target
 from moa.target.rows import Row
 
 _TREES = (1, 8, 16, 32, 64)
+"""Nodes of the trees that are timed."""
 _CONTEXT = 128
+"""Tokens before them."""
 _LENGTHS = (256, 1024, 4096, 16384)
+"""Tokens of the sessions that are counted."""
 _SECONDS = 1.0
+"""How long each tree is timed."""
 
 
 def measure(settings: Settings) -> dict[str, Any]:
@@ -86,16 +90,22 @@ def show(figures: dict[str, Any], *, as_json: bool) -> None:
         print(json.dumps(figures, indent=2))
         return
     console = Console()
-    for name, found in figures.items():
-        if not isinstance(found, list):
-            console.print(
-                f"{name.replace('_', ' ')}: {f'{found:,}' if type(found) in (int, float) else found}"
-            )
-        elif found:
-            table = Table(*(column.replace("_", " ") for column in found[0]), title=name)
-            for row in found:
-                table.add_row(*(f"{figure:,}" for figure in row.values()))
-            console.print(table)
+    for name, figure in figures.items():
+        if isinstance(figure, list):
+            if figure:
+                console.print(_table(name, figure))
+            continue
+        is_number = type(figure) in (int, float)  # and no bool
+        shown = f"{figure:,}" if is_number else figure
+        console.print(f"{name.replace('_', ' ')}: {shown}")
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> Table:
+    """Rows of figures as a table, whose columns are named as those of the first row."""
+    table = Table(*(column.replace("_", " ") for column in rows[0]), title=title)
+    for row in rows:
+        table.add_row(*(f"{figure:,}" for figure in row.values()))
+    return table
 
 
 def _time(target: Target, slot: int, nodes: int) -> float:

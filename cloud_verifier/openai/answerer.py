@@ -101,8 +101,9 @@ class Tokenizer:
         return str(self._tokenizer.chat_template or "")
 
     def chat(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any]) -> str:
-        """The text of a conversation. A template is a program that came with the model: it runs in
-        a process of its own, so that one without an end ends no server."""
+        """Render a conversation by the chat template, to which the values of `template` are passed. A
+        template is a program that came with the model: it runs in a process of its own, so that one
+        without an end ends no server."""
         if self._tokenizer.chat_template is None:
             raise UsageError("this target has no chat template", hint="use /v1/completions")
         special = self._tokenizer.special_tokens_map
@@ -163,11 +164,13 @@ class VerifierAnswerer:
         return {"link": "online", "detail": "", "rtt_ms": 0.0}
 
     def not_ready(self) -> str:
-        """The model's problem, if any."""
-        return "draining" if self._service.draining else str(self._wrong())
+        """Why no answer can be given now, in a word; empty if one can."""
+        if self._service.draining:
+            return "draining"
+        return str(self._wrong())
 
     async def encode(self, ask: AnswerRequest) -> Encoded:
-        """The question in tokens."""
+        """Encode a request's prompt and compile what goes with it; an error where it is too long."""
         limits = self._service.limits
         return await encoded(
             self._tokenizer,
@@ -178,7 +181,8 @@ class VerifierAnswerer:
         )
 
     async def admit(self, ask: AnswerRequest, encoded: Encoded) -> None:
-        """Compile the grammar, which is kept for the session."""
+        """Compile the answer's grammar, if it has one, before the answer begins; an error where it
+        cannot be compiled. The result is kept for the answer's session."""
         if encoded.grammar is None:
             return
         try:
@@ -191,33 +195,37 @@ class VerifierAnswerer:
     async def answer(
         self, ask: AnswerRequest, encoded: Encoded
     ) -> AsyncGenerator[AnswerEvent, None]:
-        """The events of one answer."""
+        """Yield the events of one answer, from a session of its own. If the caller stops early, the
+        session's round is cancelled."""
         session = session_for(ask, encoded, self._service.limits)
         async with connected(self._service, ask.principal) as line:
             try:
                 async for event in self._events(ask, session, encoded, line):
                     yield event
             finally:
-                if (cancel := session.cancel()) is not None:
+                cancel = session.cancel()
+                if cancel is not None:
                     line.put(cancel)
                 line.put(session.close())
 
     async def _events(
         self, ask: AnswerRequest, session: ClientSession, encoded: Encoded, line: Loopback
     ) -> AsyncGenerator[AnswerEvent, None]:
+        """Open the session over `line`, ask for streams until the answer has ended, and yield what
+        they bring."""
         yield Began(encoded.thinking)
-        start = len(session.log)
+        prompt_length = len(session.log)
         text = TextStream(self._tokenizer, ask.stop)
         predicted = _Predicted(session, encoded.prediction, self._service.limits)
-        calls = 0
+        streams = 0
         forwards = 0
         exchange = _Exchange(session, line, predicted)
         line.put(session.open())
-        # a stream asked for at the same time would also be refused without a slot
+        # A stream asked for at the same time would also be refused without a slot.
         await exchange.next(Ready)
         while not session.finish:
             if not session.busy:
-                calls += 1
+                streams += 1
                 line.put(session.stream(waits=predicted.begins()))
             for message in predicted.news():
                 line.put(message)
@@ -235,25 +243,26 @@ class VerifierAnswerer:
                     yield Piece(piece, logprobs=entries)
         text.flush()
         counts = Counts(
-            prompt_tokens=start,
-            tokens=len(session.log) - start,
-            calls=calls,
+            prompt_tokens=prompt_length,
+            tokens=len(session.log) - prompt_length,
+            calls=streams,
             forwards=forwards,
-            forward_tokens=len(session.log) - start,
+            forward_tokens=len(session.log) - prompt_length,
             predicted=predicted.offered,
             predicted_accepted=predicted.accepted,
         )
         yield Ended(reason=session.finish, verified=True, text=text.text, counts=counts)
 
     def _scored(self, session: ClientSession, position: int) -> tuple[Scored, ...]:
-        """The log-probabilities of a token, when they were asked for and it does not end the
-        answer."""
-        told = session.token_logprobs.get(position)
+        """The log-probabilities of the token at a position; none where they were not asked for, or it
+        ends the answer."""
+        logprobs = session.token_logprobs.get(position)
         token = session.log[position]
-        if told is None or token in self._service.facts.eos_ids:
+        if logprobs is None or token in self._service.facts.eos_ids:
             return ()
         before = session.log[position - 1 : position]
-        return (scored(told, token, partial(text_after, self._tokenizer, before)),)
+        # A token's text depends on the one before it: a space in front of a word, for example.
+        return (scored(logprobs, token, partial(text_after, self._tokenizer, before)),)
 
 
 def session_for(ask: AnswerRequest, encoded: Encoded, limits: Limits) -> ClientSession:
@@ -286,30 +295,51 @@ class _Predicted:
         self._most = limits.max_guess_tokens - 1
 
     def begins(self) -> bool:
-        """Whether there is something to tell of the text, for which a new stream waits."""
+        """Begin with a new stream, which has been told nothing; returns whether it is to wait for
+        guesses, because there are some."""
         self._prediction.told = []
-        return self._any and bool(self._prediction.after(self._output, self._room))
+        if not self._any:
+            return False
+        return len(self._prediction.after(self._output, self._room)) > 0
 
     def news(self) -> list[Foresee]:
-        """What the running stream is to be told now; with it, that it need not wait for more."""
-        told = len(self._prediction.told)
-        if not self._any or not (tokens := self._prediction.tell(self._output, self._room)):
+        """The message that tells the running stream the guesses that it does not know yet, and that
+        it need not wait for more; none where there are none."""
+        if not self._any:
             return []
-        self.offered += len(tokens) - told
+        told_before = len(self._prediction.told)
+        guesses = self._prediction.tell(self._output, self._room)
+        if not guesses:
+            return []
+        self.offered += len(guesses) - told_before
+        return [self._guess(guesses)]
+
+    def _guess(self, tokens: Sequence[int]) -> Foresee:
+        """The message with a chain of guesses behind the log's last token; all count as certain. The
+        stream need not wait for others."""
         chain = [self._session.log[-1], *tokens]
-        return [self._session.foresee(chain, range(-1, len(tokens)), [0] * len(chain), False)]
+        return self._session.foresee(
+            tokens=chain,
+            parents=range(-1, len(tokens)),
+            neg_log_probs=[0] * len(chain),
+            waits=False,
+        )
 
     def decided(self, tokens: Sequence[int]) -> None:
         """The answer goes on with these tokens."""
         self.accepted += self._prediction.decided(tokens)
 
     def again(self) -> list[Foresee]:
-        """What a stream that runs anew is to be told: at least not to wait."""
+        """The message for a stream that was sent again, and so has been told nothing: the guesses; if
+        there are none any more, at least not to wait for them."""
         self._prediction.told = []
         stream = self._session.streaming
-        if stream is None or not stream.waits:
-            return self.news() if stream is not None else []
-        return self.news() or [self._session.foresee(self._session.log[-1:], [-1], [0], False)]
+        if stream is None:
+            return []
+        messages = self.news()
+        if not messages and stream.waits:
+            messages = [self._guess([])]
+        return messages
 
     @property
     def _output(self) -> list[int]:
@@ -317,7 +347,8 @@ class _Predicted:
 
     @property
     def _room(self) -> int:
-        """Tokens that can be verified: the answer's last one comes without a guess."""
+        """How many guesses can be told now: as many as a message may have, and as the answer may have
+        tokens, without its last one, which comes without a guess."""
         left = self._session.max_new_tokens - (len(self._session.log) - self._start)
         return max(0, min(self._most, left - 1))
 
@@ -374,7 +405,8 @@ class Loopback:
 
 @contextlib.asynccontextmanager
 async def connected(service: Service, principal: str) -> AsyncIterator[Loopback]:
-    """A connection of this principal, after hello and welcome, while the body runs."""
+    """Yield a connection of this principal to the service in this process, after hello and welcome.
+    It is closed, and its end waited for, when the body ends."""
     line = Loopback(service)
     task = asyncio.create_task(charged(converse(service, line, principal)))
     try:
@@ -404,9 +436,10 @@ class _Exchange:
         self._losses = 0
 
     async def next(self, kind: type[E]) -> E | Working:
-        """The next event of this kind, or the news that the service works on it.
+        """Wait for the next event of this kind, or for the news that the service works on it.
 
-        What was refused for now is sent again and a lost session is opened again, but not for ever.
+        What was refused for now is sent again, and a lost session is opened again, but not for ever:
+        then the service's refusal is raised.
         """
         while True:
             message = await self._line.get()
@@ -415,7 +448,7 @@ class _Exchange:
             if getattr(message, "session", None) != self._session.id:
                 raise MoaError(f"unexpected message {type(message).__name__} for another session")
             if isinstance(message, Error) and message.round and self._session.opening:
-                # Of a round that was sent behind an opening: the opening's own answer counts
+                # Of a round that was sent behind an opening: the opening's own answer counts.
                 continue
             event = self._session.receive(message)
             if isinstance(event, Working):
@@ -434,7 +467,7 @@ class _Exchange:
                     raise remote_error(event.error)
                 await asyncio.sleep(max(0.01, event.retry_after))
             else:
-                continue
+                continue  # a repetition, or an event of another kind
             for request in self._session.unsettled:
                 self._line.put(request)
             for guesses in self._predicted.again():
@@ -442,6 +475,11 @@ class _Exchange:
 
 
 def _sampling(ask: AnswerRequest) -> SamplingSettings:
-    """An error names the field that is out of range."""
-    given = {name: value for name in _SAMPLING if (value := getattr(ask, name)) is not None}
+    """The sampling settings of a request, with our defaults for what it leaves out; an error names
+    the field that is out of range."""
+    given = {}
+    for name in _SAMPLING:
+        value = getattr(ask, name)
+        if value is not None:
+            given[name] = value
     return SamplingSettings(**given)

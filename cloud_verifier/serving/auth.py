@@ -85,24 +85,32 @@ class Authenticator:
         header, or with several, because a proxy may have checked a different one."""
         if self._path is None:
             return ANONYMOUS
-        if (stamp := _stamp(self._path)) != self._stamp:
-            self._stamp = stamp
-            try:
-                self._entries = read_entries(self._path)
-                log.info("the token file was read again", extra={"event": "tokens"})
-            except UsageError as error:
-                log.error("the token file has changed, but: %s", error, extra={"event": "tokens"})
+        self._read_again_if_changed(self._path)
         header = authorization[0] if len(authorization) == 1 else ""
         scheme, _, token = header.partition(" ")
         presented = _digest(token.strip())
-        # Compare with every entry in constant time, so that timing does not reveal which entry
+        # Every entry is compared, each in constant time, so that timing does not reveal which one
         # matches.
-        matching = [
-            name for name, digest in self._entries if hmac.compare_digest(presented, digest)
-        ]
+        matching = []
+        for name, digest in self._entries:
+            if hmac.compare_digest(presented, digest):
+                matching.append(name)
         if not matching or scheme.lower() != "bearer":
             return None
         return matching[0]
+
+    def _read_again_if_changed(self, path: Path) -> None:
+        """Read the token file again if it has changed. One that cannot be read is logged once, and
+        the entries stay as they are."""
+        stamp = _stamp(path)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._entries = read_entries(path)
+            log.info("the token file was read again", extra={"event": "tokens"})
+        except UsageError as error:
+            log.error("the token file has changed, but: %s", error, extra={"event": "tokens"})
 
 
 def authorizations(headers: Sequence[str], subprotocols: Iterable[str]) -> list[str]:
@@ -116,7 +124,8 @@ def authorizations(headers: Sequence[str], subprotocols: Iterable[str]) -> list[
 
 
 def _stamp(path: Path | None) -> tuple[int, int, int]:
-    """What changes when a file does; zeros for one that is not there."""
+    """Inode, time and size of a file, one of which changes when the file does; zeros for one that is
+    not there."""
     if path is None:
         return (0, 0, 0)
     try:
@@ -127,4 +136,5 @@ def _stamp(path: Path | None) -> tuple[int, int, int]:
 
 
 def _digest(token: str) -> bytes:
+    """The sha256 of a token, whatever characters a header brings."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

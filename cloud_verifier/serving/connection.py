@@ -94,9 +94,11 @@ class Connection(ServerConnection):
         super().connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes from the socket."""
+        """Take bytes from the socket. A request by another method than GET is answered and ended
+        here: it is a browser or a client that takes this port for an API."""
         is_first = not self.arrived
         self.arrived = time.monotonic()
+        # The first bytes may be fewer than four: then they are a part of "GET ", or they are not.
         is_other_method = data[:1].isalpha() and not b"GET ".startswith(data[:4])
         if is_first and is_other_method:
             self.end()
@@ -143,6 +145,7 @@ class Connection(ServerConnection):
             self._next = self.loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
+        """Hand bytes on again: the call that was scheduled."""
         self._next = None
         self._hand_on()
 

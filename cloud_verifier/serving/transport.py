@@ -67,6 +67,7 @@ class Transport:
 
     @property
     def _listening(self) -> Port:
+        """The port; a `RuntimeError` before `open`."""
         if self._port is None:
             raise RuntimeError("the transport does not listen")
         return self._port
@@ -96,12 +97,14 @@ class Transport:
             await self._server.wait_closed()
 
     def _fit_descriptors(self) -> None:
+        """Lower the limits of connections, and of half-open ones, to what the files allow that this
+        process may open; a warning says so."""
         limits = self._service.limits
         ports = 2 if self._settings.openai else 1
         most, most_half_open = room_for_connections(
             limits.max_connections, limits.max_half_open, ports=ports
         )
-        if (most, most_half_open) != (limits.max_connections, limits.max_half_open):
+        if most < limits.max_connections or most_half_open < limits.max_half_open:
             log.warning(
                 "this process may open few files: at most %d connections and %d half-open ones (raise `ulimit -n`)",
                 most,

@@ -40,6 +40,7 @@ class DeviceTokens:
     """The devices' tokenizer, as their bundle has it."""
 
     def __init__(self, bundle: Bundle) -> None:
+        """Load the tokenizer of a bundle; a `UsageError` for a bundle without one."""
         files = bundle.manifest.tokenizer
         if files.file is None:
             raise UsageError(f"{bundle.folder} has no tokenizer", hint="build it again with one")
@@ -48,9 +49,10 @@ class DeviceTokens:
         self._with_special = read_tokenizer(bundle.path(files.file))
         self._plain = read_tokenizer(bundle.path(files.file))
         self._plain.encode_special_tokens = True  # an upstream's text that looks like one is text
-        self._bos = (
-            self._with_special.id_to_token(files.bos_id) or "" if files.bos_id is not None else ""
-        )
+        self._bos = ""
+        """The text of the start token; empty without one."""
+        if files.bos_id is not None:
+            self._bos = self._with_special.id_to_token(files.bos_id) or ""
 
     @property
     def vocab_size(self) -> int:
@@ -209,6 +211,7 @@ def upstreams_of(settings: Settings) -> Upstreams:
 
 
 def _key_in(file: Path) -> str:
+    """The key that a file holds; a `UsageError` where it cannot be read."""
     try:
         with file.open(encoding="ascii") as opened:
             return opened.read(_LARGEST_KEY).strip()
@@ -217,6 +220,7 @@ def _key_in(file: Path) -> str:
 
 
 def _embedded() -> Path:
+    """The folder of the bundle that the installation comes with."""
     from moa import demo  # imported here: whoever has a bundle does not need it
 
     return Path(demo.paths().bundle)

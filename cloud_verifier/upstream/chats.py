@@ -53,30 +53,35 @@ class Chat(Dialect):
         return "chat/completions"
 
     def ways(self, asked: Continuation) -> Sequence[Way]:
-        """Best first."""
+        """The ways to ask for what follows, the best one first; an error for a prompt that is no
+        conversation."""
         if not asked.messages:
             raise UpstreamError(
                 "the upstream takes chats only, and this prompt is none", later=False
             )
         if not asked.begun:
             return ("anew",)
-        if asked.grammar is not None and self.continues:
-            return ("anew", "behind", "told")  # the service's own grammar begins with the answer
         if not self.continues:
             return ("anew", "told")
-        if len(asked.begun) < _SHORT and not self.trusted:
+        # A service's own grammar begins where the service begins to write.
+        has_grammar = asked.grammar is not None
+        is_short = len(asked.begun) < _SHORT and not self.trusted
+        if has_grammar or is_short:
             return ("anew", "behind", "told")
         return ("behind", "anew", "told")
 
     def join(self, asked: Continuation) -> Join:
-        """Where its answer joins the one that has begun."""
+        """How an answer that was asked for in this way joins the text that has begun."""
         if asked.way == "behind":
             doubted = not self.trusted and len(asked.begun) >= _SHORT
             return Behind(asked.begun, doubted=doubted)
-        return Anew(asked.begun) if asked.way == "anew" else Told(asked.begun)
+        if asked.way == "anew":
+            return Anew(asked.begun)
+        return Told(asked.begun)
 
     def body(self, asked: Continuation, model: str) -> dict[str, object]:
-        """OpenAI's names; others, which some services refuse, only where they are set."""
+        """A request with OpenAI's names; others, which some services refuse, only where they are
+        set."""
         sampling = asked.sampling
         body: dict[str, object] = {
             "model": model,
@@ -89,21 +94,17 @@ class Chat(Dialect):
         }
         if sampling.top_p < 1:
             body["top_p"] = sampling.top_p
-        if sampling.top_k:
-            body["top_k"] = sampling.top_k
-        if sampling.min_p:
-            body["min_p"] = sampling.min_p
-        if sampling.repetition_penalty != 1.0:
-            body["repetition_penalty"] = sampling.repetition_penalty
-        if (schema := asked.schema) is not None:
+        body |= other_sampling(asked)
+        if asked.schema is not None:
             body["response_format"] = {
                 "type": "json_schema",
-                "json_schema": {"name": "answer", "schema": schema},
+                "json_schema": {"name": "answer", "schema": asked.schema},
             }
         return body
 
     async def pieces(self, lines: AsyncIterator[str]) -> AsyncIterator[Piece]:
-        """Chunks with `delta`. What a model thinks beside its answer is no part of it."""
+        """Read the answer's chunks, each with a `delta` of its text. What a model thinks beside its
+        answer is in another field, and no part of it."""
         async for choice in choices(lines):
             delta = choice.get("delta")
             text = text_of(delta.get("content")) if isinstance(delta, dict) else ""
@@ -117,11 +118,12 @@ class ChatVllm(Chat):
     trusted = True
 
     def body(self, asked: Continuation, model: str) -> dict[str, object]:
-        """With their own two fields."""
-        more: dict[str, object] = {}
+        """A request of a chat, with the two fields that ask to go on behind the last message."""
+        body = super().body(asked, model)
         if asked.way == "behind":
-            more = {"continue_final_message": True, "add_generation_prompt": False}
-        return super().body(asked, model) | more
+            body["continue_final_message"] = True
+            body["add_generation_prompt"] = False
+        return body
 
 
 class ChatPrefix(Chat):
@@ -131,7 +133,7 @@ class ChatPrefix(Chat):
     trusted = True
 
     def body(self, asked: Continuation, model: str) -> dict[str, object]:
-        """With the mark."""
+        """A request of a chat whose last message, if it is to be gone on with, has the mark."""
         body = super().body(asked, model)
         if asked.way == "behind":
             *before, last = conversation(asked)
@@ -163,13 +165,18 @@ class Anthropic(Chat):
         return {"x-api-key": key, "anthropic-version": "2023-06-01"}
 
     def body(self, asked: Continuation, model: str) -> dict[str, object]:
-        """Its own names; what the system says has a place of its own."""
+        """A request with Anthropic's own names; the system's messages have a place of their own."""
         sampling = asked.sampling
-        told = conversation(asked)
-        system = [message["content"] for message in told if message["role"] == "system"]
+        system: list[str] = []
+        others: list[dict[str, str]] = []
+        for message in conversation(asked):
+            if message["role"] == "system":
+                system.append(message["content"])
+            else:
+                others.append(message)
         body: dict[str, object] = {
             "model": model,
-            "messages": [message for message in told if message["role"] != "system"],
+            "messages": others,
             "max_tokens": most_tokens(asked),
             "stream": True,
             "temperature": sampling.temperature,
@@ -183,7 +190,14 @@ class Anthropic(Chat):
         return body
 
     async def pieces(self, lines: AsyncIterator[str]) -> AsyncIterator[Piece]:
-        """Events with a text's delta; the message's own delta says why it ended."""
+        """Read the answer's events: most have a `delta` of its text, and the message's own delta says
+        why it ended. The first event says how many tokens were read."""
+        endings: dict[Any, Ending] = {
+            None: "",
+            "end_turn": "eos",
+            "stop_sequence": "eos",
+            "max_tokens": "length",
+        }
         read = 0
         async for event in events(lines):
             message = event.get("message")
@@ -194,12 +208,6 @@ class Anthropic(Chat):
             if not isinstance(delta, dict):
                 continue
             counted = {"input_tokens": read} | (event.get("usage") or {})
-            endings: dict[Any, Ending] = {
-                None: "",
-                "end_turn": "eos",
-                "stop_sequence": "eos",
-                "max_tokens": "length",
-            }
             reason = delta.get("stop_reason")
             yield Piece(
                 text=text_of(delta.get("text")),
@@ -211,19 +219,37 @@ class Anthropic(Chat):
 
 
 def conversation(asked: Continuation) -> list[dict[str, str]]:
-    """The messages that are sent."""
-    told = [{"role": message.role, "content": message.content} for message in asked.messages]
-    if told[-1]["role"] == "assistant":
-        told.pop()  # it is the beginning of what has begun
-    if asked.way == "behind":
-        told.append({"role": "assistant", "content": asked.begun.rstrip()})
-    elif asked.way == "told":
-        told.append({"role": "assistant", "content": asked.begun.rstrip()})
-        told.append({"role": "user", "content": _GO_ON})
-    return told
+    """The messages that are sent to a chat service: the conversation, and by the way that is asked
+    the answer so far (`behind`), or it and a request to go on (`told`)."""
+    messages = [{"role": message.role, "content": message.content} for message in asked.messages]
+    if messages[-1]["role"] == "assistant":
+        messages.pop()  # it is the beginning of what has begun
+    if asked.way in ("behind", "told"):
+        # Services refuse space at the end, or cut it off.
+        messages.append({"role": "assistant", "content": asked.begun.rstrip()})
+    if asked.way == "told":
+        messages.append({"role": "user", "content": _GO_ON})
+    return messages
 
 
 def most_tokens(asked: Continuation) -> int:
-    """Tokens of the answer at most, those included that are there already where they come again."""
-    again = 2 * asked.begun_tokens + _MORE_TOKENS if asked.way == "anew" and asked.begun else 0
-    return asked.most + again
+    """How many tokens a service may write: those that are wanted, and those of the answer so far
+    where it is written once more."""
+    if asked.way != "anew" or not asked.begun:
+        return asked.most
+    # The service's tokenizer may need twice as many tokens as the device's for the same text.
+    written_again = 2 * asked.begun_tokens + _MORE_TOKENS
+    return asked.most + written_again
+
+
+def other_sampling(asked: Continuation) -> dict[str, object]:
+    """The sampling settings that OpenAI does not have and some services refuse: those that are set."""
+    sampling = asked.sampling
+    fields: dict[str, object] = {}
+    if sampling.top_k:
+        fields["top_k"] = sampling.top_k
+    if sampling.min_p:
+        fields["min_p"] = sampling.min_p
+    if sampling.repetition_penalty != 1.0:
+        fields["repetition_penalty"] = sampling.repetition_penalty
+    return fields

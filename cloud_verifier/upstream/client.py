@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -73,21 +73,25 @@ class Upstream:
     refuses_scores: bool = False
     """Whether it has refused to score tokens."""
     pause: float = 0.0
+    """Seconds of the latest pause after a failure; the next one is twice as long."""
     not_before: float = 0.0
+    """When it may be asked again."""
 
-    def failed(self, now: float, asked: float) -> None:
-        """Not again for a while."""
+    def failed(self, now: float, retry_after: float) -> None:
+        """Note a failure: it is not asked again for a pause, or for the seconds that it asked for
+        itself, if these are more."""
         self.pause = min(max(2 * self.pause, _FIRST_PAUSE), _LONGEST_PAUSE)
-        self.not_before = now + max(self.pause, min(asked, _LONGEST_ASKED_PAUSE))
+        self.not_before = now + max(self.pause, min(retry_after, _LONGEST_ASKED_PAUSE))
 
     def worked(self) -> None:
-        """It has answered."""
+        """Note that it has answered: it may be asked at any time."""
         self.pause = 0.0
         self.not_before = 0.0
 
 
 def address_of(url: str) -> str:
-    """An address as it is used: with scheme, without a slash at the end, below /v1 by default."""
+    """Complete an upstream's address as a user gives it: with a scheme, without a slash at the end,
+    below /v1 by default. A `UsageError` for what is no address, or carries a key."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(
@@ -163,49 +167,53 @@ class Upstreams:
         await self._http.aclose()
 
     async def probe(self) -> UpstreamFacts:
-        """Ask for the model; raises what is wrong with the last upstream if none answers."""
-        error = UpstreamError("no upstream is given", later=False)
+        """Ask one upstream after another for its model; returns what the first that answers says. If
+        none does, the last one's error is raised."""
+        last_error = UpstreamError("no upstream is given", later=False)
         for upstream in self._all:
             try:
                 return await self._facts(upstream)
-            except UpstreamError as failed:
-                error = failed
-        raise error
+            except UpstreamError as error:
+                last_error = error
+        raise last_error
 
     async def go_on(self, asked: Continuation) -> AsyncGenerator[Piece, None]:
-        """Pieces of text or tokens that follow. An upstream that fails before its first piece is
-        replaced by the next one."""
-        error = UpstreamError("no upstream may be asked yet", retry_after=self._wait())
+        """Yield the pieces of text or tokens that follow. An upstream that fails before its first
+        piece is replaced by the next one; after it, the error is raised, for another upstream would
+        write another text."""
+        last_error = UpstreamError("no upstream may be asked yet", retry_after=self._wait())
         for upstream in self._all:
             if upstream.not_before > self._clock():
                 continue
-            begun = False
+            has_begun = False
             try:
                 async with contextlib.aclosing(self._ask(upstream, asked)) as pieces:
                     async for piece in pieces:
-                        begun = True
+                        has_begun = True
                         upstream.worked()
                         yield piece
                 return
-            except UpstreamError as failed:
-                error = failed
-                if not failed.later:
+            except UpstreamError as error:
+                last_error = error
+                if not error.later:
                     raise
-                upstream.failed(self._clock(), failed.retry_after)
+                upstream.failed(self._clock(), error.retry_after)
                 log.warning(
                     "the upstream failed: %s",
-                    safe_line(failed.line()),
+                    safe_line(error.line()),
                     extra={"event": "upstream", "url": upstream.url},
                 )
-                if begun:
+                if has_begun:
                     raise
-        raise UpstreamError(str(error), retry_after=self._wait())
+        raise UpstreamError(str(last_error), retry_after=self._wait())
 
     def _wait(self) -> float:
-        """Seconds until one may be asked."""
-        return max(0.0, min(one.not_before for one in self._all) - self._clock())
+        """Seconds until the first of the upstreams may be asked again."""
+        earliest = min(upstream.not_before for upstream in self._all)
+        return max(0.0, earliest - self._clock())
 
     async def _facts(self, upstream: Upstream) -> UpstreamFacts:
+        """What an upstream says of itself: it is asked once."""
         if upstream.facts is None:
             listed = await self._models(upstream)
             facts = _chosen(listed, self._model)
@@ -215,8 +223,9 @@ class Upstreams:
         return upstream.facts
 
     def _dialect(self, upstream: Upstream) -> Dialect:
-        """How it is asked, as far as that is known. An engine that takes tokens is asked by chats
-        where it does not say that they are the device's: others would make senseless text."""
+        """The dialect in which an upstream is asked: the one that was named, or by what its list of
+        models says, once it was read. An engine that takes tokens is asked by chats where it does not
+        say that they are the device's: others would make senseless text."""
         owner = upstream.facts.owner if upstream.facts is not None else ""
         host = urlsplit(upstream.url).hostname or ""
         same_tokens = self.encode is None or upstream.same_tokens is True
@@ -248,7 +257,8 @@ class Upstreams:
         return bool(tokens == list(self.encode(_TOKENIZED)))
 
     async def _models(self, upstream: Upstream) -> list[dict[str, Any]]:
-        """Those that it lists. One without a list is believed to have the model that is asked for."""
+        """Ask an upstream for its list of models. One without a list is believed to have the model
+        that was named."""
         try:
             async with self._http.stream(
                 "GET",
@@ -269,7 +279,8 @@ class Upstreams:
         return [model for model in models if isinstance(model, dict)]
 
     async def _ask(self, upstream: Upstream, asked: Continuation) -> AsyncGenerator[Piece, None]:
-        """In one way after another, until an answer fits the text that is there."""
+        """Ask one upstream, in one way after another, until an answer fits the text that is there;
+        yields its pieces. Ways that it has refused before are left out."""
         model = (await self._facts(upstream)).model
         how = self._dialect(upstream)
         if how.takes == "tokens" and upstream.same_tokens is False:
@@ -292,6 +303,8 @@ class Upstreams:
             except ContradictedError:
                 log.info("another answer than before", extra={"event": "upstream", "way": way})
             except RefusedError as error:
+                # Many services refuse a last message of the assistant's; that is no reason to give
+                # up. A refusal of another way is about the request itself.
                 if way != "behind" or way == ways[-1]:
                     raise
                 upstream.refuses.add(way)
@@ -337,15 +350,12 @@ class Upstreams:
     async def _once(
         self, upstream: Upstream, how: Dialect, asked: Continuation, model: str
     ) -> AsyncGenerator[Piece, None]:
-        """One request; fields that the service refuses are left out, and it is sent again."""
+        """Send one request, and yield the pieces of its answer. A field that the service refuses is
+        noted, and the request is sent again without it, at most once for each such field."""
         url = httpx.URL(f"{upstream.url}/").join(how.path())
         for _ in range(len(how.optional) + 1):
             body = how.body(asked, model)
-            for name, other in how.optional.items():
-                if name in upstream.lacks and name in body:
-                    value = body.pop(name)
-                    if other:
-                        body[other] = value
+            _leave_out(body, upstream.lacks, how.optional)
             try:
                 async with self._http.stream(
                     "POST", url, headers=how.headers(upstream.key), json=body
@@ -369,41 +379,56 @@ class Upstreams:
                 )
 
 
+def _leave_out(body: dict[str, object], lacks: set[str], optional: Mapping[str, str]) -> None:
+    """Take the fields that a service lacks out of a request's body, or send them by the other names
+    that `optional` has for them."""
+    for name, other_name in optional.items():
+        if name in lacks and name in body:
+            value = body.pop(name)
+            if other_name:
+                body[other_name] = value
+
+
 async def _pieces(
     response: httpx.Response, how: Dialect, asked: Continuation
 ) -> AsyncGenerator[Piece, None]:
-    """What is new in a streamed answer."""
-    kind = response.headers.get("content-type", "")
-    if not kind.startswith(("text/event-stream", "application/x-ndjson")):
-        raise UpstreamError(f"the upstream answers with {safe_line(kind)!r}, no stream")
+    """Yield the pieces of a streamed answer, with what is new in their text behind the text that is
+    there: JSON is brought into our style first, and what an answer repeats is left out."""
+    content_type = response.headers.get("content-type", "")
+    if not content_type.startswith(("text/event-stream", "application/x-ndjson")):
+        raise UpstreamError(f"the upstream answers with {safe_line(content_type)!r}, no stream")
     join = how.join(asked)
     style = None
     if asked.grammar is not None and asked.grammar.kind == "json_schema":
-        style = JsonStyle("" if asked.way == "anew" else asked.begun)
+        before = "" if asked.way == "anew" else asked.begun
+        style = JsonStyle(before)
     room = asked.most
     lines = bounded_lines(response.aiter_bytes())
     told = how.pieces(lines)
     async for piece in told:
         room -= len(piece.ids)
-        text = style.add(piece.text) if style is not None else piece.text
-        text = join.add(text) if text else ""
+        text = piece.text
+        if style is not None:
+            text = style.add(text)
+        new_text = join.add(text) if text else ""
         usage = piece.usage
         if piece.ending:
-            text += join.rest()
+            new_text += join.rest()
             waited = _USAGE_SECONDS if asked.wants_usage and usage is None else _REST_SECONDS
             usage = await _rest(told, lines, waited) or usage
-        if text != piece.text or usage is not piece.usage:
-            piece = dataclasses.replace(piece, text=text, usage=usage)
+        if new_text != piece.text or usage is not piece.usage:
+            piece = dataclasses.replace(piece, text=new_text, usage=usage)
         yield piece
-        if piece.ending or room < 0:
+        if piece.ending or room < 0:  # a service that writes more than it was asked for is cut off
             return
 
 
 async def _rest(
     pieces: AsyncIterator[Piece], lines: AsyncIterator[str], seconds: float
 ) -> Usage | None:
-    """The usage behind an answer's end, if it comes at once. Read to the end of the body, as a
-    connection can be used again then: a new one costs round trips before the next first token."""
+    """The usage behind an answer's end, if it comes at once; else None. It reads to the end of the
+    body, as a connection can be used again then: a new one costs round trips before the next
+    first token."""
     usage = None
     with contextlib.suppress(TimeoutError, UpstreamError, httpx.HTTPError):
         async with asyncio.timeout(seconds):
@@ -414,15 +439,20 @@ async def _rest(
     return usage
 
 
-def _named(said: str, fields: Iterable[str]) -> str | None:
-    """The field that an error names, the first one."""
-    places = {name: re.search(rf"\b{name}\b", said) for name in fields}
-    found = {name: place.start() for name, place in places.items() if place is not None}
-    return min(found, key=lambda name: found[name], default=None)
+def _named(message: str, fields: Iterable[str]) -> str | None:
+    """The first of the fields that an error's message names as a word; None if it names none."""
+    first_place: dict[str, int] = {}
+    for name in fields:
+        found = re.search(rf"\b{name}\b", message)
+        if found is not None:
+            first_place[name] = found.start()
+    if not first_place:
+        return None
+    return min(first_place, key=lambda name: first_place[name])
 
 
 async def _whole(response: httpx.Response, most: int = _MOST_BODY) -> bytes:
-    """A body of so many bytes at most."""
+    """Read a whole body; an error where it is longer than `most` bytes."""
     body = bytearray()
     async for chunk in response.aiter_bytes():
         body += chunk
@@ -432,6 +462,7 @@ async def _whole(response: httpx.Response, most: int = _MOST_BODY) -> bytes:
 
 
 def _decoded(body: bytes) -> Any:
+    """A body's JSON; an error where it is none."""
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -441,7 +472,8 @@ def _decoded(body: bytes) -> Any:
 
 
 def _check(response: httpx.Response, body: bytes) -> None:
-    """Raise what a status other than 200 means."""
+    """Raise what a status other than 200 means: a wrong key, a request that is too long or refused,
+    or an upstream that cannot answer now."""
     status = response.status_code
     if status == httpx.codes.OK:
         return
@@ -465,37 +497,41 @@ def _check(response: httpx.Response, body: bytes) -> None:
 
 
 def _pause(response: httpx.Response) -> float:
-    """Seconds of `retry-after`; a date is not read."""
+    """The seconds that a response asks to wait by `retry-after`; 0 without one, or for a date."""
     try:
         return max(0.0, float(response.headers.get("retry-after", "0")))
     except ValueError:
         return 0.0
 
 
-def _is_about_length(said: str) -> bool:
-    words = said.lower()
+def _is_about_length(message: str) -> bool:
+    """Whether an error's message is about a prompt that is too long; each service has its own words."""
+    words = message.lower()
     return "context" in words or "too long" in words or "maximum" in words
 
 
 def _unreachable(error: httpx.HTTPError) -> UpstreamError:
+    """The error for an upstream that no connection, or no answer, came from."""
     what = safe_line(str(error)) or type(error).__name__
     return UpstreamError(f"the upstream is not reached: {what}")
 
 
 def _chosen(models: Sequence[dict[str, Any]], wanted: str) -> UpstreamFacts:
-    """The model that is wanted, or the only one."""
-    named = {str(model.get("id")): model for model in models if model.get("id")}
-    if wanted and wanted not in named:
+    """Choose the model of this name from an upstream's list, or the only one where no name is given;
+    an error names some of those that there are."""
+    by_name = {str(model.get("id")): model for model in models if model.get("id")}
+    some_names = ", ".join(map(safe_line, list(by_name)[:8]))
+    if wanted and wanted not in by_name:
         raise UpstreamError(
             f"the upstream has no model {safe_line(wanted)!r}",
             later=False,
-            hint=f"it has {', '.join(map(safe_line, list(named)[:8])) or 'none'}",
+            hint=f"it has {some_names or 'none'}",
         )
-    if not wanted and len(named) != 1:
+    if not wanted and len(by_name) != 1:
         raise UpstreamError(
-            f"the upstream has {len(named)} models: say which",
+            f"the upstream has {len(by_name)} models: say which",
             later=False,
-            hint=f"--upstream-model, one of {', '.join(map(safe_line, list(named)[:8]))}",
+            hint=f"--upstream-model, one of {some_names}",
         )
-    name = wanted or next(iter(named))
-    return UpstreamFacts(model=name, owner=str(named[name].get("owned_by", "")))
+    name = wanted or next(iter(by_name))
+    return UpstreamFacts(model=name, owner=str(by_name[name].get("owned_by", "")))

@@ -17,6 +17,7 @@ from cloud_verifier.upstream.chats import (
     ChatPrefix,
     ChatVllm,
     ChatWhole,
+    other_sampling,
 )
 from cloud_verifier.upstream.contract import (
     Candidates,
@@ -58,10 +59,9 @@ class LlamaServer(Dialect):
         return {"content": text, "add_special": False, "parse_special": False}
 
     def body(self, asked: Continuation, model: str) -> dict[str, object]:
-        """Its own names, and its own defaults switched off."""
+        """A request with the server's own names, and its own sampling defaults switched off."""
         sampling = asked.sampling
-        schema = asked.schema
-        return ({} if schema is None else {"json_schema": schema}) | {
+        body: dict[str, object] = {
             "model": model,
             "prompt": list(asked.ids),
             "n_predict": asked.most,
@@ -73,27 +73,30 @@ class LlamaServer(Dialect):
             "top_p": sampling.top_p,
             "min_p": sampling.min_p,
             "repeat_penalty": sampling.repetition_penalty,
+            # By default the penalty looks at the last 64 tokens; ours looks at all.
             "repeat_last_n": len(asked.ids) + asked.most,
             "seed": sampling.seed % 2**32,
             "n_probs": asked.candidates,
         }
+        if asked.schema is not None:
+            body["json_schema"] = asked.schema
+        return body
 
     async def pieces(self, lines: AsyncIterator[str]) -> AsyncIterator[Piece]:
-        """Events with `tokens`; the last one says why it stopped."""
+        """Read the answer's events, each with its `tokens`; the last one says why it stopped."""
+        endings: dict[Any, Ending] = {"eos": "eos", "limit": "length"}
         async for event in events(lines):
             ids = token_ids(event.get("tokens"))
             places = tuple(map(self._place, listed(event.get("completion_probabilities"))))
-            if not event.get("stop"):
-                yield Piece(ids=ids, candidates=places)
-                continue
-            endings: dict[Any, Ending] = {"eos": "eos", "limit": "length"}
-            yield Piece(
-                ids=ids,
-                candidates=places[len(places) - len(ids) :],
-                ending=endings.get(event.get("stop_type"), "cut"),
-                usage=usage_of(event, "tokens_evaluated", "tokens_predicted"),
-            )
-            return
+            if event.get("stop"):
+                yield Piece(
+                    ids=ids,
+                    candidates=places[len(places) - len(ids) :],
+                    ending=endings.get(event.get("stop_type"), "cut"),
+                    usage=usage_of(event, "tokens_evaluated", "tokens_predicted"),
+                )
+                return
+            yield Piece(ids=ids, candidates=places)
 
     def _place(self, told: Any) -> Candidates:
         """One entry of `completion_probabilities`: of the model itself, before any sampling."""
@@ -121,28 +124,22 @@ class Vllm(Dialect):
         return "completions"
 
     def body(self, asked: Continuation, model: str) -> dict[str, object]:
-        """OpenAI's names, and vLLM's own fields."""
+        """A request with OpenAI's names, and vLLM's own fields."""
         sampling = asked.sampling
-        schema = asked.schema
-        more: dict[str, object] = {}
-        if schema is not None:
-            more["structured_outputs"] = {"json": schema}
+        body = _openai_body(asked, model, prompt=list(asked.ids))
+        if asked.schema is not None:
+            body["structured_outputs"] = {"json": asked.schema}
         if asked.candidates:
-            more["logprobs"] = asked.candidates
-            more["return_tokens_as_token_ids"] = True
-        return (
-            _openai_body(asked, model, prompt=list(asked.ids))
-            | more
-            | {
-                "top_k": sampling.top_k or -1,
-                "min_p": sampling.min_p,
-                "repetition_penalty": sampling.repetition_penalty,
-                "return_token_ids": True,
-            }
-        )
+            body["logprobs"] = asked.candidates
+            body["return_tokens_as_token_ids"] = True
+        body["top_k"] = sampling.top_k or -1  # -1 is off
+        body["min_p"] = sampling.min_p
+        body["repetition_penalty"] = sampling.repetition_penalty
+        body["return_token_ids"] = True
+        return body
 
     async def pieces(self, lines: AsyncIterator[str]) -> AsyncIterator[Piece]:
-        """Chunks whose choice has `token_ids`."""
+        """Read the answer's chunks, each with its `token_ids`."""
         async for choice in choices(lines):
             if "token_ids" not in choice and choice.get("text"):
                 raise UpstreamError(
@@ -222,42 +219,47 @@ class Sglang(Dialect):
         return "../generate"
 
     def body(self, asked: Continuation, model: str) -> dict[str, object]:
-        """Its own names."""
+        """A request with SGLang's own names."""
         sampling = asked.sampling
-        schema = asked.schema
-        more = self._asks_candidates(asked.candidates) if asked.candidates else {}
-        return more | {
+        parameters: dict[str, object] = {
+            "max_new_tokens": asked.most,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k or -1,  # -1 is off
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+            "sampling_seed": sampling.seed,
+            "skip_special_tokens": False,
+        }
+        if asked.schema is not None:
+            parameters["json_schema"] = msgspec.json.encode(asked.schema).decode()
+        body: dict[str, object] = {
             "input_ids": list(asked.ids),
             "stream": True,
-            "sampling_params": {
-                "max_new_tokens": asked.most,
-                "temperature": sampling.temperature,
-                "top_k": sampling.top_k or -1,
-                "top_p": sampling.top_p,
-                "min_p": sampling.min_p,
-                "repetition_penalty": sampling.repetition_penalty,
-                "sampling_seed": sampling.seed,
-                "skip_special_tokens": False,
-                **({} if schema is None else {"json_schema": msgspec.json.encode(schema).decode()}),
-            },
+            "sampling_params": parameters,
         }
+        if asked.candidates:
+            body |= self._asks_candidates(asked.candidates)
+        return body
 
     async def pieces(self, lines: AsyncIterator[str]) -> AsyncIterator[Piece]:
-        """Events with `output_ids`: all so far, or with --incremental-streaming-output the new
-        ones."""
+        """Read the answer's events. Their `output_ids` are all so far, or with
+        --incremental-streaming-output the new ones."""
+        endings: dict[Any, Ending] = {None: "", "stop": "eos", "length": "length"}
         known: tuple[int, ...] = ()
         async for event in events(lines):
-            ids = token_ids(event.get("output_ids"))
-            new = ids[len(known) :] if known and ids[: len(known)] == known else ids
+            new = token_ids(event.get("output_ids"))
+            if known and new[: len(known)] == known:
+                new = new[len(known) :]
             known += new
-            meta = event.get("meta_info") or {}
-            reason = meta.get("finish_reason") if isinstance(meta, dict) else None
-            kind = reason.get("type") if isinstance(reason, dict) else reason
-            endings: dict[Any, Ending] = {None: "", "stop": "eos", "length": "length"}
+            meta = event.get("meta_info")
+            candidates: tuple[Candidates, ...] = ()
+            if isinstance(meta, dict):
+                candidates = self._written(meta, len(new))
             yield Piece(
                 ids=new,
-                candidates=self._written(meta, len(new)) if isinstance(meta, dict) else (),
-                ending=endings.get(kind, "cut"),
+                candidates=candidates,
+                ending=endings.get(_sglang_reason(meta), "cut"),
                 usage=usage_of(meta, "prompt_tokens", "completion_tokens"),
             )
 
@@ -314,19 +316,13 @@ class Completions(Dialect):
         return "completions"
 
     def body(self, asked: Continuation, model: str) -> dict[str, object]:
-        """OpenAI's names; others, which some services refuse, only where they are set."""
-        sampling = asked.sampling
+        """A request with OpenAI's names; others, which some services refuse, only where they are
+        set."""
         body = _openai_body(asked, model, prompt=asked.text)
-        if sampling.top_k:
-            body["top_k"] = sampling.top_k
-        if sampling.min_p:
-            body["min_p"] = sampling.min_p
-        if sampling.repetition_penalty != 1.0:
-            body["repetition_penalty"] = sampling.repetition_penalty
-        return body
+        return body | other_sampling(asked)
 
     async def pieces(self, lines: AsyncIterator[str]) -> AsyncIterator[Piece]:
-        """Chunks with `text`."""
+        """Read the answer's chunks, each with its `text`."""
         async for choice in choices(lines):
             yield Piece(
                 text=text_of(choice.get("text")),
@@ -346,10 +342,9 @@ class Ollama(Dialect):
         return "../api/generate"
 
     def body(self, asked: Continuation, model: str) -> dict[str, object]:
-        """Its own names."""
+        """A request with Ollama's own names."""
         sampling = asked.sampling
-        schema = asked.schema
-        return ({} if schema is None else {"format": schema}) | {
+        body: dict[str, object] = {
             "model": model,
             "prompt": asked.text,
             "raw": True,
@@ -364,21 +359,23 @@ class Ollama(Dialect):
                 "seed": sampling.seed % 2**32,
             },
         }
+        if asked.schema is not None:
+            body["format"] = asked.schema
+        return body
 
     async def pieces(self, lines: AsyncIterator[str]) -> AsyncIterator[Piece]:
-        """An object a line; the last one is `done`."""
+        """Read the answer's objects, one a line; the last one is `done`, and says why it stopped."""
+        endings: dict[Any, Ending] = {"stop": "eos", "length": "length"}
         async for event in objects(lines):
             text = text_of(event.get("response"))
-            if not event.get("done"):
-                yield Piece(text=text)
-                continue
-            endings: dict[Any, Ending] = {"stop": "eos", "length": "length"}
-            yield Piece(
-                text=text,
-                ending=endings.get(event.get("done_reason"), "cut"),
-                usage=usage_of(event, "prompt_eval_count", "eval_count"),
-            )
-            return
+            if event.get("done"):
+                yield Piece(
+                    text=text,
+                    ending=endings.get(event.get("done_reason"), "cut"),
+                    usage=usage_of(event, "prompt_eval_count", "eval_count"),
+                )
+                return
+            yield Piece(text=text)
 
 
 DIALECTS: dict[str, type[Dialect]] = {
@@ -414,8 +411,9 @@ _CHATS = {"llama-server": "chat", "vllm": "chat-vllm", "sglang": "chat-vllm"}
 
 
 def dialect(name: str, owner: str = "", host: str = "", *, same_tokens: bool = True) -> Dialect:
-    """The dialect of this name; `auto`: by the service's name, or by who owns its models, else any
-    completions. `same_tokens`: whether its tokenizer is the device's."""
+    """The dialect of this name. For `auto` it is chosen by the service's host name, or by who owns
+    its models; any other service is asked for completions. `same_tokens` says whether its tokenizer
+    is the device's: else it is asked by chats."""
     if name == "auto":
         name = _HOSTS.get(host) or _OWNERS.get(owner, "completions")
         if not same_tokens:
@@ -427,7 +425,19 @@ def dialect(name: str, owner: str = "", host: str = "", *, same_tokens: bool = T
     return DIALECTS[name]()
 
 
+def _sglang_reason(meta: object) -> object:
+    """Why an answer of SGLang's has ended, by an event's `meta_info`; None while it goes on. It
+    may be an object with a `type`."""
+    if not isinstance(meta, dict):
+        return None
+    reason = meta.get("finish_reason")
+    if isinstance(reason, dict):
+        return reason.get("type")
+    return reason
+
+
 def _openai_body(asked: Continuation, model: str, *, prompt: object) -> dict[str, object]:
+    """The fields that every service with OpenAI's completions knows; `prompt` is text or token ids."""
     sampling = asked.sampling
     more = {"stream_options": {"include_usage": True}} if asked.wants_usage else {}
     return more | {

@@ -54,33 +54,42 @@ class Behind:
 
     def __init__(self, begun: str, *, doubted: bool) -> None:
         self._begun = begun if doubted else ""
+        """The text that the service may repeat; empty where that is not to be feared."""
         self._space = begun[len(begun.rstrip()) :]
+        """Space at the end of the text that is there, which was not sent."""
         self._kept = ""
+        """Text of the answer that has not come out yet."""
         self._decided = False
+        """Whether it is known what the answer repeats: from then on everything is new."""
 
     def add(self, text: str) -> str:
-        """Kept back only for as long as it reads like the answer's beginning, or is space."""
+        """Take in a piece of the answer, and return what is new in it. It is kept back only for as
+        long as all of it is space, or reads like the beginning of the text that is there."""
         if self._decided:
             return text
         self._kept += text
         if self._space and not self._kept.strip():
             return ""
-        same = _common(self._kept, self._begun)
-        if same == len(self._kept) and same < len(self._begun):
+        repeated = common_prefix(self._kept, self._begun)
+        if repeated == len(self._kept) and repeated < len(self._begun):
             return ""
-        return self._decide(same)
+        return self._decide(repeated)
 
     def rest(self) -> str:
-        """It has ended within what was kept back: a repetition, if it is a long one."""
-        return "" if self._decided else self._decide(_common(self._kept, self._begun))
+        """Return what was kept back: the answer has ended within it."""
+        if self._decided:
+            return ""
+        return self._decide(common_prefix(self._kept, self._begun))
 
-    def _decide(self, same: int) -> str:
-        if same >= _SUSPICIOUS and same < len(self._begun):
-            raise ContradictedError
+    def _decide(self, repeated: int) -> str:
+        """Return what is new in the text that was kept back, which begins with the first `repeated`
+        characters of the text that is there."""
+        if _SUSPICIOUS <= repeated < len(self._begun):
+            raise ContradictedError  # it has begun anew, and differs somewhere
         self._decided = True
-        if self._begun and same == len(self._begun):
-            return self._kept[same:]
-        return self._kept[_common(self._kept, self._space) :]
+        if self._begun and repeated == len(self._begun):
+            return self._kept[repeated:]  # it has begun anew, and said all of it again
+        return self._kept[common_prefix(self._kept, self._space) :]
 
 
 class Anew:
@@ -88,19 +97,21 @@ class Anew:
 
     def __init__(self, begun: str) -> None:
         self._begun = begun
-        self._at = 0
+        self._repeated = 0
+        """Characters of the text that is there that the answer has said again."""
 
     def add(self, text: str) -> str:
-        """What comes after the text that is there."""
-        known = self._begun[self._at : self._at + len(text)]
+        """Take in a piece of the answer, and return what comes after the text that is there; a
+        `ContradictedError` where the answer is another one."""
+        known = self._begun[self._repeated : self._repeated + len(text)]
         if text[: len(known)] != known:
             raise ContradictedError
-        self._at += len(known)
+        self._repeated += len(known)
         return text[len(known) :]
 
     def rest(self) -> str:
-        """An answer that ends before the text that is there is another one."""
-        if self._at < len(self._begun):
+        """Nothing is kept back. An answer that ends before the text that is there is another one."""
+        if self._repeated < len(self._begun):
             raise ContradictedError
         return ""
 
@@ -112,34 +123,37 @@ class Told:
     def __init__(self, begun: str) -> None:
         self._begun = begun
         self._kept = ""
+        """Text of the answer that has not come out yet."""
         self._decided = False
+        """Whether it is known what the answer repeats: from then on everything is new."""
 
     def add(self, text: str) -> str:
-        """Kept back for as long as it may be a repetition of the last words, or of everything."""
+        """Take in a piece of the answer, and return what is new in it. It is kept back for as long as
+        it may be a repetition of the last words, or of the whole text."""
         if self._decided:
             return text
         self._kept += text
-        short = len(self._kept) < _LONGEST_OVERLAP
-        may_repeat = self._kept in self._begun[-_LONGEST_OVERLAP:]
-        if short and (may_repeat or self._begun.startswith(self._kept)):
+        is_short = len(self._kept) < _LONGEST_OVERLAP
+        may_repeat_the_end = self._kept in self._begun[-_LONGEST_OVERLAP:]
+        may_repeat_all = self._begun.startswith(self._kept)
+        if is_short and (may_repeat_the_end or may_repeat_all):
             return ""
         return self._decide()
 
     def rest(self) -> str:
-        """It was short."""
-        return "" if self._decided else self._decide()
+        """Return what was kept back: the answer has ended within it."""
+        if self._decided:
+            return ""
+        return self._decide()
 
     def _decide(self) -> str:
+        """Return what is new in the text that was kept back."""
         self._decided = True
         longest = min(len(self._kept), len(self._begun), _LONGEST_OVERLAP)
         for length in range(longest, _SHORTEST_OVERLAP - 1, -1):
             if self._begun.endswith(self._kept[:length]):
                 return self._kept[length:]
-        if _common(self._kept, self._begun) >= _SUSPICIOUS:
+        if common_prefix(self._kept, self._begun) >= _SUSPICIOUS:
             raise ContradictedError  # it has begun again, and differs somewhere
-        glued = self._begun[-1:].isalnum() and self._kept[:1].isalnum()
-        return f" {self._kept}" if glued else self._kept
-
-
-def _common(one: str, other: str) -> int:
-    return common_prefix(one, other)
+        needs_space = self._begun[-1:].isalnum() and self._kept[:1].isalnum()
+        return f" {self._kept}" if needs_space else self._kept

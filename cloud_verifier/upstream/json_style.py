@@ -23,7 +23,8 @@ class JsonStyle:
             self._styled(begun)
 
     def add(self, text: str) -> str:
-        """The same in our style."""
+        """Return a piece of the text in our style. The beginning is kept back for as long as it may
+        be a fence of Markdown, which is left out."""
         if not self._may_be_fence:
             return self._styled(text)
         self._first = (self._first + text).lstrip()
@@ -31,9 +32,13 @@ class JsonStyle:
             return ""  # a part of the mark, or a line that is not complete
         self._may_be_fence = False
         first = self._first
-        return self._styled(first.partition("\n")[2] if first.startswith(_FENCE) else first)
+        if first.startswith(_FENCE):
+            _, _, first = first.partition("\n")
+        return self._styled(first)
 
     def _styled(self, text: str) -> str:
+        """Rewrite a piece of JSON: white space outside of strings goes, and one space comes behind
+        each comma and colon."""
         styled: list[str] = []
         for character in text:
             if self._in_text:

@@ -69,10 +69,13 @@ def listed(value: Any) -> list[Any]:
 
 
 def ending(choice: dict[str, Any]) -> Ending:
-    """Why a choice has ended, if it has."""
+    """Why a choice of OpenAI's has ended; "" while it goes on. A reason that is not known, such as a
+    filter, cuts the answer off."""
     endings: dict[Any, Ending] = {None: "", "": "", "stop": "eos", "length": "length"}
     reason = choice.get("finish_reason")
-    return endings.get(reason, "cut") if isinstance(reason, str | None) else "cut"
+    if not isinstance(reason, str | None):
+        return "cut"
+    return endings.get(reason, "cut")
 
 
 async def objects(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
@@ -83,7 +86,8 @@ async def objects(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
 
 
 def event(data: str) -> dict[str, Any]:
-    """One JSON object."""
+    """Decode one JSON object of a stream; an error where it is none, or says that the upstream
+    failed."""
     try:
         found = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError):
@@ -96,8 +100,10 @@ def event(data: str) -> dict[str, Any]:
 
 
 def error_text(body: Any) -> str:
-    """What an error says, in whichever of the usual places."""
-    error = body.get("error", body) if isinstance(body, dict) else body
+    """The text of an error's body, from whichever of the usual places has it; one line."""
+    error = body
+    if isinstance(body, dict):
+        error = body.get("error", body)
     if isinstance(error, dict):
         error = error.get("message") or error.get("detail") or error.get("type") or error
     return safe_line(str(error))[:200]

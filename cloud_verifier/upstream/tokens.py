@@ -31,30 +31,35 @@ class TokensOfText:
         self._kept = ""
 
     def add(self, text: str) -> list[int]:
-        """The tokens of what is complete now."""
+        """Take in a piece of text, and return the tokens of all words that are complete now; at an
+        answer's beginning of all of it, so that its first text is shown at once."""
         self._kept += text
-        at = _boundary(self._kept)
+        end = _boundary(self._kept)
         is_first = self._begins and bool(self._kept.strip())
-        if is_first or (at == 0 and len(self._kept) > _LONGEST_WORD):
-            at = len(self._kept)
-        self._begins = self._begins and not is_first
-        complete = self._kept[:at]
-        self._kept = self._kept[at:]
+        is_too_long = end == 0 and len(self._kept) > _LONGEST_WORD
+        if is_first or is_too_long:
+            end = len(self._kept)
+        if is_first:
+            self._begins = False
+        complete = self._kept[:end]
+        self._kept = self._kept[end:]
         return self._tokens(complete)
 
     def rest(self) -> list[int]:
-        """The tokens of what is left: the text has ended."""
+        """Return the tokens of what was kept back: the text has ended."""
         complete = self._kept
         self._kept = ""
         return self._tokens(complete)
 
     def _tokens(self, text: str) -> list[int]:
+        """Encode a part of a text into tokens that decode to exactly that part; an error where the
+        device's tokenizer has none."""
         if not text:
             return []
         ids = list(self._encode(text))
         if self._decode(ids) == text:
             return ids
-        # Some tokenizers put a space before a text. Behind a line they do not.
+        # Some tokenizers put a space before a text. Behind a line break they do not.
         anchor = list(self._encode("\n"))
         ids = list(self._encode("\n" + text))
         if ids[: len(anchor)] != anchor or self._decode(ids) != self._decode(anchor) + text:
@@ -65,12 +70,13 @@ class TokensOfText:
 
 
 def _boundary(text: str) -> int:
-    """The last place before which a text may be encoded by itself: in front of a space, or behind a
-    character of a script that needs none."""
-    for at in range(len(text) - 1, 0, -1):
-        before = text[at - 1]
-        if text[at].isspace() and not before.isspace():
-            return at
-        if before > "\u2e7f" and not before.isspace():
-            return at
+    """The last place at which a text may be cut, and the part before it encoded by itself: in front
+    of a space, or behind a character of a script that is written without spaces; 0: nowhere."""
+    for place in range(len(text) - 1, 0, -1):
+        before = text[place - 1]
+        if before.isspace():
+            continue
+        is_cjk = before > "\u2e7f"  # Chinese, Japanese and Korean characters begin behind it
+        if text[place].isspace() or is_cjk:
+            return place
     return 0
