@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from export.runner import Float, Runner, StepInput, TorchRunner
+from export.runner import Float, Runner, StepInput, TorchRunner, empty_cache
 from export.source import Source
 from moa.drafters.contract import Drafter, RecordPair, StatesBefore
 from moa.errors import UsageError
@@ -52,14 +52,14 @@ def read_prompts(files: Sequence[Path]) -> list[str]:
     prompts: list[str] = []
     for file in files:
         if file.suffix == ".jsonl":
-            prompts += [
-                string(example.fields, "prompt", example.where) for example in examples([str(file)])
-            ]
+            for example in examples([str(file)]):
+                prompts.append(string(example.fields, "prompt", example.where))
             continue
         try:
-            prompts += filter(str.strip, file.read_text(encoding="utf-8").splitlines())
+            lines = file.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot read the prompts in {file}: {error}") from None
+        prompts += [line for line in lines if line.strip()]
     if not prompts:
         raise UsageError(f"no prompt in {', '.join(map(str, files))}", hint="a line holds a prompt")
     return prompts
@@ -75,21 +75,24 @@ def encode_prompts(target: Target, prompts: Sequence[str]) -> list[list[int]]:
 def make_traces(
     target: Target, source: Source, prompts: Sequence[Sequence[int]], *, new_tokens: int = 96
 ) -> list[Continuation]:
-    """Let the target continue every prompt greedily, as many at a time as it has slots."""
+    """Let the target continue every prompt greedily by up to `new_tokens`, as many prompts at a time
+    as it has slots, and keep the records that the drafter makes of it."""
     room = target.cache.capacity - new_tokens - 1
-    if longest := next((len(p) for p in prompts if not 0 < len(p) <= room), None):
-        raise UsageError(f"a calibration prompt has {longest} tokens, at most {room} fit")
+    for prompt in prompts:
+        if len(prompt) > room:
+            raise UsageError(f"a calibration prompt has {len(prompt)} tokens, at most {room} fit")
     traces: list[Continuation] = []
     for start in range(0, len(prompts), target.cache.slots):
         some = prompts[start : start + target.cache.slots]
-        kept = [KeptRecords(source.module) for _ in some]
-        texts = generate(target, some, new_tokens, seen=partial(_keep, kept))
-        traces += [one.trace(text) for text, one in zip(texts, kept, strict=True)]
+        records = [KeptRecords(source.module) for _ in some]
+
+        def keep(index: int, done: Committed, records: list[KeptRecords] = records) -> None:
+            records[index].add(done)
+
+        texts = generate(target, some, new_tokens, seen=keep)
+        for text, of_text in zip(texts, records, strict=True):
+            traces.append(of_text.trace(text))
     return traces
-
-
-def _keep(kept: Sequence[KeptRecords], place: int, done: Committed) -> None:
-    kept[place].add(done)
 
 
 class KeptRecords:
@@ -97,32 +100,34 @@ class KeptRecords:
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
-        self._halves: list[RecordPair] = []
+        self._pairs: list[RecordPair] = []
+        """Keys and values of the records so far, piece by piece."""
         self._states = StatesBefore()
 
     def add(self, done: Committed) -> None:
-        """The target has run these tokens."""
+        """Make the records of tokens that the target has run; pieces come in the text's order."""
         if self._drafter.record_layout is None:
             return
         if self._drafter.taps:
             done = self._states.of(done)
-        self._halves.append(self._drafter.records([done]))
+        self._pairs.append(self._drafter.records([done]))
 
     def trace(self, text: Continued) -> Continuation:
-        """The text with its records: those of cross-attention, and rows of layers with a cache."""
+        """Return the text with its records: those of cross-attention, and the rows of layers with a
+        cache that records carry."""
         layout = self._drafter.record_layout
         if layout is None:
             return Continuation(text.ids, text.prompt, None, None)
-        keys, values = (
-            layout.split(np.concatenate(half)) for half in zip(*self._halves, strict=True)
-        )
-        rows = [
-            np.ascontiguousarray(half.transpose(1, 0, 2))
-            for part in zip(keys, values, strict=True)
-            for half in part
-        ]
+        keys = layout.split(np.concatenate([half for half, _ in self._pairs]))
+        values = layout.split(np.concatenate([half for _, half in self._pairs]))
+        # Keys, then values, of each part of a record, `[heads, tokens, width]`.
+        rows = []
+        for key, value in zip(keys, values, strict=True):
+            rows.append(np.ascontiguousarray(key.transpose(1, 0, 2)))
+            rows.append(np.ascontiguousarray(value.transpose(1, 0, 2)))
         if self._drafter.graph_spec.records is None:
             return Continuation(text.ids, text.prompt, None, None, rows)
+        # Cross-attention's are the first part.
         return Continuation(text.ids, text.prompt, rows[0], rows[1], rows[2:])
 
 
@@ -136,205 +141,229 @@ class AcceptedRounds:
     @property
     def tokens_per_round(self) -> float:
         """The acceptance length as the paper counts it: accepted drafts and the target's own token."""
-        return float(np.mean(self.accepted)) + 1.0 if self.accepted else 0.0
+        if not self.accepted:
+            return 0.0
+        return float(np.mean(self.accepted)) + 1.0
 
     def by_depth(self) -> tuple[float, ...]:
-        """Entry d: the share of rounds that accepted at least d+1 drafts."""
-        rounds = np.array(self.accepted)
-        return tuple(
-            round(float((rounds >= depth).mean()), 4) if len(rounds) else 0.0
-            for depth in range(1, self.depth + 1)
-        )
+        """The share of rounds that accepted at least d+1 drafts, for each d below the depth."""
+        if not self.accepted:
+            return (0.0,) * self.depth
+        accepted = np.array(self.accepted)
+        shares = []
+        for depth in range(1, self.depth + 1):
+            shares.append(round(float((accepted >= depth).mean()), 4))
+        return tuple(shares)
 
 
 class Replay:
-    """One continuation and the drafter's cache, at any point of the text."""
+    """One continuation and the drafter's cache: it drafts after any token of the text."""
 
     def __init__(self, runner: Runner, trace: Continuation, held: int | None = None) -> None:
-        """`held`: how many records are there, by default all."""
+        """`held` is the number of tokens, the text's first ones, whose records are there; None: all."""
         self.runner = runner
         self.trace = trace
         self.held = len(trace.ids) if held is None else held
-        self.rows: list[Float] = [
-            np.zeros((layer.kv_heads, 0, layer.head_dim), np.float32)
-            for layer in runner.spec.cache
-            for _ in "kv"
-        ]
-        self._states: tuple[int, list[Float]] = (0, [])
-        """Running states, and how many of the text's tokens they stand for."""
-        self.advance(
-            len(trace.ids)
-        )  # cache rows depend on tokens, and on the records that carry some
+        self.rows: list[Float] = empty_cache(runner.spec)
+        """Keys, then values, of each layer for the text's tokens so far, `[heads, tokens, width]`."""
+        self._states: list[Float] = []
+        """The running states after the text's first `_states_length` tokens."""
+        self._states_length = 0
+        # Cache rows depend on tokens alone, and on the records that carry some: all are made now.
+        self.advance(len(trace.ids))
 
     def advance(self, end: int) -> None:
-        """Extend the cache to the text's first `end` tokens."""
+        """Extend the cache to the text's first `end` tokens. In borrowed layers the rows are those of
+        the records where these are there, and else the drafter's own."""
+        # Without records each token of a drafter of states reads what the one before it made.
+        at_once = 1 if self.runner.spec.features else _CHUNK
         while (start := self.rows[0].shape[1]) < end:
-            # Without records each token of a drafter of states reads what the one before it made.
-            stop = min(end, start + (1 if self.runner.spec.features else _CHUNK))
+            stop = min(end, start + at_once)
             out = self.runner.step(self._text(start, stop, start, queries=[stop - start - 1]))
-            self._states = stop, out.states
-            own = len(out.rows) - len(self.trace.borrowed)
-            theirs = [rows[:, start : min(stop, self.held)] for rows in self.trace.borrowed]
-            lent = [
-                np.concatenate([a, b[:, a.shape[1] :]], axis=1)
-                for a, b in zip(theirs, out.rows[own:], strict=True)
-            ]
-            new = [*out.rows[:own], *lent]
-            self.rows = [np.concatenate(pair, axis=1) for pair in zip(self.rows, new, strict=True)]
+            self._states = out.states
+            self._states_length = stop
+            own_layers = len(out.rows) - len(self.trace.borrowed)
+            new_rows = out.rows[:own_layers]
+            for recorded, made in zip(self.trace.borrowed, out.rows[own_layers:], strict=True):
+                known = recorded[:, start : min(stop, self.held)]
+                new_rows.append(np.concatenate([known, made[:, known.shape[1] :]], axis=1))
+            self.rows = _appended(self.rows, new_rows)
 
     def draft(self, pending: int, shape: TreeShape) -> int:
         """Draft after the text's token `pending`; returns how many drafts the target would accept."""
         self.advance(pending)
-        text = self.trace.ids
-        best = self._tree(pending, shape)
-        depths = best.depths()
-        following = [
-            *text[pending + 1 :],
-            *[-1] * (shape.depth + 1),
-        ]  # after the text's end nothing counts as accepted
-        return (
-            len(accept(best.tokens, best.parents, lambda node: following[int(depths[node])]).path)
-            - 1
-        )
+        tree = self._tree(pending, shape)
+        depths = tree.depths()
+        # After the text's end nothing counts as accepted: no token is -1.
+        following = self.trace.ids[pending + 1 :] + [-1] * (shape.depth + 1)
+        accepted = accept(tree.tokens, tree.parents, lambda node: following[int(depths[node])])
+        return len(accepted.path) - 1  # without the pending token
 
     def _tree(self, pending: int, shape: TreeShape) -> DraftTree:
+        """Draft a tree of this shape after the text's token `pending`, level by level, as the device
+        does."""
         grower = TreeGrower(self.trace.ids[pending], shape)
-        place = {-1: pending - 1}
+        # The cache row of each node, which its children read: the pending token's parent is the
+        # text's token before it.
+        row_of_node = {-1: pending - 1}
         states = self._states_at(pending)
-        drafted = [row[:, :pending] for row in self.rows]
+        cache = [rows[:, :pending] for rows in self.rows]
+        record_k, record_v = self._records(pending)
         while grower.frontier:
-            above = [place[grower.parents[node]] for node in grower.frontier]
-            place |= {node: drafted[0].shape[1] + at for at, node in enumerate(grower.frontier)}
-            tree = grower.mask()
-            mask = np.concatenate([np.ones((len(tree), pending), np.bool_), tree], axis=1)
-            at = [pending + grower.level] * len(tree)
-            ids = grower.frontier_tokens
-            records = self._records(pending)
+            parent_rows = [row_of_node[grower.parents[node]] for node in grower.frontier]
+            for row, node in enumerate(grower.frontier, cache[0].shape[1]):
+                row_of_node[node] = row
+            tree_mask = grower.mask()
+            size = len(tree_mask)
+            sees_text = np.ones((size, pending), np.bool_)
             out = self.runner.step(
                 StepInput(
-                    ids,
-                    range(len(tree)),
-                    at,
-                    mask,
-                    drafted,
-                    *records,
-                    feature_rows=above,
+                    ids=grower.frontier_tokens,
+                    queries=range(size),
+                    positions=[pending + grower.level] * size,
+                    mask=np.concatenate([sees_text, tree_mask], axis=1),
+                    past=cache,
+                    record_k=record_k,
+                    record_v=record_v,
+                    feature_rows=parent_rows,
                     states=states,
                 )
             )
             states = out.states
-            drafted = [np.concatenate(pair, axis=1) for pair in zip(drafted, out.rows, strict=True)]
+            cache = _appended(cache, out.rows)
             grower.expand(out.top_tokens, out.top_logp)
         return grower.tree()
 
     def rounds(self, shape: TreeShape) -> list[int]:
-        """Speculative decoding to the end of the text: accepted drafts of every round."""
-        accepted: list[int] = []
+        """Decode speculatively from the prompt to the end of the text; returns how many drafts each
+        round accepted."""
+        rounds: list[int] = []
         pending = self.trace.prompt
         while pending < len(self.trace.ids) - 1:
-            accepted.append(self.draft(pending, shape))
-            pending += accepted[-1] + 1
-        return accepted
+            accepted = self.draft(pending, shape)
+            rounds.append(accepted)
+            pending += accepted + 1  # the target's own token comes behind the accepted ones
+        return rounds
 
     def guesses(self, start: int, end: int, held: int) -> NDArray[np.int64]:
-        """First guesses after each of the text's tokens `start..end-1`, with the first `held`
-        records."""
+        """The drafter's first guess after each of the text's tokens `start` to `end - 1`, with the
+        records of the text's first `held` tokens."""
         return self.runner.step(self.along(start, end, held=held)).top_tokens[:, 0]
 
     def along(self, start: int, end: int, *, held: int) -> StepInput:
-        """The step over the text's tokens `start..end-1`, with the first `held` records."""
+        """The step over the text's tokens `start` to `end - 1`, with guesses after each of them and
+        the records of the text's first `held` tokens."""
         self.advance(start)
         return self._text(start, end, held, range(end - start))
 
     def _text(self, start: int, end: int, held: int, queries: Sequence[int]) -> StepInput:
-        causal = np.tril(np.ones((end - start, end), np.bool_), start)
-        past = [row[:, :start] for row in self.rows]
-        ids = self.trace.ids[start:end]
-        positions = range(start, end)
-        known = [start - 1, *[-1] * (end - start - 1)]
+        """The step over the text's tokens `start` to `end - 1` behind the cache of those before, with
+        final states of the `queries` (indices into these tokens)."""
+        count = end - start
+        record_k, record_v = self._records(held)
         return StepInput(
-            ids,
-            queries,
-            positions,
-            causal,
-            past,
-            *self._records(held),
-            feature_rows=known,
+            ids=self.trace.ids[start:end],
+            queries=queries,
+            positions=range(start, end),
+            mask=np.tril(np.ones((count, end), np.bool_), start),
+            past=[rows[:, :start] for rows in self.rows],
+            record_k=record_k,
+            record_v=record_v,
+            # Only the first token's predecessor has a row in the cache.
+            feature_rows=[start - 1] + [-1] * (count - 1),
             states=self._states_at(start),
         )
 
-    def _states_at(self, start: int) -> list[Float]:
-        """Running states after the text's first tokens. They are kept at one place alone: further
-        ones are found from there, earlier ones from the beginning."""
+    def _states_at(self, length: int) -> list[Float]:
+        """The running states after the text's first `length` tokens. They are kept at one place
+        alone: later ones are computed from there, earlier ones from the beginning."""
         if not self.runner.spec.states:
             return []
-        known, _ = self._states
-        if known > start:
-            self._states = (known := 0), []
-        while known < start:
-            stop = min(start, known + _CHUNK)
-            step = self._text(known, stop, known, queries=[stop - known - 1])
-            known = stop
-            self._states = known, self.runner.step(step).states
-        return self._states[1]
+        if self._states_length > length:
+            self._states = []
+            self._states_length = 0
+        while self._states_length < length:
+            start = self._states_length
+            stop = min(length, start + _CHUNK)
+            step = self._text(start, stop, start, queries=[stop - start - 1])
+            self._states = self.runner.step(step).states
+            self._states_length = stop
+        return self._states
 
     def _records(self, held: int) -> tuple[Float | None, Float | None]:
-        key = self.trace.record_k
-        value = self.trace.record_v
-        return None if key is None else key[:, :held], None if value is None else value[:, :held]
+        """Keys and values of the records of the text's first `held` tokens; None without records."""
+        if self.trace.record_k is None or self.trace.record_v is None:
+            return None, None
+        return self.trace.record_k[:, :held], self.trace.record_v[:, :held]
+
+
+def _appended(cache: Sequence[Float], new: Sequence[Float]) -> list[Float]:
+    """A cache with new rows behind its own, `[heads, tokens, width]` each."""
+    return [np.concatenate(pair, axis=1) for pair in zip(cache, new, strict=True)]
 
 
 def rounds(runner: Runner, traces: Sequence[Continuation], shape: TreeShape) -> AcceptedRounds:
-    """Speculative decoding of every continuation, to the end of its text."""
-    each = (Replay(runner, trace).rounds(shape) for trace in traces)
-    return AcceptedRounds([drafts for found in each for drafts in found], shape.depth)
+    """Decode every continuation speculatively, each to the end of its text."""
+    accepted: list[int] = []
+    for trace in traces:
+        accepted += Replay(runner, trace).rounds(shape)
+    return AcceptedRounds(accepted, shape.depth)
 
 
 def first_guesses(runner: Runner, traces: Sequence[Continuation]) -> Iterator[tuple[int, int]]:
-    """At every position of every continuation, with all records: (first guess, the target's token)."""
+    """Yield, after every token of every continuation, the drafter's first guess and the target's
+    token. The records of all tokens before are there."""
     for trace in traces:
         replay = Replay(runner, trace)
-        for at in range(trace.prompt, len(trace.ids) - 1):
-            yield int(replay.guesses(at, at + 1, at)[0]), trace.ids[at + 1]
+        for position in range(trace.prompt, len(trace.ids) - 1):
+            guess = replay.guesses(position, position + 1, held=position)[0]
+            yield int(guess), trace.ids[position + 1]
 
 
 def offline(runner: Runner, traces: Sequence[Continuation], *, cold: bool) -> Offline:
-    """Quality of offline text after the link is lost right after the prompt, or without any
-    connection: agreement by distance from the prompt.
+    """How good offline text is by its length: if the link is lost right after the prompt, or with
+    `cold` if there never was one. The share of guesses that agree with the target since the length
+    before, and of texts that are the target's own up to this length.
 
     One pass over the target's text gives both figures: an offline text equals the target's exactly
     as long as every guess on the target's text was right.
     """
-    right = [_alone(runner, trace, 0 if cold else trace.prompt) for trace in traces]
+    hits_of_texts = [_alone(runner, trace, 0 if cold else trace.prompt) for trace in traces]
     lengths = []
     agreement = []
     unbroken = []
     before = 0
     for length in _LENGTHS:
-        within = [hit for hits in right for hit in hits[before:length]]
-        reached = [all(hits[:length]) for hits in right if len(hits) >= length]
-        if not within or not reached:
-            break
+        hits: list[bool] = []
+        is_unbroken = []  # of each text that is so long
+        for hits_of_text in hits_of_texts:
+            hits += hits_of_text[before:length]
+            if len(hits_of_text) >= length:
+                is_unbroken.append(all(hits_of_text[:length]))
+        if not hits or not is_unbroken:
+            break  # no text is so long
         lengths.append(length)
-        agreement.append(round(float(np.mean(within)), 4))
-        unbroken.append(round(float(np.mean(reached)), 4))
+        agreement.append(round(float(np.mean(hits)), 4))
+        unbroken.append(round(float(np.mean(is_unbroken)), 4))
         before = length
     return Offline(lengths=tuple(lengths), agreement=tuple(agreement), unbroken=tuple(unbroken))
 
 
 def _alone(runner: Runner, trace: Continuation, held: int) -> list[bool]:
+    """Whether each guess behind the prompt is the target's token, with the records of the text's
+    first `held` tokens and no more."""
     if len(trace.ids) - trace.prompt < 2:
         return []
     replay = Replay(runner, trace, held)
     last = len(trace.ids) - 1
     if runner.spec.features:
-        guesses = [replay.guesses(at, at + 1, held)[0] for at in range(trace.prompt, last)]
+        # Each token reads what the one before it made: one at a time.
+        positions = range(trace.prompt, last)
+        guesses = [replay.guesses(position, position + 1, held)[0] for position in positions]
     else:
         guesses = list(replay.guesses(trace.prompt, last, held))
-    return [
-        int(guess) == token
-        for guess, token in zip(guesses, trace.ids[trace.prompt + 1 :], strict=True)
-    ]
+    targets = trace.ids[trace.prompt + 1 :]
+    return [int(guess) == token for guess, token in zip(guesses, targets, strict=True)]
 
 
 class Reference:
@@ -364,24 +393,27 @@ class Reference:
         return [guess for guess, _ in first_guesses(self.reference, self.traces)]
 
     def judge(self, runner: Runner) -> Agreement:
-        """Compare a form with the float32 drafter."""
-        pairs = list(first_guesses(runner, self.traces))
-        found = rounds(runner, self.traces, self._shape).tokens_per_round
-        same = [
-            guess == wanted
-            for (guess, _), wanted in zip(pairs, self._reference_guesses, strict=True)
-        ]
+        """Measure how well the drafter in this form agrees with the target (`top1`, `acceptance`) and
+        with itself in float32 (`top1_same`, `acceptance_ratio`)."""
+        guesses = []
+        hits = []
+        for guess, token in first_guesses(runner, self.traces):
+            guesses.append(guess)
+            hits.append(guess == token)
+        same = np.array(guesses) == np.array(self._reference_guesses)
+        acceptance = rounds(runner, self.traces, self._shape).tokens_per_round
         return Agreement(
             prompts=len(self.traces),
             tokens=self.tokens,
-            top1=round(float(np.mean([guess == token for guess, token in pairs])), 4),
+            top1=round(float(np.mean(hits)), 4),
             top1_same=round(float(np.mean(same)), 4),
-            acceptance=round(found, 4),
-            acceptance_ratio=round(found / self._reference_rounds.tokens_per_round, 4),
+            acceptance=round(acceptance, 4),
+            acceptance_ratio=round(acceptance / self._reference_rounds.tokens_per_round, 4),
         )
 
     def calibration(self) -> Calibration:
-        """Calibration for the controller and the offline guard."""
+        """Measure what the device expects of this drafter: acceptance by depth, by which it chooses
+        how much to draft, and how long it may be trusted offline."""
         chain = rounds(self.reference, self.traces, CHAIN)
         tree = self._reference_rounds
         used = self._shape

@@ -24,7 +24,8 @@ from moa.errors import MoaError
 
 
 def export_body(body: nn.Module, spec: GraphSpec, path: Path, *, opset: int) -> None:
-    """Export with dynamic lengths through `torch.export`; written to `path`, weights beside it."""
+    """Export a drafter's layers as an ONNX graph with dynamic lengths, written to `path`, its weights
+    beside it. A `MoaError` if the exporter wrote weights in a form that no quantizer finds."""
     args, shapes = _example(spec)
     with torch.inference_mode(), quiet():
         program = torch.onnx.export(
@@ -39,36 +40,43 @@ def export_body(body: nn.Module, spec: GraphSpec, path: Path, *, opset: int) -> 
         )
         assert program is not None
         program.save(path, external_data=True)
-    graph = onnx.load(path, load_external_data=False).graph
+    _refuse_transposed_weights(onnx.load(path, load_external_data=False).graph)
+
+
+def _refuse_transposed_weights(graph: onnx.GraphProto) -> None:
+    """A `MoaError` if a product multiplies by a weight that a Transpose turns at run time: quantizers
+    look for products that take a weight itself."""
     weights = {tensor.name for tensor in graph.initializer}
-    transposed = {
-        node.output[0]
-        for node in graph.node
-        if node.op_type == "Transpose" and node.input[0] in weights
-    }
-    products = [node for node in graph.node if node.op_type == "MatMul"]
-    if any(transposed.intersection(product.input) for product in products):
-        raise MoaError(
-            "weights of the exported layers are turned at run time: no quantizer would find them"
-        )
+    transposed = set()
+    for node in graph.node:
+        if node.op_type == "Transpose" and node.input[0] in weights:
+            transposed.add(node.output[0])
+    for node in graph.node:
+        if node.op_type == "MatMul" and not transposed.isdisjoint(node.input):
+            raise MoaError(
+                "weights of the exported layers are turned at run time: no quantizer would find them"
+            )
 
 
 def _example(spec: GraphSpec) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
-    """Arguments with distinct sizes, all above 1: `torch.export` treats sizes 0 and 1 as constants."""
+    """Arguments to trace the layers with, and which of their sizes may change. The sizes are distinct
+    and above 1: `torch.export` treats sizes 0 and 1 as constants."""
     sizes = {"T": 5, "N": 3, "P": 7, "R": 4, "P+T": 12}
     dims: dict[str, Any] = {
-        name: Dim(name, min=0 if name == "P" else 1, max=2**20) for name in "TNPR"
+        "T": Dim("T", min=1, max=2**20),
+        "N": Dim("N", min=1, max=2**20),
+        "P": Dim("P", min=0, max=2**20),  # a text begins without past rows
+        "R": Dim("R", min=1, max=2**20),
+        "P+T": Dim.AUTO,
     }
-    dims["P+T"] = Dim.AUTO
-    args = {
-        name: torch.randn([size if isinstance(size, int) else sizes[size] for size in shape])
-        for name, shape in spec.inputs.items()
-    }
-    args |= {"positions": torch.arange(7, 12).unsqueeze(0), "queries": torch.tensor([0, 2, 4])}
+    args: dict[str, Tensor] = {}
+    dynamic: list[dict[int, Any]] = []  # of each argument, the axes whose sizes may change
+    for name, shape in spec.inputs.items():
+        args[name] = torch.randn([sizes[size] if isinstance(size, str) else size for size in shape])
+        dynamic.append({axis: dims[size] for axis, size in enumerate(shape) if size in dims})
+    args["positions"] = torch.arange(sizes["P"], sizes["P+T"]).unsqueeze(0)
+    args["queries"] = torch.tensor([0, 2, 4])
     if spec.features:
         args["feature_rows"] = torch.tensor([-1, 0, 6, 2, -1])
-    shapes = [
-        {at: dims[size] for at, size in enumerate(of) if isinstance(size, str)}
-        for of in spec.inputs.values()
-    ]
-    return tuple(args.values()), (*shapes[:4], tuple(shapes[4:]))
+    # The first four are arguments of their own, the others are collected by `*`.
+    return tuple(args.values()), (*dynamic[:4], tuple(dynamic[4:]))

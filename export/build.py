@@ -258,7 +258,9 @@ class _Build:
     ) -> None:
         """Write the card, then the manifest, which lists all files."""
         source = self.source
+        # The first variant that runs anywhere; a bundle of static ones alone has none.
         dynamic = [name for name, variant in variants.items() if variant.form == "dynamic"]
+        default_variant = dynamic[0] if dynamic else next(iter(variants))
         manifest = Manifest(
             schema=SCHEMA,
             created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -276,9 +278,7 @@ class _Build:
             cache=source.spec.cache,
             records=self._records(),
             top_k=top_k,
-            default_variant=[*dynamic, *variants][
-                0
-            ],  # the first that runs anywhere, if there is one
+            default_variant=default_variant,
             variants=variants,
             calibration=calibration,
             files={},

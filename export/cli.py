@@ -148,6 +148,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _build(args: argparse.Namespace) -> None:
+    """Run `moa-export build`: print the plan with --dry-run, or build the bundle and describe it."""
     # Mistakes come first: torch and the exporter take seconds to import.
     if bool(args.target) != bool(args.drafter):
         raise UsageError(
@@ -162,29 +163,35 @@ def _build(args: argparse.Namespace) -> None:
     from export.static_forms import StaticShape
 
     clean_up_when_ended()
-    embedded = not args.target
-    target, drafter = embedded_sources() if embedded else (args.target, args.drafter)
+    prompts: tuple[str, ...] = ()
+    vocab_prompts: tuple[str, ...] = ()
+    if args.target:
+        target, drafter = args.target, args.drafter
+    else:
+        target, drafter = embedded_sources()
+        prompts, vocab_prompts = embedded_prompts()
     if args.dry_run:
         plan = make_plan(target, drafter, args.variant, args.draft_vocab)
         _show(plan.as_dict(), args.json, plan.lines())
         return
-    prompts, vocab_prompts = embedded_prompts() if embedded else ((), ())
-    changes = {
+    if args.calibration:
+        prompts = ()  # the given ones are in files
+    fields = given_fields(args, BuildSettings)
+    fields |= {
         "target": target,
         "drafter": drafter,
         "variants": tuple(args.variant),
         "vocab_prompts": vocab_prompts,
-    }
-    changes |= {
-        "prompts": () if args.calibration else prompts,
+        "prompts": prompts,
         "static_shape": StaticShape(*args.npu_shape),
     }
-    _show_bundle(
-        build(BuildSettings(**given_fields(args, BuildSettings) | changes), say=_say), args.json
-    )
+    bundle = build(BuildSettings(**fields), say=_say)
+    _show_bundle(bundle, args.json)
 
 
 def _setup(args: argparse.Namespace) -> None:
+    """Run `moa-export setup`: train and build unless --dry-run, then print the commands for server
+    and device."""
     if args.steps is not None and not args.records:
         raise UsageError(
             "--steps is for the training of --records", hint="give --records, or leave out --steps"
@@ -223,18 +230,20 @@ def _setup(args: argparse.Namespace) -> None:
         "plan": asdict(plan) | {"export": plan.export.as_dict(), "disk_bytes": plan.export.disk},
         "commands": commands,
     }
-    _show(result, args.json, [*(plan.lines() if args.dry_run else ()), *commands])
+    lines = plan.lines() if args.dry_run else []
+    _show(result, args.json, lines + commands)
 
 
 def _check_files(files: Sequence[Path]) -> None:
+    """A `UsageError` for a file that is not there."""
     for file in files:
         if not file.is_file():
             raise UsageError(f"no file at {file}")
 
 
 def _check_place(args: argparse.Namespace, out: Path) -> None:
-    """Refuse unknown variants, and at once instead of after minutes a folder where nothing can be
-    written."""
+    """A `UsageError` for unknown variants, and for a folder that cannot be written: now, and not after
+    minutes of building. With --dry-run nothing will be written."""
     choose_kinds(args.variant)
     if not args.dry_run:
         with new_folder(out, force=args.force, trial=True):
@@ -242,10 +251,12 @@ def _check_place(args: argparse.Namespace, out: Path) -> None:
 
 
 def _say(line: str) -> None:
+    """Print a line of progress to stderr."""
     print(f"{PROGRAM}: {line}", file=sys.stderr, flush=True)
 
 
 def _show_bundle(bundle: Bundle, as_json: bool) -> None:
+    """Print where the bundle is and what it has; as JSON, its whole manifest."""
     import msgspec
 
     variants = ", ".join(sorted(bundle.manifest.variants))
@@ -254,11 +265,15 @@ def _show_bundle(bundle: Bundle, as_json: bool) -> None:
 
 
 def _show(result: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:
-    print(json.dumps(result, indent=2) if as_json else "\n".join(lines))
+    """Print a result to stdout: as JSON for programs, or these lines for people."""
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        print("\n".join(lines))
 
 
 def embedded_sources() -> tuple[str, str]:
-    """Target and drafter."""
+    """The folders of the target and the drafter that this installation comes with."""
     found = paths()
     for folder in (found.target, found.drafter):
         if not any(folder.glob("*.safetensors")):

@@ -48,15 +48,19 @@ def tool_versions() -> dict[str, str]:
 
 
 def public_name(source: str) -> str:
-    """A hub id as it is; of a folder only its name, to keep local paths private."""
+    """What a bundle says of where a model came from: a hub id as it is, of a folder only its name, to
+    keep local paths private."""
     prefix = PREFIX if source.startswith(PREFIX) else ""
-    rest = source.removeprefix(prefix)
-    folder = expanded(rest)
-    return prefix + (folder.resolve().name if folder.exists() else rest)
+    name = source.removeprefix(prefix)
+    folder = expanded(name)
+    if folder.exists():
+        name = folder.resolve().name
+    return prefix + name
 
 
 def _oldest_runtime(kind: VariantKind, session: Any, model: Path) -> str:
-    """By the opset, and by the one operator that is newer than it."""
+    """The oldest onnxruntime that runs a graph: by its opset, or by the one operator that needs a
+    newer runtime, which graphs with running states may have."""
     if any(value.name.startswith("past_state_") for value in session.get_inputs()):
         nodes = onnx.load(model, load_external_data=False).graph.node
         if any(node.op_type == "LinearAttention" for node in nodes):
@@ -67,7 +71,8 @@ def _oldest_runtime(kind: VariantKind, session: Any, model: Path) -> str:
 def describe(
     kind: VariantKind, made: Made, folder: Path, *, parity: float, times: Sequence[StepTime] = ()
 ) -> Variant:
-    """A variant's entry."""
+    """The manifest's entry of a variant in the bundle's folder. `parity` is the largest error against
+    torch, which only the float32 variant is said to have; `times` are steps timed on this machine."""
     session = open_session(made.files[0])
     return Variant(
         model=made.files[0].relative_to(folder).as_posix(),
@@ -92,7 +97,8 @@ def describe(
 def write_shared(
     source: Source, chosen: NDArray[np.int64] | None, folder: Path
 ) -> tuple[TokenizerFiles, Vocabulary]:
-    """Write what all variants share: tokenizer, chat template, and draft vocabulary."""
+    """Write what all variants share into a bundle's folder: tokenizer, chat template, and the draft
+    vocabulary `chosen` (the target's ids, None: all). Returns the manifest's entries of these."""
     shared = folder / "shared"
     shared.mkdir()
     (shared / "tokenizer.json").write_bytes(source.tokenizer.json)
@@ -109,7 +115,7 @@ def write_shared(
         eos_ids=source.facts.eos_ids,
         special_tokens=source.tokenizer.special_tokens,
     )
-    draft = source.facts.vocab_size if chosen is None else len(chosen)
-    return tokenizer, Vocabulary(
-        target=source.facts.vocab_size, draft=draft, map=None if chosen is None else _MAP
-    )
+    whole = source.facts.vocab_size
+    if chosen is None:
+        return tokenizer, Vocabulary(target=whole, draft=whole, map=None)
+    return tokenizer, Vocabulary(target=whole, draft=len(chosen), map=_MAP)

@@ -24,7 +24,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from export.runner import OrtRunner, StepInput, StepParts, TorchRunner, split_rows
+from export.runner import OrtRunner, StepInput, StepParts, TorchRunner, empty_cache, split_rows
 from export.source import Source
 from moa.drafters.graph import GraphSpec
 from moa.errors import MoaError
@@ -74,8 +74,9 @@ _CASES = (
 def compare(
     reference: TorchRunner, model: Path, draft_to_target: NDArray[np.int64] | None
 ) -> float:
-    """The largest error of the graph, as a part of the length of an output's row. A graph that
-    computes something else is refused, and the place is named."""
+    """Compare an exported graph with torch, step by step; returns the largest error, as a part of
+    the length of an output's row. A `MoaError` names the first place where a graph computes
+    something else. `draft_to_target` are the target's ids of a smaller draft vocabulary, if any."""
     beside = model.with_name("parity.onnx")
     proto = onnx.load(model, load_external_data=False)
     for name in ("hidden", "logits"):
@@ -85,10 +86,10 @@ def compare(
     onnx.save(proto, beside)
     try:
         runner = OrtRunner(beside, reference.spec, extra_outputs=("hidden", "logits"))
-        return max(
-            _compared(reference, runner, case, step, draft_to_target)
-            for case, step in working_steps(reference)
-        )
+        errors = []
+        for case, step in working_steps(reference):
+            errors.append(_compared(reference, runner, case, step, draft_to_target))
+        return max(errors)
     finally:
         beside.unlink()
 
@@ -96,7 +97,8 @@ def compare(
 def working_steps(
     reference: TorchRunner, cases: Sequence[Case] = _CASES
 ) -> Iterator[tuple[Case, StepInput]]:
-    """Steps as the device takes them: over a cache that the model itself has filled with a text."""
+    """Yield each case with its step, as the device takes it: over a cache that the model itself has
+    filled with a text."""
     source = reference.source
     spec = reference.spec
     rng = np.random.default_rng(0)
@@ -112,13 +114,13 @@ def working_steps(
 
 
 def _beginning(text: Sequence[int], count: int, spec: GraphSpec) -> StepInput:
-    """The step over a text's first tokens."""
+    """The step over a text's first `count` tokens, on an empty cache."""
     return StepInput(
         ids=text[:count],
         queries=[count - 1],
         positions=list(range(count)),
         mask=np.tri(count, dtype=np.bool_),
-        past=_nothing(spec),
+        past=empty_cache(spec),
         feature_rows=[-1] * count if spec.features else (),
     )
 
@@ -131,53 +133,58 @@ def _step(
     rng: np.random.Generator,
     spec: GraphSpec,
 ) -> StepInput:
+    """The step of a case over these tokens: a chain, or a random tree where there are several
+    queries, behind the first rows of the cache."""
     parents = [node - 1 for node in range(case.tokens)]
-    if case.queries > 1 and not spec.states:  # a tree, not a chain
-        parents = [int(rng.integers(-1, node)) if node else -1 for node in range(case.tokens)]
+    if case.queries > 1 and not spec.states:  # running states cannot branch
+        for node in range(1, case.tokens):
+            parents[node] = int(rng.integers(-1, node))
     depths: list[int] = []
     for parent in parents:
         depths.append(0 if parent < 0 else depths[parent] + 1)
-    held = case.past + case.unused
-    sees = np.zeros((case.tokens, held), np.bool_)
-    sees[:, : case.past] = True
+    rows_held = case.past + case.unused
+    sees_past = np.zeros((case.tokens, rows_held), np.bool_)
+    sees_past[:, : case.past] = True
     if case.unused:  # a rejected branch leaves a row that nobody sees, too
-        sees[:, case.past // 2] = False
-    return StepInput(
+        sees_past[:, case.past // 2] = False
+    queries = [case.tokens - 1]
+    if case.queries > 1:
+        queries = sorted(rng.choice(case.tokens, case.queries, replace=False).tolist())
+    step = StepInput(
         ids=ids,
-        queries=sorted(rng.choice(case.tokens, case.queries, replace=False).tolist())
-        if case.queries > 1
-        else [case.tokens - 1],
+        queries=queries,
         positions=[case.past + depth for depth in depths],
-        mask=np.concatenate([sees, ancestors(np.array([parents]))[0]], axis=1),
-        past=[rows[:, :held] for rows in cache],
-        record_k=records[0][:, : case.records] if records and case.records else None,
-        record_v=records[1][:, : case.records] if records and case.records else None,
-        feature_rows=rng.integers(-1, case.past, case.tokens).tolist() if spec.features else (),
+        mask=np.concatenate([sees_past, ancestors(np.array([parents]))[0]], axis=1),
+        past=[rows[:, :rows_held] for rows in cache],
     )
-
-
-def _nothing(spec: GraphSpec) -> list[NDArray[np.float32]]:
-    return [
-        np.zeros((layer.kv_heads, 0, layer.head_dim), np.float32)
-        for layer in spec.cache
-        for _ in "kv"
-    ]
+    if records is not None and case.records:
+        keys, values = records
+        step.record_k = keys[:, : case.records]
+        step.record_v = values[:, : case.records]
+    if spec.features:
+        step.feature_rows = rng.integers(-1, case.past, case.tokens).tolist()
+    return step
 
 
 def _sample_ids(source: Source, rng: np.random.Generator) -> list[int]:
-    """The first tokens of a text; a tokenizer that does not know it gives way to random words."""
+    """The first tokens of the sample text, and random ones behind them where the tokenizer makes
+    fewer than `_PROMPT` of it."""
     tokenizer = Tokenizer.from_str(source.tokenizer.json.decode())
-    found = [] if source.facts.bos_id is None else [source.facts.bos_id]
-    found += tokenizer.encode(_SAMPLE, add_special_tokens=False).ids
-    found = [token for token in found if token < source.vocabulary][:_PROMPT]
-    more: list[int] = rng.integers(0, source.vocabulary, _PROMPT - len(found)).tolist()
-    return found + more
+    ids = [] if source.facts.bos_id is None else [source.facts.bos_id]
+    ids += tokenizer.encode(_SAMPLE, add_special_tokens=False).ids
+    ids = [token for token in ids if token < source.vocabulary][:_PROMPT]
+    random_ids: list[int] = rng.integers(0, source.vocabulary, _PROMPT - len(ids)).tolist()
+    return ids + random_ids
 
 
 def _records(source: Source, count: int) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-    """What cross-attention reads, of random activations; None where there is none."""
-    found = source.module.example_records(count)
-    return None if found is None else (found[0].numpy(), found[1].numpy())
+    """Keys and values of `count` records of random activations, for cross-attention; None for a
+    drafter without it."""
+    records = source.module.example_records(count)
+    if records is None:
+        return None
+    keys, values = records
+    return keys.numpy(), values.numpy()
 
 
 # ---- judging
@@ -193,23 +200,28 @@ class _Part:
 
 
 def _parts(spec: GraphSpec) -> Iterator[_Part]:
-    """From the first to the last: the first that is wrong is where the graph is."""
+    """Yield the outputs of a step in the order in which they are computed: the first that is wrong
+    is where the graph is wrong."""
     layers = len(spec.cache)
     for layer in range(layers):
         above = f"layer {layer - 1}'s attention or MLP" if layer else "the embedding"
         both = f"{above}, or layer {layer}'s input norm"
-        for at, kind in enumerate(("keys", "values")):
-            own = "projection, bias" + (", norm or rotation" if kind == "keys" else "")
-            yield _Part(
-                f"layer {layer}'s {kind}",
-                f"their {own}; if keys and values: {both}",
-                lambda parts, place=2 * layer + at: parts.rows[place],  # type: ignore[misc]
-            )
-    for at in range(len(spec.states)):
+        # The lambdas bind their index now, by a default: the loops go on.
         yield _Part(
-            f"running state {at}",
+            f"layer {layer}'s keys",
+            f"their projection, bias, norm or rotation; if keys and values: {both}",
+            lambda parts, index=2 * layer: parts.rows[index],  # type: ignore[misc]
+        )
+        yield _Part(
+            f"layer {layer}'s values",
+            f"their projection, bias; if keys and values: {both}",
+            lambda parts, index=2 * layer + 1: parts.rows[index],  # type: ignore[misc]
+        )
+    for number in range(len(spec.states)):
+        yield _Part(
+            f"running state {number}",
             "the layer that keeps it, or those before it",
-            lambda parts, place=at: parts.states[place],  # type: ignore[misc]
+            lambda parts, index=number: parts.states[index],  # type: ignore[misc]
         )
     yield _Part(
         "the final states",
@@ -226,26 +238,29 @@ def _compared(
     step: StepInput,
     draft_to_target: NDArray[np.int64] | None,
 ) -> float:
-    plain = reference.parts(step)
+    """Run one step by the graph, and by torch in float32 and in float64; returns the largest error
+    of the graph. A `MoaError` where it is far above torch's own in float32."""
+    in_float32 = reference.parts(step)
     with _InDouble():
-        exact = reference.parts(step)
-    _, _, *new, hidden, logits = runner.run(step)
-    found = StepParts(hidden[0], logits[0], *split_rows(reference.spec, new))
+        in_float64 = reference.parts(step)
+    _, _, *new_rows, hidden, logits = runner.run(step)
+    by_graph = StepParts(hidden[0], logits[0], *split_rows(reference.spec, new_rows))
     if draft_to_target is not None:
-        plain, exact = plain.of_words(draft_to_target), exact.of_words(draft_to_target)
-    worst = 0.0
+        in_float32 = in_float32.of_words(draft_to_target)
+        in_float64 = in_float64.of_words(draft_to_target)
+    largest = 0.0
     for part in _parts(reference.spec):
-        truth = part.take(exact)
-        own = max(_error(part.take(plain), truth), _LEAST_ERROR)
-        error = _error(part.take(found), truth)
-        if not error <= FACTOR * own:
+        truth = part.take(in_float64)
+        own_error = max(_error(part.take(in_float32), truth), _LEAST_ERROR)
+        error = _error(part.take(by_graph), truth)
+        if not error <= FACTOR * own_error:  # so written, NaN is refused, too
             raise MoaError(
                 f"the exported graph differs from torch in {part.says}, by {error:.1e} of their"
-                f" length where float32 differs by {own:.1e} ({case.says})",
+                f" length where float32 differs by {own_error:.1e} ({case.says})",
                 hint=f"what computes them: {part.made_by}",
             )
-        worst = max(worst, error)
-    return worst
+        largest = max(largest, error)
+    return largest
 
 
 def _error(found: NDArray[Any], truth: NDArray[Any]) -> float:
@@ -268,10 +283,13 @@ class _InDouble(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        """Called by torch in place of each of its functions `func`."""
         named = kwargs or {}
-        if getattr(func, "__name__", "") == "__get__":  # an attribute, such as its shape
-            return _wide(func(*args, **named)) if func is _DTYPE else func(*args, **named)
-        if func is functional.embedding:
+        if func is _DTYPE:  # so that code that asks for it goes on in float64
+            return _wide(func(*args, **named))
+        if getattr(func, "__name__", "") == "__get__":  # another attribute, such as a shape
+            return func(*args, **named)
+        if func is functional.embedding:  # the rows that are read, and not the whole table
             return _wide(func(*args, **named))
         if func is functional.linear:
             return _linear(*args, **named)
@@ -285,12 +303,18 @@ _DTYPE: Any = Tensor.dtype.__get__  # type: ignore[attr-defined]
 
 
 def _wide(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.double() if value.dtype == torch.float32 else value
-    return torch.float64 if value is torch.float32 else value
+    """A float32 tensor in float64, or the dtype itself; anything else as it is."""
+    if isinstance(value, Tensor) and value.dtype == torch.float32:
+        return value.double()
+    if value is torch.float32:
+        return torch.float64
+    return value
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A linear layer in float64, with a part of its weight converted at a time."""
     parts = [functional.linear(_wide(x), _wide(rows)) for rows in weight.split(_ROWS_AT_ONCE)]
-    found = torch.cat(parts, -1)
-    return found if bias is None else found + _wide(bias)
+    result = torch.cat(parts, -1)
+    if bias is None:
+        return result
+    return result + _wide(bias)

@@ -54,73 +54,83 @@ class ExportPlan:
 
     @property
     def disk(self) -> int:
-        """Bytes a build needs: the bundle, and the float32 graph that all variants are made from,
-        twice."""
+        """Bytes of disk that a build needs: for the bundle, and twice for the float32 graph that all
+        variants are made from."""
         weights = self.sizes.layer_weights + self.embedding_weights + self.head_weights
-        return (
-            sum(self.variant_bytes.values()) + 8 * weights + _GRAPH * (2 + len(self.variant_bytes))
-        )
+        bundle = sum(self.variant_bytes.values())
+        two_float32_graphs = 2 * 4 * weights
+        besides_weights = _GRAPH * (2 + len(self.variant_bytes))
+        return bundle + two_float32_graphs + besides_weights
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs: every number on one level."""
+        """The plan for programs: every number on one level."""
         numbers = asdict(self) | {"disk_bytes": self.disk, "memory_bytes": self.memory}
         sizes: dict[str, Any] = numbers.pop("sizes")
         del sizes["no_static_form"]
         return sizes | numbers
 
     def lines(self) -> list[str]:
-        """For people."""
-        cache = ", ".join(f"{heads} x {width}" for heads, width in self.sizes.cache[:4]) + (
-            ", ..." if self.sizes.cache[4:] else ""
-        )
+        """The plan as lines for people."""
         sizes = self.sizes
-        return [
+        shown = [f"{heads} x {width}" for heads, width in sizes.cache[:4]]
+        if len(sizes.cache) > 4:
+            shown.append("...")
+        tied = " (tied)" if sizes.tied else ""
+        lines = [
             f"{sizes.kind} drafter: hidden size {sizes.hidden_size},"
-            f" {len(sizes.cache)} cache layers ({cache})",
-            f"vocabulary {self.sizes.vocabulary}, drafts from {self.draft_vocabulary}",
-            f"an activation record is {self.sizes.record_width} numbers",
-            f"weights: layers {self.sizes.layer_weights:,}, embedding {self.embedding_weights:,},"
-            f" head {self.head_weights:,}" + (" (tied)" if self.sizes.tied else ""),
-            *(f"{name}: about {gigabytes(size)}" for name, size in self.variant_bytes.items()),
-            f"while building: about {gigabytes(self.disk)} of disk and"
-            f" {gigabytes(self.memory)} of memory",
-            f"time without calibration: about {self.seconds:.0f} s",
+            f" {len(sizes.cache)} cache layers ({', '.join(shown)})",
+            f"vocabulary {sizes.vocabulary}, drafts from {self.draft_vocabulary}",
+            f"an activation record is {sizes.record_width} numbers",
+            f"weights: layers {sizes.layer_weights:,}, embedding {self.embedding_weights:,},"
+            f" head {self.head_weights:,}{tied}",
         ]
+        for name, size in self.variant_bytes.items():
+            lines.append(f"{name}: about {gigabytes(size)}")
+        lines.append(
+            f"while building: about {gigabytes(self.disk)} of disk and"
+            f" {gigabytes(self.memory)} of memory"
+        )
+        lines.append(f"time without calibration: about {self.seconds:.0f} s")
+        return lines
 
 
 def make_plan(
     target: str, drafter: str, variants: Sequence[str], draft_vocab: int | None
 ) -> ExportPlan:
-    """Read shapes, not weights; refuse what cannot be built."""
+    """Estimate a build from the headers of the files: shapes are read, and no weights. A `UsageError`
+    for what cannot be built. `draft_vocab` None: the drafter drafts from its whole vocabulary."""
     kinds = choose_kinds(variants)
     facts, folder = read_facts(target, identify=False)
     sizes = find(drafter).sizes(facts, folder)
     _refuse_static(kinds, sizes.no_static_form)
     _refuse_other_hosts(kinds, sizes)
-    drafted = sizes.vocabulary if draft_vocab is None else draft_vocab
-    if not 1 <= drafted <= sizes.vocabulary:
+    draft_vocabulary = sizes.vocabulary if draft_vocab is None else draft_vocab
+    if not 1 <= draft_vocabulary <= sizes.vocabulary:
         raise UsageError(
-            f"--draft-vocab must be 1..{sizes.vocabulary} (the target's vocabulary), not {drafted}"
+            f"--draft-vocab must be 1..{sizes.vocabulary} (the target's vocabulary), not {draft_vocabulary}"
         )
-    weights = sizes.layer_weights
+    layers = sizes.layer_weights
     embedding = sizes.vocabulary * (sizes.hidden_size + sizes.per_layer_width)
-    head = drafted * sizes.hidden_size
-    shared = sizes.tied and drafted == sizes.vocabulary
+    head = draft_vocabulary * sizes.hidden_size
+    shared = sizes.tied and draft_vocabulary == sizes.vocabulary
+    head_of_its_own = 0 if shared else head
     return ExportPlan(
         sizes=sizes,
-        draft_vocabulary=drafted,
+        draft_vocabulary=draft_vocabulary,
         embedding_weights=embedding,
-        head_weights=0 if shared else head,
-        variant_bytes={kind.name: _size(kind, weights, embedding, head, shared) for kind in kinds},
-        seconds=_seconds(kinds, weights + embedding + (0 if shared else head)),
+        head_weights=head_of_its_own,
+        variant_bytes={kind.name: _size(kind, layers, embedding, head, shared) for kind in kinds},
+        seconds=_seconds(kinds, layers + embedding + head_of_its_own),
     )
 
 
 def _refuse_static(kinds: Sequence[VariantKind], why_not: str) -> None:
-    static = next((kind.name for kind in kinds if kind.form == "static"), None)
+    """A `UsageError` if a static variant is asked for of a drafter that has none; `why_not` is the
+    reason, empty for one that has."""
+    static = [kind.name for kind in kinds if kind.form == "static"]
     if static and why_not:
         raise UsageError(
-            f"{static} is only for MoA drafters with CA, a body of their own and no borrowed layers: {why_not}",
+            f"{static[0]} is only for MoA drafters with CA, a body of their own and no borrowed layers: {why_not}",
             hint="leave this variant out",
         )
 
@@ -130,30 +140,40 @@ _KEEPS_STATES = ("onnxruntime", "onnxruntime-openvino")
 
 
 def _refuse_other_hosts(kinds: Sequence[VariantKind], sizes: GraphSizes) -> None:
-    other = next((kind for kind in kinds if kind.runtime not in _KEEPS_STATES), None)
-    if other is not None and sizes.running_states:
-        raise UsageError(
-            f"{other.name}: this model's layers keep running states, which {other.runtime}'s hosts"
-            " do not carry on",
-            hint="leave this variant out",
-        )
+    """A `UsageError` if a drafter with running states is to run in a program that does not carry
+    them from step to step."""
+    if not sizes.running_states:
+        return
+    for kind in kinds:
+        if kind.runtime not in _KEEPS_STATES:
+            raise UsageError(
+                f"{kind.name}: this model's layers keep running states, which {kind.runtime}'s hosts"
+                " do not carry on",
+                hint="leave this variant out",
+            )
 
 
 def _size(kind: VariantKind, layers: int, embedding: int, head: int, shared: bool) -> int:
-    """Bytes of a variant; `shared`: one table is embedding and head."""
-    each = _BYTES_PER_WEIGHT.get(kind.name, 1.0)
+    """Bytes of a variant, for so many weights of its layers, its embedding and its head; `shared`:
+    one table is both of these."""
+    bytes_per_weight = _BYTES_PER_WEIGHT.get(kind.name, 1.0)
     if kind.form == "static":
-        return int((layers + head) * each + embedding * _HOST_EMBEDDING)
-    # The .ort format stores the head transposed, so a shared table is stored twice.
-    return int((layers + embedding + (0 if shared and kind.name != "mobile" else head)) * each)
+        return int((layers + head) * bytes_per_weight + embedding * _HOST_EMBEDDING)
+    weights = layers + embedding
+    # The .ort format of phones stores the head transposed, so a shared table is stored twice.
+    if not shared or kind.name == "mobile":
+        weights += head
+    return int(weights * bytes_per_weight)
 
 
 def _seconds(kinds: Sequence[VariantKind], weights: int) -> float:
+    """About how long a build takes without calibration."""
+    # Dynamic variants of one opset are made from one graph, each static one has its own.
     graphs = {kind.opset if kind.form == "dynamic" else kind.name for kind in kinds}
-    timed = sum(kind.form == "dynamic" for kind in kinds)
-    passes = len(kinds) + 1  # over all weights: one for each variant, and one to compare with torch
-    return round(
-        _SECONDS_PER_GRAPH * len(graphs)
-        + _SECONDS_TO_TIME * timed
-        + passes * weights / _WEIGHTS_PER_SECOND
-    )
+    timed = [kind for kind in kinds if kind.form == "dynamic"]
+    # Over all weights: one pass for each variant, and one to compare with torch.
+    passes = len(kinds) + 1
+    seconds = _SECONDS_PER_GRAPH * len(graphs)
+    seconds += _SECONDS_TO_TIME * len(timed)
+    seconds += passes * weights / _WEIGHTS_PER_SECOND
+    return round(seconds)

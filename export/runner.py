@@ -40,7 +40,8 @@ class StepInput:
     """Running states before the step; none for those before any text."""
 
     def feeds(self, spec: GraphSpec) -> dict[str, Array]:
-        """The graph's inputs."""
+        """Return the step as inputs of a graph of this spec, with a batch of one in front of each and
+        without noise."""
         feeds: dict[str, Array] = {
             "ids": np.array([self.ids], np.int64),
             "positions": np.array([self.positions], np.int64),
@@ -208,27 +209,47 @@ def random_steps(
     seed: int = 0,
     sizes: tuple[tuple[int, int, int, int], ...] = _SIZES,
 ) -> Iterator[StepInput]:
-    """Steps of random trees over random caches and records."""
+    """Yield a step of a random tree over a random cache and records for each of the sizes (tokens,
+    queries, past rows, records)."""
     rng = np.random.default_rng(seed)
 
-    def rows(heads: int, count: int, width: int) -> NDArray[np.float32]:
-        return rng.standard_normal((heads, count, width), np.float32)
+    def rows(heads: KVHeads, count: int) -> Float:
+        """Random keys or values."""
+        return rng.standard_normal((heads.kv_heads, count, heads.head_dim), np.float32)
 
     for tokens, queries, past, records in sizes:
-        parents = [int(rng.integers(-1, node)) if node else -1 for node in range(tokens)]
-        if spec.states:
+        parents = [-1]
+        for node in range(1, tokens):
+            parents.append(int(rng.integers(-1, node)))
+        if spec.states:  # running states cannot branch
             parents = list(range(-1, tokens - 1))
-        held = spec.records if records else None
-        yield StepInput(
-            ids=rng.integers(0, vocabulary, tokens).tolist(),
-            queries=sorted(rng.choice(tokens, queries, replace=False).tolist()),
-            positions=(past + rng.integers(0, 4, tokens).cumsum()).tolist(),
-            mask=np.concatenate(
-                [rng.random((tokens, past)) < 0.8, ancestors(np.array([parents]))[0]], axis=1
-            ),
-            past=[rows(layer.kv_heads, past, layer.head_dim) for layer in spec.cache for _ in "kv"],
-            record_k=rows(held.kv_heads, records, held.head_dim) if held else None,
-            record_v=rows(held.kv_heads, records, held.head_dim) if held else None,
-            feature_rows=rng.integers(-1, past, tokens).tolist() if spec.features else (),
-            states=[rng.standard_normal(shape, np.float32) for shape in spec.states],
+        ids = rng.integers(0, vocabulary, tokens).tolist()
+        chosen = sorted(rng.choice(tokens, queries, replace=False).tolist())
+        positions = (past + rng.integers(0, 4, tokens).cumsum()).tolist()
+        sees_past = rng.random((tokens, past)) < 0.8
+        cache: list[Float] = []
+        for layer in spec.cache:
+            cache += [rows(layer, past), rows(layer, past)]
+        step = StepInput(
+            ids=ids,
+            queries=chosen,
+            positions=positions,
+            mask=np.concatenate([sees_past, ancestors(np.array([parents]))[0]], axis=1),
+            past=cache,
         )
+        if spec.records is not None and records:
+            step.record_k = rows(spec.records, records)
+            step.record_v = rows(spec.records, records)
+        if spec.features:
+            step.feature_rows = rng.integers(-1, past, tokens).tolist()
+        step.states = [rng.standard_normal(shape, np.float32) for shape in spec.states]
+        yield step
+
+
+def empty_cache(spec: GraphSpec) -> list[Float]:
+    """A cache of no tokens: keys, then values, of each layer that keeps them."""
+    rows: list[Float] = []
+    for layer in spec.cache:
+        empty = np.zeros((layer.kv_heads, 0, layer.head_dim), np.float32)
+        rows += [empty, empty]
+    return rows

@@ -79,44 +79,44 @@ class SetupPlan:
     calibrates: bool
 
     def lines(self) -> list[str]:
-        """For people. Every line is computed."""
-        device = max(self.export.variant_bytes.values())
-        disk = gigabytes(self.export.disk)
-        memory = gigabytes(self.export.memory)
-        seconds = self.export.seconds
-        variants = ", ".join(
-            f"{name} {gigabytes(size)}" for name, size in self.export.variant_bytes.items()
-        )
-        return [
+        """The plan as lines for people. Every figure is computed."""
+        sizes = self.export.variant_bytes
+        largest_variant = max(sizes.values())
+        variants = ", ".join(f"{name} {gigabytes(size)}" for name, size in sizes.items())
+        calibration = NOT_CALIBRATED
+        if self.calibrates:
+            calibration = "calibration: on the prompts given, with the target in memory"
+        lines = [
             f"target ({self.family}): {self.target_weights / 1e9:.3g}B weights, {gigabytes(self.target_bytes)}"
             f" {self.target_form}, and {self.kv_bytes_per_token / 1024:.4g} kB of KV cache a token",
             f"bundle: {variants}",
-            f"making it takes {disk} of disk, {memory} of memory, and about {seconds:.0f} s on two cores",
+            f"making it takes {gigabytes(self.export.disk)} of disk,"
+            f" {gigabytes(self.export.memory)} of memory, and about {self.export.seconds:.0f} s on two cores",
             f"a forward of the target takes at least: {_least_times(self.target_bytes, _GPUS)}",
-            f"a step on the device takes at least: {_least_times(device, _DEVICES)}",
-            "calibration: on the prompts given, with the target in memory"
-            if self.calibrates
-            else NOT_CALIBRATED,
-            *(
-                ["training: moa-train --dry-run measures its time and memory"]
-                if self.trains
-                else []
-            ),
+            f"a step on the device takes at least: {_least_times(largest_variant, _DEVICES)}",
+            calibration,
         ]
+        if self.trains:
+            lines.append("training: moa-train --dry-run measures its time and memory")
+        return lines
 
 
 def _least_times(size: int, bandwidths: Mapping[str, int]) -> str:
-    """A step reads all weights once."""
-    return ", ".join(
-        f"{1e-6 * size / rate:.2g} ms ({name}, {rate} GB/s)" for name, rate in bandwidths.items()
-    )
+    """The shortest time of a step over `size` bytes of weights, all of which it reads once, on each
+    machine by its memory bandwidth in GB/s."""
+    times = []
+    for name, rate in bandwidths.items():
+        milliseconds = 1e-6 * size / rate
+        times.append(f"{milliseconds:.2g} ms ({name}, {rate} GB/s)")
+    return ", ".join(times)
 
 
 def make_setup_plan(setup: Setup) -> SetupPlan:
-    """Read shapes and tokenizers, and refuse a pair that cannot work."""
+    """Estimate a setup from shapes and tokenizers; a `UsageError` for a pair that cannot work. Where
+    the sibling cannot be exported, the error names others of this machine that can."""
     facts, folder = read_facts(setup.target, identify=False)
-    _, small = read_facts(setup.sibling, identify=False)
-    if _tokenizer_of(folder) != _tokenizer_of(small):
+    _, sibling_folder = read_facts(setup.sibling, identify=False)
+    if _tokenizer_of(folder) != _tokenizer_of(sibling_folder):
         raise UsageError(
             f"{setup.sibling} has another tokenizer than {setup.target}",
             hint="take a small model of the same family and generation",
@@ -124,28 +124,25 @@ def make_setup_plan(setup: Setup) -> SetupPlan:
     try:
         export = make_plan(setup.target, PREFIX + setup.sibling, setup.variants, None)
     except UnsupportedModelError as error:
-        others = others_of_its_tokenizer(folder, small)
+        others = others_of_its_tokenizer(folder, sibling_folder)
         if not others:
             raise
         raise UnsupportedModelError(
             str(error), hint=f"here are models of the same tokenizer: {', '.join(others)}"
         ) from None
-    weights = sum(map(math.prod, text_shapes(folder).values()))
+    weights = _weights_in(folder)
     target_bytes = weights * _BYTES_PER_TARGET_WEIGHT
     target_form = "in bfloat16"
     if is_gguf(setup.target):
         target_bytes = file_bytes(Path(setup.target).expanduser())
         target_form = "in its GGUF file"
+    keys_and_values = 2 * facts.layers * facts.kv_heads * facts.head_dim  # of a token
     return SetupPlan(
         family=facts.family,
         target_weights=weights,
         target_bytes=target_bytes,
         target_form=target_form,
-        kv_bytes_per_token=2
-        * facts.layers
-        * facts.kv_heads
-        * facts.head_dim
-        * _BYTES_PER_TARGET_WEIGHT,
+        kv_bytes_per_token=keys_and_values * _BYTES_PER_TARGET_WEIGHT,
         export=export,
         trains=bool(setup.records),
         calibrates=bool(setup.calibration),
@@ -154,30 +151,36 @@ def make_setup_plan(setup: Setup) -> SetupPlan:
 
 def _tokenizer_of(folder: Path) -> str:
     """The hash of a folder's tokenizer; an error where it has none that a device can use."""
-    file = folder / "tokenizer.json"
-    return tokenizer_hash_of(folder) if file.is_file() else TargetTokenizer.of(folder).hash
+    if (folder / "tokenizer.json").is_file():
+        return tokenizer_hash_of(folder)
+    return TargetTokenizer.of(folder).hash
 
 
 def others_of_its_tokenizer(target: Path, sibling: Path) -> list[str]:
-    """Models on this machine that could be the sibling instead, the smallest first: beside the two,
-    and in the hub's cache."""
+    """The names of up to three models on this machine that could be the sibling instead, the smallest
+    first. It looks into the folders beside the two models, and into the hub's cache."""
     wanted = _tokenizer_of(target)
-    beside = {folder for model in (target, sibling) for folder in model.parent.iterdir()}
+    beside = {*target.parent.iterdir(), *sibling.parent.iterdir()} - {target, sibling}
     cached = {Path(path).parent: name for name, path in _cached_models()}
-    found: list[tuple[int, str]] = []
-    for folder in sorted((beside - {target, sibling}) | cached.keys())[:_MOST_LOOKED_AT]:
+    found: list[tuple[int, str]] = []  # number of weights, name
+    for folder in sorted(beside | cached.keys())[:_MOST_LOOKED_AT]:
+        # A folder that is no model, or cannot be a sibling, raises one of these.
         with contextlib.suppress(UsageError, OSError, ValueError):
             if not (folder / "tokenizer.json").is_file():
                 continue
             refuse_as_sibling(read_shape(folder)[1])
             if _tokenizer_of(folder) == wanted:
-                size = sum(map(math.prod, text_shapes(folder).values()))
-                found.append((size, cached.get(folder, str(folder))))
-    return [name for _, name in sorted(found)][:3]
+                found.append((_weights_in(folder), cached.get(folder, str(folder))))
+    return [name for _, name in sorted(found)[:3]]
+
+
+def _weights_in(folder: Path) -> int:
+    """The number of weights of a folder's language model, from its files' headers."""
+    return sum(math.prod(shape) for shape in text_shapes(folder).values())
 
 
 def _cached_models() -> Iterator[tuple[str, str]]:
-    """Names of models in the hub's cache, and one file of each."""
+    """Yield the name of each model in the hub's cache, and the path of its config.json."""
     with contextlib.suppress(CacheNotFound):
         for repository in scan_cache_dir().repos:
             for revision in repository.revisions:
@@ -189,9 +192,11 @@ def _cached_models() -> Iterator[tuple[str, str]]:
 def training_command(setup: Setup) -> list[str]:
     """Arguments of `moa-train`: the sibling stays as it is, and only its attention to records is
     trained."""
-    words = [setup.target, "--data", *setup.records, "--out", str(setup.drafter)]
-    words += ["--attention", "--body", setup.sibling, "--freeze-body"]
-    return words if setup.steps is None else [*words, "--steps", str(setup.steps)]
+    arguments = [setup.target, "--data", *setup.records, "--out", str(setup.drafter)]
+    arguments += ["--attention", "--body", setup.sibling, "--freeze-body"]
+    if setup.steps is not None:
+        arguments += ["--steps", str(setup.steps)]
+    return arguments
 
 
 def run_setup(setup: Setup, train: Callable[[Sequence[str]], int], say: Notify) -> None:
