@@ -38,7 +38,8 @@ _parts_of = msgspec.json.Decoder(_Parts)
 
 
 def read_tokenizer(file: Path) -> Tokenizer:
-    """The tokenizer, or an error that names the problem of its file."""
+    """Load a tokenizer from its file after checking it; a `BundleError` that names the file's problem
+    otherwise."""
     content = checked_tokenizer(file)
     try:
         with tokenizer_errors("read"):
@@ -134,7 +135,8 @@ def _longest_precompiled(step: dict[str, Any]) -> int:
 
 @contextlib.contextmanager
 def tokenizer_errors(what: str) -> Iterator[None]:
-    """The tokenizers library raises bare `Exception`, and panics that are not derived from it."""
+    """Turn whatever the tokenizers library raises into a `BundleError` that says it cannot do `what`.
+    It raises bare `Exception`, and panics that are not derived from it."""
     try:
         yield
     except MoaError:

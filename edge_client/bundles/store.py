@@ -32,7 +32,7 @@ def _pulled(name: str) -> Path | None:
 
 
 def check_name(name: str) -> str:
-    """The name, or an error."""
+    """Return a name for a bundle as it is; a `UsageError` for what cannot be one."""
     if not _NAME.fullmatch(name) or name.endswith(PARTIAL) or name == EMBEDDED:
         raise UsageError(
             f"{name[:64]!r} is no name for a bundle", hint="--name: up to 64 of A-Z a-z 0-9 . _ -"

@@ -60,23 +60,29 @@ class Dialling:
     """Whether the connection has brought tokens."""
 
     def due(self) -> float | None:
-        """When the next attempt may begin; None: not before `new_turn`, or while cut off."""
-        return None if self.cut or self.refused is not None else self.retry.not_before
+        """When the next attempt may begin; None while none may: after a refusal before `new_turn`,
+        or while cut off."""
+        if self.cut or self.refused is not None:
+            return None
+        return self.retry.not_before
 
     def welcomed(self, now: float) -> None:
-        """The verifier has sent its welcome."""
+        """Note that the verifier has sent its welcome."""
         self._up_since = now
         self.last_error = None
 
     def won(self) -> None:
-        """Tokens arrived: however soon the connection ends, the next one may begin at once."""
+        """Note that tokens arrived: however soon the connection ends, the next one may begin at
+        once."""
         self._won = True
 
     def ended(self, error: MoaError, now: float) -> None:
-        """An attempt failed, or a connection ended."""
+        """Note that an attempt failed, or a connection ended, and decide when the next attempt may
+        begin: after a pause that grows with each failure in a row, or as the verifier has asked."""
         if self._up_since is not None:
             self.down_since = now
-            if self._won or now - self._up_since >= _SETTLED_SECONDS:
+            has_settled = now - self._up_since >= _SETTLED_SECONDS
+            if self._won or has_settled:
                 self.retry.progressed()
         self._won = False
         self._up_since = None
@@ -85,14 +91,13 @@ class Dialling:
         self.failures += 1
         if isinstance(error, RemoteError) and error.code in _FINAL:
             self.refused = error
-        self.retry.failed(
-            now, asked_wait=max(self.asked_wait, getattr(error, "retry_after", None) or 0.0)
-        )
+        retry_after = getattr(error, "retry_after", None) or 0.0
+        self.retry.failed(now, asked_wait=max(self.asked_wait, retry_after))
         self.asked_wait = 0.0
 
     def new_turn(self) -> None:
-        """A new turn, or a user who asks for a connection: the cause of the last failure may be
-        gone."""
+        """Let the next attempt begin soon, even after a refusal: with a new turn, or where a user asks
+        for a connection, the cause of the last failure may be gone."""
         self.refused = None
         self.retry.not_before = min(self.retry.not_before, self._ended_at + _LEAST_PAUSE)
 
@@ -100,28 +105,14 @@ class Dialling:
 def explain(
     error: BaseException, url: str, *, tls: bool, token: bool = False, worked: bool = False
 ) -> MoaError:
-    """The error of a connection, as one line with a hint: what may be wrong at an address that
-    never `worked`. `tls` and `token`: whether they were used."""
+    """Turn whatever ended a connection or an attempt into an error of one line, with a hint at what
+    may be wrong. `tls` and `token` say whether they were used, `worked` whether a connection to this
+    address has been welcomed before: then the address itself is right."""
     match error:
         case MoaError():
             return error
-        case InvalidStatus() if error.response.status_code in (401, 403):
-            status = error.response.status_code
-            if token:
-                why = "the verifier refused the token"
-                hint = "give the one it knows with --token"
-            else:
-                why = f"{url} wants a token"
-                hint = "pass --token; and is it a verifier's address?"
-            return RemoteError("unauthorized", f"{why} (HTTP {status})", hint=hint)
         case InvalidStatus():
-            status = error.response.status_code
-            if process_exception(error) is None or status == 429:
-                return LinkError(f"the verifier is not available now (HTTP {status})")
-            return LinkError(
-                f"{url} answers HTTP {status}: it is not a verifier",
-                hint="check host, port and path",
-            )
+            return _explain_status(error, url, token=token)
         case InvalidURI():
             return UsageError(
                 f"{url!r} is not a verifier address: {error}", hint="like ws://host:8765"
@@ -142,34 +133,55 @@ def explain(
         case NegotiationError() | InvalidHandshake():
             if worked:
                 return LinkError(f"{url} does not answer now")
-            if isinstance(error.__cause__, EOFError):  # a tunnel or proxy, or a port without TLS
-                hint = "is `cloud-verifier serve` running behind that port" + (
-                    "?" if tls else ", and without --tls-cert?"
-                )
-                return LinkError(
-                    f"cannot reach {url}: the connection was closed without an answer", hint=hint
-                )
-            hint = "" if tls else "is it a TLS port? then wss://"
-            return LinkError(
-                f"{url} does not answer as a verifier: {safe_line(str(error))}", hint=hint
-            )
+            return _explain_handshake(error, url, tls=tls)
         case TimeoutError() | asyncio.TimeoutError():
             return LinkError(f"cannot reach {url}: no answer in time")
         case ConnectionClosed() | OSError() | EOFError():
-            serving = "is `cloud-verifier serve` running there" + (
-                ", with --tls-cert?" if tls else "?"
-            )
-            if not tls and urlsplit(url).port is None:
-                serving = "that is port 80; a verifier has 8765 if not told otherwise"
-            return LinkError(
-                f"cannot reach {url}: {safe_line(str(error)) or type(error).__name__}", hint=serving
-            )
+            hint = "is `cloud-verifier serve` running there?"
+            if tls:
+                hint = "is `cloud-verifier serve` running there, with --tls-cert?"
+            elif urlsplit(url).port is None:
+                hint = "that is port 80; a verifier has 8765 if not told otherwise"
+            said = safe_line(str(error)) or type(error).__name__
+            return LinkError(f"cannot reach {url}: {said}", hint=hint)
         case _:
             return LinkError(f"cannot reach {url}: {type(error).__name__}: {safe_line(str(error))}")
 
 
+def _explain_status(error: InvalidStatus, url: str, *, token: bool) -> MoaError:
+    """The error for a handshake that was answered with an HTTP status: a token is missing or wrong,
+    the verifier is not available now, or something else answers at this address."""
+    status = error.response.status_code
+    if status in (401, 403):
+        why = f"{url} wants a token"
+        hint = "pass --token; and is it a verifier's address?"
+        if token:
+            why = "the verifier refused the token"
+            hint = "give the one it knows with --token"
+        return RemoteError("unauthorized", f"{why} (HTTP {status})", hint=hint)
+    is_for_now = process_exception(error) is None  # websockets' own list of such statuses
+    if is_for_now or status == 429:
+        return LinkError(f"the verifier is not available now (HTTP {status})")
+    return LinkError(
+        f"{url} answers HTTP {status}: it is not a verifier", hint="check host, port and path"
+    )
+
+
+def _explain_handshake(error: Exception, url: str, *, tls: bool) -> MoaError:
+    """The error for a handshake that failed at an address that has never worked."""
+    if isinstance(error.__cause__, EOFError):  # a tunnel or proxy, or a port without TLS
+        hint = "is `cloud-verifier serve` running behind that port?"
+        if not tls:
+            hint = "is `cloud-verifier serve` running behind that port, and without --tls-cert?"
+        return LinkError(
+            f"cannot reach {url}: the connection was closed without an answer", hint=hint
+        )
+    hint = "" if tls else "is it a TLS port? then wss://"
+    return LinkError(f"{url} does not answer as a verifier: {safe_line(str(error))}", hint=hint)
+
+
 def refusal(message: Error) -> MoaError:
-    """Why the verifier refuses us, with what to do about it."""
+    """The error for a verifier that refuses us, with what to do about it."""
     error = remote_error(message)
     error.hint = _HINTS.get(message.code, error.hint)
     return error

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 _PACE_SECONDS = 2.0
 """Time constant of the pace."""
+_KEPT_BY_A_GUESS = 0.98
+"""Share of the weight of earlier guesses that is left after another one: the latest 50 count most."""
 
 
 @dataclass(slots=True)
@@ -18,7 +20,8 @@ class RoundTrip:
     samples: int = 0
 
     def add(self, seconds: float) -> None:
-        """A measurement."""
+        """Take in a measurement in seconds, with TCP's weights: an eighth of it, and a quarter of how
+        far it is from the estimate."""
         seconds = max(0.0, seconds)
         if self.samples == 0:
             self.smoothed = seconds
@@ -42,7 +45,7 @@ class Smoothed:
     samples: int = 0
 
     def add(self, sample: float) -> None:
-        """A measurement."""
+        """Take in a measurement."""
         # The first few samples count as a plain mean, so that none of them dominates.
         weight = max(self.weight, 1.0 / (self.samples + 1))
         self.value += (sample - self.value) * weight
@@ -57,15 +60,18 @@ class Pace:
     seconds: float = 0.0
 
     def add(self, tokens: float, seconds: float) -> None:
-        """Tokens arrived within `seconds`."""
+        """Take in that so many tokens arrived within `seconds`. Earlier ones count less, the longer
+        ago they are."""
         kept = math.exp(-seconds / _PACE_SECONDS)
         self.tokens = self.tokens * kept + tokens
         self.seconds = self.seconds * kept + seconds
 
     @property
     def rate(self) -> float:
-        """0 before the first measurement."""
-        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+        """Tokens a second lately; 0 before the first measurement."""
+        if self.seconds <= 0:
+            return 0.0
+        return self.tokens / self.seconds
 
 
 @dataclass(slots=True)
@@ -78,14 +84,17 @@ class Streak:
     """Guesses of this text so far."""
 
     def add(self, right: int, wrong: bool) -> None:
-        """`right` guesses were right, and then one was wrong, or there was none."""
-        kept = 0.98 ** (right + wrong)
+        """Take in that `right` guesses in a row were right, and that the one behind them was `wrong`,
+        or that there was none."""
+        wrong_guesses = 1 if wrong else 0
+        kept = _KEPT_BY_A_GUESS ** (right + wrong_guesses)
         self.right = self.right * kept + right
-        self.wrong = self.wrong * kept + wrong
-        self.judged += right + wrong
+        self.wrong = self.wrong * kept + wrong_guesses
+        self.judged += right + wrong_guesses
 
     def begin(self, weight: float) -> None:
-        """Another text: earlier guesses count as a prior, with a weight of so many guesses at most."""
+        """Begin with another text: earlier guesses count as a prior, with a weight of so many guesses
+        at most."""
         kept = min(1.0, weight / max(1e-9, self.right + self.wrong))
         self.right = self.right * kept
         self.wrong = self.wrong * kept
@@ -98,5 +107,6 @@ class Streak:
 
     @property
     def at_least(self) -> float:
-        """The same if the next one is wrong: a few right ones in a row are often luck."""
+        """Expected guesses before the next wrong one, if the very next one is wrong: a few right ones
+        in a row are often luck."""
         return self.right / (self.wrong + 1)

@@ -20,10 +20,9 @@ async def local_verifier(
     *arguments: str, needs: Sequence[str] = ("torch", "transformers")
 ) -> AsyncIterator[str]:
     """Run `cloud-verifier serve` with these flags as a child process while the body runs; yields
-    its address. `needs`: packages without which it cannot start."""
-    missing = [
-        name for name in ("cloud_verifier", *needs) if importlib.util.find_spec(name) is None
-    ]
+    its address. `needs` are packages without which it cannot start."""
+    packages = ("cloud_verifier", *needs)
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         extra = "verifier" if "torch" in needs else "upstream"
         raise UsageError(
@@ -49,6 +48,8 @@ async def local_verifier(
 
 
 async def _address(process: asyncio.subprocess.Process, errors: IO[bytes]) -> str:
+    """Wait for the line in which a starting verifier prints its address; a `LinkError` with its last
+    words if it ends instead, or takes too long. `errors` is the file with its stderr."""
     assert process.stdout is not None
     try:
         async with asyncio.timeout(_START_SECONDS):
@@ -58,5 +59,6 @@ async def _address(process: asyncio.subprocess.Process, errors: IO[bytes]) -> st
     if "ws" not in line:
         errors.seek(0)
         said = errors.read().decode(errors="replace").strip().splitlines()
-        raise LinkError(f"the local verifier did not start: {said[-1] if said else 'no message'}")
+        last_words = said[-1] if said else "no message"
+        raise LinkError(f"the local verifier did not start: {last_words}")
     return line.split()[-1]

@@ -26,7 +26,8 @@ class Mailbox:
     waiting_bytes: int = 0
 
     def put(self, arrived: float, message: ServerMessage, size: int) -> None:
-        """Add a message of `size` bytes."""
+        """Add a message of `size` bytes that arrived at this time; a `ProtocolError` where far more
+        is waiting than a verifier is asked for."""
         self.waiting_bytes += size
         if len(self.messages) >= _MAX_WAITING or self.waiting_bytes > _MAX_WAITING_BYTES:
             raise ProtocolError(
@@ -36,21 +37,20 @@ class Mailbox:
         self.news.set()
 
     def take(self) -> list[tuple[float, ServerMessage]]:
-        """All messages since the last call."""
+        """Take out all messages that have arrived since the last call, each with its time."""
         taken = list(self.messages)
         self.messages.clear()
         self.waiting_bytes = 0
         return taken
 
     async def wait(self, seconds: float | None) -> None:
-        """Wait for news, or until the time is over."""
+        """Wait until a message has arrived or the link has changed, at most for so many seconds
+        (None: for as long as it takes)."""
         if self.messages:
             return
-        timer = (
-            asyncio.get_running_loop().call_later(seconds, self.news.set)
-            if seconds is not None
-            else None
-        )
+        timer = None
+        if seconds is not None:
+            timer = asyncio.get_running_loop().call_later(seconds, self.news.set)
         try:
             await self.news.wait()
         finally:

@@ -13,30 +13,38 @@ _CLOSE = 0.5
 
 @dataclass
 class RecordFlow:
-    """The verifier paces records by the acknowledgements."""
+    """What has been received of activation records, and acknowledged: the verifier sends more only
+    as they are acknowledged."""
 
     bandwidth: Smoothed = field(default_factory=Smoothed)
     """Bytes a second at which runs of records arrive, where two follow each other closely."""
     _received: int = 0
+    """Bytes of records that this connection has brought, and that are stored or dropped."""
     _acknowledged: int = 0
-    _last: float = 0.0
+    """Bytes of them that the verifier has been told."""
+    _last: float | None = None
+    """When the latest run of records arrived."""
 
     def connected(self) -> None:
-        """Counting starts again on every connection."""
-        self._received = self._acknowledged = 0
+        """Begin to count again: each connection has counts of its own."""
+        self._received = 0
+        self._acknowledged = 0
 
     def arrived(self, size: int, now: float) -> None:
-        """A run of records arrived: update the rate."""
-        if self._last and size and 0 < now - self._last < _CLOSE:
-            self.bandwidth.add(size / (now - self._last))
+        """Note that a run of records of `size` bytes arrived, and estimate the link's bandwidth by it
+        if it came close behind another one."""
+        if self._last is not None and size > 0:
+            seconds = now - self._last
+            if 0 < seconds < _CLOSE:
+                self.bandwidth.add(size / seconds)
         self._last = now
 
     def taken(self, size: int) -> None:
-        """A run of records is stored or dropped: the verifier may send more."""
+        """Note that a run of records is stored or dropped: the verifier may send more."""
         self._received += size
 
     def acknowledge(self) -> Ack | None:
-        """The acknowledgement to send, if there is anything new."""
+        """Return the acknowledgement to send; None if nothing has been taken since the last one."""
         if self._received == self._acknowledged:
             return None
         self._acknowledged = self._received

@@ -26,14 +26,16 @@ class Retry:
     not_before: float = 0.0
 
     def failed(self, now: float, *, asked_wait: float = 0.0) -> None:
-        """An attempt failed; the other end may have asked for a pause of `asked_wait` seconds."""
-        pause = min(self.longest, self.first * 2.0 ** min(self.attempts, 30))
+        """Note that an attempt failed, and set when the next one may begin. The other end may have
+        asked for a pause of `asked_wait` seconds, which is kept, or made a little longer."""
+        doublings = min(self.attempts, 30)  # so that the power stays a number
+        pause = min(self.longest, self.first * 2.0**doublings)
         pause *= 0.5 + 0.5 * self.jitter()
-        asked = min(asked_wait, LONGEST_WAIT) * (1 + 0.25 * self.jitter())
+        asked_pause = min(asked_wait, LONGEST_WAIT) * (1 + 0.25 * self.jitter())
         self.attempts += 1
-        self.not_before = now + max(pause, asked)
+        self.not_before = now + max(pause, asked_pause)
 
     def progressed(self) -> None:
-        """Progress: the next failure counts as the first again."""
+        """Note progress: the next failure counts as the first again."""
         self.attempts = 0
         self.not_before = 0.0

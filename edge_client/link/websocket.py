@@ -119,12 +119,18 @@ class VerifierLink:
 
     @property
     def state(self) -> Literal["up", "down", "refused"]:
-        """Whether the verifier can be asked now; refused: no new attempt before the next turn."""
-        return "up" if self.up else "refused" if self.dialling.refused is not None else "down"
+        """Whether the verifier can be asked now. `refused`: it cannot, and no new attempt is made
+        before the next turn."""
+        if self.up:
+            return "up"
+        if self.dialling.refused is not None:
+            return "refused"
+        return "down"
 
     @contextlib.contextmanager
     def mailbox(self) -> Iterator[Mailbox]:
-        """A mailbox while the body runs."""
+        """Yield a mailbox that gets the messages of the sessions that are sent for with it, until the
+        body ends."""
         box = Mailbox()
         self._listening.add(box)
         try:
@@ -142,7 +148,9 @@ class VerifierLink:
         self._redial.set()
 
     async def send(self, message: ClientMessage, box: Mailbox | None = None) -> None:
-        """Send now, or lose the connection: unanswered messages are sent again after a reconnect.
+        """Send a message now. If that fails, or takes too long, the connection is dropped: unanswered
+        messages are sent again after a reconnect, by whoever sends them. While there is no
+        connection nothing is sent.
 
         From now on what comes for its session goes to this mailbox. A message that no verifier
         would read is not sent: its session is refused, and the link goes on for the others.
@@ -172,7 +180,7 @@ class VerifierLink:
             self.drop()
 
     async def close_session(self, session: bytes) -> None:
-        """Close a session: now, or on the next connection."""
+        """Tell the verifier that a session is over: now, or on the next connection."""
         self._opening.pop(session, None)
         self._asking.pop(session, None)
         if self.up:
@@ -181,14 +189,14 @@ class VerifierLink:
             self._to_close.append(session)
 
     def drop(self) -> None:
-        """Abort the connection: it seems dead. A new one is opened."""
+        """Abort the connection, which seems dead; a new one is opened in the background."""
         if self._connection is not None:
             self._connection.transport.abort()
         self.up = False
         self._tell_all()
 
     def cut_off(self, *, cut: bool) -> None:
-        """Disconnect, or connect again: to try what happens offline."""
+        """Disconnect and stay so (`cut`), or connect again: for trying what happens offline."""
         self.dialling.cut = cut
         if cut:
             self.drop()
@@ -214,13 +222,16 @@ class VerifierLink:
     # ---- in the background
 
     async def _keep_connected(self) -> None:
+        """Connect, and connect again whenever a connection ends or an attempt fails, as soon as
+        `dialling` allows. Ends when the link is not wanted any more."""
         while True:
             self._redial.clear()
             due = self.dialling.due()
             if due is None:
                 await self._redial.wait()
                 continue
-            if (pause := due - perf_counter()) > 0:
+            pause = due - perf_counter()
+            if pause > 0:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
                         await self._redial.wait()
@@ -230,14 +241,12 @@ class VerifierLink:
             except Exception as error:  # after any error the device continues and connects again
                 if not self._wanted:
                     return
-                tls = self.endpoint.tls is not None
-                worked = self.connections > 0
                 why = explain(
                     error,
                     self.endpoint.url,
-                    tls=tls,
+                    tls=self.endpoint.tls is not None,
                     token=bool(self.endpoint.token),
-                    worked=worked,
+                    worked=self.connections > 0,
                 )
                 self.dialling.ended(why, perf_counter())
             self.up = False
@@ -250,13 +259,14 @@ class VerifierLink:
         headers = {SESSION_HEADER: self.key}
         if endpoint.token:
             headers["Authorization"] = f"Bearer {endpoint.token}"
+        is_here = is_loopback(urlsplit(endpoint.url).hostname or "")
         async with _Connect(
             endpoint.url,
             ssl=endpoint.tls,
             additional_headers=headers,
             subprotocols=[Subprotocol(SUBPROTOCOL)],
             compression=None,
-            proxy=None if is_loopback(urlsplit(endpoint.url).hostname or "") else True,
+            proxy=None if is_here else True,  # True: the one that the environment names
             open_timeout=endpoint.connect_seconds,
             close_timeout=0.5,
             ping_interval=endpoint.keepalive_seconds,
@@ -266,6 +276,8 @@ class VerifierLink:
             await self._converse(connection)
 
     async def _converse(self, connection: ClientConnection) -> None:
+        """Exchange hello and welcome over a new connection, then deliver what arrives until it
+        ends."""
         if connection.subprotocol != SUBPROTOCOL:
             url = self.endpoint.url
             raise ProtocolError(
@@ -274,7 +286,27 @@ class VerifierLink:
         if self.dialling.cut:  # while connecting
             raise LinkError("disconnected on purpose")
         self._connection = connection
-        said = perf_counter()
+        hello_sent_at = perf_counter()
+        welcome = await self._exchange_hello(connection)
+        now = perf_counter()
+        self.rtt.add(now - hello_sent_at)
+        self.flow.connected()
+        self._opening.clear()
+        self._asking.clear()
+        self.dialling.welcomed(now)
+        self.welcome = welcome
+        self.up = True
+        self.connections += 1
+        while self._to_close:
+            await self.send(Close(self._to_close.popleft()))
+        self._tell_all()
+        while True:
+            size, message = await self._receive(connection)
+            self.deliver(perf_counter(), message, size)
+
+    async def _exchange_hello(self, connection: ClientConnection) -> Welcome:
+        """Send hello and return the verifier's welcome; an error if it refuses us, or its welcome
+        cannot be used."""
         frame = encode(self.endpoint.hello)
         await connection.send(frame)
         self.sent_bytes += len(frame)
@@ -292,28 +324,13 @@ class VerifierLink:
                 hint="update the older end",
             )
         limits = message.limits
-        if (
-            min(limits.max_prompt_tokens, limits.max_context_tokens) < 2
-            or limits.max_guess_tokens < 1
-        ):
+        longest_text = min(limits.max_prompt_tokens, limits.max_context_tokens)
+        if longest_text < 2 or limits.max_guess_tokens < 1:
             raise ProtocolError("the verifier's limits leave no room for a prompt and an answer")
-        now = perf_counter()
-        self.rtt.add(now - said)
-        self.flow.connected()
-        self._opening.clear()
-        self._asking.clear()
-        self.dialling.welcomed(now)
-        self.welcome = message
-        self.up = True
-        self.connections += 1
-        while self._to_close:
-            await self.send(Close(self._to_close.popleft()))
-        self._tell_all()
-        while True:
-            size, message = await self._receive(connection)
-            self.deliver(perf_counter(), message, size)
+        return message
 
     async def _receive(self, connection: ClientConnection) -> tuple[int, ServerMessage]:
+        """Wait for the next message; returns its size in bytes, and the message."""
         frame = await connection.recv(decode=False)
         self.received_bytes += len(frame)
         try:
@@ -322,7 +339,8 @@ class VerifierLink:
             raise ProtocolError(f"the verifier sent an invalid message: {error}") from None
 
     def deliver(self, arrived: float, message: ServerMessage, size: int) -> None:
-        """Deliver a message of `size` bytes to its conversation."""
+        """Put a message of `size` bytes into the mailbox of its conversation, and note what it says
+        of the link: that requests were answered, records came, or the verifier is about to stop."""
         if isinstance(message, Error) and not message.session:
             message = self._addressed(message)
         session = getattr(message, "session", b"")
@@ -335,31 +353,36 @@ class VerifierLink:
             self._asking.pop(session, None)
         if getattr(message, "tokens", None) or getattr(message, "tail", None):
             self.dialling.won()
-        if (box := self._mailboxes.get(session)) is not None:
+        box = self._mailboxes.get(session)
+        if box is not None:
             box.put(arrived, message, size)
         else:
             self._throw_away(message)
 
     def _addressed(self, message: Error) -> Error:
-        """The error with the session of the message that the verifier could not read, which it
-        cannot name. If that may have been one of several, all are resumed on another connection:
-        nobody can know which lost its message."""
-        unread = list(self._opening) or list(self._asking)
-        if (
-            message.code != Code.BAD_MESSAGE
-            or not unread
-            or (len(unread) > 1 and not self._opening)
-        ):
+        """Return an error that names no session, because the verifier could not read a message, with
+        the session whose message that must have been: the first of those that are being opened, or
+        the only one that has asked for a round.
+
+        Otherwise it is raised, which ends the connection, and all sessions are resumed on another
+        one: nobody can know which of them lost its message.
+        """
+        if message.code != Code.BAD_MESSAGE:
             raise refusal(message)
-        return replace(message, session=unread[0])
+        if self._opening:
+            return replace(message, session=next(iter(self._opening)))
+        if len(self._asking) == 1:
+            return replace(message, session=next(iter(self._asking)))
+        raise refusal(message)
 
     def _throw_away(self, message: ServerMessage) -> None:
-        """No conversation waits for it. Records are acknowledged all the same, or the verifier
-        would stop sending."""
+        """Drop a message that no conversation waits for. Records are acknowledged all the same, or
+        the verifier would stop sending."""
         if isinstance(message, Activations):
             self.flow.taken(len(message.payload))
 
     def _tell_all(self) -> None:
+        """Wake all conversations: the state of the link has changed."""
         for box in self._listening:
             box.news.set()
 
@@ -373,7 +396,8 @@ class _Connect(connect):
 
 
 def tls_context(authority: str) -> ssl.SSLContext:
-    """Certificates are always checked; `authority` is an additional certificate authority."""
+    """The settings of TLS: certificates are always checked, by the system's authorities, or by those
+    in the file `authority` if one is named."""
     try:
         return ssl.create_default_context(cafile=authority or None)
     except (OSError, ssl.SSLError) as error:

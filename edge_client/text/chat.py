@@ -55,9 +55,10 @@ class ChatLog:
     @property
     def sent(self) -> list[dict[str, str]]:
         """The messages that the latest prompt was made of."""
-        kept = [at for at, one in enumerate(self.messages) if one["role"] != "system"]
-        first = kept[0] if kept else len(self.messages)
-        return [*self.messages[:first], *self.messages[first + self._left_out :]]
+        first = 0  # of the messages that may be left out: those of the system at the start stay
+        while first < len(self.messages) and self.messages[first]["role"] == "system":
+            first += 1
+        return self.messages[:first] + self.messages[first + self._left_out :]
 
     def _prompt_of(self, messages: Messages) -> tuple[list[int], str]:
         """Return the ids and the text of these messages, up to the start of the answer."""

@@ -71,6 +71,7 @@ class TextCodec:
 
     @cached_property
     def _template(self) -> ChatTemplate | None:
+        """The chat template, read when it is first needed; None for a bundle without one."""
         if self._template_file is None:
             return None
         from moa.chat.template import ChatTemplate
@@ -111,6 +112,8 @@ class TextCodec:
         return text
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
+        """Return the ids of a text, with the tokenizer's start token or without; a `UsageError` for
+        what is no text."""
         try:
             text.encode()  # lone surrogates, as a file name may bring them, are no UTF-8
         except UnicodeEncodeError:

@@ -159,9 +159,12 @@ class LinkProxy:
     # ---- forwarding
 
     def _condition(self) -> Condition:
+        """The link's condition now."""
         return self.profile.at(asyncio.get_running_loop().time() - self._started)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Connect a new client to the server behind, and carry bytes both ways until either end, or
+        the link, ends it: then both sockets are reset."""
         if self._refusing:
             writer.transport.abort()
             return
@@ -186,7 +189,8 @@ class LinkProxy:
     async def _carry(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction
     ) -> None:
-        """Read, delay every chunk, deliver in order."""
+        """Carry one direction of a connection: read chunks, delay each as the link would, and deliver
+        them in order, until the sender ends."""
         loop = asyncio.get_running_loop()
         in_flight: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         """Chunks with the time of their delivery; an empty chunk is the end."""
@@ -195,6 +199,7 @@ class LinkProxy:
         queued_bytes = 0
 
         async def read() -> None:
+            """Queue what comes with the time of its delivery, and stop while too much is queued."""
             nonlocal queued_bytes
             sent_at = 0.0
             """When the link has sent all bytes so far, at its rate."""

@@ -103,14 +103,16 @@ class WebAppSettings:
 
 
 def build_web_app(settings: WebAppSettings, say: Callable[[str], None] = lambda _: None) -> int:
-    """Write the app; returns the bytes of a first visit."""
-    connect = [origin for verifier in settings.verifiers for origin in _origin(verifier)]
+    """Write the app into its folder; returns the bytes that a first visit loads. The folder is written
+    beside its place and moved there when it is whole."""
+    connect: list[str] = []
+    for verifier in settings.verifiers:
+        connect += _origin(verifier)
     bundle = Bundle.open(settings.bundle)
-    name = settings.variant or next(
-        (name for name in _SUITED if name in bundle.manifest.variants), ""
-    )
+    name = settings.variant or _suited(bundle)
     variant = _usable(bundle, name)
-    if (memory := memory_needed(variant)) > _PHONE_MEMORY:
+    memory = memory_needed(variant)
+    if memory > _PHONE_MEMORY:
         say(f"loading it takes {memory / 2**30:.1f} GB of a browser's memory: phones refuse it")
     bundle.verify([name or bundle.manifest.default_variant])
     out = settings.out.absolute()
@@ -122,15 +124,13 @@ def build_web_app(settings: WebAppSettings, say: Callable[[str], None] = lambda 
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as work:
         folder = Path(work) / out.name
-        for package, part in (
-            ("edge_client.serve", "page"),
-            ("moa.api", "assets"),
-            ("edge_client", "web"),
-        ):
-            _copy(importlib.resources.files(package) / part, folder)
+        # The chat page, and over its files those of the app.
+        _copy(importlib.resources.files("edge_client.serve") / "page", folder)
+        _copy(importlib.resources.files("moa.api") / "assets", folder)
+        _copy(importlib.resources.files("edge_client") / "web", folder)
         runtime = _vendor(settings.packages, folder / "vendor", say)
         config = _config(settings, bundle, variant, folder, runtime)
-        runtime.unlink()
+        runtime.unlink()  # the app loads the packed one
         (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
         _secure(folder, connect)
         size = _service_worker(folder, content_security(connect, wasm=True))
@@ -140,25 +140,37 @@ def build_web_app(settings: WebAppSettings, say: Callable[[str], None] = lambda 
     return size
 
 
+def _suited(bundle: Bundle) -> str:
+    """The variant of a bundle that suits a browser best; empty, the default one, if none does."""
+    for name in _SUITED:
+        if name in bundle.manifest.variants:
+            return name
+    return ""
+
+
 def _replaceable(out: Path) -> bool:
-    """Whether nothing of anybody else is lost: `out` is empty, or an app of ours, by the head of
-    its service worker."""
+    """Whether nothing of anybody else is lost if `out` is replaced: it is an empty folder, or an app
+    of ours, by the head of its service worker."""
     if not out.is_dir():
         return False
+    is_empty = not any(out.iterdir())
+    if is_empty:
+        return True
     script = out / "sw.js"
-    return not any(out.iterdir()) or (
-        script.is_file() and script.read_bytes().startswith(_HEAD.encode())
-    )
+    return script.is_file() and script.read_bytes().startswith(_HEAD.encode())
 
 
 def _usable(bundle: Bundle, name: str) -> Variant:
+    """The variant of this name (empty: the default one); a `BundleError` if no browser can run it."""
     variant = bundle.variant(name)
+    # A page loads a graph of dynamic sizes, and one file of weights beside it.
     if variant.form != "dynamic" or len(variant.files) > 2:
         raise BundleError(
             f"no browser can run variant {name or bundle.manifest.default_variant}",
             hint="build one with `moa-export build --variant web`",
         )
-    if (memory := memory_needed(variant)) > _WASM_MEMORY:
+    memory = memory_needed(variant)
+    if memory > _WASM_MEMORY:
         raise BundleError(
             f"no browser can run variant {name}: loading it takes {memory / 2**30:.1f} GB, and wasm has 4",
             hint="take a smaller drafter, or fewer draft tokens: `moa-export build --draft-vocab`",
@@ -167,8 +179,9 @@ def _usable(bundle: Bundle, name: str) -> Variant:
 
 
 def _origin(verifier: str) -> list[str]:
-    """The endpoint's address, as a content security policy names it; a page may ask its own host
-    in any case."""
+    """The origin of an endpoint that the user may choose, as a content security policy names it; none
+    for a path of the app's own host, which a page may ask in any case. A `UsageError` for what is no
+    address of an endpoint."""
     if verifier.startswith("/") and not verifier.startswith("//"):
         return []
     address = urlsplit(verifier)
@@ -183,10 +196,12 @@ def _origin(verifier: str) -> list[str]:
             f"{verifier!r} is no address of an endpoint",
             hint="https://HOST or https://HOST:PORT; / where the endpoint itself serves the page",
         )
-    return [f"{address.scheme}://{address.netloc.rpartition('@')[2]}"]
+    host = address.netloc.rpartition("@")[2]  # without a user's name and password
+    return [f"{address.scheme}://{host}"]
 
 
 def _copy(source: Traversable, folder: Path) -> None:
+    """Copy a folder of a package, with all folders in it; files that are there are replaced."""
     folder.mkdir(parents=True, exist_ok=True)
     for entry in source.iterdir():
         if entry.is_dir():
@@ -196,11 +211,16 @@ def _copy(source: Traversable, folder: Path) -> None:
 
 
 def _vendor(packages: Path | None, folder: Path, say: Callable[[str], None]) -> Path:
-    """Unpack what is needed of the packages; returns the runtime's program."""
+    """Unpack what is needed of npm's packages into `folder`, from archives in the folder `packages` or
+    fetched by npm (None). Each archive must have the hash that is written down here. Returns the
+    runtime's program."""
     folder.mkdir()
     with tempfile.TemporaryDirectory() as fetched:
         for package in PACKAGES:
-            archive = (packages or _fetch(package, Path(fetched), say)) / package.archive
+            archives = packages
+            if archives is None:
+                archives = _fetch(package, Path(fetched), say)
+            archive = archives / package.archive
             if not archive.is_file():
                 raise UsageError(
                     f"no {package.archive} in {archive.parent}", hint=f"npm pack {package.name}"
@@ -219,6 +239,7 @@ def _vendor(packages: Path | None, folder: Path, say: Callable[[str], None]) -> 
 
 
 def _fetch(package: Package, folder: Path, say: Callable[[str], None]) -> Path:
+    """Have npm download a package's archive into `folder`, and return that folder."""
     say(f"getting {package.name} {package.version} by npm")
     npm = shutil.which("npm")
     if npm is None:
@@ -239,20 +260,22 @@ def _fetch(package: Package, folder: Path, say: Callable[[str], None]) -> Path:
 def _config(
     settings: WebAppSettings, bundle: Bundle, variant: Variant, folder: Path, runtime: Path
 ) -> dict[str, Any]:
-    """What the page reads first: of the manifest what it needs, and its files with their hashes."""
-    manifest, codec = bundle.manifest, bundle.manifest.tokenizer
-    if codec.file is None:
+    """What the page reads first: of the manifest what it needs, and its files with their hashes, which
+    are packed into `folder`."""
+    manifest = bundle.manifest
+    tokenizer = manifest.tokenizer
+    if tokenizer.file is None:
         raise BundleError(f"{bundle.folder} has no tokenizer", hint="build it again with one")
-    rest = [name for name in variant.files if name != variant.model]
     files = {
         "runtime": runtime,
         "model": bundle.path(variant.model),
-        "tokenizer": bundle.path(codec.file),
+        "tokenizer": bundle.path(tokenizer.file),
     }
-    if rest:
-        files["data"] = bundle.path(rest[0])
-    if codec.chat_template:
-        files["template"] = bundle.path(codec.chat_template)
+    weights = [name for name in variant.files if name != variant.model]  # none, or one file
+    if weights:
+        files["data"] = bundle.path(weights[0])
+    if tokenizer.chat_template:
+        files["template"] = bundle.path(tokenizer.chat_template)
     if manifest.vocabulary.map:
         files["map"] = bundle.path(manifest.vocabulary.map)
     records = manifest.records
@@ -264,8 +287,8 @@ def _config(
         "max_tokens": settings.max_new_tokens,
         "memory": memory_needed(variant),
         "small": _PHONE_MEMORY,
-        "eos": codec.eos_ids,
-        "special": codec.special_tokens,
+        "eos": tokenizer.eos_ids,
+        "special": tokenizer.special_tokens,
         "calibration": msgspec.to_builtins(manifest.calibration),
         "graph": {
             "cache": [_heads(heads) for heads in manifest.cache],
@@ -273,7 +296,7 @@ def _config(
             "borrowed": len(records.borrowed) if records is not None else 0,
             "features": "feature_rows" in variant.inputs,
             "vocabulary": manifest.vocabulary.target,
-            "data": Path(rest[0]).name if rest else "",
+            "data": Path(weights[0]).name if weights else "",
             "map": _npy_header(files["map"]) if "map" in files else 0,
         },
         "files": {part: _pack(path, folder) for part, path in files.items()},
@@ -287,11 +310,12 @@ def memory_needed(variant: Variant) -> int:
 
 
 def _heads(heads: KVHeads) -> dict[str, int]:
+    """The heads of a layer, by the page's names."""
     return {"count": heads.kv_heads, "width": heads.head_dim}
 
 
 def _npy_header(path: Path) -> int:
-    """Where the numbers begin."""
+    """The number of bytes before the numbers of an .npy file: the page reads these alone."""
     with path.open("rb") as file:
         np.lib.format.read_magic(file)
         np.lib.format.read_array_header_1_0(file)
@@ -299,36 +323,44 @@ def _npy_header(path: Path) -> int:
 
 
 def packed(runtime: bytes) -> bytes:
-    """As `edge_client/web/lzma.js` unpacks it."""
+    """Compress the runtime's program in the form that `edge_client/web/lzma.js` unpacks."""
     how = {"id": lzma.FILTER_LZMA1, "dict_size": 1 << 24, "lc": 3, "lp": 0, "pb": 0}
     return lzma.compress(runtime, format=lzma.FORMAT_RAW, filters=[how])
 
 
 def _pack(path: Path, folder: Path) -> dict[str, Any]:
+    """Write a compressed copy of a file into the app, named by its content, and return what the page
+    must know of it: the copy's name, and the hash and size of the file itself."""
     digest = sha256(path)
     name = f"packed/{digest[:16]}"
     (folder / "packed").mkdir(exist_ok=True)
     content = path.read_bytes()
-    (folder / name).write_bytes(
-        packed(content) if path.name == RUNTIME else gzip.compress(content, 9, mtime=0)
-    )
+    if path.name == RUNTIME:
+        copy = packed(content)
+    else:
+        copy = gzip.compress(content, 9, mtime=0)  # without a time: equal files give equal copies
+    (folder / name).write_bytes(copy)
     return {"name": name, "sha256": digest, "size": path.stat().st_size}
 
 
 def _secure(folder: Path, connect: list[str]) -> None:
-    """The policy as a tag, for a host that sends no headers."""
+    """Write the content security policy into the page as a tag, for a host that sends no headers.
+    `connect` are the origins that the page may ask."""
     page = folder / "index.html"
-    tag = f'<meta http-equiv="Content-Security-Policy" content="{content_security(connect, wasm=True, header=False)}">'
-    marked = '<meta charset="utf-8">\n'
+    policy = content_security(connect, wasm=True, header=False)
+    tag = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    before = '<meta charset="utf-8">\n'
     html = page.read_text(encoding="utf-8")
-    assert marked in html
-    page.write_text(html.replace(marked, f"{marked}{tag}\n"), encoding="utf-8")
+    assert before in html
+    page.write_text(html.replace(before, f"{before}{tag}\n"), encoding="utf-8")
 
 
-def _service_worker(folder: Path, rules: str) -> int:
-    """Tell the service worker its files; returns their bytes, compressed."""
+def _service_worker(folder: Path, policy: str) -> int:
+    """Write into the service worker which files the app has, of which types, and the policy that it
+    sends with them; returns the bytes of all files, compressed. Its version follows from their
+    contents, so that a browser that has the app takes a new one as a whole."""
     files: dict[str, str] = {}
-    hashes = hashlib.sha256(rules.encode())
+    hashes = hashlib.sha256(policy.encode())
     size = 0
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
@@ -336,14 +368,14 @@ def _service_worker(folder: Path, rules: str) -> int:
             continue
         content = path.read_bytes()
         hashes.update(name.encode() + content)
-        size += len(content) if name.startswith("packed/") else len(gzip.compress(content))
-        kind = TYPES.get(name.rpartition(".")[2], "application/octet-stream")
-        files["./" if name == "index.html" else name] = kind
+        is_packed = name.startswith("packed/")
+        size += len(content) if is_packed else len(gzip.compress(content))
+        content_type = TYPES.get(name.rpartition(".")[2], "application/octet-stream")
+        address = "./" if name == "index.html" else name
+        files[address] = content_type
     script = folder / "sw.js"
-    known = "".join(
-        f"const {name} = {json.dumps(value)};\n"
-        for name, value in (("FILES", files), ("POLICY", rules))
-    )
-    head = f'{_HEAD}{hashes.hexdigest()[:16]}";\n{known}'
+    head = f'{_HEAD}{hashes.hexdigest()[:16]}";\n'
+    head += f"const FILES = {json.dumps(files)};\n"
+    head += f"const POLICY = {json.dumps(policy)};\n"
     script.write_text(head + script.read_text(encoding="utf-8"), encoding="utf-8")
     return size

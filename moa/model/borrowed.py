@@ -215,7 +215,9 @@ class BorrowedLayers(nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows]
     ) -> tuple[Tensor, list[Rows]]:
-        """States after the final norm, and each layer's new rows."""
+        """Run all layers over states `x` `[B, T, hidden]`. `past` has the keys and values of each
+        layer for the tokens before. Returns the states after the final norm, and each layer's keys
+        and values of these tokens."""
         new_rows = []
         for index, layer_past in enumerate(past):
             x, layer_rows = self.layer(index, x, positions, mask, layer_past)
@@ -231,7 +233,7 @@ class BorrowedLayers(nn.Module):
         past: Rows,
         beside: BesideStates | None = None,
     ) -> tuple[Tensor, Rows]:
-        """States after one layer, and its new rows."""
+        """Run one layer; returns the states after it, and its keys and values of these tokens."""
         cache = _Past(past)
         return self._run(index, x, positions, mask, cache, beside), cache.new
 
@@ -244,7 +246,8 @@ class BorrowedLayers(nn.Module):
     def running_layer(
         self, index: int, x: Tensor, positions: Tensor, past: Sequence[Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The same of a layer with running states, over a chain: its states after the last token."""
+        """Run one layer with running states over a chain of tokens. `past` are its states before the
+        chain; returns the hidden states after the layer, and its own after the last token."""
         cache = _Running(past)
         return self._run(index, x, positions, None, cache), cache.new
 
@@ -257,6 +260,7 @@ class BorrowedLayers(nn.Module):
         cache: Any,
         beside: BesideStates | None = None,
     ) -> Tensor:
+        """Run one of the library's layers, with its own arguments for rotary positions and cache."""
         arguments = self._rotary(x, positions, self._kinds[index]) | {self._cache_argument: cache}
         if self._takes_shared_rows:
             beside = beside or BesideStates()

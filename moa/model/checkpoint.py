@@ -20,8 +20,8 @@ Filled = TypeVar("Filled", bound=nn.Module)
 
 
 def filled(make: Callable[[], Filled], state: dict[str, torch.Tensor], folder: Path) -> Filled:
-    """What `make` builds, with the weights `state` of `folder`; what does not fit is refused before
-    memory is taken."""
+    """Build the module that `make` makes, with the weights `state` of `folder`. Weights that do not
+    fit it are refused before memory is taken for it."""
     with torch.device("meta"):  # shapes without memory
         weights = _fitting(make(), state, folder)
     module = make()
@@ -30,7 +30,7 @@ def filled(make: Callable[[], Filled], state: dict[str, torch.Tensor], folder: P
 
 
 def stored_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """What the folder's safetensors files hold."""
+    """Read all tensors of a folder's safetensors files."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise UsageError(f"no drafter weights in {folder}: there is no *.safetensors file")
@@ -46,7 +46,8 @@ def stored_weights(folder: Path) -> dict[str, torch.Tensor]:
 def _fitting(
     module: nn.Module, state: dict[str, torch.Tensor], folder: Path
 ) -> dict[str, torch.Tensor]:
-    """`state`, read from `folder`, which must have exactly the module's keys and shapes."""
+    """Return the weights `state` that a module takes; a `ConfigError` unless they have exactly its
+    names and shapes."""
     wanted = module.state_dict()
     # A published checkpoint may hold rotary frequencies, which follow from the config.
     state = {

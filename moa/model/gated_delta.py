@@ -14,12 +14,17 @@ from torch import Tensor, nn
 def gated_delta(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The recurrence over a chain of tokens. Of query and key `[B, T, heads * key width]`, value
-    `[B, T, heads * value width]`, decay (its logarithm) and rate `[B, T, heads]`; the state is
-    `[B, heads, key width, value width]`. Returns what is read after each token, `[B, T, heads *
-    value width]`, and the state after the last."""
+    """Run the gated delta rule over a chain of tokens: each decays the state, corrects what it holds
+    for the token's key towards its value, and reads it by the query.
+
+    Query and key are `[B, T, heads * key width]`, value `[B, T, heads * value width]`, decay (its
+    logarithm) and rate (of the correction) `[B, T, heads]`; the state is `[B, heads, key width, value
+    width]`. Returns what is read after each token, `[B, T, heads * value width]`, and the state after
+    the last.
+    """
     heads, width = state.shape[1:3]
     if torch.compiler.is_exporting():
+        # ONNX Runtime has the whole loop as one operator.
         read, after = torch.onnx.ops.symbolic_multi_out(
             "com.microsoft::LinearAttention",
             (query, key, value, state, decay, rate),
@@ -31,18 +36,20 @@ def gated_delta(
         return read, after
 
     def by_head(packed: Tensor) -> Tensor:
+        """`[B, T, heads * width]` as `[B, heads, T, width]`."""
         return packed.unflatten(-1, (heads, -1)).transpose(1, 2)
 
     query, key, value, decay, rate = map(by_head, (query, key, value, decay, rate))
     state = state.to(value)
-    found = []
-    for at in range(value.shape[2]):
-        state = state * decay[:, :, at, :, None].exp()
-        known = key[:, :, at, None] @ state
-        error = (value[:, :, at, None] - known) * rate[:, :, at, :, None]
-        state = state + key[:, :, at, :, None] * error
-        found.append((query[:, :, at, None] @ state).squeeze(2) * width**-0.5)
-    return torch.stack(found, dim=1).flatten(2), state
+    reads = []
+    for token in range(value.shape[2]):
+        state = state * decay[:, :, token, :, None].exp()
+        held_value = key[:, :, token, None] @ state
+        correction = (value[:, :, token, None] - held_value) * rate[:, :, token, :, None]
+        state = state + key[:, :, token, :, None] * correction
+        read = query[:, :, token, None] @ state
+        reads.append(read.squeeze(2) * width**-0.5)
+    return torch.stack(reads, dim=1).flatten(2), state
 
 
 class GatedDelta(nn.Module):
@@ -53,7 +60,8 @@ class GatedDelta(nn.Module):
         self.layer = layer
 
     def forward(self, hidden_states: Tensor, cache: Any, **_: Any) -> Tensor:
-        """As the library's layer does; states are taken from `cache`, and put there."""
+        """Compute what the library's layer does, of one row `[1, T, hidden]`; the states before it
+        are taken from `cache`, and those after it put there."""
         layer = self.layer
         tokens = hidden_states.shape[1]
         mixed = cache.update_conv_state(
@@ -80,8 +88,8 @@ class GatedDelta(nn.Module):
         return out
 
     def _unit(self, packed: Tensor) -> Tensor:
-        """Heads of length one, each for as many heads of values as it serves: `[B, T, heads *
-        width]`."""
+        """Scale the heads of queries or keys `[B, T, heads * width]` to length one, and repeat each
+        for the heads of values that share it."""
         layer = self.layer
         heads = packed.unflatten(-1, (layer.num_k_heads, layer.head_k_dim))
         heads = heads * torch.rsqrt((heads * heads).sum(-1, keepdim=True) + 1e-6)
