@@ -25,17 +25,9 @@ async def plain(case: Case) -> AsyncIterator[str]:
     """The `openai` package: what most programs are."""
     openai: Any = importlib.import_module("openai")
     async with openai.AsyncOpenAI(base_url=case["url"], api_key="none") as client:
-        stream = await client.chat.completions.create(
-            model=case["model"],
-            messages=_messages(case),
-            stream=True,
-            temperature=case["temperature"],
-            seed=case["seed"],
-            max_tokens=case["tokens"],
-        )
-        async for chunk in stream:
-            for choice in chunk.choices:
-                yield choice.delta.content or ""
+        stream = await client.chat.completions.create(model=case["model"], **_request(case))
+        async for text in _texts(stream):
+            yield text
 
 
 async def litellm_router(case: Case) -> AsyncIterator[str]:
@@ -55,17 +47,9 @@ async def litellm_router(case: Case) -> AsyncIterator[str]:
         )
     ]
     router = litellm.Router(model_list=models, fallbacks=[{"large": ["small"]}])
-    stream = await router.acompletion(
-        model="large",
-        messages=_messages(case),
-        stream=True,
-        temperature=case["temperature"],
-        seed=case["seed"],
-        max_tokens=case["tokens"],
-    )
-    async for chunk in stream:
-        for choice in chunk.choices:
-            yield choice.delta.content or ""
+    stream = await router.acompletion(model="large", **_request(case))
+    async for text in _texts(stream):
+        yield text
 
 
 async def langchain(case: Case) -> AsyncIterator[str]:
@@ -94,8 +78,22 @@ CLIENTS: dict[str, Callable[[Case], AsyncIterator[str]]] = {
 PACKAGES = {"openai": "openai", "litellm": "litellm", "langchain": "langchain-openai"}
 
 
-def _messages(case: Case) -> list[dict[str, str]]:
-    return [{"role": "user", "content": case["prompt"]}]
+def _request(case: Case) -> dict[str, Any]:
+    """A streamed chat request of this case, but for the model, by OpenAI's names."""
+    return {
+        "messages": [{"role": "user", "content": case["prompt"]}],
+        "stream": True,
+        "temperature": case["temperature"],
+        "seed": case["seed"],
+        "max_tokens": case["tokens"],
+    }
+
+
+async def _texts(chunks: AsyncIterator[Any]) -> AsyncIterator[str]:
+    """The pieces of text in the chunks of a streamed chat."""
+    async for chunk in chunks:
+        for choice in chunk.choices:
+            yield choice.delta.content or ""
 
 
 def _tell(case: Case, **what: Any) -> None:

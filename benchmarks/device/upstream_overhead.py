@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
@@ -19,31 +19,21 @@ from typing import Any
 
 import httpx2 as httpx
 
-from benchmarks.device.upstreams import PROMPTS
+from benchmarks.device.upstreams import PROMPTS, EngineOptions, opened
 from benchmarks.kit.figures import listing
 from benchmarks.kit.llama_server import llama_server
 from benchmarks.kit.paced_engine import paced_engine
 from benchmarks.kit.progress import Progress
-from cloud_verifier.settings import Settings
-from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 from edge_client.client import EdgeClient
 from edge_client.device import Device
 from edge_client.events import Done, Token
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """Which engine, and how often."""
+class Options(EngineOptions):
+    """Which engine, and how often. The bundle should have its tokenizer: else an answer of as many
+    tokens is another text."""
 
-    gguf: str = ""
-    """A GGUF file for a llama.cpp server (wheel xllamacpp)."""
-    url: str = ""
-    """An engine that already runs."""
-    bundle: str = ""
-    """The device's bundle, with the engine's tokenizer: else an answer of as many tokens is another
-    text."""
-    api: str = "auto"
-    """How the engine is asked."""
     first_ms: float = 100.0
     """Of the paced engine: milliseconds to its first word."""
     token_ms: float = 20.0
@@ -54,8 +44,6 @@ class Options:
     """Answers at once, for the throughput."""
     repeats: int = 3
     """Times that so many are asked for at once."""
-    tokens: int = 24
-    """Tokens of an answer at most."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +70,13 @@ async def measure(options: Options) -> dict[str, Any]:
             options = replace(options, api="chat")
         async with (
             httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=None)) as http,
-            device(url, options) as client,
+            opened(
+                url,
+                api=options.api,
+                bundle=options.bundle,
+                device=Device.load(options.bundle),
+                tokens=options.tokens,
+            ) as client,
         ):
             model = (await http.get(f"{url}/models")).json()["data"][0]["id"]
 
@@ -173,24 +167,6 @@ async def ours(client: EdgeClient, prompt: str) -> Timed:
             case Done(text=text):
                 return Timed(first, len(text))
     raise AssertionError("no end")
-
-
-@contextlib.asynccontextmanager
-async def device(url: str, options: Options) -> AsyncIterator[EdgeClient]:
-    """A verifier in front of the engine, and a device."""
-    settings = Settings(port=0, upstream=(url,), upstream_api=options.api, bundle=options.bundle)
-    async with (
-        UpstreamVerifier(settings, upstreams_of(settings)).open() as verifier,
-        EdgeClient(
-            device=Device.load(options.bundle),
-            verifier=verifier.transport.url,
-            offline_after=600.0,
-            settle_seconds=600.0,
-            max_new_tokens=options.tokens,
-        ) as client,
-    ):
-        await client.wait_online(60)
-        yield client
 
 
 def tables(result: Mapping[str, Any]) -> str:

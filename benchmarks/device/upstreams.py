@@ -44,23 +44,29 @@ _BACK_SECONDS = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """Which engines, and how often."""
+class EngineOptions:
+    """Which engine is asked, and how."""
 
     gguf: str = ""
     """A GGUF file for a llama.cpp server (wheel xllamacpp)."""
     bundle: str = ""
-    """The device's bundle for engines that are asked by tokens; the embedded one without."""
+    """The device's bundle, with the engine's tokenizer where that matters; the embedded one without."""
     url: str = ""
     """An engine that already runs."""
     api: str = "auto"
     """How that is asked."""
+    tokens: int = 24
+    """Tokens of an answer at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(EngineOptions):
+    """Which engines, and how often."""
+
     own: bool = True
     """Our own endpoint, with the embedded target."""
     cuts: int = 10
     """Cut answers for each of the ten prompts."""
-    tokens: int = 24
-    """Tokens of an answer at most."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,9 @@ async def answer(
     """The answer, the bytes of its stream, and whether it was cut."""
     async with (
         Outage(engine.url, at, _BACK_SECONDS).running() as proxy,
-        opened(engine, device, options, proxy.url) as client,
+        opened(
+            proxy.url, api=engine.api, bundle=engine.bundle, device=device, tokens=options.tokens
+        ) as client,
     ):
         async for event in client.generate([{"role": "user", "content": prompt}]):
             if isinstance(event, Done):
@@ -147,10 +155,10 @@ async def answer(
 
 @contextlib.asynccontextmanager
 async def opened(
-    engine: Engine, device: Device, options: Options, url: str
+    url: str, *, api: str, bundle: str, device: Device, tokens: int
 ) -> AsyncIterator[EdgeClient]:
-    """A device in front of the engine that never writes by itself."""
-    settings = Settings(port=0, upstream=(url,), upstream_api=engine.api, bundle=engine.bundle)
+    """A device, which never writes by itself, and a verifier in front of the engine at `url`."""
+    settings = Settings(port=0, upstream=(url,), upstream_api=api, bundle=bundle)
     async with (
         UpstreamVerifier(settings, upstreams_of(settings)).open() as verifier,
         EdgeClient(
@@ -158,7 +166,7 @@ async def opened(
             verifier=verifier.transport.url,
             offline_after=600.0,
             settle_seconds=600.0,
-            max_new_tokens=options.tokens,
+            max_new_tokens=tokens,
         ) as client,
     ):
         await client.wait_online(60)

@@ -8,7 +8,7 @@ the time on a free core.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.kit.figures import table, titled
+from benchmarks.kit.figures import listing, titled
 from benchmarks.kit.progress import say
 from benchmarks.real.lines import Lines
 from benchmarks.real.sibling import Sibling
@@ -289,49 +289,52 @@ def figures(out: Lines) -> dict[str, Any]:
     }
 
 
+def _step_name(step: Mapping[str, Any]) -> str:
+    """What a timed step of the device was over."""
+    if step["key"] == "prompt":
+        return f"prompt of {step['tokens']}"
+    return f"{step['tokens']} tokens"
+
+
+_STEP_COLUMNS: dict[str, str | Callable[[Mapping[str, Any]], str]] = {
+    "the 0.5B sibling on one core": _step_name,
+    "our int4 bundle": "{ours:.1f} ms",
+    "llama.cpp, Q4_K_M": lambda step: f"{step['llama.cpp']:.1f} ms",
+    "times": lambda step: f"{step['llama.cpp'] / step['ours']:.2f}",
+}
+_FORWARD_COLUMNS: dict[str, str | Callable[[Mapping[str, Any]], str]] = {
+    "sessions x tokens": "{sessions} x {tokens}",
+    "forward": "{whole:.0f} ms",
+    "llama_decode alone": "{decode:.0f} ms",
+    "beside it": lambda forward: f"{100 * (forward['whole'] / forward['decode'] - 1):.1f} %",
+}
+
+
 def tables(result: dict[str, Any]) -> str:
-    """Steps, forwards and speeds."""
+    """Steps, forwards and speeds, each as far as it was measured."""
     parts = []
-    rows = [
-        [
-            f"prompt of {one['tokens']}" if one["key"] == "prompt" else f"{one['tokens']} tokens",
-            f"{one['ours']:.1f} ms",
-            f"{one['llama.cpp']:.1f} ms",
-            f"{one['llama.cpp'] / one['ours']:.2f}",
-        ]
-        for one in result["steps"]
-    ]
-    if rows:
-        header = ["the 0.5B sibling on one core", "our int4 bundle", "llama.cpp, Q4_K_M", "times"]
-        parts.append(("A step of the device", table(header, rows)))
-    rows = [
-        [
-            f"{one['sessions']} x {one['tokens']}",
-            f"{one['whole']:.0f} ms",
-            f"{one['decode']:.0f} ms",
-            f"{100 * (one['whole'] / one['decode'] - 1):.1f} %",
-        ]
-        for one in result["forwards"]
-    ]
-    if rows:
-        header = ["sessions x tokens", "forward", "llama_decode alone", "beside it"]
-        parts.append(("A forward of the 1.5B target in a GGUF file, one core", table(header, rows)))
-    plain = next((way for way in result["ways"] if way["tokens_a_round"] == 1), None)
-    rows = [
-        [
-            way["way"],
-            f"{way['tokens_a_round']:.2f}",
-            f"{way['own_machine']:.1f}",
-            f"{way['own_machine'] / plain['own_machine']:.2f}" if plain else "-",
-            f"{way['shared']:.1f}",
-        ]
-        for way in result["ways"]
-    ]
-    if rows:
-        header = ["", "tokens a round", "tokens/s, drafts made elsewhere", "times plain"]
-        header.append("tokens/s, drafts made on the same core")
-        what = f"Greedy answers of one core, {result['ways'][0]['answers']} prompts"
-        parts.append((what, table(header, rows)))
+    if result["steps"]:
+        parts.append(("A step of the device", listing(result["steps"], _STEP_COLUMNS)))
+    if result["forwards"]:
+        title = "A forward of the 1.5B target in a GGUF file, one core"
+        parts.append((title, listing(result["forwards"], _FORWARD_COLUMNS)))
+    if result["ways"]:
+        plain = next((way for way in result["ways"] if way["tokens_a_round"] == 1), None)
+
+        def times_plain(way: Mapping[str, Any]) -> str:
+            if plain is None:
+                return "-"
+            return f"{way['own_machine'] / plain['own_machine']:.2f}"
+
+        columns: dict[str, str | Callable[[Mapping[str, Any]], str]] = {
+            "": "{way}",
+            "tokens a round": "{tokens_a_round:.2f}",
+            "tokens/s, drafts made elsewhere": "{own_machine:.1f}",
+            "times plain": times_plain,
+            "tokens/s, drafts made on the same core": "{shared:.1f}",
+        }
+        title = f"Greedy answers of one core, {result['ways'][0]['answers']} prompts"
+        parts.append((title, listing(result["ways"], columns)))
     mean = [one["llama.cpp"] / one["ours"] for one in result["steps"] if one["key"] != "prompt"]
     said = f"Steps: {fmean(mean):.2f} times in the mean." if mean else ""
     return f"{titled(*parts)}\n\n{said}".strip()
