@@ -15,6 +15,7 @@ from cloud_verifier.serving.conversation import converse
 from cloud_verifier.sessions.budgets import Meter
 from cloud_verifier.sessions.service import Service
 from moa.api.answer import (
+    SAMPLING_FIELDS,
     AnswerEvent,
     AnswerRequest,
     Began,
@@ -63,17 +64,6 @@ _REFUSED_SECONDS = 60.0
 """So long the service may refuse an answer's requests for now; then the client gets its refusal."""
 _MOST_LOSSES = 3
 """So many times in a row a session is opened again that the service has dropped."""
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "logit_bias",
-    "seed",
-)
 
 
 class Tokenizer:
@@ -478,7 +468,7 @@ def _sampling(ask: AnswerRequest) -> SamplingSettings:
     """The sampling settings of a request, with our defaults for what it leaves out; an error names
     the field that is out of range."""
     given = {}
-    for name in _SAMPLING:
+    for name in SAMPLING_FIELDS:
         value = getattr(ask, name)
         if value is not None:
             given[name] = value

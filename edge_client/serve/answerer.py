@@ -27,6 +27,7 @@ from edge_client.events import (
 from edge_client.settings import TurnChanges
 from edge_client.text.codec import TextCodec
 from moa.api.answer import (
+    SAMPLING_FIELDS,
     AnswerEvent,
     AnswerRequest,
     Began,
@@ -63,20 +64,7 @@ _FIGURES = (
     "sent_bytes",
     "received_bytes",
 )
-_ASKED = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "logit_bias",
-    "seed",
-    "stop",
-    "ignore_eos",
-    "logprobs",
-)
+_ASKED = (*SAMPLING_FIELDS, "stop", "ignore_eos", "logprobs")
 """Settings that a request has by the same name."""
 _FIRST_SECONDS = 20.0
 """Least wait for a first token beyond the usual, where the device cannot write; clients give up

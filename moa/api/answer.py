@@ -57,6 +57,21 @@ class Encoded(NamedTuple):
     """The chat that the ids are of as plain text, tools and calls included."""
 
 
+SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "seed",
+)
+"""The fields of an `AnswerRequest` that say how tokens are chosen; `SamplingSettings` and the device's
+settings have them by the same names."""
+
+
 class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for one answer. None means the answerer's default."""
 

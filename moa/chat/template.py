@@ -7,7 +7,6 @@ limit and is killed after a timeout. It is started for the first chat and kept f
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 from moa.errors import BundleError, MoaError, UsageError
+from moa.process.children import without_our_settings
 from moa.safe_text import safe_line
 
 _PROGRAM = Path(__file__).with_name("rendering.py")
@@ -92,8 +92,11 @@ class ChatTemplate:
         return answer.text
 
     def _ask(self, task: bytes) -> bytes:
-        process = self._process = self._process or self._start()
-        line = _exchange(process, task + b"\n", _RENDER_SECONDS)
+        """Send a task to the process that renders, which is started if there is none, and return the
+        line that it answers. A process that takes too long is ended."""
+        if self._process is None:
+            self._process = self._start()
+        line = _exchange(self._process, task + b"\n", _RENDER_SECONDS)
         if not line.endswith(b"\n"):
             self._end()
             raise self._spoilt(
@@ -102,10 +105,7 @@ class ChatTemplate:
         return line
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # An empty environment: a template must not read the token.
-        environment = {
-            name: value for name, value in os.environ.items() if not name.startswith("MOA_EDGE_")
-        }
+        """Start the process that renders this template, and wait until it is ready."""
         pipe = subprocess.PIPE
         command = [sys.executable, "-P", str(_PROGRAM), str(_LARGEST_TEXT)]
         # In its own process session, so that a Ctrl-C that stops an answer does not kill it.
@@ -114,14 +114,12 @@ class ChatTemplate:
             stdin=pipe,
             stdout=pipe,
             stderr=subprocess.DEVNULL,
-            env=environment,
+            env=without_our_settings(),  # a template must not read the token
             start_new_session=True,
         )
         self._finalizer = weakref.finalize(self, _end, process)
-        if (
-            _exchange(process, msgspec.json.encode(self.source) + b"\n", _START_SECONDS)
-            != b"ready\n"
-        ):
+        source = msgspec.json.encode(self.source) + b"\n"
+        if _exchange(process, source, _START_SECONDS) != b"ready\n":
             self._end()
             raise MoaError("the process that renders chat templates did not start")
         return process

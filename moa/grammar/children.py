@@ -8,7 +8,6 @@ memory ends alone, and its grammar is refused.
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ import msgspec
 
 from moa.errors import MoaError
 from moa.grammar.spec import JSON_STYLE, Grammar, GrammarError
+from moa.process.children import without_our_settings
 from moa.safe_text import safe_line
 
 CHILDREN = 2
@@ -124,10 +124,6 @@ class _Child:
     """One process."""
 
     def __init__(self) -> None:
-        # Without our own settings: a grammar must not read the token.
-        environment = {
-            name: value for name, value in os.environ.items() if not name.startswith("MOA_EDGE_")
-        }
         try:
             # In its own process session, so that a Ctrl-C that stops an answer does not kill it.
             self._process = subprocess.Popen(
@@ -135,7 +131,7 @@ class _Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env=environment,
+                env=without_our_settings(),  # a grammar must not read the token
                 start_new_session=True,
             )
         except OSError as error:
@@ -216,6 +212,8 @@ class _Patience:
             del self._until[mine]
 
     def _watch(self) -> None:
+        """Kill each process whose time is over, for ever, in a thread; it sleeps while no process is
+        waited for."""
         while True:
             self._some.wait()
             time.sleep(_LOOK_SECONDS)

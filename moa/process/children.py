@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 from typing import IO
 
@@ -57,3 +58,9 @@ async def end_child(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.communicate()
+
+
+def without_our_settings() -> dict[str, str]:
+    """This process's environment without our own settings, a token among them: for a child that runs
+    what came from strangers."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("MOA_EDGE_")}

@@ -131,20 +131,21 @@ class Taps:
         self._inputs: dict[int, Tensor] = {}
         for index in set(layers):
             layer: nn.Module = backbone.layers[index]  # type: ignore[index, assignment]
-            layer.register_forward_pre_hook(self._hook(index), with_kwargs=True)
-
-    def _hook(self, index: int) -> Any:
-        """A hook for a layer's module that keeps its input states at every forward."""
-
-        def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            states = args[0] if args else kwargs["hidden_states"]
-            self._inputs[index] = states.detach()
-
-        return keep
+            layer.register_forward_pre_hook(_keeping(self._inputs, index), with_kwargs=True)
 
     def take(self) -> Tensor:
         """The inputs of the layers in the latest forward, side by side: `[B, T, taps * hidden]`."""
         return torch.cat([self._inputs[index] for index in self.layers], dim=-1)
+
+
+def _keeping(inputs: dict[int, Tensor], layer: int) -> Any:
+    """A hook for a layer's module that keeps its input states in `inputs` at every forward."""
+
+    def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        states = args[0] if args else kwargs["hidden_states"]
+        inputs[layer] = states.detach()
+
+    return keep
 
 
 class LibraryDecoder:
@@ -291,21 +292,12 @@ class _RunningLayers:
             # The part of the layer that takes the cache is the one with the state.
             module = next(part for part in backbone.layers[layer].children() if takes_cache(part))
             self._modules[layer] = module
-            module.register_forward_pre_hook(self._hook(layer), with_kwargs=True)
-
-    def _hook(self, layer: int) -> Any:
-        """A hook for a layer's module that keeps its input states at every forward."""
-
-        def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            states = args[0] if args else kwargs["hidden_states"]
-            self._inputs[layer] = states.detach()
-
-        return keep
+            module.register_forward_pre_hook(_keeping(self._inputs, layer), with_kwargs=True)
 
     def take(self) -> _LayerInputs:
         """Return the modules with their inputs in the latest forward, and forget these."""
-        inputs = self._inputs
-        self._inputs = {}
+        inputs = dict(self._inputs)
+        self._inputs.clear()
         return _LayerInputs(self._modules, inputs)
 
 
