@@ -30,6 +30,28 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak  # others count in kilobytes
 
 
+def forget_peak() -> bool:
+    """Let the peak begin anew at what this process has now; False where the system cannot."""
+    try:
+        with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+            file.write("5")
+    except OSError:  # not Linux, or not allowed
+        return False
+    return True
+
+
+def peak_since_bytes() -> int:
+    """Peak memory of this process since `forget_peak`; 0 if the system does not say."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:  # not Linux
+        pass
+    return 0
+
+
 def available_bytes() -> int:
     """Memory that this process could take without making the machine swap: what is free or can be
     freed, within the limit of its control group; 0 if the system does not say."""

@@ -21,13 +21,19 @@ import torch.distributed as dist
 from moa.drafters.contract import Drafter
 from moa.errors import UsageError, run_cli
 from moa.process.files import named
+from moa.process.memory import (
+    forget_peak,
+    give_back_free_memory,
+    peak_since_bytes,
+    resident_bytes,
+)
 from moa.target.generate import generate
 from moa.target.loading import checked_device
 from moa.target.torch_target import Target
 from moa.training import options
 from moa.training.data import Document, PackedRows, pack
 from moa.training.generate import PROMPT_TOKENS, GeneratedAnswers
-from moa.training.loop import fast_precision, join_process_group, peak_memory_mib
+from moa.training.loop import Loop, fast_precision, join_process_group, peak_memory_mib
 from moa.training.run import TrainingRun, parameter_count, provenance
 from moa.training.sources import examples, fingerprint
 from moa.training.teacher_files import bytes_per_token, write_outputs
@@ -204,9 +210,7 @@ def _dry_run(run: TrainingRun) -> dict[str, Any]:
         run.sample_the_head(rows)
         loop.data = trial
         run.objective.start(trial)
-        _say(run, f"measuring {DRY_STEPS} steps, or as many as take {DRY_SECONDS:.0f} s")
-        history = loop.run(stop_after=DRY_STEPS, stop_seconds=DRY_SECONDS)
-    tokens_per_s = statistics.median(entry["tokens_per_s"] for entry in history)
+        tokens_per_s, peak_mib = _trial_steps(run, loop, trial)
     settings = loop.settings
     rows_of_a_step = settings.batch * settings.accumulate * loop.world
     tokens_of_a_row = rows.tokens / len(rows)
@@ -226,7 +230,7 @@ def _dry_run(run: TrainingRun) -> dict[str, Any]:
         "record_numbers": record_numbers(run.drafter),
         "disk_mib": state_bytes / 2**20,
         "tokens_per_s": tokens_per_s,
-        "peak_memory_mib": peak_memory_mib(),
+        "peak_memory_mib": peak_mib,
         "seconds": {
             "answers": answer_seconds,
             "target's states": state_seconds,
@@ -234,6 +238,35 @@ def _dry_run(run: TrainingRun) -> dict[str, Any]:
         },
         "estimated_seconds": answer_seconds + state_seconds + step_seconds,
     }
+
+
+def _trial_steps(run: TrainingRun, loop: Loop, rows: PackedRows) -> tuple[float, float]:
+    """Tokens a second of the steps, and the run's peak memory in MiB.
+
+    Where a step is quick, some of them are run as they are. Where it would take minutes, steps of
+    two rows are: time, and memory beyond what the process has anyway, grow with the rows.
+    """
+    settings = loop.settings
+    before = peak_memory_mib()  # the target in memory, which is gone now if its states are kept
+    _say(run, "measuring a step of one row")
+    loop.trial(1)  # the first makes kernels
+    seconds_of_a_row = loop.trial(1)
+    can_be_extrapolated = loop.device.type == "cpu" and forget_peak()
+    whole_step = seconds_of_a_row * settings.batch * settings.accumulate
+    if whole_step <= DRY_SECONDS / 2 or not can_be_extrapolated or settings.batch == 1:
+        _say(run, f"measuring {DRY_STEPS} steps, or as many as take {DRY_SECONDS:.0f} s")
+        history = loop.run(stop_after=DRY_STEPS, stop_seconds=DRY_SECONDS)
+        found = statistics.median(entry["tokens_per_s"] for entry in history)
+        return found, max(before, peak_memory_mib())
+    _say(run, f"measuring a step of two rows: one of {settings.batch} would take minutes")
+    loop.trial(2)  # the first of a shape makes kernels
+    give_back_free_memory()
+    forget_peak()
+    at_rest = resident_bytes() / 2**20
+    seconds_of_two = loop.trial(2)
+    of_two_rows = peak_since_bytes() / 2**20 - at_rest
+    peak = at_rest + settings.batch / 2 * of_two_rows
+    return 2 * rows.tokens / len(rows) / seconds_of_two, max(before, peak)
 
 
 def _trial_states(run: TrainingRun, rows: PackedRows, folder: Path) -> tuple[PackedRows, float]:

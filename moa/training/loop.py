@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal, Protocol
@@ -157,6 +157,20 @@ class Loop:
                 if self.step % self.settings.checkpoint_every == 0 or self.step == last:
                     self.checkpoint()
         return self._history
+
+    def trial(self, rows: int) -> float:
+        """Run one step of so many rows, whatever the settings say; returns its seconds. The run
+        that follows is another one: only an estimate may call this."""
+        settings = self.settings
+        step = self.step
+        self.settings = replace(settings, batch=rows, accumulate=1)
+        started = time.perf_counter()
+        try:
+            self._one_step()
+        finally:
+            self.settings = settings
+            self.step = step
+        return time.perf_counter() - started
 
     def _one_step(self) -> dict[str, float]:
         """Run one step of the optimizer; returns its entry of the history."""

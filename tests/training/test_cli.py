@@ -18,6 +18,7 @@ from moa.drafters.attention.config import AttentionConfig
 from moa.drafters.attention.model import load_attention
 from moa.drafters.attention.training import settings_of
 from moa.process.listening import Port
+from moa.process.memory import forget_peak
 from moa.target.loading import load_model
 from moa.training import options
 from moa.training.cli import main
@@ -212,6 +213,33 @@ def test_a_dry_run_measures_and_leaves_nothing(
     assert found["estimated_seconds"] > 0
     assert found["tokens"] > found["wanted_tokens"] > 0
     assert not out.exists()
+
+
+def test_steps_that_would_take_minutes_are_measured_by_smaller_ones(
+    target: Path,
+    chats: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("moa.training.cli.DRY_SECONDS", 0.0)
+    if not forget_peak():
+        pytest.skip("this system does not let a peak begin anew")
+    rows: list[int] = []
+    trial = Loop.trial
+
+    def counted(loop: Loop, count: int) -> float:
+        rows.append(count)
+        return trial(loop, count)
+
+    monkeypatch.setattr(Loop, "trial", counted)
+    words = ("--dry-run", "--json", "--batch", "64", "--device", "cpu")
+    assert train(target, chats, tmp_path / "out", *words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert max(rows) == 2
+    assert found["tokens_per_s"] > 0
+    assert found["peak_memory_mib"] > 0
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_paper_preset_gives_way_to_flags() -> None:
