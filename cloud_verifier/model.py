@@ -105,11 +105,13 @@ def load(settings: Settings) -> Served:
 
 @contextlib.contextmanager
 def told_while_it_lasts(what: str, every: float = _TELL_SECONDS) -> Iterator[None]:
-    """A line in the log every few seconds: how long it has taken, and what memory it has by now."""
+    """Log a line every few seconds while the body runs: how long it has taken, and what memory this
+    process has by now."""
     done = threading.Event()
     began = time.monotonic()
 
     def tell() -> None:
+        """Log until the body has ended."""
         while not done.wait(every):
             log.info(
                 what,
@@ -145,6 +147,8 @@ def _drafter_of_streams(source: str) -> StoredDrafter:
 
 
 def _load(settings: Settings) -> Served:
+    """Load the target, the drafter that makes records, and what drafts streams: another drafter, the
+    device's graph, or a small model."""
     refuse_other_tokenizers(settings)
     stored = stored_drafter(settings)
     streams = stored

@@ -125,7 +125,9 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        _ = self.forward_time
+        """Refuse what is out of range, does not go together, or would serve strangers without
+        authentication, with one line that names it."""
+        _ = self.forward_time  # it checks what `--emulate` says
         if self.upstream and (self.target or self.drafter or self.server_drafter):
             raise ConfigError(
                 "--upstream takes the place of --target and drafters: give one of them"

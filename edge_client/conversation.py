@@ -222,6 +222,7 @@ class Conversation:
             )
 
     def _check(self, context: Sequence[int]) -> None:
+        """A `UsageError` for a prompt that is empty, or that leaves no room for an answer."""
         if not context:
             raise empty_prompt()
         most = self._shared.max_context
@@ -239,12 +240,14 @@ class Conversation:
         grammar: Grammar | None,
         messages: list[ChatMessage],
     ) -> TurnShell:
+        """Put together everything that one turn needs: its session, the machine that decides, the
+        worker that drafts, and the shell that runs them."""
         shared = self._shared
         self.records.precision = settings.sync
         shared.spending.max_kbps = settings.max_kbps
-        session_state = self._continue(context, settings, grammar, messages) or self._begin(
-            context, settings, grammar, messages
-        )
+        session_state = self._continue(context, settings, grammar, messages)
+        if session_state is None:
+            session_state = self._begin(context, settings, grammar, messages)
         codec = shared.device.codec
         sampling = settings.sampling
         controller = shared.controller
@@ -292,14 +295,16 @@ class Conversation:
         grammar: Grammar | None,
         messages: list[ChatMessage],
     ) -> SessionState | None:
-        """The session of the previous turn with the new tokens appended, if it can be continued."""
+        """Go on with the session of the previous turn, by appending the new tokens, and return it. If
+        it cannot be gone on with, it is abandoned: None."""
         if self._session_state is None:
             return None
         session = self._session_state.session
         log = session.log
-        same = (session.sampling, session.penalties) == wire_sampling(settings.sampling)
-        settled = session.settled == len(log) and not session.unsettled
-        if not (same and settled and len(context) > len(log) and context[: len(log)] == log):
+        same_sampling = (session.sampling, session.penalties) == wire_sampling(settings.sampling)
+        is_settled = session.settled == len(log) and not session.unsettled
+        goes_on = len(context) > len(log) and context[: len(log)] == log
+        if not (same_sampling and is_settled and goes_on):
             self._abandon()
             return None
         session.append(
@@ -320,6 +325,8 @@ class Conversation:
         grammar: Grammar | None,
         messages: list[ChatMessage],
     ) -> SessionState:
+        """Begin a new session with this prompt. Records of what it has in common with the text before
+        are kept."""
         sampling, penalties = wire_sampling(settings.sampling)
         session = ClientSession(
             log=list(context),

@@ -145,33 +145,9 @@ class ClientSettings:
     """Longest pause between two attempts to reach the verifier, in seconds."""
 
     def __post_init__(self) -> None:
-        for field, hint in typing.get_type_hints(type(self)).items():
-            value = getattr(self, field)
-            if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
-                choices = ", ".join(typing.get_args(hint))
-                raise ConfigError(f"{field} must be one of {choices}, not {value!r}")
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ConfigError(f"{field} must be a finite number, not {value}")
-            if field in _LEAST and value < _LEAST[field]:
-                raise ConfigError(f"{field} must be at least {_LEAST[field]}, not {value}")
-            if field in _POSITIVE and value <= 0:
-                raise ConfigError(f"{field} must be above 0, not {value}")
-        if not self.token.isascii() or any(
-            character <= " " or character == "\x7f" for character in self.token
-        ):
-            raise ConfigError(
-                "token holds a space, a control character or a letter beyond ASCII: no verifier made it"
-            )
-        if not -1 <= self.logprobs <= MAX_TOP:
-            raise ConfigError(f"logprobs must be -1..{MAX_TOP}, not {self.logprobs}")
-        if "" in self.stop:
-            raise ConfigError("a stop string must not be empty")
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise ConfigError(f"{len(self.stop)} stop strings, at most {MAX_STOP_STRINGS}")
-        if (
-            longest := max((len(text.encode(errors="replace")) for text in self.stop), default=0)
-        ) > MAX_STOP_BYTES:
-            raise ConfigError(f"a stop string has {longest} bytes, at most {MAX_STOP_BYTES}")
+        """Refuse what is out of range, or does not go together, with one line that names it."""
+        self._check_ranges()
+        self._check_texts()
         check_prices(self.upstream_price_in, self.upstream_price_out, self.upstream_budget)
         if self.upstream:
             if self.verifier not in ("", "local"):
@@ -185,7 +161,40 @@ class ClientSettings:
             raise ConfigError(
                 f"max_kbps must be a number from 1 on, or 0 for no limit, not {self.max_kbps}"
             )
-        _ = self.sampling
+        _ = self.sampling  # it checks its own settings
+
+    def _check_ranges(self) -> None:
+        """A `ConfigError` for a field whose value is none of its choices, or out of range."""
+        for field, hint in typing.get_type_hints(type(self)).items():
+            value = getattr(self, field)
+            if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
+                choices = ", ".join(typing.get_args(hint))
+                raise ConfigError(f"{field} must be one of {choices}, not {value!r}")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"{field} must be a finite number, not {value}")
+            if field in _LEAST and value < _LEAST[field]:
+                raise ConfigError(f"{field} must be at least {_LEAST[field]}, not {value}")
+            if field in _POSITIVE and value <= 0:
+                raise ConfigError(f"{field} must be above 0, not {value}")
+        if not -1 <= self.logprobs <= MAX_TOP:
+            raise ConfigError(f"logprobs must be -1..{MAX_TOP}, not {self.logprobs}")
+
+    def _check_texts(self) -> None:
+        """A `ConfigError` for a token that cannot be sent, and for stop strings that a verifier would
+        refuse."""
+        for character in self.token:
+            if not "!" <= character <= "~":
+                raise ConfigError(
+                    "token holds a space, a control character or a letter beyond ASCII: no verifier made it"
+                )
+        if "" in self.stop:
+            raise ConfigError("a stop string must not be empty")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise ConfigError(f"{len(self.stop)} stop strings, at most {MAX_STOP_STRINGS}")
+        for text in self.stop:
+            size = len(text.encode(errors="replace"))
+            if size > MAX_STOP_BYTES:
+                raise ConfigError(f"a stop string has {size} bytes, at most {MAX_STOP_BYTES}")
 
     @property
     def sampling(self) -> SamplingSettings:
@@ -344,6 +353,7 @@ def _converted(name: str, value: Any, hint: Any = None, *, strict: bool = True) 
 
 
 def _check_address(address: str) -> None:
+    """A `UsageError` unless this is an address of a verifier, ws or wss, with a host."""
     try:
         parts = urlsplit(address)
         host = parts.hostname or ""
@@ -364,8 +374,8 @@ def _check_address(address: str) -> None:
 def _nearest(name: str, known: Iterable[str], beginning: str = "") -> str:
     """The known name that looks most like `name`, compared without the beginning that all have; or
     all of them."""
-    rest = {one.removeprefix(beginning): one for one in known}
-    close = difflib.get_close_matches(name.removeprefix(beginning), list(rest), n=1)
-    return (
-        f"did you mean {rest[close[0]]}?" if close else f"known: {', '.join(sorted(rest.values()))}"
-    )
+    by_rest = {one.removeprefix(beginning): one for one in known}
+    close = difflib.get_close_matches(name.removeprefix(beginning), list(by_rest), n=1)
+    if close:
+        return f"did you mean {by_rest[close[0]]}?"
+    return f"known: {', '.join(sorted(by_rest.values()))}"

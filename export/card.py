@@ -14,6 +14,7 @@ def model_card(manifest: Manifest) -> str:
 
 
 def _lines(manifest: Manifest) -> Iterator[str]:
+    """Yield the card's lines: what the bundle is, its variants, step times and calibration."""
     facts = manifest.target.facts
     yield f"# Drafter for {manifest.target.source}"
     yield ""

@@ -52,6 +52,7 @@ class SamplingSettings:
     """Tokens, each once, and what is added to their logits."""
 
     def __post_init__(self) -> None:
+        """A `ConfigError` that names the setting that is out of range."""
         rules = {
             "temperature": (
                 self.temperature == 0.0 or MIN_TEMPERATURE <= self.temperature <= 100.0,

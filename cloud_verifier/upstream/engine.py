@@ -153,6 +153,7 @@ class UpstreamEngine:
     # ---- a job
 
     async def _run(self, job: Job) -> None:
+        """Run a stream to its end, and post its last report, whatever happens."""
         report: Report | None = None
         try:
             report = await self._stream(job)
@@ -354,17 +355,21 @@ class UpstreamEngine:
             return new
         kept: list[int] = []
         for token in new:
-            bits = mask.allowed(kept)
-            if has(bits, token):
-                kept.append(token)
-                continue
-            return [*kept, *[end for end in self._eos_ids if has(bits, end)][:1]]
+            allowed = mask.allowed(kept)
+            if not has(allowed, token):
+                for end_token in self._eos_ids:
+                    if has(allowed, end_token):
+                        return [*kept, end_token]
+                return kept
+            kept.append(token)
         return kept
 
     def _begun(self, job: Job) -> str:
-        """The answer so far. A last message of the assistant's is its beginning."""
-        last = job.messages[-1] if job.messages else None
-        before = last.content if last is not None and last.role == "assistant" else ""
+        """The text of the answer so far. If the conversation ends with a message of the assistant's,
+        that is its beginning."""
+        before = ""
+        if job.messages and job.messages[-1].role == "assistant":
+            before = job.messages[-1].content
         return before + self._decode(job.ids[job.rules.start :])
 
     async def _tokens(self, turn: _Turn, asked: Continuation) -> AsyncGenerator[Written, None]:

@@ -85,6 +85,8 @@ class Access:
             raise ApiError(403, "another website may not use this endpoint", code="origin_refused")
 
     def _comes_from_another_website(self, headers: Mapping[str, str], host: str) -> bool:
+        """Whether a browser says that a page of another website has sent the request, and not one
+        that is let in."""
         origin = headers.get("origin", "").lower()
         if origin in self._origins:
             return False

@@ -122,6 +122,7 @@ def _prompt(tokenizer: Tokenizing, question: Question, room: int) -> tuple[_Prom
         offered = [listed(tool) for tool in tools.tools]
 
     def encode(sent: Sequence[Mapping[str, Any]]) -> _Prompt:
+        """The prompt that these messages make."""
         messages = form.messages(sent, tools)
         begun = ""
         last = messages[-1]

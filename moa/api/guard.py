@@ -54,8 +54,8 @@ class Guard:
         self._defects = TokenBucket(_DEFECTS_PER_SECOND, 10.0, time.monotonic())
 
     def _readable(self, app: ASGIApp) -> ASGIApp:
-        """The same for the websites that are let in: without CORS headers no other one can read an
-        answer, nor why there is none."""
+        """Wrap an application so that the websites that are let in can read its answers: without CORS
+        headers no website can read one, nor why there is none."""
         if not self._origins:
             return app
         return CORSMiddleware(
@@ -67,6 +67,8 @@ class Guard:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check a request before anything else looks at it, pass it on, turn whatever is raised into
+        a response of the API, and log and count it."""
         if scope["type"] != "http":
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})

@@ -151,6 +151,7 @@ class EventStream(Response):
             await while_connected(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:
+        """Send the frames as they come, and a sign of life whenever there was none for a while."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         sent_at = time.monotonic()  # when the latest frame was sent
 

@@ -64,6 +64,7 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
+    """The filter `tojson` as transformers has it: jinja2's own would escape characters for HTML."""
     return json.dumps(
         x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -74,6 +75,8 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _answer(template: jinja2.Template, task: dict[str, Any], longest: int) -> dict[str, str]:
+    """Render a conversation: the `text`, or why it is `refused`. A text of more than `longest`
+    characters is refused as soon as it is too long."""
     pieces: list[str] = []
     length = 0
     # Special tokens have the tokenizer's names; `documents` are None, and so are `tools` unless

@@ -170,6 +170,7 @@ class _Walk:
                 yield from self._tensors_of_node(field.content)
 
     def _tensors_of_node(self, node: _Message) -> Iterator[_Message]:
+        """Yield the tensors in a node's attributes, sparse ones by their parts."""
         for field in self._fields(node):
             if field.number != _NODE_ATTRIBUTE:
                 continue

@@ -61,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: list[str]) -> None:
+    """Train by these arguments, or with --dry-run only measure, and print the result. Under torchrun
+    all processes run this, and the first one prints."""
     config = options.parse(argv)
     started = time.perf_counter()
     device = _device(config.device)

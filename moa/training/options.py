@@ -101,6 +101,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[argparse.Action]]:
 
 
 def _add_generate(group: argparse._ArgumentGroup) -> None:
+    """Add the flags for answers that the target writes before the training."""
     group.add_argument(
         "--generate", action="store_true", help="the target answers the data's prompts first, once"
     )
@@ -112,11 +113,13 @@ def _add_generate(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_shape(group: argparse._ArgumentGroup) -> None:
+    """Add the flags for the shape of a drafter's layer."""
     group.add_argument("--heads", type=int, dest="num_attention_heads", metavar="N")
     _add_dimensions(group, "self_attention")
 
 
 def _add_dimensions(group: argparse._ArgumentGroup, part: str) -> list[argparse.Action]:
+    """Add and return the flags for the dimensions of one attention of the drafter."""
     short = _SHORT[part]
     return [
         group.add_argument(
@@ -129,6 +132,8 @@ def _add_dimensions(group: argparse._ArgumentGroup, part: str) -> list[argparse.
 
 
 def _add_attention(group: argparse._ArgumentGroup) -> list[argparse.Action]:
+    """Add the flags for a drafter that reads keys and values; returns those that are of no use for
+    any other."""
     yes_or_no = argparse.BooleanOptionalAction
     group.add_argument(
         "--attention", action="store_true", help="train one: a drafter that reads keys and values"
@@ -180,6 +185,7 @@ def _add_attention(group: argparse._ArgumentGroup) -> list[argparse.Action]:
 
 
 def _add_run(group: argparse._ArgumentGroup) -> None:
+    """Add the flags for how long, on what and how a drafter is trained."""
     length = group.add_mutually_exclusive_group()
     length.add_argument("--steps", type=int)
     length.add_argument(

@@ -85,6 +85,7 @@ class Progress:
         return time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES
 
     def _print_line(self) -> None:
+        """Print how far the run is, its figures, and about how long it still takes."""
         now = time.monotonic()
         self._last_line = now
         seconds_each = (now - self._started) / (self._done - self._done_before)

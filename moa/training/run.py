@@ -224,6 +224,8 @@ class _StateLines:
         self._last_line = time.monotonic()
 
     def __call__(self, done: int, missing: int, rate: float) -> None:
+        """Print how many of the missing rows are done, and the tokens a second; not more often than
+        every few seconds, but at the end."""
         now = time.monotonic()
         is_due = done >= missing or now - self._last_line >= _SECONDS_BETWEEN_LINES
         if self._quiet or not is_due:
