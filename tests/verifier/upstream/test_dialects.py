@@ -209,6 +209,58 @@ def test_vllm_scores_a_draft() -> None:
         scored("vllm", answer)
 
 
+def test_vllm_scored_a_draft_so() -> None:
+    """Recorded of vLLM 0.32 on a CPU with Qwen2.5-Coder-0.5B-Instruct: "The capital of France is",
+    and the draft " Paris."."""
+    rows: list[dict[str, float] | None] = [
+        None,
+        {"6722": -9.58912181854248, "1990": -4.1203718185424805, "495": -4.1828718185424805},
+        {"315": -0.22821851074695587, "3283": -2.1032185554504395},
+        {"9625": -1.483762502670288, "279": -1.858762502670288},
+        {"374": -0.1363091617822647, "11": -2.9488091468811035},
+        {"12095": -0.0972861498594284, "7148": -4.284786224365234},
+        {"13": -0.9582002758979797, "382": -1.083200216293335},
+    ]
+    prompt = [
+        row
+        and {token: {"logprob": one, "rank": 1, "decoded_token": "x"} for token, one in row.items()}
+        for row in rows
+    ]
+    written = {
+        "text_offset": [0],
+        "token_logprobs": [-2.204374313354492],
+        "tokens": ["token_id:12095"],
+        "top_logprobs": [
+            {"token_id:12095": -2.204374313354492, "token_id:576": -2.266874313354492}
+        ],
+    }
+    answer = {
+        "object": "text_completion",
+        "choices": [
+            {
+                "index": 0,
+                "text": " Paris",
+                "logprobs": written,
+                "finish_reason": "length",
+                "token_ids": [12095],
+                "prompt_logprobs": prompt,
+                "prompt_token_ids": [785, 6722, 315, 9625, 374, 12095, 13],
+            }
+        ],
+    }
+    asked = Continuation(
+        ids=[785, 6722, 315, 9625, 374],
+        text="",
+        sampling=SamplingSettings(),
+        most=7,
+        draft=[12095, 13],
+        candidates=2,
+    )
+    places = dialect("vllm").scored(answer, asked)
+    assert [place.likeliest[0][0] for place in places] == [12095, 13, 12095]
+    assert places[2].own == pytest.approx(-2.2043743)
+
+
 @pytest.mark.parametrize(
     "wrong", [None, 7, [], [[None, 3, None]], [[5.0, 3, None]], [[-1.0, -3, None]], ["no"]]
 )
