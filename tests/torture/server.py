@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import multiprocessing
 import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from cloud_verifier import logs
 from cloud_verifier.app import Verifier
@@ -84,6 +86,22 @@ class Server(_Logged):
         """Seconds of processor time so far."""
         times = self.process.cpu_times()
         return float(times.user + times.system)
+
+    @property
+    def starved(self) -> float:
+        """Seconds for which its threads were ready to run and had no processor so far; 0 where the
+        system does not say."""
+        nanoseconds = 0
+        for thread in Path(f"/proc/{self.process.pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError):  # the thread has ended
+                _, waited, _ = thread.read_text().split()
+                nanoseconds += int(waited)
+        return nanoseconds / 1e9
+
+    def logged(self, event: str) -> dict[str, Any]:
+        """The first line of its log with this event."""
+        lines = map(json.loads, self.said.splitlines())
+        return next(line for line in lines if line.get("event") == event)
 
     async def metrics(self) -> Page:
         """The samples of /metrics, by name with labels."""

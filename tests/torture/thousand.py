@@ -39,13 +39,19 @@ _TOKENS = 16
 _REST = 60.0
 """Seconds between two answers of a client, on average: two thirds of a thousand ask for 11 answers
 a second, which take a quarter of a core."""
+_RUDE_REST = 30.0
+"""Seconds between two rude things of a client, on average; some of them last as long."""
 _CALM = 20.0
 _TURN = 60.0
 """Seconds without the rude ones, and with them, in turn."""
 _SETTLES = 5.0
 """Seconds until what was cut off has been put away."""
-_MEGABYTES = 50.0
-"""The cache of keys and values grows with use; in the second half it has its size."""
+_MEGABYTES = 200.0
+"""Beyond what the verifier had before its model was loaded, and its cache of keys and values, which
+grows with use."""
+_STARVED = 0.1
+"""Of the time, for which the verifier's threads may wait for a processor: on a busier machine the
+times say more of it than of the verifier, and are not judged."""
 _DESCRIPTORS = 16
 
 
@@ -177,9 +183,10 @@ _MANNERS: tuple[Callable[[Raw, random.Random], Awaitable[None]], ...] = (
 
 
 async def _rude(port: int, api_port: int, key: str, seed: int, seen: Counter[str]) -> None:
-    """One rude thing after another; each ends by a reset."""
+    """One rude thing after another; each ends by a reset. It does about one in a minute, as an
+    honest one asks: what a crowd does as fast as it can is `floods.py`'s."""
     rng = random.Random(seed)
-    await asyncio.sleep(rng.uniform(0.0, 10.0))
+    await asyncio.sleep(rng.uniform(0.0, _RUDE_REST))
     while True:
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
             match rng.randrange(10):
@@ -201,7 +208,7 @@ async def _rude(port: int, api_port: int, key: str, seed: int, seen: Counter[str
                             await manner(raw, rng)
                     finally:
                         raw.abort()
-        await asyncio.sleep(rng.uniform(3.0, 20.0))
+        await asyncio.sleep(rng.uniform(0.5, 1.5) * _RUDE_REST)
 
 
 def _run_rude(count: int, port: int, api_port: int, key: str, seconds: float, seed: int) -> Any:
@@ -283,13 +290,18 @@ async def thousand(options: argparse.Namespace) -> Found:
                 for number in range(options.clients - rude)
             ]
             used = running.processor
+            starved = running.starved
             began = time.perf_counter()
             await asyncio.gather(in_turns(), *honest)
-            used = (running.processor - used) / (time.perf_counter() - began)
+            elapsed = time.perf_counter() - began
+            used = (running.processor - used) / elapsed
+            starved = (running.starved - starved) / elapsed
             watching.cancel()
         await asyncio.sleep(_SETTLES)
         more = running.descriptors - descriptors
         complaints = running.complaints()
+        room = running.logged("loading")["resident_megabytes"]
+        room += running.logged("loaded")["kv_megabytes"] + _MEGABYTES
     without = crowd.during(calm)
     beside = crowd.during(harassed)
     if not without or not beside:
@@ -297,14 +309,13 @@ async def thousand(options: argparse.Namespace) -> Found:
     firsts = [_percentiles([one.first for one in span]) for span in (without, beside)]
     ends = [_percentiles([one.end for one in span]) for span in (without, beside)]
     times = round(max(firsts[1].p50 / firsts[0].p50, ends[1].p50 / ends[0].p50), 2)
-    half = len(watched.memory) // 2
-    grown = max(watched.memory[half:]) - max(watched.memory[: half + 1])
     wrong = [f"{count} answers lost: {why}" for why, count in crowd.wrong.most_common(5)]
     wrong += complaints
     wrong += [f"{crowd.counts['not exact']} answers differ"] if crowd.counts["not exact"] else []
-    wrong += [f"the median answer takes {times} times as long"] if times > _TIMES else []
-    if grown > _MEGABYTES and turns > 1:  # the first one fills the cache
-        wrong.append(f"{grown:.0f} MB more in the second half")
+    if times > _TIMES and starved < _STARVED:
+        wrong.append(f"the median answer takes {times} times as long")
+    most = max(watched.memory)
+    wrong += [f"{most:.0f} MB, at most {room:.0f}"] if most > room else []
     wrong += [f"{more} descriptors"] if more > _DESCRIPTORS else []
     return {
         "clients": options.clients,
@@ -316,9 +327,9 @@ async def thousand(options: argparse.Namespace) -> Found:
         "ms to the end without, beside": ends,
         "times": times,
         "rude things": things,
-        "megabytes at most; more in the second half": [round(max(watched.memory)), round(grown)],
+        "megabytes, and at most": [round(most), round(room)],
         "descriptors more": more,
-        "processor time in a second": round(used, 2),
+        "processor time in a second; waited for it": [round(used, 2), round(starved, 2)],
         "load, median and most": [statistics.median(watched.load), max(watched.load)],
     }, wrong
 

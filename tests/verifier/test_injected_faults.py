@@ -43,7 +43,7 @@ LIMITS = dataclasses.replace(
     kit.LIMITS,
     detached_seconds=0.01,
     cold_seconds=0.01,
-    hello_timeout=3.0,
+    hello_timeout=60.0,
     send_timeout=1.0,
     max_tokens_per_second=1e6,
 )

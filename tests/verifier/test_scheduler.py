@@ -12,7 +12,7 @@ from cloud_verifier.engine.schedule import Scheduler, StepOutcome
 from moa.speculation.cost import Cost
 from moa.wire import Code, Limits, Refusal
 from moa.wire.messages import Stream
-from tests.verifier.virtual import LIMITS, Clock, Machine, Timed, drafts, job, lease, pieces
+from tests.verifier.virtual import LIMITS, Clock, Crowd, Machine, Timed, drafts, job, lease, pieces
 
 
 def test_a_batch_is_bounded_in_rows_and_tokens() -> None:
@@ -227,6 +227,23 @@ def test_a_neighbour_beside_a_flood_waits_half_as_long_again_at_the_median(flood
     assert median(beside.seconds["modest"][10:]) <= 1.5 * median(alone.seconds["modest"])
     assert both["modest"] >= 0.4 * rounds
     assert both["greedy"] * milliseconds >= 1000, "it is not starved"
+
+
+@pytest.mark.parametrize("seconds", [30.0, pytest.param(240.0, marks=pytest.mark.slow)])
+def test_of_a_thousand_clients_a_third_are_rude(seconds: float) -> None:
+    """Half of the honest answers come at most twice as late as without the rude ones, who want more
+    than twice what the engine can do; and all of them come."""
+    alone = Crowd(honest=667)
+    alone.run(seconds)
+    beside = Crowd(honest=667, rude=333)
+    beside.run(seconds)
+    assert len(alone.answers["honest"]) > 4 * seconds
+    assert median(beside.answers["honest"]) <= 2 * median(alone.answers["honest"])
+    assert max(beside.answers["honest"]) < 5.0
+    under_way = sum(holder.principal == "honest" for holder in beside.asked)
+    assert len(beside.answers["honest"]) + under_way == beside.begun["honest"]
+    assert under_way < 20, "they wait for no more than the latest"
+    assert len(beside.answers["rude"]) > 2 * seconds, "they are served with what is left"
 
 
 def test_principals_that_want_the_same_fill_batches_together() -> None:

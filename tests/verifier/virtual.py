@@ -4,8 +4,11 @@ takes as long as it is said to."""
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import itertools
-from typing import Any
+import random
+from collections import Counter
+from typing import Any, ClassVar
 
 from cloud_verifier.engine.job import Guesses, Job, Lease
 from cloud_verifier.engine.schedule import EngineStep, PrefillPiece, Scheduler, StepOutcome
@@ -175,3 +178,65 @@ class Reader(Machine):
         rows = [*((one.cost, one.lease.length) for one in step.jobs)]
         rows += [(one.size, one.lease.length) for one in step.prefill]
         return 0.005 + 0.0003 * sum(size for size, _ in rows) + 2e-7 * attention_pairs(rows)
+
+
+class Crowd(Reader):
+    """Very many clients that rest between two answers, and rude ones that ask for the longest
+    prompt there is, wait for one round and forget the session. An answer is a prompt and some
+    rounds."""
+
+    PROMPTS: ClassVar = {"honest": 24, "rude": 200}
+    ROUNDS: ClassVar = {"honest": 5, "rude": 1}
+    REST: ClassVar = {"honest": 120.0, "rude": 11.0}
+    """Seconds, on average."""
+
+    def __init__(self, **clients: int) -> None:
+        super().__init__(0)
+        many = 2 * sum(clients.values())
+        limits = Limits(max_queue=many, max_queue_per_principal=many)
+        self.queue = Timed(self.clock, limits=limits, batch_wait=0.0015)
+        self.random = random.Random(0)
+        self.answers: dict[str, list[float]] = {name: [] for name in clients}
+        """Seconds from asking to the last verdict."""
+        self.begun: Counter[str] = Counter()
+        self.asked: dict[Lease, float] = {}
+        """When the answers under way were asked for, by their leases."""
+        self.left: dict[Lease, int] = {}
+        """Rounds that they need."""
+        self.waiting: list[tuple[float, int, str, Lease | None]] = []
+        """When a client asks next, for another round or, without a lease, for an answer: a heap."""
+        for name, count in clients.items():
+            for _ in range(count):
+                self.later(name, None, self.random.uniform(0.0, self.REST[name]))
+
+    def later(self, name: str, holder: Lease | None, seconds: float) -> None:
+        heapq.heappush(self.waiting, (self.clock.now + seconds, next(_names), name, holder))
+
+    def turn(self) -> None:
+        while self.waiting and self.waiting[0][0] <= self.clock.now:
+            asked, _, name, holder = heapq.heappop(self.waiting)
+            if holder is None:
+                holder = lease(name, length=0)
+                self.begun[name] += 1
+                self.asked[holder] = asked
+                self.left[holder] = self.ROUNDS[name]
+            one = dataclasses.replace(job(holder, 4, self.PROMPTS[name]), enqueued=asked)
+            self.queue.scheduler.submit(one, asked)
+        step = self.queue.next()
+        if step is None:
+            self.clock.now = min(self.clock.now + self.queue.wait, self.waiting[0][0])
+            return
+        self.clock.now += self.takes(step)
+        for piece in step.prefill:
+            piece.lease.length += piece.size
+        for one in step.jobs:
+            self.verdict(one.lease)
+
+    def verdict(self, holder: Lease) -> None:
+        name = holder.principal
+        self.left[holder] -= 1
+        if self.left[holder]:
+            self.later(name, holder, self.pause)
+            return
+        self.answers[name].append(self.clock.now - self.asked.pop(holder))
+        self.later(name, None, self.random.expovariate(1 / self.REST[name]))
