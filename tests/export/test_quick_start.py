@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from cloud_verifier.settings import Settings
+from export import quick_start
 from export.quick_start import main, plan_pair
 from moa.errors import UsageError
 from testing import gguf_tiny
@@ -55,6 +57,11 @@ def test_a_file_in_gguf_is_unpacked_for_a_bundle_alone(
     unpacked = [path.parent.name[:5] for path in (tmp_path / "cache").rglob("*.safetensors")]
     assert unpacked == ([] if dry_run else ["small"])
     assert ("unpacking small.gguf" in said.err) is not dry_run
+
+
+def test_it_plans_for_what_a_verifier_serves_by_default() -> None:
+    settings = Settings()
+    assert (settings.slots, settings.kv_tokens) == (quick_start._SLOTS, quick_start._KV_TOKENS)
 
 
 def test_a_bundle_that_memory_does_not_hold_is_not_begun(
