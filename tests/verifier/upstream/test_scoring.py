@@ -23,6 +23,9 @@ from tests.verifier.upstream.test_cuts import Cutting, text_of
 PROMPT = "Tell me a short story with Ada, a fox and a garden."
 SAMPLED = {"temperature": 0.8, "top_k": 20, "top_p": 0.95, "seed": 7}
 APIS = ["vllm", "sglang"]
+_ALONE = 10
+"""Tokens that the device writes before the engine is back: some may be confirmed by a stream that
+was asked for before them, and the rest must be worth a request."""
 HOW = pytest.mark.parametrize("how", [{}, SAMPLED], ids=["greedy", "sampled"])
 API = pytest.mark.parametrize("api", APIS)
 
@@ -128,12 +131,12 @@ async def test_offline_text_is_checked_in_one_request(
             match event:
                 case Token(status="provisional"):
                     alone += 1
-                    if alone == 4:
+                    if alone == _ALONE:
                         side.engine.away = False
                 case Done(text=text, verified=verified):
                     assert verified
                     assert text == ours[name_of(how)]
-        assert alone >= 4
+        assert alone >= _ALONE
         assert side.engine.scored
 
 
