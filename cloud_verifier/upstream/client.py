@@ -17,6 +17,7 @@ import msgspec
 
 from cloud_verifier.logs import log
 from cloud_verifier.upstream.contract import (
+    Candidates,
     Continuation,
     Dialect,
     NotScoredError,
@@ -49,6 +50,9 @@ _MOST_CANDIDATE_BYTES = 256
 """Of JSON that tells of one candidate: id, number, rank and text."""
 _TOKENIZED = "def size(of):  # Größe in µm\n    return 1234567 * of['x']  # 大小 🙂 don't\n"
 """A text whose tokens are hardly the same in two tokenizers."""
+_MOST_WITHOUT_SCORES = 3
+"""Answers in a row without the scores that were asked for, after which an upstream is not asked for
+scores any more. One may be a login page of the network."""
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 10.0
 """Seconds before an upstream that failed is asked again: doubled each time."""
@@ -71,7 +75,9 @@ class Upstream:
     lacks: set[str] = field(default_factory=set)
     """Fields that it has refused."""
     refuses_scores: bool = False
-    """Whether it has refused to score tokens."""
+    """Whether it has refused to score tokens, or has answered with no scores again and again."""
+    without_scores: int = 0
+    """Answers in a row to a request for scores that held none."""
     pause: float = 0.0
     """Seconds of the latest pause after a failure; the next one is twice as long."""
     not_before: float = 0.0
@@ -330,9 +336,9 @@ class Upstreams:
             ) as response:
                 answer = await _whole(response, most)
                 _check(response, answer)
-            decoded = _decoded(answer)
+            decoded, candidates = _scores(upstream, how, asked, answer)
             return Piece(
-                candidates=how.scored(decoded, asked),
+                candidates=candidates,
                 usage=openai_usage(decoded) if isinstance(decoded, dict) else None,
             )
         except httpx.HTTPError as error:
@@ -459,6 +465,26 @@ async def _whole(response: httpx.Response, most: int = _MOST_BODY) -> bytes:
         if len(body) > most:
             raise UpstreamError("the upstream's answer is too long")
     return bytes(body)
+
+
+def _scores(
+    upstream: Upstream, how: Dialect, asked: Continuation, answer: bytes
+) -> tuple[Any, tuple[Candidates, ...]]:
+    """Read an answer to a request for scores: the answer itself, and the candidates that it tells.
+
+    One answer without scores may be a login page of the network; an upstream that sends several in a
+    row has other answers than its dialect says, and is asked to write instead.
+    """
+    try:
+        decoded = _decoded(answer)
+        candidates = how.scored(decoded, asked)
+    except UpstreamError as error:
+        upstream.without_scores += 1
+        if upstream.without_scores < _MOST_WITHOUT_SCORES:
+            raise
+        raise NotScoredError(error.line()) from None
+    upstream.without_scores = 0
+    return decoded, candidates
 
 
 def _decoded(body: bytes) -> Any:

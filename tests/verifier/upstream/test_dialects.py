@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from cloud_verifier.upstream.client import address_of
-from cloud_verifier.upstream.contract import Continuation, Piece, UpstreamError
+from cloud_verifier.upstream.client import Upstreams, address_of
+from cloud_verifier.upstream.contract import Continuation, NotScoredError, Piece, UpstreamError
 from cloud_verifier.upstream.dialects import DIALECTS, dialect
 from cloud_verifier.upstream.lines import bounded_lines
 from moa.errors import UsageError
 from moa.sampling import SamplingSettings
 from moa.wire.messages import ChatMessage
+from tests.verifier.upstream.scripted import running, whole
 
 ASKED = [ChatMessage("system", "Be brief."), ChatMessage("user", "a b")]
 GREEDY = Continuation(
@@ -321,3 +322,21 @@ async def test_candidates_beside_a_stream() -> None:
     )
     assert piece.candidates[0].own == -9.0
     assert piece.candidates[0].likeliest[0] == (1, -0.2)
+
+
+async def test_an_engine_that_keeps_answering_without_scores_is_asked_to_write() -> None:
+    """One such answer may be a login page of the network: it is asked again."""
+    now = 0.0
+    page = whole("<html>", "200 OK", "text/html")
+    async with running(page, whole({"data": [{"id": "big", "owned_by": "vllm"}]})) as engine:
+        upstreams = Upstreams([engine.url], interface="vllm", clock=lambda: now)
+        await upstreams.probe()
+        for _ in range(2):
+            with pytest.raises(UpstreamError, match="not JSON"):
+                await anext(upstreams.go_on(ASKED_FOR_SCORES))
+            assert upstreams.abilities.scores
+            now += 100.0
+        with pytest.raises(NotScoredError):
+            await anext(upstreams.go_on(ASKED_FOR_SCORES))
+        assert not upstreams.abilities.scores
+        await upstreams.close()
