@@ -292,15 +292,18 @@ class _Build:
         write_manifest(self.folder, msgspec.structs.replace(manifest, files=files))
 
     def _records(self) -> RecordFormat | None:
-        """The format of the drafter's records, if it reads any."""
+        """The format of the activation records that the target sends to the drafter, None if the
+        drafter reads none."""
         spec = self.source.spec
         if spec.records is None and not spec.borrowed:
             return None
+        # A drafter may read only rows that it borrows from the target's own layers: no heads then.
         heads = spec.records or KVHeads(kv_heads=0, head_dim=spec.cache[0].head_dim)
         return RecordFormat(
             kv_heads=heads.kv_heads,
             head_dim=heads.head_dim,
             rope_theta=self.source.module.config.rope_theta,
+            # The layers that read borrowed rows are the last of the graph's cache.
             borrowed=spec.cache[len(spec.cache) - spec.borrowed :],
         )
 

@@ -22,9 +22,13 @@ def reached_at(right: float, later: float | None = None) -> list[float]:
 
 
 def worth(reached: Sequence[float], learnt: int | None = None) -> str:
-    """One line: tokens a round of a chain, the target's own included, and the share of first drafts
-    that are right; with a warning if that does not pay. With `learnt` it is of training text of so
-    many tokens, and may say little."""
+    """Say in one line what a drafter wins: tokens a round of a chain, the target's own included, and
+    the share of first drafts that are right; with a warning if that does not pay.
+
+    `reached` holds, for each place of the chain, the probability that all drafts up to it are
+    right. `learnt` is given while a drafter is trained: these figures are then of its training text,
+    which has so many tokens, and say little if it is short.
+    """
     tokens = 1 + sum(reached)
     right = reached[0] if reached else 0.0
     line = f"about {tokens:.1f} tokens a round, {right:.0%} of drafts right"

@@ -49,8 +49,13 @@ class AsItIs:
 
 
 class Behind:
-    """Behind a last message. Space at its end is not sent, as templates cut it off and some services
-    refuse it; it comes once more. `doubted`: the service may have begun anew instead."""
+    """An answer that continues the last message, whose text is `begun`.
+
+    Space at the end of that text is not sent, as templates cut it off and some services refuse it;
+    the answer brings it once more. A service may also begin its answer anew instead of continuing
+    it: where that is to be feared (`doubted`), the answer is held back until it differs from the
+    text.
+    """
 
     def __init__(self, begun: str, *, doubted: bool) -> None:
         self._begun = begun if doubted else ""

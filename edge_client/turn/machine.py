@@ -480,7 +480,9 @@ class TurnMachine:
         return over
 
     def _use_the_wait(self, now: float) -> None:
-        """Store records, acknowledge them, and ask for another precision if that pays."""
+        """While nothing else is to be done, store the activation records that have come and
+        acknowledge them. Each acknowledgement measures the link anew: with it the verifier is asked
+        for records in more or fewer bits, where the link has become faster or slower."""
         self._store_records()
         if self.reach.link != "up":
             return

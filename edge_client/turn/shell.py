@@ -43,7 +43,11 @@ class TurnShell:
         """Why the turn has ended."""
 
     async def events(self, box: Mailbox) -> AsyncGenerator[Event, None]:
-        """All events until the end of the turn; its messages arrive in `box`."""
+        """Yield all events until the end of the turn; its messages arrive in `box`.
+
+        Each time round: what has come is taken in, the machine names its most useful action, the
+        events so far are shown, and the action is done.
+        """
         machine = self.machine
         self._seen = None
         while True:

@@ -118,7 +118,8 @@ class FeatureDrafting(TorchDrafting):
         """The predicted features of the nodes that were fed so far, by slot, in the order of
         `TreeGrower.fed`."""
         self._chained = model.weight.new_zeros(power_of_two(slots), model.feature_size)
-        """The feature that the next step of each chain reads."""
+        """The feature that the next step of each chain reads. Steps run at sizes that are powers of
+        two, so that few of them are captured as graphs."""
         self.capture(graphs)
 
     def open(self) -> int:

@@ -217,8 +217,11 @@ class OnnxDrafter:
     def _expand(
         self, growth: GuessTreeGrower, nodes: Sequence[int], call: Call, breadth: int, least: float
     ) -> None:
-        """Add a call's guesses after these nodes to the tree: of each node's, best first, those
-        whose path is likelier than `least`, and at least one; none that a grammar forbids."""
+        """Add a call's guesses after these nodes to the tree: after each node those whose path is at
+        least as likely as `least`, and the best one in any case; but none that a grammar forbids.
+
+        The graph sorts each node's guesses, the likeliest first, so that a count says which.
+        """
         all_tokens = call.top_tokens[0, :, :breadth].tolist()
         all_scores = call.top_logp[0, :, :breadth].tolist()
         kept_tokens = []

@@ -223,8 +223,12 @@ def cut(batch: RowBatch, most: int = MOST) -> list[list[RowPiece]]:
 
 
 def _ancestors(parents: IntArray) -> tuple[IntArray, IntArray]:
-    """The depth of each node of a row, and its ancestor mask: bit j is set where node j is the node
-    itself or an ancestor. A parent below 0 is the prefix, which is in no mask."""
+    """Return the depth of each node of one sequence's draft tree, and its ancestor mask: bit j is
+    set where node j is the node itself or one of its ancestors.
+
+    A parent comes before its children. A parent below 0 is the text before the draft, which every
+    node sees and no mask names. The kernel reads a mask as int64, so a tree has at most 64 nodes.
+    """
     if (parents == np.arange(-1, len(parents) - 1)).all():
         return np.arange(len(parents)), _CHAIN[: len(parents)]
     depths: list[int] = []
