@@ -158,12 +158,10 @@ def _load(settings: Settings) -> Served:
     target = load_target(settings)
     facts = target.facts
     small = small_model(settings, target)
-    drafter = None
-    if stored is not None:
-        drafter = stored.load(with_states(target).model, facts)
+    drafter = load_drafter(stored, target) if stored is not None else None
     stream_drafter = drafter
     if streams is not None and streams is not stored:
-        stream_drafter = streams.load(with_states(target).model, facts)
+        stream_drafter = load_drafter(streams, target)
     if taps:
         with_states(target).tap(taps)  # it keeps the states that these drafters read
     target.prepare(expected_load(settings), _PREPARATION_SECONDS)
@@ -173,6 +171,8 @@ def _load(settings: Settings) -> Served:
     graph = None
     if streams is stored and small is None:
         graph = load_graph(settings, machine.device, name)
+    if small is None and stream_drafter is not None and not target.capabilities.states:
+        small = drafting_alone(settings, target, stream_drafter, graph)
     from_records = small is None and reads_records(drafter, stream_drafter, graph)
     return Served(
         target=target,
@@ -186,6 +186,36 @@ def _load(settings: Settings) -> Served:
         graph=graph,
         small=small,
     )
+
+
+def load_drafter(stored: StoredDrafter, target: Target) -> Drafter:
+    """The drafter beside its target. Behind a target without states, only one that reads nothing of
+    it can be used; what its kind did not tell is found here."""
+    if target.capabilities.states:
+        return stored.load(with_states(target).model, target.facts)
+    drafter = stored.load(None, target.facts)
+    if drafter.taps or drafter.record_layout is not None:
+        with_states(target)  # raises: it has none
+    return drafter
+
+
+def drafting_alone(
+    settings: Settings, target: Target, drafter: Drafter, graph: LoadedGraph | None
+) -> SmallModel:
+    """A drafter that reads nothing of its target, behind one that has nothing to be read."""
+    slots = drafting_slots(target)
+    shape = settings.stream_shape
+    if graph is not None:
+        return SmallModel(
+            name=f"{drafter.name}, {graph.variant}",
+            drafting=OnnxDrafting(None, graph, slots=slots),
+        )
+    drafting: Any = drafter.drafting(
+        slots=slots,
+        capacity=target.cache.capacity,
+        scratch=shape.breadth * (shape.depth + 1) + 8,
+    )
+    return SmallModel(name=drafter.name, drafting=drafting)
 
 
 def small_model(settings: Settings, target: Target) -> SmallModel | None:
@@ -322,28 +352,33 @@ def taps_of(
     found before the target is loaded."""
     if drafter is None and streams is None:
         return ()
+    if settings.bundle and streams is not None and streams is not drafter:
+        raise UsageError(
+            f"--bundle is of no use: {streams.folder} drafts streams", hint="leave one out"
+        )
     target = settings.target or str(_embedded().target)
     source = source_of(target)
     if not source.states:
-        raise UsageError(
-            f"a target of {source.name} gives no states, which this drafter reads",
-            hint="leave the drafter out",
-        )
+        for stored in (drafter, streams):
+            if stored is not None and stored.kind.shares_weights:
+                raise UsageError(
+                    f"a target of {source.name} gives no states and no weights, and a drafter of"
+                    f" kind {stored.kind.name} needs them",
+                    hint="leave the drafter out; a kind that reads nothing of its target says"
+                    " shares_weights = False",
+                )
+        return ()  # what such a drafter reads is asked when it is loaded
     facts, _ = read_facts(target, identify=False)
     wanted: dict[tuple[int, ...], Path] = {}
     for stored in (drafter, streams):
         if stored is not None and (taps := stored.config(facts).taps):
             wanted.setdefault(taps, stored.folder)
     if streams is not None and streams is not drafter:
-        is_sibling = not streams.kind.shares_weights
-        if not streams.config(facts).taps and not is_sibling:
+        is_for_devices = streams.kind.on_device and streams.kind.shares_weights
+        if is_for_devices and not streams.config(facts).taps:
             raise UsageError(
                 f"{streams.folder} reads no states of the target, which a server's own drafter does",
                 hint="give it as --drafter: it drafts streams, too",
-            )
-        if settings.bundle:
-            raise UsageError(
-                f"--bundle is of no use: {streams.folder} drafts streams", hint="leave one out"
             )
     if len(wanted) > 1:
         first, second = wanted.values()

@@ -249,9 +249,11 @@ class DrafterKind(ABC):
 
     name: ClassVar[str]
     on_device: ClassVar[bool] = True
-    """Whether it can be exported, and records can be made for it."""
+    """Whether it can be exported, and records can be made for it: then it is given to the server as
+    `--drafter`, which drafts streams, too. Else it is given as `--server-drafter`."""
     shares_weights: ClassVar[bool] = True
-    """Whether it has weights of the target, such as its embedding: else none are loaded for it."""
+    """Whether it has weights of the target, such as its embedding: else none are loaded for it, and
+    without taps it drafts behind any target, also one that is not torch."""
 
     @abstractmethod
     def owns(self, config: Mapping[str, Any]) -> bool:
@@ -269,8 +271,8 @@ class DrafterKind(ABC):
         facts: TargetFacts,
         dtype: torch.dtype | None = None,
     ) -> Drafter:
-        """A trained drafter beside its target, in the target's precision unless told another. There
-        is no `target` for a kind that shares no weights."""
+        """A trained drafter beside its target, in the target's precision unless told another. For a
+        kind that shares no weights, `target` is None unless it is a torch model in memory."""
 
     reads_caches: ClassVar[bool] = False
     """Whether it learns from the target's keys and values."""

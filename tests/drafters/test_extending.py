@@ -6,22 +6,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cloud_verifier.app import Verifier
 from cloud_verifier.cli import parser, settings_from
 from cloud_verifier.model import load
+from cloud_verifier.settings import Settings
 from moa.drafters import registry
 from moa.drafters.registry import find
+from moa.errors import ConfigError, UsageError
+from moa.target import registry as target_registry
+from moa.target.registry import Source
 from moa.target.rows import Row
 from moa.target.torch_target import Step
 from testing.tiny import save_tiny
-from tests.drafters.toy import ToyConfig, ToyKind
+from tests.drafters.toy import ToyConfig, ToyDrafter, ToyKind
+from tests.target.toy import ToyModel
 from tests.verifier import kit
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 TOKENS = 48
+TOY_TARGET = Source(
+    name="toy",
+    accepts=lambda source: source.endswith(".toy"),
+    target="tests.target.toy:ToyTarget",
+)
 
 
 @pytest.fixture
@@ -36,16 +47,37 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     exec(line, {"register": registry.register, "ToyKind": ToyKind})
 
 
-async def test_a_drafter_that_is_registered_drafts_streams_and_the_text_stays_the_targets(
-    registered: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kit.draft_in_every_round(monkeypatch)
-    target = save_tiny("llama", tmp_path / "target")
-    folder = tmp_path / "toy"
+def toy_folder(folder: Path) -> Path:
     folder.mkdir()
     ToyConfig().write(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("flag", "on_device", "shares_weights"),
+    [
+        ("--server-drafter", False, False),
+        ("--server-drafter", False, True),
+        ("--server-drafter", True, False),
+        ("--drafter", True, False),
+        ("--drafter", True, True),
+    ],
+)
+async def test_a_drafter_that_is_registered_drafts_streams_and_the_text_stays_the_targets(
+    registered: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flag: str,
+    on_device: bool,
+    shares_weights: bool,
+) -> None:
+    monkeypatch.setattr(ToyKind, "on_device", on_device)
+    monkeypatch.setattr(ToyKind, "shares_weights", shares_weights)
+    kit.draft_in_every_round(monkeypatch)
+    target = save_tiny("llama", tmp_path / "target")
+    folder = toy_folder(tmp_path / "toy")
     assert find(folder).kind.name == "toy"
-    flags = ["serve", "--target", str(target), "--drafter", str(folder), "--device", "cpu"]
+    flags = ["serve", "--target", str(target), flag, str(folder), "--device", "cpu"]
     settings = replace(settings_from(parser().parse_args(flags)), port=0, limits=kit.LIMITS)
     served = load(settings)
     assert served.drafts == "toy"
@@ -67,3 +99,76 @@ async def test_a_drafter_that_is_registered_drafts_streams_and_the_text_stays_th
             await edge.stream(session)
             assert session.log[len(ids) :][: len(truth)] == truth
     assert len(forwards) < TOKENS / 2, "the second reader gets what was drafted from the first's"
+
+
+def test_a_drafter_for_devices_without_taps_is_sent_from_one_flag_to_the_other_only_once(
+    registered: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = save_tiny("llama", tmp_path / "target")
+    folder = toy_folder(tmp_path / "toy")
+    as_drafter = Settings(target=str(target), drafter=str(folder), device="cpu")
+    as_servers = Settings(target=str(target), server_drafter=str(folder), device="cpu")
+    with pytest.raises(ConfigError, match="which is for servers alone"):
+        load(as_drafter)
+    monkeypatch.setattr(ToyKind, "on_device", True)
+    monkeypatch.setattr(ToyKind, "shares_weights", True)
+    with pytest.raises(UsageError, match="reads no states of the target"):
+        load(as_servers)
+    load(as_drafter)
+
+
+@pytest.mark.parametrize(("flag", "on_device"), [("server_drafter", False), ("drafter", True)])
+async def test_it_drafts_behind_a_target_without_states(
+    registered: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flag: str,
+    on_device: bool,
+) -> None:
+    """The target of docs/extending.md, which is no torch."""
+    monkeypatch.setattr(ToyKind, "on_device", on_device)
+    monkeypatch.setattr(target_registry, "SOURCES", [TOY_TARGET, *target_registry.SOURCES])
+    kit.draft_in_every_round(monkeypatch)
+    file = tmp_path / "small.toy"
+    file.write_text("7\n")
+    settings = replace(
+        Settings(target=str(file), port=0, slots=2, limits=kit.LIMITS),
+        **{flag: str(toy_folder(tmp_path / "toy"))},
+    )
+    served = load(settings)
+    assert served.drafts == "toy"
+    sizes = []
+    real = served.target.forward
+
+    def forward(rows: Sequence[Row]) -> Any:
+        sizes.append([len(row.tokens) for row in rows])
+        return real(rows)
+
+    served.target.forward = forward  # type: ignore[method-assign]
+    ids = kit.prompt(0, 20)
+    truth = list(ids)
+    for _ in range(TOKENS):
+        truth.append(int(ToyModel(7).plainly(truth).argmax()))
+    async with Verifier(served, settings).open() as running, kit.client(running) as edge:
+        for _ in range(2):
+            sizes.clear()
+            session = await edge.start(ids, max_new_tokens=TOKENS, ignore_eos=True)
+            await edge.stream(session)
+            assert session.log == truth
+    assert len(sizes) < TOKENS / 2, "the second reader gets what was drafted from the first's"
+
+
+def test_a_drafter_that_reads_states_behind_such_a_target_is_refused_by_its_own_word(
+    registered: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target_registry, "SOURCES", [TOY_TARGET, *target_registry.SOURCES])
+    file = tmp_path / "small.toy"
+    file.write_text("7\n")
+    settings = Settings(target=str(file), server_drafter=str(toy_folder(tmp_path / "toy")))
+    with monkeypatch.context() as patch:
+        patch.setattr(ToyKind, "shares_weights", True)
+        with pytest.raises(UsageError, match="no weights, and a drafter of kind toy needs them"):
+            load(settings)
+    monkeypatch.setattr(ToyDrafter, "config", ToyConfig(taps=(1,)))
+    with pytest.raises(UsageError, match="gives no states"):
+        load(settings)

@@ -91,7 +91,8 @@ class ToyKind(DrafterKind):
     """Known by the `model_type` of its `config.json`."""
 
     name = "toy"
-    on_device = True
+    on_device = False  # it has no graph
+    shares_weights = False  # it can be used with any target
 
     def owns(self, config: Mapping[str, Any]) -> bool:
         return config.get("model_type") == "toy"
