@@ -76,6 +76,8 @@ class Memory:
     """What a target's KV cache and work buffers may grow to, in bytes; the weights are not counted."""
 
     kv_bytes_per_token: int
+    """Of one slot's one token, above 0: how many sequences fit is planned with it, and reported. A
+    target whose state does not grow says what a slot takes, divided by its capacity."""
     kv_bytes: int
     buffer_bytes: int
 

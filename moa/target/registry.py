@@ -49,7 +49,7 @@ SOURCES: list[Source] = [
         states=True,
     ),
 ]
-"""Asked in this order."""
+"""Asked in this order: what is added goes before `transformers`, which accepts everything."""
 
 
 def source_of(source: str) -> Source:
@@ -79,9 +79,9 @@ def registered(*, step: type, cache: type) -> Callable[[T], T]:
     contract asks for."""
 
     def check(target: T) -> T:
-        check_conforms(target, contract.Target)
-        check_conforms(step, contract.Step)
-        check_conforms(cache, contract.KVCache)
+        check_all_conform(
+            (target, contract.Target), (step, contract.Step), (cache, contract.KVCache)
+        )
         _REGISTERED.add(target)
         return target
 
@@ -91,17 +91,35 @@ def registered(*, step: type, cache: type) -> Callable[[T], T]:
 _REGISTERED: set[type] = set()
 
 
+def check_all_conform(*pairs: tuple[type, type]) -> None:
+    """A `TypeError` that names what each of these classes lacks of its protocol: all of them, so that
+    a newcomer mends them in one go."""
+    wrong = []
+    for found, protocol in pairs:
+        if lacks := _lacks(found, protocol):
+            wrong.append(f"{found.__name__} is no {protocol.__name__}: {'; '.join(lacks)}")
+    if wrong:
+        raise TypeError("\n".join(wrong))
+
+
 def check_conforms(found: type, protocol: type) -> None:
     """A `TypeError` that names what a class lacks of a protocol, or has with other arguments."""
+    check_all_conform((found, protocol))
+
+
+def _lacks(found: type, protocol: type) -> list[str]:
+    """What a class lacks of a protocol, or has with other arguments."""
     wrong = []
     for name in sorted(_members(protocol)):
         wanted = inspect.getattr_static(protocol, name, None)
         if not _has(found, name):
-            wrong.append(f"{name} is missing")
+            is_method = callable(getattr(protocol, name, None))
+            # Only the class is looked at: what an instance will have cannot be seen there.
+            hint = "" if is_method else " (annotate it in the class if __init__ sets it)"
+            wrong.append(f"{name} is missing{hint}")
         elif callable(getattr(protocol, name, None)):
             wrong += _differences(name, wanted, inspect.getattr_static(found, name, None))
-    if wrong:
-        raise TypeError(f"{found.__name__} is no {protocol.__name__}: {'; '.join(wrong)}")
+    return wrong
 
 
 def _members(protocol: type) -> set[str]:
