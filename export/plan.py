@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 from export.atomic_folder import gigabytes
 from export.kinds import VariantKind, choose_kinds
 from moa.drafters.graph import GraphSizes
 from moa.drafters.registry import find
 from moa.errors import UsageError
+from moa.manifest import BundleKind
 from moa.target.loading import read_facts
 
 _BYTES_PER_WEIGHT = {
@@ -102,6 +103,12 @@ def make_plan(
     kinds = choose_kinds(variants)
     facts, folder = read_facts(target, identify=False)
     sizes = find(drafter).sizes(facts, folder)
+    if sizes.kind not in (known := get_args(BundleKind)):
+        raise UsageError(
+            f"a bundle cannot say that its drafter is of kind {sizes.kind!r}: known are"
+            f" {', '.join(known)}",
+            hint="add it to moa/manifest.py:BundleKind",
+        )
     _refuse_static(kinds, sizes.no_static_form)
     _refuse_other_hosts(kinds, sizes)
     draft_vocabulary = sizes.vocabulary if draft_vocab is None else draft_vocab

@@ -71,11 +71,16 @@ class TokenizerFiles(Part, frozen=True, kw_only=True):
     """Special tokens that a chat template may name (`eos_token` and others), with their text."""
 
 
+BundleKind = Literal["moa", "independent", "states"]
+"""What a bundle may say of which kind its drafter is. A device that does not know a word refuses the
+bundle."""
+
+
 class DrafterIdentity(Part, frozen=True, kw_only=True):
     """Which drafter this is. `independent` is a small causal LM that takes no activations; `states`
     reads the target's states as rows of its own cache."""
 
-    kind: Literal["moa", "independent", "states"]
+    kind: BundleKind
     source: str
     weights_id: str
     config: dict[str, Any]

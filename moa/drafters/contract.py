@@ -44,6 +44,15 @@ RecordPair = tuple[NDArray[np.float32], NDArray[np.float32]]
 """Keys and values of activation records, `[tokens, count, width]` of a `RecordLayout` each."""
 
 
+def no_graph(kind: str) -> UsageError:
+    """The error of a kind that says it runs on devices, and has not all that an export needs."""
+    return UsageError(
+        f"a drafter of kind {kind} has no graph, so no bundle can be made of it",
+        hint="write `sizes` of its kind and `graph_spec` and `graph_module` of its module, or say"
+        " on_device = False and give it to the verifier as --server-drafter",
+    )
+
+
 class DrafterConfig(Protocol):
     """A drafter's `config.json`: its shape, and what it needs of the target."""
 
@@ -110,13 +119,13 @@ class Drafter(nn.Module):
 
     @property
     def bundle_kind(self) -> Any:
-        """What a bundle's manifest calls it: one of `DrafterIdentity.kind`."""
+        """What a bundle's manifest calls it: one of `moa.manifest.BundleKind`."""
         return self.name
 
     @property
     def graph_spec(self) -> GraphSpec:
         """Inputs and outputs of its graph."""
-        raise NotImplementedError(f"{self.name} has no graph")
+        raise no_graph(self.name)
 
     def example_records(self, count: int) -> tuple[Tensor, Tensor] | None:
         """Keys and values `[heads, count, width]` that cross-attention could meet, for a comparison
@@ -125,7 +134,7 @@ class Drafter(nn.Module):
 
     def graph_module(self) -> nn.Module:
         """Its layers as a module with the graph's inputs, in their order, and outputs."""
-        raise NotImplementedError(f"{self.name} has no graph")
+        raise no_graph(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,4 +299,4 @@ class DrafterKind(ABC):
 
     def sizes(self, folder: Path, facts: TargetFacts, target: Path) -> GraphSizes:
         """The sizes of its graph beside the target in the folder `target`."""
-        raise NotImplementedError(f"{self.name} has no graph")
+        raise no_graph(self.name)

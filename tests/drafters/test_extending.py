@@ -14,7 +14,10 @@ from cloud_verifier.app import Verifier
 from cloud_verifier.cli import parser, settings_from
 from cloud_verifier.model import load
 from cloud_verifier.settings import Settings
+from export.cli import main as export
+from export.plan import make_plan
 from moa.drafters import registry
+from moa.drafters.graph import GraphSizes
 from moa.drafters.registry import find
 from moa.errors import ConfigError, UsageError
 from moa.target import registry as target_registry
@@ -172,3 +175,40 @@ def test_a_drafter_that_reads_states_behind_such_a_target_is_refused_by_its_own_
     monkeypatch.setattr(ToyDrafter, "config", ToyConfig(taps=(1,)))
     with pytest.raises(UsageError, match="gives no states"):
         load(settings)
+
+
+def test_a_kind_for_devices_without_a_graph_is_told_what_an_export_needs(
+    registered: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(ToyKind, "on_device", True)
+    target = save_tiny("llama", tmp_path / "target")
+    folder = toy_folder(tmp_path / "toy")
+    out = tmp_path / "bundle"
+    flags = ["build", "--target", str(target), "--drafter", str(folder), "--out", str(out)]
+    assert export(flags) == 2
+    said = capsys.readouterr().err
+    assert "a drafter of kind toy has no graph" in said
+    assert "on_device = False" in said
+    assert not out.exists()
+
+
+def test_a_kind_that_no_bundle_can_name_is_refused_before_anything_is_made(
+    registered: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = GraphSizes(
+        kind="toy",
+        hidden_size=8,
+        vocabulary=128,
+        tied=True,
+        cache=(),
+        record_width=0,
+        layer_weights=1,
+    )
+    monkeypatch.setattr(ToyKind, "on_device", True)
+    monkeypatch.setattr(ToyKind, "sizes", lambda *_: sizes)
+    target = save_tiny("llama", tmp_path / "target")
+    with pytest.raises(UsageError, match="known are moa, independent, states"):
+        make_plan(str(target), str(toy_folder(tmp_path / "toy")), ["cpu-fp32"], None)
