@@ -7,37 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from moa.drafters.attention.config import AttentionConfig
-from moa.drafters.attention.model import AttentionDrafter, new_attention
 from moa.drafters.contract import Drafter, DraftRequest
-from moa.drafters.eagle3.model import Eagle3Drafter
-from moa.drafters.sibling.config import SiblingConfig
-from moa.drafters.sibling.model import SiblingDrafter
-from moa.drafters.states.config import StateDrafterConfig
-from moa.drafters.states.model import StateDrafter
-from moa.model.borrowed import SharedWeights, Sibling
 from moa.sampling import SamplingSettings
 from moa.target.cuda.graphs import Graphs, Rerun
-from moa.target.loading import prepare
 from moa.target.rows import Row
 from moa.target.torch_target import Target
 from moa.tree import TreeShape
 from testing.tiny import tiny
-from tests.model import published
+from tests.drafters.subjects import ATTENTION, attention, drafter_of
 from tests.target.cuda.test_decoder import Ordered
 
 CAPACITY = 96
 GREEDY = SamplingSettings()
-ATTENTION: dict[str, dict[str, Any]] = {
-    "published": {},
-    "final state": {"final_state": True},
-    "two borrowed layers": {"tli": 2},
-    "four layers": {"layers": 4},
-    "no records": {"use_ca": False},
-    "a sibling": {"body": tiny("llama", num_hidden_layers=2).config.to_dict()},
-}
 
 
 class Recorder:
@@ -57,44 +39,6 @@ class Recorder:
 
 def target_of() -> Target:
     return Target.from_model(tiny("llama"), slots=8, capacity=CAPACITY)
-
-
-def attention(target: Target, **how: Any) -> AttentionDrafter:
-    body = Sibling(tiny("llama", num_hidden_layers=2, seed=1)) if "body" in how else None
-    return new_attention(AttentionConfig.for_target(target.facts, **how), target.model, body)
-
-
-def states(target: Target) -> StateDrafter:
-    config = StateDrafterConfig.for_target(target.facts)
-    return StateDrafter.new(config, SharedWeights.of(target.model))
-
-
-def sibling(target: Target) -> SiblingDrafter:
-    loaded = tiny("llama", num_hidden_layers=2, seed=1)
-    facts = prepare(loaded)
-    body = Sibling(loaded)
-    config = SiblingConfig.of(facts, body.memory)
-    return SiblingDrafter(config, body, target.facts.vocab_size)
-
-
-def eagle3(target: Target, folder: Path) -> Eagle3Drafter:
-    """Over 40 words of its own."""
-    published.write(folder, "specforge-3.1", tiny("llama"), list(range(3, 43)))
-    return Eagle3Drafter.load(folder, target.facts, SharedWeights.of(target.model))
-
-
-def drafter_of(kind: str, target: Target, folder: Path) -> Drafter:
-    torch.manual_seed(0)
-    if kind == "eagle3":
-        return eagle3(target, folder)
-    others = {"states": states, "sibling": sibling}
-    drafter: Drafter = (
-        others[kind](target) if kind in others else attention(target, **ATTENTION[kind])
-    )
-    with torch.no_grad():
-        for weight in drafter.parameters():
-            weight.add_(0.1 * torch.randn_like(weight))
-    return drafter.eval()
 
 
 def both(target: Target, drafter: Drafter, lengths: list[int]) -> tuple[Any, Any, Recorder, Graphs]:

@@ -83,7 +83,8 @@ class ToyDrafting:
         size = len(text)
         known = [*self._earlier, *self._texts.values()]
         longest = max((one for one in known if one[:size] == text), key=len, default=text)
-        chain = longest[size - 1 : size + request.shape.depth]
+        guesses = min(request.shape.depth, request.shape.nodes)
+        chain = longest[size - 1 : size + guesses]
         return DraftTree(chain, list(range(-1, len(chain) - 1)), [0.0] * len(chain))
 
 
