@@ -91,6 +91,10 @@ class NumericalError(MoaError):
     """A model computed infinite or NaN logits, from which no token can be chosen."""
 
 
+class DraftError(MoaError):
+    """A drafter brought what is no draft of the text it was asked for."""
+
+
 class ProtocolError(MoaError):
     """The other end broke the wire protocol."""
 

@@ -12,6 +12,7 @@ from cloud_verifier.engine.job import Job, Lease
 from cloud_verifier.engine.records import Recorder
 from moa.drafters.contract import Drafter, Drafting, DraftRequest, RecordReader, StateReader
 from moa.drafters.onnx_drafting import OnnxDrafting
+from moa.errors import DraftError
 from moa.grammar.matcher import forced_draft
 from moa.graph.load import LoadedGraph
 from moa.speculation.policy import Drafted, Policy, RoundTime, TextAcceptance
@@ -68,6 +69,23 @@ class _Text:
     """Levels of the draft that came of it."""
     drafted_nodes: int = 0
     """Nodes of that draft."""
+
+
+def check_draft(draft: FlatTree, *, pending: int, vocabulary: int, room: int) -> None:
+    """Raise a `DraftError` unless this is a draft after the token `pending`: the target would take
+    node 0 for that token whatever it is, and its text would be another one."""
+    tokens, parents = draft
+    if len(tokens) != len(parents) or not tokens:
+        raise DraftError("a drafter's tree has not one parent for each token")
+    if tokens[0] != pending or parents[0] != -1:
+        raise DraftError("node 0 of a drafter's tree is not the pending token, with the parent -1")
+    if len(tokens) - 1 > max(0, room):
+        raise DraftError(f"a drafter's tree has {len(tokens) - 1} nodes where {room} have room")
+    if min(tokens) < 0 or max(tokens) >= vocabulary:
+        raise DraftError(f"a drafter's tree has tokens outside of a vocabulary of {vocabulary}")
+    comes_later = any(parent >= node for node, parent in enumerate(parents))
+    if comes_later or min(parents[1:], default=0) < 0:
+        raise DraftError("a parent in a drafter's tree does not come before its child")
 
 
 class TreeDrafter(StreamDrafter):

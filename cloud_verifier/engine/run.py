@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloud_verifier.engine.contract import Answered, Dropped, Latency, Report, Waiting
-from cloud_verifier.engine.draft import FlatTree, StreamDrafter
+from cloud_verifier.engine.draft import FlatTree, StreamDrafter, check_draft
 from cloud_verifier.engine.faults import Faults
 from cloud_verifier.engine.holding import HeldSlots
 from cloud_verifier.engine.job import Job, Lease
@@ -251,13 +251,15 @@ class StepRunner:
 
     def _drafts_of_ours(self, streams: Sequence[Job], beside: int) -> list[FlatTree]:
         """Drafts by the server's drafter, for a forward with `beside` other tokens. Where drafting
-        raises, only the pending tokens: plain decoding."""
-        drafts: list[FlatTree] | None = None
+        raises, or brings what is no draft of these texts, only the pending tokens: plain decoding."""
         with self._faults.optional("drafting"):
             drafts = self._drafting.draft(streams, beside)
-        if drafts is None or len(drafts) != len(streams):
-            return StreamDrafter().draft(streams)
-        return drafts
+            vocabulary = self._target.facts.vocab_size
+            for job, draft in zip(streams, drafts, strict=True):
+                room = self._target.cache.capacity - job.base - 1
+                check_draft(draft, pending=job.ids[-1], vocabulary=vocabulary, room=room)
+            return drafts
+        return StreamDrafter().draft(streams)
 
     def _begin_masks(
         self, jobs: Sequence[Job], drafts: Mapping[Job, FlatTree]
