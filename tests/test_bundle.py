@@ -71,7 +71,7 @@ def test_a_bundle_reads_back_as_written(folder: Path) -> None:
     ids = bundle.draft_to_target()
     assert ids is not None
     assert ids.tolist() == [3, 5, 9]
-    for version in ("1.23.0", "1.31.1", "2.0"):
+    for version in ("1.24.1", "1.31.1", "2.0"):
         bundle.check_runtime("web", version)
 
 
