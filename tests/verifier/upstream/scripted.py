@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from edge_client import Done, EdgeClient, Link, Notice
+
 MODELS = {"data": [{"id": "big", "owned_by": "somebody"}]}
 
 
@@ -49,6 +51,20 @@ class Upstream:
             pass
         finally:
             await closed(writer)
+
+
+async def end_of(device: EdgeClient) -> tuple[Done, str]:
+    """Have the device answer a question: the end of the answer, and what was said beside it."""
+    said = ""
+    async for event in device.generate("What is 17 plus 25?"):
+        match event:
+            case Notice(message=message):
+                said += message
+            case Link(detail=detail):
+                said += detail
+            case Done():
+                return event, said
+    raise AssertionError("no end")
 
 
 async def closed(*writers: asyncio.StreamWriter) -> None:

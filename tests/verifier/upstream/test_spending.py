@@ -12,9 +12,9 @@ from cloud_verifier.settings import Settings
 from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 from cloud_verifier.upstream.contract import Piece, UpstreamError, Usage
 from cloud_verifier.upstream.spending import Prices, Spending
-from edge_client import Done, EdgeClient, Link, Notice
+from edge_client import EdgeClient
 from moa.errors import ConfigError
-from tests.verifier.upstream.scripted import Request, chunk, running, stream
+from tests.verifier.upstream.scripted import Request, chunk, end_of, running, stream
 from tests.verifier.upstream.test_dialects import pieces
 
 DAY = 24 * 3600.0
@@ -119,9 +119,9 @@ async def test_an_answer_that_would_cost_too_much_is_the_devices(tells: bool) ->
             ) as device,
         ):
             await device.wait_online(60)
-            first, _ = await answer(device)
+            first, _ = await end_of(device)
             asked = service.requests
-            second, said = await answer(device)
+            second, said = await end_of(device)
         assert service.requests == asked
     if tells:
         assert first.verified
@@ -131,20 +131,6 @@ async def test_an_answer_that_would_cost_too_much_is_the_devices(tells: bool) ->
     assert not second.verified
     assert "budget" in said
     assert "is spent" in said
-
-
-async def answer(device: EdgeClient) -> tuple[Done, str]:
-    """An answer, and what was said beside it."""
-    said = ""
-    async for event in device.generate("What is 17 plus 25?"):
-        match event:
-            case Notice(message=message):
-                said += message
-            case Link(detail=detail):
-                said += detail
-            case Done():
-                return event, said
-    raise AssertionError("no end")
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import pytest
 
 from cloud_verifier.settings import Settings
 from cloud_verifier.upstream.app import DeviceTokens, UpstreamVerifier, upstreams_of
-from edge_client import Done, EdgeClient, Link, Notice
+from edge_client import Done, EdgeClient
 from moa import demo
 from moa.bundle import Bundle
-from tests.verifier.upstream.scripted import Request, running, stream, whole
+from tests.verifier.upstream.scripted import Request, end_of, running, stream, whole
 
 TOKENS = DeviceTokens(Bundle.open(demo.paths().bundle))
 SAID = " The upstream says this."
@@ -81,7 +81,6 @@ async def test_tokens_that_are_not_the_devices_are_refused_by_name() -> None:
 
 async def asked(engine: Engine, api: str) -> tuple[Done, str]:
     """An answer, and what was said beside it."""
-    said = ""
     async with running(engine.answer, engine.models) as upstream:
         settings = Settings(port=0, upstream=(upstream.url,), upstream_api=api)
         async with (
@@ -91,13 +90,4 @@ async def asked(engine: Engine, api: str) -> tuple[Done, str]:
             ) as device,
         ):
             await device.wait_online(60)
-            messages = [{"role": "user", "content": "What is 17 plus 25?"}]
-            async for event in device.generate(messages):
-                match event:
-                    case Notice(message=message):
-                        said += message
-                    case Link(detail=detail):
-                        said += detail
-                    case Done():
-                        return event, said
-    raise AssertionError("no end")
+            return await end_of(device)
