@@ -211,7 +211,6 @@ _PROTOTYPES: Mapping[str, tuple[Any, list[Any]]] = {
     "llama_model_n_head": (c_int32, [c_void_p]),
     "llama_model_n_head_kv": (c_int32, [c_void_p]),
     "llama_model_n_swa": (c_int32, [c_void_p]),
-    "llama_model_size": (ctypes.c_uint64, [c_void_p]),
     "llama_model_has_encoder": (c_bool, [c_void_p]),
     "llama_model_has_decoder": (c_bool, [c_void_p]),
     "llama_model_is_recurrent": (c_bool, [c_void_p]),

@@ -392,11 +392,6 @@ class Runtime:
         )
 
     @property
-    def weights_bytes(self) -> int:
-        """Memory of the weights."""
-        return int(self._c.llama_model_size(self._model))
-
-    @property
     def on_cpu(self) -> bool:
         """Whether nothing but the processor computes."""
         return self.shape.gpu_layers == 0 or not self._library.has_card
