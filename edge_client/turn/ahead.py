@@ -109,8 +109,8 @@ class Ahead:
         self.takes_guesses = "foresee" in welcome.features
 
     def lost(self) -> None:
-        """Note a new connection or session: the verifier may have no guesses any more, or still
-        wait for them."""
+        """Take it that the verifier has no guesses any more, because the connection or the session
+        is a new one. A stream that it goes on with may still wait for some."""
         self._forget_guesses()
         if self._may_wait:
             self._told_to_wait = None
@@ -121,7 +121,9 @@ class Ahead:
             self.who_drafts = "server"
 
     def begin(self) -> Stream:
-        """The stream to ask for. Where there is known text, it waits for that, which follows."""
+        """Returns the request for a stream, in which the verifier decodes until the answer ends.
+        Where the device already has text to be checked (written offline, or predicted), the
+        verifier is to wait for it, and it is sent right behind."""
         self._forget_guesses()
         self._answered_at = None
         self._should_wait = self.who_drafts == "device" and self.guesses
@@ -134,14 +136,16 @@ class Ahead:
         return stream
 
     def grew(self, action: Grow, tree: GuessTreeGrower) -> None:
-        """Take the tree that the drafter has grown."""
+        """Take over the tree of guesses that the drafter has grown for this action."""
         self._tree = tree
         self._length = len(action.ids)
 
     # ---- what answers teach
 
     def answered(self, event: Advanced, now: float, *, prompt: bool = False) -> None:
-        """Learn from an answer of the stream; `prompt`: a prompt had to be read before."""
+        """Learn from an answer of the stream how fast it is, how often the guesses were right, and
+        how long a round trip takes. `prompt` says that the verifier had to read a prompt before it
+        answered."""
         self._measure(event, now, prompt=prompt)
         if not event.tokens:
             return
@@ -149,7 +153,7 @@ class Ahead:
             self.controller.usefulness.forward(bool(event.foreseen))
         predicted = self.prediction is not None and self.prediction.decided(event.tokens) > 0
         self._judge(event.tokens, predicted=predicted)
-        # A forward over drafts of the server's own was begun before our guesses came.
+        # Not from a forward over the server's own drafts: it was begun before our guesses came.
         if self._asked_at is not None and not _drafted_there(event):
             at_server = (event.queue_ms + event.forward_ms) / 1000
             self.controller.rtt.add(now - self._asked_at - at_server)
@@ -159,7 +163,8 @@ class Ahead:
         self._expect(now)
 
     def _measure(self, event: Advanced, now: float, *, prompt: bool) -> None:
-        """Learn the pace of the stream and the time of its forwards, and count who drafted."""
+        """Measure the time of a forward of the target and the tokens a second of the stream, and
+        count the tokens by who drafted them."""
         tokens = len(event.tokens)
         if tokens:
             # Whoever waits for an answer waits in the queue, too.
@@ -167,20 +172,22 @@ class Ahead:
             milliseconds = event.forward_ms + (event.queue_ms if waited else 0.0)
             self.controller.ran(1 + event.drafted, milliseconds / 1000)
         server_drafts = self.who_drafts != "none" and not self._should_wait
-        before = self._answered_at
-        if server_drafts and tokens and before is not None and before >= self._changed_at:
-            self.controller.streamed(tokens, now - before)
+        last_at = self._answered_at
+        # Both answers must be of the present way of drafting, or their distance says nothing of it.
+        if server_drafts and tokens and last_at is not None and last_at >= self._changed_at:
+            self.controller.streamed(tokens, now - last_at)
         self._answered_at = now
         if event.foreseen:
             self.stats.rounds += 1
-            self.stats.accepted += tokens - 1
+            self.stats.accepted += tokens - 1  # the last token is the target's own
             self.stats.drafted += event.foreseen
         if tokens:
             self.stats.by[_who_drafted(event)] += tokens
 
     def _judge(self, tokens: Sequence[int], *, predicted: bool) -> None:
-        """Learn how many guesses in a row these new tokens have confirmed; guesses of a predicted
-        text say nothing about the drafter's."""
+        """Compare new tokens with the guesses at them, and learn how many guesses in a row are
+        right. `predicted`: the tokens were in the text that the user expects; they say nothing
+        about how well the drafter guesses."""
         right_in_a_row: int | None = None
         ended = False  # by a token that was not guessed, and not because there were no more tokens
         length_before = len(self.transcript.session.log) - len(tokens)
@@ -201,7 +208,8 @@ class Ahead:
     # ---- what to do while the stream runs
 
     def next(self, moment: Moment) -> Foresee | Grow | None:
-        """The most useful action for the running stream, if any."""
+        """Returns what helps the running stream most: guesses to send, or a step of the drafter
+        that grows more of them. None if nothing does now."""
         stream = self.transcript.session.streaming
         if not self.takes_guesses or stream is None:
             return None
@@ -226,8 +234,8 @@ class Ahead:
         return self._send_grown(now)
 
     def _follow(self, stream: Stream, now: float) -> None:
-        """Note which stream runs, and decide whether the verifier is to wait for guesses from now
-        on."""
+        """Note which stream runs, and decide whether the verifier is to wait for the device's
+        guesses from now on or to draft for itself."""
         if self._round != (stream.session, stream.round):
             self._forget_guesses()
             self._round = (stream.session, stream.round)
@@ -237,9 +245,12 @@ class Ahead:
             # Before the drafter has its first guesses, waiting for it would stop the stream.
             has_guessed = self._tree is not None
             remaining = self.transcript.remaining
-            waits = has_guessed and self.controller.waits(remaining, now=self._should_wait)
+            waits = has_guessed and self.controller.waits(
+                remaining, waits_already=self._should_wait
+            )
         if waits != self._should_wait:
             self._should_wait = waits
+            # Half a round trip until the verifier hears of it, another for its next answer.
             self._changed_at = now + self.controller.rtt.smoothed
 
     def _guesses_now(self) -> bool:
@@ -251,39 +262,42 @@ class Ahead:
         return not self.controller.usefulness.rests
 
     def _known_text(self) -> list[int]:
-        """Text that is known to follow the log, or predicted to."""
+        """Returns tokens that are expected after the log without asking the drafter: text that was
+        written offline, or else what the user's prediction says."""
         if self.transcript.provisional:
             return self.transcript.provisional
         if self.prediction is None:
             return []
         log = self.transcript.session.log
         length, known = self._known
-        if length != len(log):
+        if length != len(log):  # the log has grown since the prediction was last asked
             most = min(self.controller.most_guesses, self.transcript.remaining)
             known = self.prediction.after(self.transcript.output, most)
             self._known = len(log), known
         return known
 
     def _send_known(self, known: Sequence[int], now: float) -> Foresee | None:
-        """Send text that is known, as a chain of sure guesses; None if the verifier has nearly all
-        of it, and knows whether to wait."""
+        """Returns a message with tokens that are expected after the log, one after another, each as
+        a sure guess. Until the verifier lacks many of them it is sent none, only whether it is to
+        wait; None if it knows that, too."""
         session = self.transcript.session
         most = self.controller.most_guesses
         tokens = [session.log[-1], *known[:most]]
         chain = DraftTree(tokens, list(range(-1, len(tokens) - 1)), [0.0] * len(tokens))
         missing = self._sent.missing(chain)
         has_none_of_it = len(missing) == len(tokens) - 1
-        enough = has_none_of_it or len(missing) >= _MANY
-        message = self._send(chain, missing if enough else (), most, now)
-        told = message is not None and enough
-        if told and self.prediction is not None and not self.transcript.provisional:
+        worth_sending = has_none_of_it or len(missing) >= _MANY
+        message = self._send(chain, missing if worth_sending else (), most, now)
+        was_sent = message is not None and worth_sending
+        if was_sent and self.prediction is not None and not self.transcript.provisional:
             self.prediction.told = tokens[1:]
         return message
 
     def _send_grown(self, now: float) -> Foresee | Grow | None:
-        """Send what the drafter has guessed, or have it grow its tree further; None if the tree is
-        complete and all of it was sent."""
+        """Returns a message with guesses from the drafter's tree, or the next step that grows the
+        tree. None if the tree is complete and all of it was sent."""
         session = self.transcript.session
+        # A guess of less than this probability is not guessed on from.
         least = _LEAST_WAITING if self._should_wait else _LEAST_BESIDE
         grow = Grow(session.log, GUESSED, math.log(_SEND * least))
         tree = self._tree
@@ -297,12 +311,15 @@ class Ahead:
         return None if complete else grow
 
     def _worth_sending(self, tree: GuessTreeGrower, least: float, *, complete: bool) -> list[int]:
-        """The nodes that are new to the verifier, likely, and there in time."""
+        """Returns the nodes of the drafter's tree that are worth their bytes: those that the
+        verifier does not have, that are likely enough, and that arrive before it has decoded past
+        them. Each node is a guessed token, `least` the probability below which none is grown
+        further."""
         missing = self._sent.missing(tree.tree)
         scores = tree.tree.scores
         lead = 0.0
         if not self._should_wait:
-            # A server that drafts has advanced by so many tokens when they arrive.
+            # A server that drafts has decoded so many more tokens when the guesses arrive.
             lead = self.controller.rate * self.controller.rtt.smoothed
         least_score = math.log(_SEND * least)
         nodes = []
@@ -310,12 +327,15 @@ class Ahead:
             if tree.depths[node] > lead and scores[node] >= least_score:
                 nodes.append(node)
         stands_still = self._should_wait and not len(self._sent)
-        if complete and stands_still and not nodes:  # any guess will do
+        if complete and stands_still and not nodes:
+            # Without a guess the verifier would wait for ever: the likeliest one, however unlikely.
             nodes = sorted(missing, key=scores.__getitem__)[-1:]
         return nodes
 
     def _send_now(self, tree: GuessTreeGrower, nodes: Sequence[int]) -> bool:
-        """Whether to send these nodes now rather than grow the tree further."""
+        """Whether to send these guesses now rather than grow the tree further: enough of them for a
+        message, or, where the verifier stands still without any, deep enough to be worth its
+        wait."""
         stands_still = self._should_wait and not len(self._sent)
         if not stands_still:
             return len(nodes) >= (_MANY if len(self._sent) > _MANY else _FEW)
@@ -324,14 +344,16 @@ class Ahead:
         return deepest >= first.depth or tree.likeliest_open < first.least
 
     def _send(self, tree: DraftTree, nodes: Sequence[int], most: int, now: float) -> Foresee | None:
-        """Send the likeliest of these nodes, `most` at most with the paths to them; and whether the
-        verifier is to wait, if it does not know. None if there is nothing to say."""
+        """Returns a message with the likeliest of these nodes and the paths to them, `most` in all,
+        and, where that has changed, with whether the verifier is to wait for guesses. None if there
+        is nothing to say."""
         waits = self._should_wait if self._should_wait != self._told_to_wait else None
         part = _likeliest(tree, nodes, most)
         has_guesses = len(part) > 1  # beside the pending token
         if not has_guesses and waits is None:
             return None
         session = self.transcript.session
+        # A message that changes nothing about the waiting leaves it out.
         message = session.foresee(part.tokens, part.parents, neg_log_probs_of(part), waits)
         self._told_to_wait = self._should_wait
         self._may_wait |= self._should_wait
@@ -345,8 +367,8 @@ class Ahead:
         return message
 
     def _note_question(self, now: float) -> None:
-        """Note that the verifier stands still until the guesses that are sent now arrive: the next
-        tokens are their answer."""
+        """Note that the verifier decodes nothing until the guesses that are sent now arrive: the
+        time to its next tokens measures a round trip."""
         if self._resent:
             # Of guesses that were sent again it is unknown which message is answered.
             self._asked_at = None
@@ -389,14 +411,14 @@ def _drafted_there(event: Advanced) -> bool:
 
 
 def _likeliest(tree: DraftTree, nodes: Sequence[int], most: int) -> DraftTree:
-    """The part of a tree with the likeliest of these nodes and the paths to them, `most` nodes at
-    most beside the root."""
+    """Returns the part of a tree of guesses that has the likeliest of these nodes and all nodes on
+    the paths to them: at most `most` nodes beside the root."""
     kept = {0}
     for node in sorted(nodes, key=tree.scores.__getitem__, reverse=True):
         path = [node]
         while tree.parents[path[-1]] not in kept:
             path.append(tree.parents[path[-1]])
-        if len(kept) + len(path) <= most + 1:
+        if len(kept) + len(path) <= most + 1:  # a node without its whole path says nothing
             kept.update(path)
     nodes_kept = sorted(kept)
     new_index = {node: index for index, node in enumerate(nodes_kept)}

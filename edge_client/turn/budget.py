@@ -25,15 +25,17 @@ class Spending:
     """Bytes that have passed and are counted there."""
 
     def wait(self, now: float) -> float:
-        """Seconds until the next request may go."""
+        """Seconds until the next request may be sent, so that link traffic keeps to `max_kbps`. It
+        counts what has passed since the last call; 0 without a limit."""
         rate = self.max_kbps * BYTES_PER_KILOBIT
         if not rate:
             return 0.0
         if self._bytes is None or self._bytes.rate != rate:
             self._bytes = TokenBucket(rate, rate * _BURST_SECONDS, now)
             self._counted = self.passed
-        new = self.passed - self._counted
+        new_bytes = self.passed - self._counted
         self._counted = self.passed
-        level = self._bytes.level(now) - new
-        self._bytes.spend(new)
-        return max(0.0, -level / rate)
+        # Below 0 once more has passed than the rate allows: then the debt is waited off.
+        allowed_bytes = self._bytes.level(now) - new_bytes
+        self._bytes.spend(new_bytes)
+        return max(0.0, -allowed_bytes / rate)

@@ -109,15 +109,16 @@ class Usefulness:
         self._tries = _TRIES
 
     def forward(self, used: bool) -> None:
-        """Count a forward of a stream that the server drafts; `used`: it ran over guesses of the
-        device."""
+        """Count a forward of a stream for which the server drafts; `used` says whether it ran over
+        guesses of the device. After 16 in a row that did not, the device rests, each time twice as
+        long."""
         self._tries = max(0, self._tries - 1)
         self._unused += 1
         if used:
             self._pause = _FIRST_REST
             self._unused = 0
         elif self._unused >= _UNUSED:
-            self._unused = -self._pause
+            self._unused = -self._pause  # counts up to 0 again, one a forward
             self._pause = min(2 * self._pause, _LONGEST_REST)
 
 
@@ -154,8 +155,9 @@ class Controller:
     # ---- what was measured
 
     def calibrate(self, chain: Sequence[float], tree: Sequence[float]) -> None:
-        """Start from acceptance by level as it was measured when the bundle was made, deeper ones
-        like the deepest."""
+        """Start from the acceptance that was measured when the bundle was made: shares of accepted
+        tokens by depth, of drafts that are chains and of trees. Levels deeper than those measured
+        count like the deepest."""
         if chain:
             self.server_acceptance = sum(chain) / len(chain)
         if tree:
@@ -199,10 +201,11 @@ class Controller:
         forward = self.forward.seconds(1) if self.forward else 0.0
         return self.rtt.usual(forward) + unread * self.prefill.value
 
-    def waits(self, remaining: int, *, now: bool) -> bool:
-        """Whether the verifier of a running stream should wait for the device's guesses; `now`: it
-        does so already."""
-        if now:
+    def waits(self, remaining: int, *, waits_already: bool) -> bool:
+        """Whether the verifier of a running stream should wait for the device's guesses rather than
+        draft for itself: it should where that is expected to bring more tokens a second.
+        `remaining` is the number of tokens that the answer may still have."""
+        if waits_already:
             return self._guessed_speed(remaining, self.streak.length) > self.rate
         # A wrong start costs two round trips, so it needs more evidence.
         is_known = self.streak.judged >= _EVIDENCE
@@ -210,9 +213,10 @@ class Controller:
         return self._guessed_speed(remaining, self.streak.at_least) > margin * self.rate
 
     def _guessed_speed(self, remaining: int, streak: float) -> float:
-        """Tokens a second if the verifier uses only our guesses, of which so many in a row are
-        right: there is a round trip for every wrong one."""
-        tokens = min(max(1, remaining), 1 + streak)
+        """Tokens a second if the verifier uses only the device's guesses, of which `streak` in a
+        row are right: each wrong one costs a round trip."""
+        tokens = min(max(1, remaining), 1 + streak)  # the right guesses and the target's own token
+        # To round up to whole forwards adds half of one on average.
         forwards = max(1.0, 0.5 + tokens / _PER_FORWARD)
         first_guesses = self.step.seconds(1) + 3 * self.step.seconds(GUESSED)
         waited = self.rtt.smoothed + first_guesses + forwards * self.forward.seconds(_PER_FORWARD)
@@ -220,13 +224,15 @@ class Controller:
         return tokens / max(waited, tokens * self.step.seconds(GUESSED))
 
     def first_guesses(self, remaining: int) -> FirstGuesses:
-        """The depth with the most expected tokens a second, if each answer is waited for and at
-        most `remaining` tokens are left."""
-        accepted_levels = self.acceptance.totals()
+        """How deep to guess before the first guesses are sent to a verifier that stands still: the
+        depth with the most expected tokens a second, if each answer is waited for and at most
+        `remaining` tokens are left."""
+        accepted_levels = self.acceptance.totals()  # expected accepted tokens, by depth - 1
         best_depth = 1
         best_speed = 0.0
         for depth in range(1, DEPTHS + 1):
             tokens = min(1 + accepted_levels[depth - 1], max(1, remaining))
+            # The first step runs the log's last token, each further one a few guesses.
             drafting = self.step.seconds(1) + (depth - 1) * self.step.seconds(GUESSED)
             forward = self.forward.seconds(1 + _NODES_A_LEVEL * depth)
             speed = tokens / max(_SHORTEST, self.rtt.smoothed + forward + drafting)

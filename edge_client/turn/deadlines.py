@@ -163,8 +163,9 @@ class Deadlines:
         return since + max(self.patience.answer, 4 * self._usual)
 
     def end_at(self, now: float, *, patient: bool) -> float:
-        """When a turn that cannot write must end; `patient`: the answer is only slow, and there is
-        no text yet, or the user does not wait for it."""
+        """When a turn that may write no further text must end, in seconds on the clock. `patient`:
+        the answer is only slow, and the user has no text to look at yet, or does not wait for the
+        check."""
         if self._blocked_since is None:
             self._blocked_since = now
         if self._down_since is not None:  # nothing is on its way

@@ -71,7 +71,8 @@ class Phrases:
     """For each token, whether the phrase that it ends was there before."""
 
     def repeat(self, text: Sequence[int]) -> bool:
-        """Whether nearly all of the latest phrases are old ones."""
+        """Whether nearly all phrases of eight tokens at the text's end were there before. The text
+        is that of the last call and what has been added since; another text is begun anew."""
         known = len(self._text)
         if list(text[:known]) != self._text:  # another text, or one whose beginning was verified
             self._text.clear()
@@ -108,7 +109,9 @@ class OfflineGuard:
     def of(
         cls, calibration: Calibration | None, stop_at: int, informed: Callable[[], bool]
     ) -> Self:
-        """The calibrated limits; `stop_at` >= 0 overrides where it stops."""
+        """The guard for a drafter whose limits were calibrated when its bundle was made; `stop_at`
+        of 0 or more overrides where it stops, and then text may repeat itself. `informed` says
+        whether the drafter has the target's records, without which other limits hold."""
         if calibration is None:
             limits = OfflineLimits(stop_at=max(0, stop_at))
             return cls(limits, may_repeat=stop_at >= 0, measured=False)
@@ -120,8 +123,8 @@ class OfflineGuard:
         )
 
     def warning(self, offline: int) -> str:
-        """The warning for unverified text of so many tokens, once for each time offline; empty if
-        there is none."""
+        """The warning for so many tokens of unverified text, once for each time offline; empty
+        before the length at which the user is to be warned."""
         warn_at = self._now.warn_at
         if not warn_at or offline < warn_at or self._warned:
             return ""
@@ -134,8 +137,10 @@ class OfflineGuard:
         return f"{offline} tokens without the verifier: from here on expect mistakes"
 
     def stops(self, offline: Sequence[int]) -> bool:
-        """Whether this unverified text must not grow."""
-        if self._now.worthless or 0 < self._now.stop_at <= len(offline):
+        """Whether the device must stop writing after this unverified text: it is too long to be
+        trusted, or only repeats itself."""
+        limits = self._now
+        if limits.worthless or 0 < limits.stop_at <= len(offline):  # 0: no limit
             return True
         if self.may_repeat or len(offline) < _REPEATED_WITHIN:
             return False

@@ -114,7 +114,10 @@ class TurnMachine:
     # ---- the link
 
     def link_up(self, welcome: Welcome, connection: int, now: float) -> None:
-        """Use a connection that is up: open or resume the session on it."""
+        """Use a new connection: learn what this verifier can do, then open or resume the session
+        there. The verifier is not asked in this turn if it cannot do what the answer needs, or
+        computes another text than the verifier that began it. `connection` is the connection's
+        number."""
         if not self._goes_on_with(welcome.computes):
             self.reach.lost(_COMPUTES_OTHERWISE, refused=True)
             return
@@ -125,6 +128,7 @@ class TurnMachine:
         self.ahead.agreed(welcome)
         self.deadlines.connected()
         self.transcript.limit(welcome.limits.max_new_tokens)
+        # Without these the verifier would write another text than was asked for.
         if self.session.penalties is not None and "penalties" not in welcome.features:
             self._give_up("this verifier knows no penalties and no bias")
         if self.session.grammar is not None and "grammar" not in welcome.features:
@@ -140,19 +144,22 @@ class TurnMachine:
         return not computes or computes == self._computes
 
     def link_down(self, since: float, why: MoaError | None, *, refused: bool = False) -> None:
-        """Go on without a connection; `refused`: there is no attempt before the next turn."""
+        """Go on without a connection, which has been down since `since` for the reason `why`.
+        `refused` says that no new attempt is made before the next turn."""
         if self.reach.lost(why.line() if why else "", refused=refused):
             self._give_up("the connection is lost again and again")
         self.left += self.unsent_closes()
-        # They are of no use: before its resume, another connection would refuse them.
+        # Another connection would refuse the unsent messages until the session is resumed there.
         self._outbox.clear()
         self.deadlines.lost(since)
         self.session_state.lost()
         self.ahead.lost()
 
     def receive(self, message: ServerMessage, now: float) -> None:
-        """Take in a message that arrived at `now`."""
+        """Take in a message of the verifier that arrived at `now`, and do what it means for the
+        turn."""
         if isinstance(message, Activations):
+            # Storing them takes time: it waits until there is nothing to ask for.
             self.records.arrived.append(message)
             return
         if getattr(message, "session", b"") != self.session.id:
@@ -178,10 +185,11 @@ class TurnMachine:
     # ---- what the drafter has done
 
     def ran(self, action: Grow | Write, result: Any, now: float) -> None:
-        """Take the drafter's result; it is void if the text has changed meanwhile."""
+        """Take the result of a drafter's step that `next_action` asked for: a tree of guesses, or
+        the next token of offline text. It is dropped if the text has changed meanwhile."""
         match action:
             case Grow(ids):
-                if ids is self.session.log:
+                if ids is self.session.log:  # the same list: the session has not been replaced
                     self.ahead.grew(action, result)
             case Write(ids):
                 if self._may_write and ids == self.transcript.ids:
@@ -193,7 +201,7 @@ class TurnMachine:
         self.ahead.reads = reads
 
     def _write(self, token: int, now: float) -> None:
-        """Add a token that the device wrote offline."""
+        """Add a token that the device wrote offline, and warn the user once that text gets long."""
         self.transcript.extend(token)
         self.stats.offline_tokens += 1
         self.deadlines.written(now)
@@ -210,13 +218,15 @@ class TurnMachine:
     # ---- what to do
 
     def next_action(self, now: float) -> Action:
-        """The most useful thing to do now."""
+        """Returns the most useful thing to do now. In this order: repeat requests that were refused
+        for a while, ask for a stream, have the drafter work, send what has gathered, wait."""
         moment = Moment(now)
         if self._usable:
             repeated = self.session_state.due(moment)
             if repeated:
                 self._repeat(repeated, now)
             elif self.session.unsettled and moment.reached(self.deadlines.give_up_at()):
+                # No sign of an answer for long: the connection counts as dead.
                 return Drop()
         if not self._outbox and self._may_ask and moment.reached(self._may_send_at(now)):
             self._request(self.ahead.begin(), now)
@@ -246,7 +256,8 @@ class TurnMachine:
         self.deadlines.read(since, now)
 
     def last_messages(self) -> Sequence[ClientMessage]:
-        """Store the remaining records at the end of the turn; returns the last messages to send."""
+        """Returns what is to be sent at the end of the turn: messages that are still unsent, and
+        the acknowledgement of the last activation records, which are stored first."""
         self._store_records()
         messages = list(self._outbox)
         if self.reach.link == "up":
@@ -260,7 +271,8 @@ class TurnMachine:
         return [message.session for message in self._outbox if isinstance(message, Close)]
 
     def continue_settling(self, now: float) -> None:
-        """Wait once more for the check of unverified text at the end."""
+        """Wait once more for the verifier to check text of the finished answer that the device
+        wrote alone."""
         self._rechecks = True
         self.reach.try_again()
         self.deadlines.restart(now)
@@ -282,7 +294,8 @@ class TurnMachine:
         self._outbox.append(request)
 
     def _repeat(self, messages: Sequence[ClientMessage], now: float) -> None:
-        """Send messages again; this does not restart `offline_after`."""
+        """Send requests again. That does not restart `offline_after`, the user's wait before the
+        device writes offline."""
         self._outbox += messages
         self.deadlines.asked_at = now
         if any(isinstance(message, Stream) for message in messages):
@@ -305,13 +318,14 @@ class TurnMachine:
     # ---- what an answer means
 
     def _advanced(self, event: Advanced, now: float) -> None:
-        """Take in new tokens of the stream, or its end."""
+        """Take in an answer of the stream: learn from its times, and show its tokens. A stream that
+        ended without tokens is asked for again, after a pause."""
         waited = now - self.deadlines.asked_at
         event = _credible(event, 1000 * max(0.0, waited))
-        unread = self.deadlines.unread
+        unread = self.deadlines.unread  # tokens of the prompt that the verifier had to read first
         self.ahead.answered(event, now, prompt=unread > 0)
         if event.tokens and unread:
-            # The first answer of a turn waited this long for so many tokens of the prompt.
+            # Reading the prompt counts as time in the queue.
             self.controller.prefill.add(event.queue_ms / 1000 / unread)
             self.deadlines.unread = 0
         if event.tokens:
@@ -322,7 +336,9 @@ class TurnMachine:
         self._absorb(now)
 
     def _recovered(self, event: Recovered, now: float) -> None:
-        """Go on in a session that was resumed; where it is gone, open it again."""
+        """Go on with a session that was resumed on a new connection: show the tokens that were
+        missed, and send again what has no answer. If the verifier has the session no more, open it
+        again."""
         if event.outcome == "gone":
             self._reopen(now)
             return
@@ -334,8 +350,8 @@ class TurnMachine:
             self._repeat(event.resend, now)
 
     def _working(self, event: Working, now: float) -> None:
-        """Note that the verifier works on the answer; the user is told how far it has read, and
-        also that it has read all."""
+        """Note that the verifier works on the answer, so that it does not count as late. The user
+        is told how far it has read the prompt, the last time when it has read all."""
         self.deadlines.heard(event.done, now)
         is_reading = event.done < event.total
         if is_reading or self._reading:
@@ -350,7 +366,8 @@ class TurnMachine:
         self.deadlines.progressed(now, server_seconds)
 
     def _refused(self, error: Error, now: float) -> None:
-        """React to a refusal, by its class."""
+        """React to a refusal by its class: ask again after a pause, open the session again,
+        continue in a new one, or ask no more in this turn."""
         if error.round and not self.session.waits_for(error.round):
             return  # it has been answered meanwhile
         match classify(error):
@@ -358,7 +375,9 @@ class TurnMachine:
                 self.session.receive(error)
                 self._pause(now, error.retry_after_ms / 1000)
             case Failure.UNKNOWN if error.round and self.session.opening:
-                pass  # a round's that was sent behind an opening: the opening's own answer counts
+                # A stream was asked for right behind the session's opening: if that was refused,
+                # its own answer says so.
+                pass
             case Failure.UNKNOWN:
                 self.session.receive(error)
                 self._reopen(now)
@@ -390,7 +409,7 @@ class TurnMachine:
             self.session_state.repeat(now)
 
     def _broken(self, error: MoaError, now: float) -> None:
-        """Continue from our log, which is complete, in a new session: the logs differ, or the
+        """Continue from the device's log in a new session, because the two logs differ or the
         verifier broke a rule. The user is told of the first time in a row."""
         if not self.reach.setbacks:
             self._events.append(
@@ -419,10 +438,12 @@ class TurnMachine:
         return False
 
     def _begin_new_session(self, superseded: ClientSession, now: float) -> None:
-        """Open the session in which the turn continues, and close the one that it supersedes."""
+        """Open the session in which the turn continues, and close the one that it supersedes.
+        Activation records of the tokens that both have in common are kept."""
         self._agree()
         self.ahead.lost()
-        self.records.truncate(max((stop for _, stop in self.session.held), default=0))
+        common_length = max((stop for _, stop in self.session.held), default=0)
+        self.records.truncate(common_length)
         before = self.session_state
         self.session_state = SessionState(self.session)
         if self.reach.link != "up":
@@ -446,8 +467,9 @@ class TurnMachine:
         return not self.transcript.finish and not self.guard.stops(self.transcript.provisional)
 
     def _while_waiting(self, moment: Moment) -> Action | None:
-        """Write offline after `offline_after`, or end the turn where nothing may be written; until
-        then use the time."""
+        """Returns what the drafter or the verifier is to do while nothing can be asked for: write
+        offline once the user has waited for `offline_after`, end the turn where nothing may be
+        written, or guess for the running stream. None if there is nothing to do."""
         if self._may_write:
             if self.reach.hopeless or moment.reached(self.deadlines.write_at()):
                 self._say(*self.reach.news())
@@ -455,10 +477,11 @@ class TurnMachine:
         elif self._waited_long_enough(moment):
             return End(self._reason())
         self._use_the_wait(moment.now)
-        if not (self._usable and self.session_state.usable and self.session.busy):
+        stream_runs = self._usable and self.session_state.usable and self.session.busy
+        if not stream_runs:
             return None
         if not moment.reached(self._may_send_at(moment.now)):
-            return None
+            return None  # the link's budget of bytes is used up for now
         match self.ahead.next(moment):
             case Foresee() as message:
                 self._outbox.append(message)
@@ -467,11 +490,13 @@ class TurnMachine:
         return None
 
     def _waited_long_enough(self, moment: Moment) -> bool:
-        """Whether a turn must end in which nothing more may be written: nobody can check its text,
-        or nobody did in time. Tells the user when the verifier cannot be asked."""
+        """Whether a turn must end that may write no further text: the verifier cannot check what
+        there is, or has not checked it in time. Tells the user when the verifier cannot be
+        asked."""
         unreachable = self.reach.link == "down" or self.session_state.again_at is not None
-        nothing_is_hidden = not self.transcript.length or self._rechecks
-        patient = not unreachable and nothing_is_hidden
+        # Whoever has an answer to look at already need not wait long for its check.
+        nothing_to_show = not self.transcript.length or self._rechecks
+        patient = not unreachable and nothing_to_show
         over = self.reach.hopeless or moment.reached(
             self.deadlines.end_at(moment.now, patient=patient)
         )
@@ -480,26 +505,29 @@ class TurnMachine:
         return over
 
     def _use_the_wait(self, now: float) -> None:
-        """While nothing else is to be done, store the activation records that have come and
-        acknowledge them. Each acknowledgement measures the link anew: with it the verifier is asked
-        for records in more or fewer bits, where the link has become faster or slower."""
+        """Store the activation records that have arrived, the target's hidden states that the
+        drafter reads, and acknowledge them. Where the link has become faster or slower, the
+        verifier is asked for records in more or fewer bits."""
         self._store_records()
         if self.reach.link != "up":
             return
         ack = self.records.flow.acknowledge()
         if ack is None:
-            return
+            return  # nothing new has come, so nothing new is known of the bandwidth
         self._outbox.append(ack)
         change = self.records.adjust(self.session, self.stats.speed(now))
         if change is not None:
             self._outbox.append(change)
 
     def _store_records(self) -> None:
-        """Store the records that have come; tokens are exact whatever happens to records."""
+        """Store the activation records that have arrived. If that fails, the drafter does without:
+        tokens are exact whatever happens to records."""
         try:
             rules = self.transcript.rules
-            self.records.store(self.session, rules.start + rules.max_new_tokens)
+            longest_log = rules.start + rules.max_new_tokens
+            self.records.store(self.session, longest_log)
         except ProtocolError as error:
+            # The verifier broke a rule: it is not trusted for the rest of the turn.
             self._give_up(str(error))
         except Exception as error:
             self.records.buffer = None

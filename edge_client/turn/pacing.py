@@ -54,8 +54,8 @@ def waits(
     pace: float = LATE_PACE,
     settle: float = 0.0,
 ) -> Waits:
-    """The times for a round trip of the link and the usual time of an answer; what the user has set
-    is the least, and 0 stays 0."""
+    """How long a turn waits for what, in seconds, given the link's round trip and the usual time of
+    an answer. What the user has set is the least; a wait that he has set to 0 stays 0."""
     return Waits(
         offline=_at_least(offline_after, RTT_TIMES * rtt),
         late=_at_least(offline_after, ANSWER_TIMES * answer),
@@ -67,6 +67,8 @@ def waits(
 
 
 def _at_least(floor: float, measured: float) -> float:
+    """The measured wait, capped at `LONGEST` and raised to `floor`; a floor of 0 means no wait at
+    all."""
     if not floor:
         return 0.0
     return max(floor, min(measured, LONGEST))

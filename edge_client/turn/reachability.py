@@ -49,8 +49,9 @@ class Reachability:
         return not self.linked or self.link == "refused" or bool(self.given_up)
 
     def lost(self, why: str, *, refused: bool) -> bool:
-        """Note that the connection is down; `refused`: there is no attempt before the next turn.
-        Returns whether it was lost too often."""
+        """Note that the connection is down; `refused` says that no new attempt is made before the
+        next turn. Returns whether connections have been lost so often that this turn should ask no
+        more."""
         was_up = self.link == "up"
         if was_up:
             self._losses += 1
@@ -77,13 +78,14 @@ class Reachability:
         self._losses = 0
 
     def news(self) -> tuple[LinkState, str]:
-        """The state of the link while the device writes offline."""
+        """What the user is to be told of the link while the device writes offline: its state, and
+        the reason."""
         if not self.linked:
             return "none", ""
         if self.given_up:
             return "refused", self.given_up
         if self.link == "up":
-            return "late", ""
+            return "late", ""  # connected, but the answer is overdue
         if self.link == "refused":
             return "refused", self._why_down
         if self._why_down:

@@ -69,15 +69,16 @@ class Records:
         )
 
     def store(self, session: ClientSession, longest: int) -> None:
-        """Store what has arrived, up to an error; records of another session are of an abandoned
-        one.
-
-        A verdict that was lost with its connection is told again only when it is asked for, and its
-        records may come first: those wait for their tokens, up to `longest`, the longest log that
+        """Store the activation records that have arrived, each for one token of the log. Records
+        may come before their tokens, whose answer was lost with a connection and is told again only
+        when asked for: such records wait, unless they are beyond `longest`, the longest log that
         this turn can have.
+
+        Records of another session than this one are dropped; a message that breaks a rule raises a
+        `ProtocolError`.
         """
         for message in self.arrived:
-            self.flow.taken(len(message.payload))
+            self.flow.taken(len(message.payload))  # the verifier may send as many bytes again
         waiting = self._early + self.arrived
         self.arrived = []
         self._early = []
@@ -92,8 +93,9 @@ class Records:
                 session.receive(message)
 
     def keep(self, message: Activations, length: int) -> None:
-        """Put the rows into the buffer; the log has `length` tokens, and a record belongs to one of
-        them."""
+        """Put a message's records into the buffer that the drafter reads, each under its token's
+        position. A `ProtocolError` if they are of tokens beyond the log's `length`, or not of the
+        drafter's shape."""
         stop = message.start + message.rows
         if stop > length:
             raise ProtocolError(f"records of tokens {message.start}..{stop} of {length}")
@@ -116,17 +118,20 @@ class Records:
             self.buffer.truncate(length)
 
     def adjust(self, session: ClientSession, tokens_per_second: float) -> Sync | None:
-        """Adapt the precision to the bandwidth; returns a message to send, if it changed."""
+        """Ask for records in four bits instead of eight where the link is too slow for those, and
+        in eight again where it is fast enough. Returns the message to send if the precision has
+        changed."""
         samples = self.flow.bandwidth.samples
         if self.buffer is None or self.precision != "auto" or samples - self._judged_at < _SAMPLES:
             return None
         heads = self.buffer.wire
         needed = tokens_per_second * records.row_bytes("int8", heads.count, heads.width)
-        room = self.flow.bandwidth.value
+        available = self.flow.bandwidth.value  # bytes a second, as `needed`
         if session.record_rate:
-            room = min(room, session.record_rate)
+            available = min(available, session.record_rate)
         # Two limits, so that a link between them does not go to and fro.
-        lowered = room < (_FAST_ENOUGH if self._lowered else _TOO_SLOW) * needed
+        limit = _FAST_ENOUGH if self._lowered else _TOO_SLOW
+        lowered = available < limit * needed
         if lowered == self._lowered:
             return None
         self._lowered = lowered

@@ -30,8 +30,9 @@ class SessionState:
         return self.established and self.again_at is None
 
     def bring_up(self, connection: int) -> Sequence[ClientMessage]:
-        """What to send first on a connection: an opening, the next turn of a session that is open
-        here, or a resume."""
+        """Returns what to send first on this connection: the session's opening, or, where the
+        verifier may have the session from another connection, a `Resume`. On the connection that
+        the session is open on it is the requests without an answer."""
         session = self.session
         is_known_here = connection == self.connection
         is_new = not session.settled  # no verifier has it yet
@@ -42,6 +43,7 @@ class SessionState:
             return session.recover()
         if is_new and not session.unsettled:
             return [session.open()]
+        # The opening or the next turn's prompt is among them.
         return list(session.unsettled)
 
     def lost(self) -> None:

@@ -43,10 +43,10 @@ class TurnShell:
         """Why the turn has ended."""
 
     async def events(self, box: Mailbox) -> AsyncGenerator[Event, None]:
-        """Yield all events until the end of the turn; its messages arrive in `box`.
+        """Yield all events of the turn until its end; the verifier's messages arrive in `box`.
 
-        Each time round: what has come is taken in, the machine names its most useful action, the
-        events so far are shown, and the action is done.
+        Each time round: messages are taken in, the machine names its most useful action, the events
+        so far are shown, and the action is done.
         """
         machine = self.machine
         self._seen = None
@@ -81,8 +81,9 @@ class TurnShell:
             yield event
 
     async def _draft(self, action: Grow | Write) -> Progress | None:
-        """Have the drafter do a step, and tell the machine its result. Returns how far the drafter
-        has read, if that is what the user waits for."""
+        """Have the drafter work for a few milliseconds, and give the machine the result if it is
+        ready. If it is not, and the user waits for text from it, returns how far the drafter has
+        read the prompt."""
         try:
             result = await self.worker.run(action)
             self.machine.drafter_reads(self.worker.reading is not None)
@@ -92,11 +93,14 @@ class TurnShell:
         except DeviceError as error:
             self.machine.drafter_failed(error.line())
             return None
-        # Of text that is written the user sees nothing until the drafter has read what is before.
-        return self._reading() if isinstance(action, Write) else None
+        if isinstance(action, Write):
+            # The user sees no offline text until the drafter has read what is before it.
+            return self._reading()
+        return None
 
     def _reading(self) -> Progress | None:
-        """How far the drafter is with a text that it needs long for, about twice a second."""
+        """Returns how many tokens of a long text the drafter has read, twice a second at most; None
+        if it is not time, or it reads nothing long."""
         now = perf_counter()
         reading = self.worker.reading
         if reading is None or now - self._told_at < _TELL_SECONDS:
@@ -105,7 +109,8 @@ class TurnShell:
         return Progress(done=reading[0], total=reading[1], by="device")
 
     def report(self) -> dict[str, Any]:
-        """Figures of the turn, with the bytes over the link."""
+        """The turn's figures as a dict: counts and times, and with a link its bytes and round
+        trip."""
         report = self.machine.stats.report(perf_counter())
         if (link := self.link) is not None:
             sent, received = self._bytes_before
@@ -120,7 +125,8 @@ class TurnShell:
         return report
 
     def _update(self, box: Mailbox) -> None:
-        """Update the machine: the state of the link, then new messages."""
+        """Tell the machine what has happened at the link since the last call: first the messages,
+        then whether it was lost or came up."""
         machine = self.machine
         link = self.link
         if link is None:
@@ -131,6 +137,7 @@ class TurnShell:
         if seen != self._seen:
             before = self._seen
             self._seen = seen
+            # Another number while it is up: it was lost and came back between two looks.
             lost = (
                 before is not None
                 and before[0] == "up"

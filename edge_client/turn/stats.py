@@ -56,7 +56,8 @@ class Stats:
     """Tokens of streams, by who drafted the forward that brought them: device, server or none."""
 
     def count(self, events: Iterable[Event], now: float) -> None:
-        """Take in events on their way to the user."""
+        """Count the tokens in these events, which are on their way to the user, and note when they
+        were shown."""
         for event in events:
             match event:
                 case Token():
@@ -80,10 +81,12 @@ class Stats:
         return self.tokens / max(1e-3, now - self.started)
 
     def report(self, now: float) -> dict[str, Any]:
-        """The figures, as rounded numbers."""
+        """The turn's figures as a dict of rounded numbers; times are seconds since the turn
+        began."""
         seconds = max(1e-3, (self.finished or now) - self.started)
         tokens_per_round = None
         if self.rounds:
+            # Each forward over guesses brings the accepted ones and a token of the target's own.
             tokens_per_round = round((self.accepted + self.rounds) / self.rounds, 3)
         return {
             "seconds": round(seconds, 4),

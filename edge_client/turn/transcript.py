@@ -99,7 +99,10 @@ class Transcript:
     # ---- what happens
 
     def absorb(self) -> None:
-        """Absorb the new tokens of the session's log, and its end."""
+        """Compare the new verified tokens with the provisional text, which the device wrote
+        offline. A token that is equal is confirmed; at the first that differs the provisional text
+        is withdrawn, or kept if the user has chosen so. The same where the target ends the turn
+        before it."""
         while self._absorbed < len(self.session.log):
             token = self.session.log[self._absorbed]
             if self.provisional and self.provisional[0] != token:
@@ -158,7 +161,7 @@ class Transcript:
 
     def _confirmed(self, position: int) -> None:
         """Have the user told that the provisional token at `position` is verified. Tokens that
-        follow one another are one event, if all or none of them have log-probabilities."""
+        follow one another become one event, if all or none of them have log-probabilities."""
         self._make_token_events()
         last = self._events[-1] if self._events else None
         of_token = self.session.token_logprobs.get(position)
@@ -175,14 +178,15 @@ class Transcript:
         self._events.append(Confirm(start=start, stop=position + 1, logprobs=logprobs))
 
     def _retract(self) -> None:
-        """Withdraw all provisional text."""
+        """Withdraw all provisional text: the target has written something else, or has ended before
+        it."""
         self._make_token_events()
         start = self._absorbed
         stop = start + len(self.provisional)
         self.provisional.clear()
         self.local_finish = ""
         del self.statuses[start - self.rules.start :]
-        characters = self.stream.cut(start - self.rules.start)
+        characters = self.stream.cut(start - self.rules.start)  # of the text that remains
         self._events.append(Retract(start=start, stop=stop, characters=characters))
 
     def _adopt(self) -> None:
@@ -193,7 +197,8 @@ class Transcript:
         self._replace(self.session.log[:start] + self.provisional)
 
     def _replace(self, ids: Sequence[int]) -> None:
-        """Continue from `ids` in a new session: the old one's log differs."""
+        """Continue from `ids` in a new session, because the old one's log differs. Records of
+        tokens that both have in common stay valid."""
         old = self.superseded = self.session
         self.session = old.another(ids)
         self.session.turn_start = self.rules.start

@@ -43,16 +43,16 @@ _PIECE = 16
 
 
 def time_steps(drafter: OnnxDrafter, controller: Controller) -> None:
-    """Measure the drafter's steps, over one token and over a few, before the first draft is
-    planned."""
+    """Measure how long a step of the drafter takes over one token and over a few, and teach it the
+    controller, which plans the first guesses by it."""
     # The first run allocates memory and is slow: it does not count.
-    for books in (Controller(), controller):
+    for measured_by in (Controller(), controller):
         steps = drafter.draft([0], _TRIED, SamplingSettings())
         done = False
         while not done:
             start = perf_counter()
             done = next(steps, _DONE) is _DONE
-            books.step.observe(drafter.run_tokens, perf_counter() - start)
+            measured_by.step.observe(drafter.run_tokens, perf_counter() - start)
 
 
 @dataclass
@@ -85,13 +85,13 @@ class DrafterWorker:
     """When the event loop must have had a turn, although every result is ready at once."""
 
     async def run(self, action: Grow | Write) -> Any:
-        """Work for a few milliseconds; returns the tree of guesses or the token, once it is ready,
-        else None.
+        """Let the drafter work for a few milliseconds. Returns its result once that is ready, the
+        grown tree of guesses or the token to write, else None: the same action is then given again.
 
-        Whatever the drafter raises is a `DeviceError`.
+        Whatever the drafter raises becomes a `DeviceError`, and the drafter counts as failed.
         """
         try:
-            if not self._is_about(action):
+            if not self._is_about(action):  # other work than the last call's
                 if self._pending is not None and not await self._landed():
                     # A step of earlier work, which must end before the caches are used again.
                     return None
@@ -100,7 +100,7 @@ class DrafterWorker:
                 self._steps = self._begin(action)
                 self._length = len(action.ids)
                 self._new = self._length - self._seen
-            done, result = await self._work()
+            done, result = await self._run_steps()
             if done:
                 _check(action, result)
             return result
@@ -114,8 +114,8 @@ class DrafterWorker:
             raise DeviceError(f"the drafter failed: {type(error).__name__}: {error}") from error
 
     def _count_ended_step(self) -> None:
-        """A step of earlier work has ended: nobody wants its result, but the drafter has read the
-        text that it was for, if this was the last step."""
+        """Drop the result of a step of earlier work that has ended in the thread. If it was that
+        work's last one, the drafter has read the text that it was for."""
         step = self._pending
         self._pending = None
         if step is None or step.cancelled() or step.exception() is not None:
@@ -132,13 +132,14 @@ class DrafterWorker:
         return max(0, self._length - self._new), self._length
 
     async def finish(self) -> None:
-        """End the step in the thread at the end of the turn, because the caches must not change
-        under the next one."""
+        """Wait for the step that still runs in the thread, or stop it, at the end of the turn: it
+        must not change the drafter's caches under the next turn. A step that cannot be stopped
+        fails the drafter."""
         if self._pending is None:
             return
         await asyncio.wait([self._pending], timeout=_UNWANTED_SECONDS)
         if not self._pending.done() and not self._pending.cancel():
-            self.drafter.end_steps()
+            self.drafter.end_steps()  # ends the step after its present operator
             await asyncio.wait([self._pending], timeout=_ENDING_SECONDS)
         self.failed |= not self._pending.done() or self._pending.exception() is not None
         self._give_up_step()
@@ -153,7 +154,8 @@ class DrafterWorker:
                 return self.drafter.guess(list(ids), self.sampling, mask)
 
     def _is_about(self, action: Grow | Write) -> bool:
-        """Whether this is the current work; a log grows in place and is then different work."""
+        """Whether this is the work that the last call has begun. A log that has grown since is
+        other work, although it is the same list."""
         current = self._action
         if self._steps is None or current is None or type(current) is not type(action):
             return False
@@ -161,9 +163,10 @@ class DrafterWorker:
             return False
         return current.ids is action.ids or current.ids == action.ids
 
-    async def _work(self) -> tuple[bool, Any]:
-        """Run steps until there is a result or the time is over; returns whether there is one, and
-        the result."""
+    async def _run_steps(self) -> tuple[bool, Any]:
+        """Run steps of the current work until there is a result or `BLOCKING` seconds are over;
+        returns whether there is a result, and the result. Short steps run here, long ones in the
+        thread."""
         until = perf_counter() + BLOCKING
         while True:
             if self._pending is not None or self._step_seconds > BLOCKING:
@@ -173,9 +176,9 @@ class DrafterWorker:
                     self._pending = loop.run_in_executor(self.thread, self._step)
                 if not await self._landed():
                     return False, None
-                step = self._pending
+                ended_step = self._pending
                 self._pending = None
-                done, result = step.result()
+                done, result = ended_step.result()
             else:
                 done, result = self._step()
             if done:
@@ -199,8 +202,8 @@ class DrafterWorker:
         return self.controller.step.seconds(GUESSED)
 
     def _step(self) -> tuple[bool, Any]:
-        """Run one step and measure it, in whichever thread; returns whether the work is done, and
-        its result."""
+        """Run one step of the current work and measure it, here or in the thread; returns whether
+        the work is done, and its result."""
         assert self._steps is not None
         start = perf_counter()
         done = False
@@ -212,7 +215,7 @@ class DrafterWorker:
             result = end.value
         seconds = perf_counter() - start
         tokens = self.drafter.run_tokens
-        if tokens > _PIECE:
+        if tokens > _PIECE:  # a piece of a prompt, which takes much longer than a step of a draft
             self.controller.piece = seconds
         else:
             self.controller.step.observe(tokens, seconds)
