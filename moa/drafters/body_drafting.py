@@ -73,7 +73,8 @@ class BodyDrafting(TorchDrafting):
         scratch: int = 256,
         graphs: Graphs | None = None,
     ) -> None:
-        """`scratch` columns are for the nodes of a draft, on top of the sequence's `capacity`."""
+        """Allocate memory for `slots` texts of `capacity` tokens each. A slot has `scratch` columns
+        more, for the tokens of a draft. With `graphs`, chains are drafted by captured graphs."""
         weight = drafter.weight
         super().__init__(drafter.vocab_size, weight.device)
         self.drafter = drafter
@@ -114,14 +115,16 @@ class BodyDrafting(TorchDrafting):
 
     @torch.inference_mode()
     def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
-        """Store the records of these tokens, and the body's keys and values."""
+        """Read tokens that the target has run: store the activation records that are made of what
+        it `committed` for them, and the body's own keys and values."""
         if self._layout is not None:
             self.give(slot, committed.start, *self.drafter.records([committed]))
         self.read(slot, tokens)
 
     def missing(self, slot: int, start: int, stop: int) -> tuple[int, int] | None:
-        """The positions within start..stop whose records a slot lacks: those behind the ones that it
-        has, for records are appended in order. None if it lacks none, or reads none."""
+        """The positions within start..stop whose activation records a slot lacks. Records are
+        appended in order, so these are all from the first missing one on. None if it lacks none, or
+        if the drafter reads none."""
         if self.records is None:
             return None
         first = max(start, self.records.lengths[slot])
@@ -131,8 +134,8 @@ class BodyDrafting(TorchDrafting):
 
     @torch.inference_mode()
     def give(self, slot: int, start: int, keys: NDArray[Any], values: NDArray[Any]) -> None:
-        """Store records of a slot's positions from `start` on. Positions before it that have none
-        get zeros."""
+        """Store activation records, `[n, count, width]` each, of a slot's positions from `start`
+        on. Positions before it that have none get zeros."""
         assert self._layout is not None
         assert self.records is not None
         layers: list[Rows] = []
@@ -150,7 +153,7 @@ class BodyDrafting(TorchDrafting):
         keys = torch.stack([key for key, _ in layers])
         values = torch.stack([value for _, value in layers])
         missing = start - pool.lengths[slot]
-        if missing > 0:
+        if missing > 0:  # a pool is appended to without gaps
             zeros = keys.new_zeros(*keys.shape[:2], missing, keys.shape[3])
             keys = torch.cat([zeros, keys], 2)
             values = torch.cat([zeros, values], 2)
@@ -158,7 +161,8 @@ class BodyDrafting(TorchDrafting):
 
     @torch.inference_mode()
     def read(self, slot: int, tokens: Sequence[int]) -> None:
-        """Compute the body's keys and values of tokens whose records, if any, are in the slot
+        """Compute the body's keys and values of more tokens of a slot's text, and append them to
+        its cache. Their activation records, if the drafter reads any, must be in the slot
         already."""
         start = self.pool.lengths[slot]
         count = len(tokens)
@@ -169,6 +173,7 @@ class BodyDrafting(TorchDrafting):
         past_keys = self.pool.k[:, slot : slot + 1, :, :start]
         past_values = self.pool.v[:, slot : slot + 1, :, :start]
         past = list(zip(past_keys, past_values, strict=True))
+        # Each token sees the whole past, and of the new tokens itself and those before it.
         causal = np.tril(np.ones((1, 1, count, start + count), np.bool_), start)
         rows = self.drafter.extend(ids, positions, mask_over(causal, self.pool), past)
         keys = torch.cat([key for key, _ in rows])
@@ -176,13 +181,15 @@ class BodyDrafting(TorchDrafting):
         self.pool.append(slot, keys, values)
 
     def logits(self, level: Level) -> Tensor:
-        """Logits `[B, T, vocab]` after each node of a level, by one step of the drafter over all
-        trees. The nodes' keys and values are kept for the levels below."""
+        """Logits `[B, T, vocab]` after each node of a level, the drafted tokens of one depth in B
+        trees, by one step of the drafter. The nodes' keys and values are kept for the levels
+        below."""
         past = level.past(self.pool)
         records: list[Tensor] = []
         if self.borrowed is not None:
             past += level.past(self.borrowed)
         if self.records is not None:
+            # Records exist only for tokens that the target has run: for no node of the draft.
             view = max(1, *level.lengths)  # attention needs one column at least
             visible = np.arange(view) < np.array(level.lengths)[:, None]
             keys, values = level.past(self.records, view)[0]
@@ -204,8 +211,9 @@ class BodyDrafting(TorchDrafting):
         return [self.pool, self.borrowed]
 
     def chain_step(self, step: ChainStep) -> Tensor:
-        """Logits `[rows, vocab]` after the newest token of each chain, with the records that were
-        there when the chains began. Only kernels over fixed memory: the step is captured as a graph."""
+        """Logits `[rows, vocab]` after the newest token of each chain, one drafted sequence, with
+        the activation records that were there when the chains began. It may use only kernels over
+        fixed memory, because the step is captured as a graph."""
         past = step.past(self.pool)
         if self.borrowed is not None:
             past += step.past(self.borrowed)

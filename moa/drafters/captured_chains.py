@@ -70,7 +70,8 @@ class ChainBuffers:
 
     @classmethod
     def empty(cls, chains: int, device: torch.device) -> ChainBuffers:
-        """Allocate the buffers for so many chains, all zero."""
+        """Allocate the buffers for so many chains, all zero. They are never reallocated: a captured
+        graph reads and writes the addresses that it was captured with."""
 
         def whole(*shape: int) -> Tensor:
             """Zeros as int64."""
@@ -126,8 +127,9 @@ class ChainStep:
         return additive(seen, self.dtype)[:, None, None]
 
     def visible(self, seen: Tensor | None = None) -> Tensor:
-        """The additive mask `[rows, 1, 1, columns + 1]` of each chain's newest token over the columns
-        and, last, itself. It sees itself and the columns before its own, or the `seen` ones."""
+        """The additive attention mask `[rows, 1, 1, columns + 1]` of each chain's newest token,
+        over the columns of its slot's cache and, last, itself. It sees itself, and the columns
+        before its own or those flagged in `seen`."""
         itself = torch.ones_like(self.place, dtype=torch.bool).unsqueeze(1)
         past = self.before(self.place) if seen is None else seen
         return self.mask(torch.cat([past, itself], 1))
@@ -161,9 +163,11 @@ class CapturedChains:
     """Drafts by graphs what `TorchDrafting.draft` drafts level by level."""
 
     def __init__(self, drafting: Chained, graphs: Graphs) -> None:
+        """Allocate the fixed memory that the graphs will work in, for a chain in each slot."""
         self._drafting = drafting
         self._graphs = graphs
         device = drafting.device
+        # Steps run at sizes that are powers of two, so that few graphs are captured.
         self._most = power_of_two(drafting.pool.slots)
         self._buffers = ChainBuffers.empty(self._most, device)
         self._columns = torch.arange(drafting.pool.capacity, device=device)
@@ -175,8 +179,8 @@ class CapturedChains:
 
     @torch.inference_mode()
     def prepare(self) -> None:
-        """Capture the graphs of greedy drafts for short texts, for each power of two of chains; those
-        of others are captured once they are needed."""
+        """Capture the graphs that most drafts need: greedy ones of short texts, for each power of
+        two of chains. Graphs of other sizes are captured when they are first needed."""
         view = min(_NARROWEST_VIEW, len(self._columns))
         rows = 1
         while rows <= self._most:
@@ -185,8 +189,8 @@ class CapturedChains:
             rows *= 2
 
     def fit(self, requests: Sequence[DraftRequest]) -> bool:
-        """Whether graphs can draft all of these: chains, free of grammars, and no longer than the
-        fixed memory has room for."""
+        """Whether captured graphs can draft all of these requests: each must be for a chain,
+        without a grammar, and no longer than the fixed memory has room for."""
         for request in requests:
             is_chain = request.shape.breadth == 1
             if not is_chain or request.shape.depth > DEEPEST or request.grammar is not None:
@@ -195,13 +199,20 @@ class CapturedChains:
 
     @torch.inference_mode()
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """Draft a chain for each request (see `fit`), all together: as many steps of one graph as the
-        longest chain has tokens, and the results are copied to the host once."""
+        """Draft a chain for each request, all together (`fit` says whether that is possible).
+
+        One captured graph runs one step of all chains. It is replayed as often as the longest chain
+        has tokens; each replay reads what the one before wrote into fixed memory, and the results
+        are copied to the host once, at the end.
+        """
         depth = max(request.shape.depth for request in requests)
         slots = [request.slot for request in requests]
         lengths = self._drafting.pool.lengths
         for pool in self._drafting.draft_pools:
+            # The keys and values of a draft go behind each slot's text, where they are overwritten.
             pool.begin(slots, [depth] * len(slots))
+        # A step attends over `view` columns of the cache. Rows and view are rounded up to powers of
+        # two, so that few graphs are captured: what is too much is masked, or repeats a chain.
         view = max(lengths[slot] for slot in slots) + depth
         tier = ChainTier(
             rows=power_of_two(len(slots)),
@@ -220,9 +231,10 @@ class CapturedChains:
         ]
 
     def _fill(self, tier: ChainTier, requests: Sequence[DraftRequest], depth: int) -> None:
-        """Put what the chains of a tier begin with into the fixed memory: their newest tokens,
-        columns and slots, and the noise of `depth` levels."""
-        # Padding repeats the first request, and writes the same.
+        """Put what the chains begin with into the fixed memory: their newest tokens, the columns
+        and slots of the cache that they are written to, and the sampling noise of `depth` steps."""
+        # A graph has a fixed number of chains. Padding repeats the first request: it computes and
+        # writes the same numbers.
         padded = [*requests, *[requests[0]] * (tier.rows - len(requests))]
         # Whole numbers are uploaded at once: a row for each input, then the keys of the noise.
         inputs = (self._buffers.token, self._buffers.place, self._buffers.known, self._buffers.slot)
@@ -233,9 +245,12 @@ class CapturedChains:
             numbers[: len(inputs), row] = request.pending, length, length, request.slot
             sampling = request.sampling
             if not sampling.greedy:
+                # The pending token has the position `length`, so the first drafted one is behind
+                # it.
                 scale[row] = 1.0 / sampling.temperature
                 positions = range(length + 1, length + 1 + depth)
                 keys = noise_keys([sampling.seed] * depth, positions)
+                # The same bits as int64, for kernels that compute with these.
                 numbers[len(inputs) :, row] = keys.view(np.int64)
         device = self._drafting.device
         uploaded = torch.from_numpy(numbers).to(device)
@@ -247,7 +262,8 @@ class CapturedChains:
         self._drafting.begin_chains([request.slot for request in padded])
 
     def _work(self, tier: ChainTier) -> Work:
-        """What a graph of this tier runs, and how its memory is cleared for a run without requests."""
+        """What a graph of this size runs, one step of all its chains, and how the fixed memory is
+        cleared for the run that captures it, which no request asked for."""
         buffers = self._buffers
         step = ChainStep(
             token=buffers.token[: tier.rows],
@@ -273,7 +289,7 @@ class CapturedChains:
                 buffer.zero_()
             buffers.noise_keys.zero_()
             buffers.level.zero_()
-            # The last column holds nothing between drafts.
+            # The run writes to the last column of slot 0, which holds nothing between drafts.
             buffers.place.fill_(len(self._columns) - 1)
             for pool in self._drafting.draft_pools:
                 pool.k[:, 0, :, -1].zero_()
@@ -283,8 +299,9 @@ class CapturedChains:
         return Work(run, clear)
 
     def _best(self, tier: ChainTier, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The likeliest token of each chain and its log-probability, `[rows]` each, of logits `[rows,
-        vocab]`. In a sampled tier noise is added first (`TorchDrafting.scores` says why)."""
+        """The likeliest next token of each chain and its log-probability, `[rows]` each, from
+        logits `[rows, vocab]`. Chains that are not greedy get the target's sampling noise first, so
+        that they guess what the target will draw."""
         buffers = self._buffers
         logits = logits.float()
         scale = buffers.scale[: tier.rows].unsqueeze(1)
@@ -305,8 +322,9 @@ class CapturedChains:
 def _chain_as_tree(
     request: DraftRequest, tokens: NDArray[np.float64], scores: NDArray[np.float64]
 ) -> DraftTree:
-    """A chain's drafted tokens and their log-probabilities, one a level, as the tree of its request,
-    up to where the grower ends a chain that is not likely any more."""
+    """The draft tree of a request, made of its chain's tokens and their log-probabilities, one for
+    each depth. It ends where the request's shape ends it: at its own depth, or where the chain is
+    too unlikely."""
     grower = TreeGrower(request.pending, request.shape)
     while grower.frontier:
         token = tokens[grower.level]

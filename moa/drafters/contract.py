@@ -111,8 +111,8 @@ class Drafter(nn.Module):
     def drafting(
         self, *, slots: int, capacity: int, scratch: int = 256, graphs: Graphs | None = None
     ) -> Drafting:
-        """The drafter at work: memory for `slots` texts of `capacity` tokens, and of `scratch`
-        drafted ones. On an accelerator chains run as captured `graphs`."""
+        """The drafter at work in torch, with memory for `slots` texts of `capacity` tokens and
+        `scratch` drafted ones each. On an accelerator chains run as captured `graphs`."""
         raise NotImplementedError(f"{self.name} is not drafted with in torch")
 
     # ---- on the device
@@ -225,7 +225,8 @@ def to_numpy(rows: Tensor) -> NDArray[np.float32]:
 
 @torch.no_grad()
 def randomize(module: nn.Module) -> None:
-    """Give an untrained drafter its weights: small ones, and biases of zero."""
+    """Give the trainable linear layers of a module their first weights: small random ones, as usual
+    for transformers, and biases of zero."""
     for part in module.modules():
         if isinstance(part, nn.Linear) and part.weight.requires_grad:
             nn.init.normal_(part.weight, std=0.02)
@@ -280,8 +281,9 @@ class DrafterKind(ABC):
         facts: TargetFacts,
         dtype: torch.dtype | None = None,
     ) -> Drafter:
-        """A trained drafter beside its target, in the target's precision unless told another. For a
-        kind that shares no weights, `target` is None unless it is a torch model in memory."""
+        """Load a trained drafter from its folder, beside its target, in the target's precision
+        unless `dtype` says another. `target` is the torch model in memory; for a kind that shares
+        no weights with it, it may be None."""
 
     reads_caches: ClassVar[bool] = False
     """Whether it learns from the target's keys and values."""

@@ -74,12 +74,14 @@ class TorchDrafting:
 
     @torch.inference_mode()
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """Draft a tree for each request, all trees together level by level; chains on an accelerator
-        by captured graphs."""
+        """Draft a tree of likely continuations for each request. All trees grow together: one run
+        of the model scores the newest level of each. On an accelerator chains, trees without
+        branches, are drafted by captured graphs instead."""
         if self.captured is not None and self.captured.fit(requests):
             return self.captured.draft(requests)
         growers = [TreeGrower(request.pending, request.shape) for request in requests]
         while True:
+            # A tree's frontier are the nodes to expand next; it is empty when the tree is complete.
             growing = [index for index, grower in enumerate(growers) if grower.frontier]
             if not growing:
                 return [grower.tree() for grower in growers]
@@ -92,12 +94,14 @@ class TorchDrafting:
             self._grow(level)
 
     def _grow(self, level: Level) -> None:
-        """Run the model on a level of several trees, and expand each tree by its likeliest tokens."""
+        """Run the model on a level, the newest nodes of several trees, and expand each tree by the
+        likeliest tokens after its nodes."""
         scores = self.scores(level, self.logits(level))
         breadth = max(request.shape.breadth for request in level.requests)
         top = scores.topk(min(breadth, scores.shape[-1]))
         tokens = top.indices
         if self.draft_tokens is not None:
+            # The model's vocabulary is a part of the target's: back to the target's ids.
             tokens = self.draft_tokens[tokens]
         top_tokens = tokens.cpu().numpy()
         top_scores = top.values.cpu().numpy()
@@ -110,9 +114,9 @@ class TorchDrafting:
         raise NotImplementedError
 
     def scores(self, level: Level, logits: Tensor) -> Tensor:
-        """Log-probabilities `[B, T, V]` of the target's next token. The target samples by the argmax
-        of logits plus noise, and the noise of a position is known in advance: so the drafter adds
-        the same noise to guess the same token."""
+        """Scores `[B, T, V]`, log-probabilities that a token is the target's next one. The target
+        samples by the argmax of logits plus noise, and the noise of a position is known in advance:
+        so the drafter adds the same noise to guess the same token."""
         logits = logits.float()
         settings = [request.sampling for request in level.requests]
         if not all(sampling.greedy for sampling in settings):
@@ -124,10 +128,11 @@ class TorchDrafting:
         return self._masked(level, logits).log_softmax(-1)
 
     def _masked(self, level: Level, logits: Tensor) -> Tensor:
-        """The logits with the tokens that a text's grammar forbids after each node at `MASKED`."""
+        """The logits `[B, T, V]`, with `MASKED`, a very low number, at the tokens that a text's
+        grammar forbids after each node of its tree."""
         if all(request.grammar is None for request in level.requests):
             return logits
-        logits = logits.clone()
+        logits = logits.clone()  # the caller's stay as they are
         for row, (request, grower) in enumerate(zip(level.requests, level.growers, strict=True)):
             if request.grammar is None:
                 continue
@@ -142,7 +147,8 @@ class TorchDrafting:
         return logits
 
     def _noise(self, level: Level) -> Tensor:
-        """The sampling noise of each text's next position, `[B, 1, V]`; zeros where it is greedy."""
+        """The noise that the target will add to its logits at each text's next position, `[B, 1,
+        V]`; zeros for texts that are decoded greedily."""
         noise = np.zeros((len(level.requests), 1, self.vocab_size), dtype=np.float32)
         for row, request in enumerate(level.requests):
             if not request.sampling.greedy:
@@ -164,7 +170,9 @@ class TorchDrafting:
 
 
 class Level:
-    """One level of several trees, padded into tensors: the model's input."""
+    """One level of several trees, the nodes of one depth in each, padded into tensors: the input of
+    one run of the model. A node's keys and values go to the columns of its slot's cache behind the
+    text and behind the nodes of earlier levels."""
 
     def __init__(
         self,
@@ -210,8 +218,9 @@ class Level:
         return self.lengths[row] + self.growers[row].level
 
     def past(self, pool: SlotPool, view: int = 0) -> list[tuple[Tensor, Tensor]]:
-        """A pool's keys and values `[B, heads, view, D]` that the level may attend to, by layer: the
-        first `view` columns of each slot, or those that it looks at (0). Views for a single slot."""
+        """The cached keys and values that the level's nodes may attend to, `[B, heads, view, D]`
+        for each layer of a pool: the first `view` columns of each slot, or with 0 the text and all
+        nodes of earlier levels. Nothing is copied for a single slot."""
         if view == 0:
             view = self.view
         slots: slice | Tensor

@@ -109,18 +109,20 @@ class FeatureDrafting(TorchDrafting):
         scratch: int = 256,
         graphs: Graphs | None = None,
     ) -> None:
+        """Allocate memory for `slots` texts of `capacity` tokens each, and `scratch` columns more
+        for the tokens of a draft. With `graphs`, chains are drafted by captured graphs."""
         super().__init__(model.vocab_size, model.weight.device, model.draft_tokens)
         self.model = model
         self.pool = model.pool(slots, capacity + scratch)
         self._newest = model.weight.new_zeros(slots, model.feature_size)
         """The feature of each slot's last observed token."""
         self._drafted: dict[int, Tensor] = {}
-        """The predicted features of the nodes that were fed so far, by slot, in the order of
-        `TreeGrower.fed`."""
+        """By slot, the features that were predicted at the nodes of its draft tree that the model
+        has run so far, in the order in which it ran them (`TreeGrower.fed`)."""
         self._chained = model.weight.new_zeros(power_of_two(slots), model.feature_size)
         """The feature that the next step of each chain reads. Steps run at sizes that are powers of
         two, so that few of them are captured as graphs."""
-        self.capture(graphs)
+        self.capture(graphs)  # last: the graphs read and write the memory above
 
     def open(self) -> int:
         """Take an empty slot."""
@@ -128,8 +130,8 @@ class FeatureDrafting(TorchDrafting):
 
     @torch.inference_mode()
     def copy(self, source: int, tokens: int) -> int:
-        """A new slot with the first tokens of another. The feature of the last one is not kept: it
-        reads as zeros."""
+        """Take an empty slot, and copy the cache of the first `tokens` of another slot into it. The
+        feature of the last token is not known there: the next token reads zeros in its place."""
         slot = self.open()
         keys = self.pool.k[:, source, :, :tokens]
         values = self.pool.v[:, source, :, :tokens]
@@ -148,7 +150,8 @@ class FeatureDrafting(TorchDrafting):
 
     @torch.inference_mode()
     def take(self, slot: int, tokens: Sequence[int], states: Tensor) -> None:
-        """Replace drafted rows by rows from the target's own states `[n, *]` of these tokens."""
+        """Read more tokens of a slot's text, which the target has run: their keys and values are
+        made of the target's states `[n, *]`, and overwrite those of a draft."""
         start = self.pool.lengths[slot]
         features = self.model.read(states.to(self.model.weight.dtype))
         # A token reads the feature of the token before it.
@@ -159,7 +162,8 @@ class FeatureDrafting(TorchDrafting):
         self._newest[slot] = features[-1]
 
     def logits(self, level: Level) -> Tensor:
-        """One step over the frontier of every tree."""
+        """Logits `[B, T, V]` after each node of a level, the newest nodes of B trees, by one step
+        of the model. What it predicts at the nodes is kept, for their children to read."""
         features = self._features_before(level)
         if not self.model.reads_first and level.view:
             level.mask[..., 0] = masked(level.mask.dtype)  # the first token has no row
@@ -186,11 +190,12 @@ class FeatureDrafting(TorchDrafting):
         self._chained.zero_()
 
     def chain_step(self, step: ChainStep) -> Tensor:
-        """One step; its own output is the feature that the next one reads."""
+        """Logits `[rows, V]` after the newest token of each chain, one drafted sequence. What the
+        model predicts there is left in fixed memory, as the feature that the next step reads."""
         features = self._chained[: step.rows]
         seen = step.before(step.place)
         if not self.model.reads_first:
-            seen = seen & (step.columns > 0)
+            seen = seen & (step.columns > 0)  # the first token has no row
         hidden, rows = self.model.step(
             step.token.unsqueeze(1),
             features.unsqueeze(1),
@@ -203,11 +208,11 @@ class FeatureDrafting(TorchDrafting):
         return self.model.logits(hidden)[:, 0]
 
     def _features_before(self, level: Level) -> Tensor:
-        """The feature that each node of a level reads: that of its parent, or for a root of the last
-        observed token."""
+        """The feature that each node of a level reads, `[B, T, width]`: the one predicted at its
+        parent; for the root of a tree that of the last token which the target has run."""
         features = self.model.weight.new_zeros(*level.ids.shape, self.model.feature_size)
         for row, (slot, grower) in enumerate(zip(level.slots, level.growers, strict=True)):
-            if not grower.fed:
+            if not grower.fed:  # the model has run no node: this level is the root
                 features[row, 0] = self._newest[slot]
                 continue
             fed_index = {node: index for index, node in enumerate(grower.fed)}
@@ -238,7 +243,8 @@ def run_layer(
     mask: Tensor,
     past: Rows,
 ) -> tuple[Tensor, Rows]:
-    """One decoder layer over `normed`, on top of `residual`; its new cache rows beside its output."""
+    """Run one decoder layer: attention over `past` and the `normed` input, added to `residual`,
+    then the feed-forward block. Returns its output, and the keys and values of the input."""
     key, value = self_rows(block, normed, cos, sin)
     query = rotate(block.self_attn.query(normed), cos, sin)
     past_keys, past_values = past

@@ -40,8 +40,9 @@ class GraphSpec:
 
     @property
     def inputs(self) -> dict[str, Sizes]:
-        """The shape of each of the graph's inputs by its name, in order. A step chooses how many T
-        tokens, N queries (tokens whose final states are wanted), P past rows and R records."""
+        """The shape of each of the graph's inputs by its name, in order. Letters are sizes that may
+        differ from step to step: T tokens, N queries (tokens whose final states are wanted), P rows
+        of the cache, and R activation records, which cross-attention reads."""
         shapes: dict[str, Sizes] = {
             "x": (1, "T", self.hidden_size),
             "positions": (1, "T"),
@@ -70,8 +71,9 @@ class GraphSpec:
         return {f"{when}_state_{i}": (1, *shape) for i, shape in enumerate(self.states)}
 
     def _cached(self, when: str, rows: str) -> dict[str, Sizes]:
-        """Names and shapes of the layers' keys and values, those before a step (`past`) or of its
-        own tokens (`new`); `rows` is the name of their number."""
+        """Names and shapes of the layers' keys and values: of the tokens before a step (`past`), or
+        of its own tokens (`new`). `rows` is the letter that stands for how many tokens these
+        are."""
         shapes: dict[str, Sizes] = {}
         for layer, heads in enumerate(self.cache):
             shape = (1, heads.kv_heads, rows, heads.head_dim)

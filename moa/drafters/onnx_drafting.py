@@ -23,8 +23,9 @@ class OnnxDrafting:
     would gain little."""
 
     def __init__(self, drafter: Drafter | None, loaded: LoadedGraph, *, slots: int = 1) -> None:
-        """`drafter` is what the graph was made of, and makes its records; None for a sibling, which
-        reads none."""
+        """Draft with an exported graph for up to `slots` texts. `drafter` is the torch module that
+        the graph was made of: it makes the activation records that the graph reads. It is None for
+        a sibling, a language model that reads none."""
         self._drafter = drafter
         self._loaded = loaded
         self._slots = slots
@@ -54,10 +55,11 @@ class OnnxDrafting:
         return records.held if records is not None else Ranges()
 
     def open(self) -> int:
-        """Take an empty slot; a `FullError` where there is none."""
+        """Take an empty slot, the memory of one text; a `FullError` where there is none."""
         if not self.free:
             raise FullError(f"all {self._slots} slots of the drafter are in use")
         slot = next(number for number in count() if number not in self._used)
+        # A drafter that was used before has its memory already.
         graph = self._unused.pop() if self._unused else self._loaded.drafter()
         self._used[slot] = (graph, [])
         self._due[slot] = []
@@ -74,8 +76,12 @@ class OnnxDrafting:
         self._unused.append(graph)
 
     def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
-        """Read `tokens`, which the target has run with these states. Records are made of several
-        pieces at once: not before more tokens lack them than the drafter can do without."""
+        """Read `tokens`, which the target has run, with what it `committed` for them.
+
+        The activation records that the graph reads are made for several pieces at once, which is
+        cheaper: when more of the latest tokens lack them than the drafter has learnt to do without
+        (`record_lag`).
+        """
         if self._drafter is not None and self.reads_records:
             if self._drafter.taps:
                 committed = self._states[slot].of(committed)
@@ -106,7 +112,8 @@ class OnnxDrafting:
         run(graph.read(ids))
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """Draft a tree for each request, one after another."""
+        """Draft a tree of guesses for each request, one after another: on a CPU a batch would gain
+        little."""
         trees = []
         for request in requests:
             graph, ids = self._used[request.slot]

@@ -71,8 +71,9 @@ _MADE_BY = "drafters are made by `moa-train`, or published for EAGLE-3"
 
 
 def find(source: str | Path, *, hint: str = _MADE_BY) -> StoredDrafter:
-    """The drafter that is named: a folder or hub id, or `independent:` and a model's. `hint`: what
-    else to do where a model is named that is no drafter."""
+    """Find the drafter that a user names: by its folder or hub id, or, for a language model that
+    drafts as it is, by `independent:` and the model's. A `ConfigError` with `hint` where it is a
+    model that is no drafter."""
     name = str(source)
     if name.startswith(PREFIX):
         model = name.removeprefix(PREFIX)
@@ -82,7 +83,7 @@ def find(source: str | Path, *, hint: str = _MADE_BY) -> StoredDrafter:
     if not folder.is_dir():
         folder = locate(name, FILES)
     values = read_config(folder, "drafter")
-    for kind in reversed(KINDS.values()):
+    for kind in reversed(KINDS.values()):  # kinds that were registered last are asked first
         if kind.owns(values):
             return StoredDrafter(kind, folder)
     raise ConfigError(

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 
 def authors_taps(layers: int) -> tuple[int, ...]:
-    """Low, middle and high, by the rule of EAGLE-3's authors: layers whose inputs are read."""
+    """The low, middle and high layer, counted from 0, whose inputs a drafter reads: the rule of
+    EAGLE-3's authors for a target of so many layers."""
     return 2, layers // 2, layers - 3

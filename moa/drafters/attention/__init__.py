@@ -43,20 +43,22 @@ class AttentionKind(DrafterKind):
         facts: TargetFacts,
         dtype: torch.dtype | None = None,
     ) -> AttentionDrafter:
-        """With the target's last layers, if it borrows any."""
+        """Load a trained drafter from its folder. It uses the embedding and head of the `target` in
+        memory, and the target's last layers where its config says that it borrows some."""
         from moa.drafters.attention.model import load_attention
 
         assert target is not None
         return load_attention(folder, target, facts, dtype)
 
     def trainee(self, config: TrainingConfig, target: LoadedModel, teacher: TeacherLike) -> Trainee:
-        """A new one of the shape that was given, or the one to start from."""
+        """The drafter to be trained, a new one or that of `config.init`, and its objective."""
         from moa.drafters.attention.training import trainee
 
         return trainee(config, target, teacher)
 
     def sizes(self, folder: Path, facts: TargetFacts, target: Path) -> GraphSizes:
-        """Layers of the body, cross-attention, and the borrowed layers."""
+        """The sizes of the graph that a device would run: the body's layers, cross-attention, and
+        the target's last layers that it borrows."""
         from moa.drafters.attention.graph import sizes
 
         return sizes(folder, self.config(folder, facts), facts, target)

@@ -66,6 +66,8 @@ class AttentionConfig:
     """Width of the target's hidden states if it differs from the body's; 0: `hidden_size`."""
 
     def __post_init__(self) -> None:
+        """Raise a `ConfigError` that names the first field whose value is out of range, or does not
+        fit the others."""
         may_be_zero = ("tli", "target_hidden_size")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -84,6 +86,7 @@ class AttentionConfig:
                 "drafter config: tli needs a body of the target's width, without a head of its own"
             )
         for width in ("hidden_size", "kv_hidden_size"):
+            # Even, because a rotary embedding turns the numbers of a head in pairs.
             if getattr(self, width) % (2 * self.num_attention_heads):
                 heads = self.num_attention_heads
                 raise ConfigError(
@@ -132,8 +135,10 @@ class AttentionConfig:
 
     @classmethod
     def for_target(cls, facts: TargetFacts, **overrides: Any) -> Self:
-        """The default drafter shape for a target; `overrides` are this class's fields."""
-        kv_width = 2 * facts.kv_heads * facts.head_dim
+        """The default shape of a drafter for a target with these facts: the target's width, at most
+        a quarter as many KV heads as heads, and narrow feed-forward blocks. `overrides` are fields
+        of this class, and win."""
+        kv_width = 2 * facts.kv_heads * facts.head_dim  # a layer's key and value of one token
         heads = _heads_for(facts.heads, facts.hidden_size, kv_width)
         kv_heads = _largest_divisor(heads, most=max(1, heads // 4))
         shape: dict[str, Any] = {
@@ -151,6 +156,8 @@ class AttentionConfig:
             "layer_self_attention_intermediate_size": _multiple_of_32(1.5 * kv_width),
             "rms_norm_eps": facts.rms_norm_eps,
             "rope_theta": facts.rope_theta,
+            # Gemma's embeddings are so large that a fresh body counts for nothing beside them; but
+            # borrowed layers (`tli`) expect the scale that the target gives them.
             "scaled_embedding": bool(overrides.get("tli")) or not facts.family.startswith("gemma"),
         }
         return cls.from_dict(shape | overrides)
@@ -159,8 +166,8 @@ class AttentionConfig:
     def for_body(
         cls, facts: TargetFacts, own: TargetFacts, body: Mapping[str, Any], **overrides: Any
     ) -> Self:
-        """The default shape if the body is a complete language model with the facts `own` and this
-        config."""
+        """The default shape of a drafter for the target with `facts` whose body is a complete
+        language model: `own` are that model's facts, `body` is its `config.json`."""
         if "layers" in overrides and overrides["layers"] != own.layers:
             raise ConfigError(f"layers must be {own.layers}: the number of layers of the body")
         has_target_width = own.hidden_size == facts.hidden_size
@@ -174,7 +181,8 @@ class AttentionConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Build from a mapping whose keys must all be known."""
+        """Build from a mapping of field names to values; a `ConfigError` for an unknown field, a
+        missing one, or a value of the wrong type."""
         fields = dataclasses.fields(cls)
         known = {field.name for field in fields}
         required = {field.name for field in fields if field.default is dataclasses.MISSING}
@@ -224,7 +232,8 @@ class AttentionConfig:
         return config
 
     def check_fits(self, facts: TargetFacts) -> None:
-        """Raise if this drafter was made for a target with other dimensions, or cannot read its."""
+        """Raise if this drafter was made for a target with other dimensions, or if it reads keys
+        and values, and the target's cannot be read because its layers differ."""
         if self.use_ca or self.tli:
             facts.check_readable()
         pairs = {

@@ -30,8 +30,12 @@ class AttentionGraph(nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, queries: Tensor, mask: Tensor, *rest: Tensor
     ) -> tuple[Tensor, ...]:
-        """`rest`: record_k, record_v, record_mask where there are records, then past keys and
-        values by layer."""
+        """Run one step of the drafter as the exported graph does: final states of the `queries`,
+        then each layer's new keys and values.
+
+        `rest` holds keys, values and mask of the records where the drafter reads any, then the past
+        keys and values, which alternate, layer by layer.
+        """
         records = rest[: self.records]
         past = rest[self.records :]
         pairs = list(zip(past[0::2], past[1::2], strict=True))
@@ -40,7 +44,8 @@ class AttentionGraph(nn.Module):
 
 
 def sizes(folder: Path, config: AttentionConfig, facts: TargetFacts, target: Path) -> GraphSizes:
-    """The sizes of the graph, from the headers of the drafter's files and of its target's."""
+    """The sizes of a drafter's graph, from the headers of the files in its `folder` and in that of
+    its `target`, some of whose last layers (`config.tli`) may be a part of it."""
     body = _body(config, facts)
     weights = count_weights(folder, lambda name: not name.startswith(_NO_LAYER))
     if config.tli:
@@ -49,6 +54,7 @@ def sizes(folder: Path, config: AttentionConfig, facts: TargetFacts, target: Pat
     return GraphSizes(
         kind="moa" if config.use_ca else "independent",
         hidden_size=config.hidden_size,
+        # Only tokens that both know can be drafted: a body's table may be padded differently.
         vocabulary=min(facts.vocab_size, body.vocab_size),
         tied=body.tie_embeddings,
         cache=(
@@ -62,8 +68,8 @@ def sizes(folder: Path, config: AttentionConfig, facts: TargetFacts, target: Pat
 
 
 def _body(config: AttentionConfig, facts: TargetFacts) -> TargetFacts:
-    """The facts of a drafter's body: a model of its own, or layers between the target's embedding
-    and head."""
+    """The facts of a drafter's body. The body is a language model of its own, or a few layers
+    between the target's embedding and head, with the target's facts but for their KV heads."""
     if config.body is not None:
         return facts_of(AutoConfig.for_model(**config.body), None)
     return replace(

@@ -86,7 +86,7 @@ class AttentionDrafter(BodyModel):
     def vocab_size(self) -> int:  # type: ignore[override]
         """Tokens that it and the target know: a body with its own head may have a different
         padding."""
-        return min(self.config.vocab_size, len(self.shared.head))
+        return min(self.config.vocab_size, len(self.shared.head))  # a head has a row for each token
 
     @property
     def shared(self) -> SharedWeights:  # type: ignore[override]
@@ -101,11 +101,13 @@ class AttentionDrafter(BodyModel):
     # ---- beside the target ------------------------------------------------------------------------------------
 
     def activations(self, keys: Tensor, values: Tensor, hidden: Tensor) -> Tensor:
-        """The activation of each token: `[..., hidden_size]`.
+        """The activation of each token, `[..., hidden_size]`: what the drafter takes from the
+        target about it.
 
         `keys` and `values` are the target's cache, post-RoPE, `[layers, ..., kv_heads, head_dim]`;
-        `hidden` is its final, normed state. LSA attends over the target's layers; each token is
-        processed independently.
+        `hidden` is its final, normed state. Layer self-attention (LSA) attends over the target's
+        layers; each token is processed independently. What it makes and the final state are added,
+        where the config has both.
         """
         parts = []
         if self.config.use_lsa:
@@ -115,8 +117,9 @@ class AttentionDrafter(BodyModel):
         return torch.stack(parts).sum(0)
 
     def _layer_self_attention(self, keys: Tensor, values: Tensor) -> Tensor:
-        """What LSA makes of each token, `[..., kv_hidden_size]`: a sequence of the target's layers,
-        in which the number of a layer is its position."""
+        """The output of layer self-attention (LSA) for each token, `[..., kv_hidden_size]`. Its
+        sequence is not the text but the target's layers: one element is a layer's key and value of
+        the token, and the number of the layer is its position. The mean over layers is returned."""
         lsa = self.layer_self_attention
         layers = keys.shape[0]
         token_shape = keys.shape[1:-2]
@@ -132,24 +135,26 @@ class AttentionDrafter(BodyModel):
         return lsa.feed_forward(x).mean(dim=1).unflatten(0, token_shape)
 
     def keys_and_values(self, activations: Tensor, positions: Tensor) -> Rows:
-        """CA's keys (rotated at their absolute positions) and values: `[B, record_heads, T, D]`
-        each."""
+        """The keys, rotated at their absolute positions, and the values of cross-attention (CA) for
+        tokens with these activations: `[B, record_heads, T, D]` each."""
         cos, sin = rotary(positions, self.config.head_dim, self.config.rope_theta)
         attention = self.cross_attention.self_attn
         normed = self.cross_attention.input_layernorm(activations)
         return rotate(attention.key(normed), cos, sin), attention.value(normed)
 
     def project(self, keys: Tensor, values: Tensor, hidden: Tensor, positions: Tensor) -> Rows:
-        """Activation records of n tokens, `[n, kv_heads, head_dim]` each, from the target's cache
-        rows."""
+        """The keys and values of cross-attention for n tokens, `[n, kv_heads, head_dim]` each:
+        their activation records. `keys` and `values` are the target's cache rows of these tokens,
+        `hidden` its final states."""
         activations = self.activations(keys, values, hidden)
         key, value = self.keys_and_values(activations.unsqueeze(0), positions.unsqueeze(0))
         return key[0].transpose(0, 1), value[0].transpose(0, 1)
 
     @torch.inference_mode()
     def records(self, pieces: Sequence[Committed]) -> RecordPair:
-        """Activation records of tokens that the target has run, `[n, *]` of `record_layout`: CA's
-        keys and values, and the target's rows in the borrowed layers."""
+        """Activation records of n tokens that the target has run, as two arrays `[n, count, width]`
+        of `record_layout`: cross-attention's keys and values, and after them the target's own in
+        the layers that the drafter borrows."""
         kv = [piece.kv for piece in pieces]
         keys = torch.cat([key for key, _ in kv], 1)
         values = torch.cat([value for _, value in kv], 1)
@@ -160,7 +165,7 @@ class AttentionDrafter(BodyModel):
         key_parts = [own_key, *keys[first_borrowed:]]
         value_parts = [own_value, *values[first_borrowed:]]
         layout = self.record_layout
-        assert layout is not None
+        assert layout is not None  # only a drafter with cross-attention is asked for records
         return (
             layout.join([to_numpy(part) for part in key_parts]),
             layout.join([to_numpy(part) for part in value_parts]),
@@ -183,7 +188,8 @@ class AttentionDrafter(BodyModel):
 
     @property
     def graph_spec(self) -> GraphSpec:
-        """The body's caches, then those of the borrowed layers."""
+        """Inputs and outputs of the exported graph. Its layers with a cache are the body's, then
+        the target's last ones that it borrows (`tli`), whose rows come with the records."""
         config = self.config
         heads, width = self.cache_heads
         own = KVHeads(kv_heads=heads, head_dim=width)
@@ -198,10 +204,12 @@ class AttentionDrafter(BodyModel):
 
     @torch.inference_mode()
     def example_records(self, count: int) -> tuple[Tensor, Tensor] | None:
-        """What CA's own norm, keys and values make of random activations."""
+        """Records, the keys and values of cross-attention (CA), `[heads, count, width]` each, made
+        by CA's own norm and projections of random activations; None without CA. A comparison of the
+        exported graph with torch feeds them to both."""
         if not self.config.use_ca:
             return None
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)  # every build compares over the same numbers
         activations = torch.randn(1, count, self.config.hidden_size, generator=generator)
         key, value = self.keys_and_values(activations, torch.arange(count)[None])
         return key[0], value[0]
@@ -216,7 +224,8 @@ class AttentionDrafter(BodyModel):
         self, ids: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows]
     ) -> list[Rows]:
         """The body's keys and values of tokens that need no logits: a prompt, or accepted tokens."""
-        # Rows do not depend on queries: one is enough, and spares the last layer the others.
+        # The keys and values of a token do not depend on which states are asked for: to ask for one
+        # spares the last layer the states of all others.
         last = torch.tensor([ids.shape[1] - 1], device=ids.device)
         _, rows = self._run_body(self.embed(ids), positions, mask, past, records=(), queries=last)
         return rows
@@ -231,13 +240,14 @@ class AttentionDrafter(BodyModel):
         borrowed_mask: Tensor | None = None,
         queries: Tensor | None = None,
     ) -> tuple[Tensor, list[Rows]]:
-        """The drafter's guess of the target's final state after each token, and the cache rows that
-        it adds.
+        """The drafter's guess of the target's final state after each token, `[B, T, hidden]`, and
+        the keys and values that the tokens add to each layer's cache.
 
-        `mask` `[B, 1, T, P+T]` and that of `records` (keys, values, mask), `[B, 1, 1 or T, R]`, are
-        additive; without records there is no cross-attention. `past` holds the body's layers, then
-        the borrowed ones. In training a `borrowed_mask` is passed, because the borrowed layers have
-        a past (the target's) and the body has none. With `queries`, only these tokens get a state.
+        `mask` `[B, 1, T, P+T]` over P past tokens and these is additive. `records` are keys, values
+        and additive mask `[B, 1, 1 or T, R]` of R activation records; without them there is no
+        cross-attention. `past` holds the body's layers, then the target's last layers that the
+        drafter borrows. In training a `borrowed_mask` is passed, because the borrowed layers have a
+        past (the target's) and the body has none. With `queries`, only these tokens get a state.
         """
         return self.states(
             self.embed(ids),
@@ -259,7 +269,8 @@ class AttentionDrafter(BodyModel):
         borrowed_mask: Tensor | None = None,
         queries: Tensor | None = None,
     ) -> tuple[Tensor, list[Rows]]:
-        """`features` after embedded tokens."""
+        """The same as `features`, for tokens that are embedded already: `x` `[B, T, hidden]`. The
+        exported graph begins here."""
         if self.borrowed is None:
             x, rows = self._run_body(x, positions, mask, past, records, queries)
             return self._normed(x), rows
@@ -320,8 +331,9 @@ class AttentionDrafter(BodyModel):
         records: Sequence[Tensor],
         queries: Tensor | None,
     ) -> tuple[Tensor, list[Rows]]:
-        """Run the body's layers, and cross-attention behind them; states for the `queries`, keys
-        and values for all tokens."""
+        """Run the body's layers, and behind them cross-attention over `records` (keys, values,
+        mask), where there are any. Returns states of the `queries` (indices into the tokens, None:
+        all), and the keys and values of each layer for all tokens."""
         angles = rotary(positions, self.config.head_dim, self.config.rope_theta)
         rows: list[Rows] = []
         for index, layer_past in enumerate(past):
@@ -348,8 +360,10 @@ class AttentionDrafter(BodyModel):
         past: Rows,
         queries: Tensor | None,
     ) -> tuple[Tensor, Rows]:
-        """One layer of the body: new keys and values of all tokens, output for the `queries`."""
-        if self.config.body is not None:
+        """Run layer `index` of the body. Returns its states of the `queries` (indices into the
+        tokens, None: all), and its keys and values of all tokens. `angles` are the cosines and
+        sines of the tokens' rotary positions."""
+        if self.config.body is not None:  # a model of another library, with layers of its own
             x, rows = self.body.decoder.layer(index, x, positions, mask, past)
             if queries is not None:
                 x = x.index_select(1, queries)
@@ -376,7 +390,8 @@ class AttentionDrafter(BodyModel):
     def _cross_attention(
         self, x: Tensor, angles: Rows, key: Tensor, value: Tensor, mask: Tensor
     ) -> Tensor:
-        """States after CA over records: their `key`, `value` and additive `mask`."""
+        """The states `x` `[B, T, hidden]` after cross-attention over records, which are given by
+        their `key`, `value` and additive `mask`."""
         block = self.cross_attention
         cos, sin = angles
         query = rotate(block.self_attn.query(block.input_layernorm(x)), cos, sin)
@@ -384,6 +399,7 @@ class AttentionDrafter(BodyModel):
         mask_of_each = mask.expand(-1, -1, x.shape[1], -1)
         attended = block.self_attn.attend(query, key, value, mask_of_each)
         # Where no record is visible the block is skipped: softmax would average the masked values.
+        # A visible record has 0 in the mask, a masked one a large negative number.
         sees_a_record = (mask.amax(-1) > masked(mask.dtype) / 2).transpose(-1, -2)
         return torch.where(sees_a_record, block.feed_forward(x + attended), x)
 

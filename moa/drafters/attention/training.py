@@ -57,9 +57,10 @@ _STEPS_OF_SEED = 1_000_003
 
 
 def in_steps(read: Tensor) -> Tensor:
-    """`read` with more positions flagged, up to a multiple of `TOKENS_STEP`: a CPU's bf16 kernels
-    keep memory for every shape that they have seen, and without this each step brings a new one. No
-    query sees the additional records."""
+    """Flag more positions in `read`, the tokens whose records some query reads, until their number
+    is a multiple of `TOKENS_STEP` or all are flagged. A CPU's bf16 kernels keep memory for every
+    shape that they have seen, and without this each step brings a new one. No query sees the
+    additional records."""
     flat = read.flatten()
     missing = -int(flat.sum()) % TOKENS_STEP
     unread = (~flat).nonzero().flatten()
@@ -84,7 +85,10 @@ class Distillation(TeacherObjective):
         self.gradient_checkpointing = gradient_checkpointing
 
     def loss(self, batch: Batch, step: int, progress: float) -> Loss:
-        """The drafter's loss at every position whose next token is wanted."""
+        """The drafter's loss at every position whose next token is wanted. `progress` goes from 0
+        to 1 over the run."""
+        # Anchors simulate a slow link: a token may read the target's records up to its latest
+        # anchor.
         latest = self.settings.anchors.latest(batch, self.seed, step)
         known = self.teacher(batch)
         hidden = self._draft(batch, known, latest, step, progress)
@@ -100,13 +104,20 @@ class Distillation(TeacherObjective):
         step: int,
         progress: float,
     ) -> Tensor:
-        """The drafter's guess of the target's state at each token, `[B, L, hidden]`, from records of
-        tokens up to each token's anchor, whose position is in `latest`."""
+        """The drafter's guess of the target's final state at each token, `[B, L, hidden]`.
+
+        Each token reads activation records, what cross-attention takes from the target, of tokens
+        up to its anchor, whose index in the row is in `latest`: a draft knows no newer ones.
+        `known` is what the target computed for the batch.
+        """
         drafter = self.module
         settings = self.settings
         device = known.hidden.device
         ids = torch.from_numpy(batch.ids).to(device)
         positions = torch.from_numpy(batch.positions).to(device)
+        # The staircase hides the tokens up to the anchor, so that the drafter learns to read
+        # records. It is drawn with a probability that falls from 1 to 0 over the first half of the
+        # run.
         hides_tokens = settings.staircase and self._draw(step) < 1 - 2 * progress
         visible_tokens = token_mask(batch, latest if hides_tokens else None, device=device)
         visible_records = record_mask(batch, latest, strict=settings.anchors.strict, device=device)
@@ -117,8 +128,9 @@ class Distillation(TeacherObjective):
             records = *rows, additive(visible_records).unsqueeze(1)
         past = drafter.empty_rows(ids)
         mask_of_borrowed = None
-        borrowed = drafter.config.tli
+        borrowed = drafter.config.tli  # of the target's last layers, the number that is part of it
         if borrowed:
+            # Their past is the target's own keys and values, visible as far as its records are.
             for keys, values in zip(known.keys[-borrowed:], known.values[-borrowed:], strict=True):
                 past.append((keys.transpose(1, 2), values.transpose(1, 2)))
             mask_of_borrowed = additive(borrowed_mask(batch, visible_records)).unsqueeze(1)
@@ -138,7 +150,9 @@ class Distillation(TeacherObjective):
         return float(torch.rand((), generator=generator))
 
     def _records(self, known: TeacherOutput, positions: Tensor, read: Tensor) -> Rows:
-        """The activation records that queries read; LSA is not run for the others, which are zero."""
+        """The activation records of a batch, keys and values `[B, heads, L, width]`. They are made
+        of what the target computed (`known`) for the positions that are flagged in `read` `[B, L]`,
+        and are zero elsewhere, where no query looks."""
         keys = known.keys[:, read]
         values = known.values[:, read]
         hidden = known.hidden[read]
@@ -170,7 +184,8 @@ def _at_places(rows: Tensor, places: Tensor) -> Tensor:
 
 
 def trainee(config: TrainingConfig, target: LoadedModel, teacher: TeacherLike) -> Trainee:
-    """The drafter and objective by the flags of `moa-train --attention`, or the paper's choices."""
+    """The drafter to be trained, its objective, and what it starts from, by the flags of `moa-train
+    --attention`."""
     settings = settings_of(config)
     drafter, start = _drafter(config, target)
     objective = Distillation(
@@ -184,7 +199,8 @@ def trainee(config: TrainingConfig, target: LoadedModel, teacher: TeacherLike) -
 
 
 def settings_of(config: TrainingConfig) -> DistillSettings:
-    """Losses and masks by the flags."""
+    """The losses and masks that the flags ask for: this project's, or with `--paper` those of the
+    paper's code. `--spacing` replaces the distances between anchors, and nothing else."""
     settings = PAPER if config.paper else DistillSettings()
     if config.spacing is None:
         return settings

@@ -24,7 +24,8 @@ class Eagle3Kind(DrafterKind):
     on_device = False
 
     def owns(self, config: Mapping[str, Any]) -> bool:
-        """By the names that its publishers use."""
+        """Whether a `config.json` is that of an EAGLE-3 drafter, by the names that its publishers
+        use."""
         names = [str(config.get("speculators_model_type"))]
         architectures = config.get("architectures")
         if isinstance(architectures, list):
@@ -45,7 +46,8 @@ class Eagle3Kind(DrafterKind):
         facts: TargetFacts,
         dtype: torch.dtype | None = None,
     ) -> Eagle3Drafter:
-        """With its own tables, or the target's."""
+        """Load a published checkpoint. The target's embedding and head stand in for those that it
+        does not have."""
         from moa.drafters.eagle3.model import Eagle3Drafter
         from moa.model.borrowed import SharedWeights
 

@@ -43,8 +43,10 @@ class Eagle3Config:
 
     @classmethod
     def read(cls, folder: Path, facts: TargetFacts) -> Self:
-        """Read `config.json`, and refuse what is no EAGLE-3 of one Llama layer for this target."""
+        """Read `config.json`, in any of the layouts in which EAGLE-3 drafters are published. Raise
+        a `ConfigError` unless it describes one Llama layer, made for a target with these facts."""
         values = read_config(folder)
+        # Publishers put some settings into a part of their own, and some beside it.
         eagle_values = values.get("eagle_config") or {}
         layer_values = values.get("transformer_layer_config") or values
         is_known = isinstance(eagle_values, dict) and isinstance(layer_values, dict)
@@ -68,7 +70,8 @@ class Eagle3Config:
         return config
 
     def _check(self, folder: Path, facts: TargetFacts) -> None:
-        """Raise unless this can be computed, and is of a target with these facts."""
+        """Raise a `ConfigError` unless this project can compute the drafter, its numbers fit each
+        other, and it was made for a target with these facts."""
         layer = self.layer
         if (
             layer.num_hidden_layers != 1
@@ -102,13 +105,14 @@ NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 def _taps(
     values: Mapping[str, Any], eagle_values: Mapping[str, Any], layers: int
 ) -> tuple[int, ...]:
-    """Layers whose inputs are read. In `eagle_config` (SpecForge) a number is the layer whose
-    output it is; at the top level (`speculators`, vLLM) the layer whose input it is; without either
-    it is the authors' rule."""
+    """The target's layers, counted from 0, whose inputs the drafter reads. In `eagle_config`
+    (SpecForge) a number names the layer whose output is read; at the top level (`speculators`,
+    vLLM) the layer whose input is read; without either it is the authors' rule."""
     inputs = values.get("eagle_aux_hidden_state_layer_ids")
     if inputs is not None:
         return tuple(int(number) for number in inputs)
     outputs = eagle_values.get("eagle_aux_hidden_state_layer_ids")
     if outputs is not None:
+        # The output of a layer is the input of the next one.
         return tuple(int(number) + 1 for number in outputs)
     return authors_taps(layers)

@@ -46,7 +46,9 @@ class Eagle3Drafter(FeatureModel):
         vocab_size: int,
         shared: SharedWeights,
     ) -> None:
-        """`shared` are embedding and head, its own or the target's, without scale or soft cap."""
+        """Make the layers of this shape, whose weights are loaded later. `draft_tokens` are the
+        target's ids of the drafter's smaller vocabulary, None if it has the target's. `shared` are
+        embedding and head, its own or the target's, without scale or soft cap."""
         super().__init__()
         self.config = config
         self.vocab_size = vocab_size
@@ -66,6 +68,7 @@ class Eagle3Drafter(FeatureModel):
         self.fc = nn.Linear(states, width, bias=False)
         self.layer = Block(width, heads, kv_heads, layer.intermediate_size, eps)
         self.hidden_norm = RMSNorm(width, eps)
+        # The attention reads embedding and feature side by side, and so is twice as wide as others.
         attention = self.layer.self_attn
         attention.head_dim = head_dim
         for name, count in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads)):
@@ -87,7 +90,9 @@ class Eagle3Drafter(FeatureModel):
         shared: SharedWeights,
         dtype: torch.dtype | None = None,
     ) -> Self:
-        """From its folder, beside its target, in the target's precision unless told another."""
+        """Load a published checkpoint from its folder, frozen, in the target's precision unless
+        `dtype` says another. `shared` are the target's embedding and head, used where it has
+        none."""
         config = Eagle3Config.read(folder, facts)
         stored = {name.removeprefix("model."): value for name, value in _stored(folder).items()}
         draft_tokens = _draft_tokens(folder, stored, facts.vocab_size)
@@ -121,7 +126,8 @@ class Eagle3Drafter(FeatureModel):
     def step(
         self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows
     ) -> tuple[Tensor, Rows]:
-        """The predicted feature at each token, and the cache rows."""
+        """The feature that is predicted after each token, `[B, T, width]`, and the keys and values
+        of the tokens. `features` are those of the tokens before them."""
         layer_input, normed_features = self._join(ids, features)
         residual = normed_features if self.config.norm_before_residual else features
         cos, sin = self._cos_sin(features, positions)
@@ -156,12 +162,13 @@ def _own_tables(
     vocab_size: int,
     draft_tokens: Tensor | None,
 ) -> SharedWeights:
-    """The embedding and head of a checkpoint, taken out of `stored`; the target's where it has none.
-    An embedding that is the target's once more is not kept twice."""
+    """The embedding and head of a checkpoint, taken out of its weights `stored`; the target's
+    (`shared`) where it has none. An embedding that equals the target's is not kept twice."""
     head = stored.pop("lm_head.weight", None)
     embedding = stored.pop("embed_tokens.weight", None)
     if embedding is None or torch.equal(embedding.to(shared.embedding), shared.embedding):
         embedding = shared.embedding
+    # The target's head is of use only to a drafter of the target's whole vocabulary.
     if head is None and draft_tokens is None:
         head = shared.head
     size = vocab_size if draft_tokens is None else len(draft_tokens)
@@ -184,8 +191,9 @@ def _stored(folder: Path) -> dict[str, Tensor]:
 
 
 def _draft_tokens(folder: Path, stored: Mapping[str, Tensor], vocab_size: int) -> Tensor | None:
-    """The target's ids of the draft vocabulary: `d2t` holds how much larger each is than its own
-    number. None if it is the target's."""
+    """The target's ids of the tokens that a checkpoint can draft, in the order of its head; None if
+    it can draft all. `d2t` holds, for each row of the head, how much larger the target's id is than
+    the number of the row."""
     offsets = stored.get("d2t")
     if offsets is None:
         return None
@@ -209,6 +217,6 @@ def _own_name(name: str) -> str:
     for prefix in LAYER:
         if name.startswith(prefix):
             rest = name.removeprefix(prefix)
-            # Publishers have it within the layer.
+            # Publishers have this norm within the layer, here it belongs to the drafter.
             return rest if rest.startswith("hidden_norm.") else f"layer.{rest}"
     return name

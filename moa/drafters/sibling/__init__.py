@@ -55,7 +55,7 @@ class SiblingKind(DrafterKind):
         return SiblingDrafter.load(folder, facts, dtype or target.dtype, target.device)
 
     def sizes(self, folder: Path, facts: TargetFacts, target: Path) -> GraphSizes:
-        """The sizes of its graph, which holds all layers of the model."""
+        """The sizes of the graph that a device would run: it holds all layers of the model."""
         from moa.drafters.sibling.graph import sizes
 
         return sizes(folder, facts)

@@ -59,8 +59,9 @@ class SiblingConfig:
 
     @classmethod
     def of(cls, model: TargetFacts, memory: LayerMemory, per_layer: int = 0) -> Self:
-        """The shape of a sibling, from its model's facts, what its layers keep, and the numbers that
-        a token brings to them."""
+        """The shape of a sibling, a language model that drafts as it is: from the facts of the
+        model, what its layers keep of a text (`memory`), and how many numbers each token brings to
+        them beside its embedding."""
         return cls(
             family=model.family,
             hidden_size=model.hidden_size,

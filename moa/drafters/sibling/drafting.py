@@ -34,7 +34,9 @@ class MixedDrafting(TorchDrafting):
     record_lag = 0
 
     def __init__(self, drafter: Any, *, slots: int, capacity: int, scratch: int) -> None:
-        """`drafter` is a `SiblingDrafter`, whose module imports this one."""
+        """Allocate memory for `slots` texts of `capacity` tokens each, and `scratch` columns more
+        for the tokens of a draft. `drafter` is a `SiblingDrafter`, whose module imports this
+        one."""
         weight = drafter.weight
         super().__init__(drafter.vocab_size, weight.device)
         self.drafter = drafter
@@ -54,6 +56,7 @@ class MixedDrafting(TorchDrafting):
         self._shapes = shapes
         """Of each layer that keeps keys and values, the shape by which its pool is found."""
         self.pool = self._pools[shapes[0]]
+        # Running states before the first token; empty where no layer keeps any.
         self._nothing = [
             torch.zeros((1, *shape), dtype=weight.dtype, device=weight.device)
             for shape in drafter.config.states
@@ -88,13 +91,15 @@ class MixedDrafting(TorchDrafting):
 
     @torch.inference_mode()
     def read(self, slot: int, tokens: Sequence[int]) -> None:
-        """Compute the keys, values and running states of more tokens of a text."""
+        """Compute the keys, values and running states of more tokens of a slot's text, and store
+        them behind those of the tokens that it has read."""
         count = len(tokens)
         if not count:
             return
         start = self.pool.lengths[slot]
         ids = torch.tensor([list(tokens)], device=self.device)
         positions = torch.arange(start, start + count, device=self.device).unsqueeze(0)
+        # Each token sees the whole past, and of the new tokens itself and those before it.
         causal = np.tril(np.ones((1, 1, count, start + count), np.bool_), start)
         past = {
             shape: list(
@@ -106,6 +111,8 @@ class MixedDrafting(TorchDrafting):
             )
             for shape, pool in self._pools.items()
         }
+        # No final state is wanted: where the last layers keep nothing, they run for one token
+        # alone.
         last = torch.tensor([count - 1], device=self.device)
         _, rows, self._read[slot] = self._step(
             ids,
@@ -121,7 +128,9 @@ class MixedDrafting(TorchDrafting):
             self._pools[shape].append(slot, keys, values)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """A tree for each request; with running states a chain."""
+        """Draft a tree of guesses for each request. Where layers keep running states it is a chain,
+        one guess after another: such a state belongs to one sequence, and cannot be shared by
+        branches."""
         if self._nothing:
             requests = [
                 replace(request, shape=replace(request.shape, breadth=1)) for request in requests
@@ -130,7 +139,9 @@ class MixedDrafting(TorchDrafting):
         return super().draft(requests)
 
     def logits(self, level: Level) -> Tensor:
-        """One step over the frontier of every draft."""
+        """Logits `[B, T, V]` after each node of a level, the newest nodes of B drafts, by one step
+        of the model. Keys, values and running states after the nodes are kept for the levels
+        below."""
         past = {shape: level.past(pool) for shape, pool in self._pools.items()}
         # The states of several drafts are one batch.
         states = [self._drafted[slot] for slot in level.slots]
@@ -153,7 +164,8 @@ class MixedDrafting(TorchDrafting):
         running: Running,
         queries: Tensor | None = None,
     ) -> tuple[Tensor, list[Rows], Running]:
-        """Final states, new rows of each layer, and running states after the tokens."""
+        """Run the model over these tokens. Returns their final states, the keys and values that
+        they add to each layer's cache, and the running states after them."""
         inputs = self.drafter.shared.inputs(ids, self.drafter.weight.dtype)
         return self.drafter.states(
             inputs["x"],

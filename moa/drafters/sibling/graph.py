@@ -23,9 +23,13 @@ class SiblingGraph(nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, queries: Tensor, mask: Tensor, *rest: Tensor
     ) -> tuple[Tensor, ...]:
-        """Run a step of the model. `rest` is what the tokens bring to the layers, if they do; the keys
-        and the values of each layer in turn; then the running states. The outputs after the final
-        states are in the same order."""
+        """Run one step of the model as the exported graph does.
+
+        `rest` holds, in this order: the rows that tokens bring to the layers beside their
+        embedding, where the model has such; the past keys and values, which alternate, of each
+        layer that keeps them; the running states of the other layers. Returns the final states of
+        the `queries`, and the new keys, values and running states in the same order.
+        """
         per_layer = None
         if self.drafter.config.per_layer:
             per_layer, *rest = rest  # type: ignore[assignment]
@@ -47,8 +51,9 @@ class SiblingGraph(nn.Module):
 
 
 def sizes(folder: Path, facts: TargetFacts) -> GraphSizes:
-    """The sizes of a sibling's graph beside a target with these facts, from the headers of its
-    files; an error for a model that cannot be exported as a sibling."""
+    """The sizes of the graph of a sibling, a language model that drafts as it is, beside a target
+    with these facts. They are read from the headers of its files. A `UsageError` for a model that
+    cannot be exported as a sibling."""
     own, unpacked = read_facts(folder, identify=False)
     shape = read_shape(folder)[1]
     refuse_as_sibling(shape)

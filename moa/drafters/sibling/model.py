@@ -68,7 +68,8 @@ class SiblingDrafter(BodyModel):
         queries: Tensor | None = None,
     ) -> tuple[Tensor, list[Rows]]:
         """The final states `[B, T, hidden]` of tokens, which the head reads, and their keys and
-        values by layer. `past` holds those of the tokens before; there are no `records`."""
+        values by layer. `past` holds those of the tokens before; there are no `records`, for it
+        reads nothing of the target."""
         inputs = self.shared.inputs(ids, self.weight.dtype)
         x, rows, _ = self.states(
             inputs["x"],
@@ -111,13 +112,13 @@ class SiblingDrafter(BodyModel):
         masks = self._window_masks(mask, positions)
         for index in range(self.config.layers):
             if queries is not None and index == self.config.first_reader:
-                # No layer from here on keeps anything of the other tokens.
+                # From here on no layer keeps anything: only the states that were asked for matter.
                 x = x.index_select(1, queries)
                 positions = positions.index_select(1, queries)
                 masks = {window: seen.index_select(2, queries) for window, seen in masks.items()}
                 beside.select(queries)
                 queries = None
-            mask = masks[self.body.windows.get(index, 0)]
+            mask = masks[self.body.windows.get(index, 0)]  # 0: a layer that sees all of the text
             if index in memory.cached:
                 x, rows = decoder.layer(index, x, positions, mask, next(next_past), beside)
                 new_rows.append(rows)
@@ -132,18 +133,19 @@ class SiblingDrafter(BodyModel):
         return decoder.norm(x), new_rows, new_running
 
     def _window_masks(self, mask: Tensor, positions: Tensor) -> dict[int, Tensor]:
-        """The mask of layers that see all of the text, at 0, and of those with each window.
+        """The additive attention masks of layers by the size of their sliding window: at 0 the
+        given `mask`, of layers that see all of the text; else without what has left the window.
 
         A row of the cache lies in the column of its position, but for those of a draft, which lie
         further right: a draft is shorter than a window, so none of them has left it. The step's own
         tokens are the last columns, wherever the cache ends.
         """
         masks = {0: mask}
-        rows = torch.arange(mask.shape[-1] - positions.shape[1], device=mask.device)
-        seen = torch.cat([rows.expand(positions.shape[0], -1), positions], dim=1)
+        cached = torch.arange(mask.shape[-1] - positions.shape[1], device=mask.device)
+        column_positions = torch.cat([cached.expand(positions.shape[0], -1), positions], dim=1)
         for window in {*self.body.windows.values()}:
-            left = seen[:, None, None] <= positions[:, None, :, None] - window
-            masks[window] = mask.masked_fill(left, MASKED)
+            outside = column_positions[:, None, None] <= positions[:, None, :, None] - window
+            masks[window] = mask.masked_fill(outside, MASKED)
         return masks
 
     def extend(
@@ -170,7 +172,8 @@ class SiblingDrafter(BodyModel):
     def drafting(
         self, *, slots: int, capacity: int, scratch: int = 256, graphs: Graphs | None = None
     ) -> Drafting:
-        """The sibling at work in torch; with captured graphs only where all layers keep the same."""
+        """The sibling at work in torch, with memory for `slots` texts. Captured graphs are used
+        only where every layer keeps keys and values of one shape."""
         if self.config.alike:
             return super().drafting(slots=slots, capacity=capacity, scratch=scratch, graphs=graphs)
         return MixedDrafting(self, slots=slots, capacity=capacity, scratch=scratch)

@@ -42,7 +42,8 @@ class StatesKind(DrafterKind):
         facts: TargetFacts,
         dtype: torch.dtype | None = None,
     ) -> StateDrafter:
-        """With the target's embedding and head."""
+        """Load a trained drafter from its folder. It uses the embedding and head of the `target` in
+        memory."""
         from moa.drafters.states.model import StateDrafter
         from moa.model.borrowed import SharedWeights
 
@@ -50,13 +51,14 @@ class StatesKind(DrafterKind):
         return StateDrafter.load(folder, facts, SharedWeights.of(target), dtype)
 
     def trainee(self, config: TrainingConfig, target: LoadedModel, teacher: TeacherLike) -> Trainee:
-        """A new one of the shape that was given, or the one to start from."""
+        """The drafter to be trained, a new one or that of `config.init`, and its objective."""
         from moa.drafters.states.training import trainee
 
         return trainee(config, target, teacher)
 
     def sizes(self, folder: Path, facts: TargetFacts, target: Path) -> GraphSizes:
-        """One layer, and the maps of tokens and of its own outputs."""
+        """The sizes of the graph that a device would run: one layer, and the maps of tokens and of
+        its own outputs."""
         from moa.drafters.states.graph import sizes
 
         return sizes(folder, self.config(folder, facts), facts)

@@ -31,6 +31,8 @@ class StateDrafterConfig:
     rope_theta: float
 
     def __post_init__(self) -> None:
+        """Raise a `ConfigError` that names the first field whose value is out of range, or does not
+        fit the others."""
         for field in dataclasses.fields(self):
             name = field.name
             value = getattr(self, name)
@@ -43,6 +45,7 @@ class StateDrafterConfig:
                 "the target has too few layers: its states are read behind three of them"
             )
         heads = self.num_attention_heads
+        # Twice the heads, because a rotary embedding turns the numbers of a head in pairs.
         if self.hidden_size % (2 * heads) or heads % self.num_key_value_heads:
             raise ConfigError(
                 f"{heads} heads on {self.num_key_value_heads} KV heads do not fit its width"
@@ -68,7 +71,8 @@ class StateDrafterConfig:
 
     @classmethod
     def for_target(cls, facts: TargetFacts, **overrides: int) -> Self:
-        """The default shape: heads and feed-forward of the device's drafter."""
+        """The default shape of a drafter for a target with these facts: the heads and the
+        feed-forward width of an attention drafter's layer. `overrides` are fields of this class."""
         like = AttentionConfig.for_target(facts)
         shape: dict[str, Any] = {
             "hidden_size": facts.hidden_size,
@@ -107,7 +111,7 @@ class StateDrafterConfig:
     def _from(cls, values: dict[str, Any]) -> Self:
         """The configuration of a mapping that must have all fields, and no others."""
         names = {field.name for field in dataclasses.fields(cls)}
-        wrong = sorted(names ^ set(values))
+        wrong = sorted(names ^ set(values))  # names that only one of the two has
         if wrong:
             problem = "unknown" if wrong[0] in values else "missing"
             raise ConfigError(f"{wrong[0]} is {problem}")

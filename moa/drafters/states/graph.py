@@ -25,8 +25,12 @@ class StateGraph(nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, queries: Tensor, mask: Tensor, *rest: Tensor
     ) -> tuple[Tensor, ...]:
-        """`rest`: feature_rows, then the layer's keys and values, and the two halves of the
-        features."""
+        """Run one step of the drafter as the exported graph does: final states of the `queries`,
+        the layer's new keys and values, and the two halves of the new features.
+
+        `rest` holds the rows of the cache in which the tokens' features lie, then the past keys,
+        values and halves of features.
+        """
         feature_rows, *past = rest
         pairs = list(zip(past[0::2], past[1::2], strict=True))
         x, rows = self.drafter.states(
@@ -36,7 +40,8 @@ class StateGraph(nn.Module):
 
 
 def sizes(folder: Path, config: StateDrafterConfig, facts: TargetFacts) -> GraphSizes:
-    """The sizes of the graph, from the headers of the drafter's files."""
+    """The sizes of a drafter's graph, from its `config` and the headers of the files in its
+    folder. A record replaces a row of every layer of its cache, so it is as wide as all of them."""
     return GraphSizes(
         kind="states",
         hidden_size=config.hidden_size,

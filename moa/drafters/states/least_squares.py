@@ -27,8 +27,9 @@ _LEAST_SCALE = 1e-6
 
 @torch.no_grad()
 def solve(model: StateDrafter, teacher: TeacherLike, data: PackedRows, at_once: int = 8) -> None:
-    """Start `model` from rows of the data, drawn at random. The teacher must tap what the model
-    reads."""
+    """Set the linear maps of `model` to the least-squares solution over rows of the data, drawn at
+    random: from the target's states before a token, and the token, to the target's final state at
+    it. `at_once` rows are run at a time; the teacher must keep the states that the model reads."""
     device = model.weight.device
     width = model.config.hidden_size
     inputs = model.fuse.in_features + width
@@ -71,11 +72,13 @@ def solve(model: StateDrafter, teacher: TeacherLike, data: PackedRows, at_once: 
 def _inputs_and_goals(
     model: StateDrafter, teacher: TeacherLike, batch: Batch
 ) -> tuple[Tensor, Tensor]:
-    """For each token that has one before it in its document: what is read, `[n, inputs]`, and the
-    target's state at it, `[n, width]`."""
+    """For each of the n tokens that have one before them in their document: what the drafter reads,
+    the target's states before the token and its embedding side by side, `[n, inputs]`; and what it
+    should predict, the target's final state at the token, `[n, width]`."""
     known = teacher(batch)
     device = model.weight.device
     segments = torch.from_numpy(batch.segments).to(device)
+    # Tokens of a document have its number, from 1 on; 0 is padding.
     follows = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
     states = model.normed(known.states.float())
     embedded = model.embed(torch.from_numpy(batch.ids).to(device)).float()

@@ -42,6 +42,8 @@ class StateDrafter(FeatureModel):
     config: StateDrafterConfig
 
     def __init__(self, config: StateDrafterConfig, shared: SharedWeights) -> None:
+        """Make the layers of this shape, whose weights are made or loaded later. `shared` are the
+        target's embedding and head."""
         super().__init__()
         self.config = config
         self.vocab_size = config.vocab_size
@@ -75,7 +77,8 @@ class StateDrafter(FeatureModel):
         shared: SharedWeights,
         dtype: torch.dtype | None = None,
     ) -> Self:
-        """A trained one beside its target, in the target's precision unless told another."""
+        """Load a trained drafter from its folder, frozen, in the target's precision unless `dtype`
+        says another. `shared` are the target's embedding and head."""
         config = StateDrafterConfig.read(folder, facts)
         model = filled(lambda: cls(config, shared), stored_weights(folder), folder)
         like = shared.embedding
@@ -142,9 +145,13 @@ class StateDrafter(FeatureModel):
         feature_rows: Tensor,
         queries: Tensor | None = None,
     ) -> tuple[Tensor, list[Rows]]:
-        """A step of one sequence on the device: predicted states, of `queries` alone if given, and
-        rows of the cache. `feature_rows` `[T]` are the rows in which the tokens' features lie, -1
-        where there is none; the cache has one row at least."""
+        """Run one step of one sequence as the device does. Returns the predicted final states, of
+        `queries` alone if given, and the new rows of the cache.
+
+        The cache has two layers: keys and values, and a feature of each token, which the token
+        after it reads. `feature_rows` `[T]` says for each token in which row the feature that it
+        reads lies, -1 where there is none; the cache has one row at least.
+        """
         x = self.shared.embed(ids).to(self.weight.dtype)
         return self.states(x, positions, mask, past, feature_rows=feature_rows, queries=queries)
 
@@ -158,10 +165,11 @@ class StateDrafter(FeatureModel):
         feature_rows: Tensor,
         queries: Tensor | None = None,
     ) -> tuple[Tensor, list[Rows]]:
-        """`features` after embedded tokens."""
+        """The same as `features`, for tokens that are embedded already: `x` `[1, T, hidden]`. The
+        exported graph begins here."""
         # The cache: keys and values of the layer, and as a second layer both halves of the features.
         layer_past, (low_halves, high_halves) = past
-        row_index = feature_rows.clamp(min=0)
+        row_index = feature_rows.clamp(min=0)  # a row to read in any case, which counts for nothing
         low = low_halves[0].index_select(1, row_index)
         high = high_halves[0].index_select(1, row_index)
         has_feature = (feature_rows >= 0).unsqueeze(-1)
@@ -174,13 +182,15 @@ class StateDrafter(FeatureModel):
 
     @torch.inference_mode()
     def records(self, pieces: Sequence[Committed]) -> RecordPair:
-        """Activation records of tokens that the target has run, `[n, *]` of `record_layout`: the
-        layer's keys and values, and the features that the next tokens read."""
+        """Activation records of n tokens that the target has run, as two arrays `[n, count, width]`
+        of `record_layout`. They are rows of the drafter's own cache, made of the target's states:
+        the layer's keys and values, and the halves of the features that the next tokens read."""
         dtype = self.weight.dtype
         device = self.weight.device
         states_before: list[Tensor] = []
         tokens: list[int] = []
         for piece in pieces:
+            # A token's key and value are made of the states at the token before it.
             states_before += [piece.before_it(), piece.states[:-1]]
             tokens += piece.tokens
         ids = torch.tensor([tokens], device=device)

@@ -63,8 +63,9 @@ class ChainTraining(TeacherObjective):
         solve(self.module, self.teacher, rows)
 
     def loss(self, batch: Batch, step: int, progress: float) -> Loss:
-        """The weighted sum over all chains. Metrics: how often the first token is right, each of the
-        later ones if those before it are, and a token without any state."""
+        """The weighted sum of the losses of all tokens, of the whole text and of the chains, the
+        drafts of several tokens in a row. Metrics are how often the drafter agrees with the target:
+        at the first token, at later ones of a chain, and where it knows no state of the target."""
         model: Any = self.module
         known = self.teacher(batch)
         device = known.hidden.device
@@ -93,6 +94,7 @@ class ChainTraining(TeacherObjective):
             chosen = wanted.gather(1, places) & valid
             every_number = places.unsqueeze(-1).expand(*places.shape, known.hidden.shape[-1])
             goal = known.hidden.gather(1, every_number)
+            # A chain begins at one token in `length`, so that its tokens count for as many.
             each = settings.decay**lag * length if lag else 1.0
             compare(hidden[chosen], goal[chosen], each)
         first_tokens = len(counts[0])
@@ -124,8 +126,9 @@ def shifted(features: Tensor, positions: Tensor) -> Tensor:
 
 
 def visible(model: Any, positions: Tensor, segments: Tensor) -> Tensor:
-    """`[B, L, L]`: which tokens' rows, made of true features, a token sees. The first token of a
-    document had no feature before it: others see its row only if the model reads it."""
+    """The attention mask `[B, L, L]` of a text whose features are all the target's: a token sees
+    itself and those before it in its document. The first token of a document has no feature before
+    it, so others see it only if the model reads such tokens (`reads_first`)."""
     before_or_itself = causal(segments)
     if model.reads_first:
         return before_or_itself
@@ -143,9 +146,14 @@ def chains(
     start: int,
     length: int,
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-    """For each step, how far the tokens are along their chain, their states, their places and which
-    are valid: first all tokens after true features, then the chains from `start`, `start + length`,
-    ..."""
+    """Run the model over a batch as it drafts. Yields, step by step: how far the tokens are along
+    their chain (0: not in any), the states that are predicted at them, their indices in the rows of
+    the batch, and which of them are valid.
+
+    The first step is over all tokens, each after the target's own feature. The later ones go along
+    chains, which begin at the tokens `start`, `start + length`, ... of each row and read what they
+    predict themselves.
+    """
     rows, size = ids.shape
     index = torch.arange(size, device=ids.device)
     sees = visible(model, positions, segments)
@@ -165,9 +173,12 @@ def chains(
 
 
 def absent(model: Any, ids: Tensor, positions: Tensor, segments: Tensor) -> Tensor:
-    """States without any of the target's: of a second pass, whose features are what the first made
-    of the token before. On the device each token reads what the one before it made; two passes come
-    close, and run all tokens at once."""
+    """The states `[B, L, hidden]` that the drafter predicts where it knows none of the target's.
+
+    On the device each token then reads the feature that the model made at the token before it, one
+    after another. Two passes over all tokens at once come close: the first reads zeros, the second
+    what the first one made.
+    """
     mask = additive(visible(model, positions, segments)).unsqueeze(1)
     features = torch.zeros(
         *ids.shape, model.feature_size, dtype=model.weight.dtype, device=ids.device
@@ -188,8 +199,13 @@ def drafted(
     anchors: Tensor,
     length: int,
 ) -> Iterator[tuple[int, Tensor]]:
-    """States of chains along the text from `anchors`: each reads its own outputs, true rows up to
-    its anchor, and its own rows."""
+    """Yield, step by step, how far the chains have come and the states `[B, anchors, hidden]` that
+    are predicted there.
+
+    A chain begins at each of the `anchors`, indices of tokens, and goes along the text. It reads
+    its own predictions as features; it attends over the keys and values of the text up to its
+    anchor (`visible`, `past`), and over those that it has made itself.
+    """
     keys, values = past
     sees_true_rows = visible[:, anchors]
     # Each step adds a row for every chain, of which a chain sees its own alone.
@@ -220,7 +236,8 @@ _DIMENSIONS = {
 
 
 def trainee(config: TrainingConfig, target: LoadedModel, teacher: TeacherLike) -> Trainee:
-    """A new drafter, which starts as a least-squares solution, or that of `config.init`."""
+    """The drafter to be trained and its objective: a new one, which starts as a least-squares
+    solution, or that of `config.init`."""
     shared = SharedWeights.of(target.model)
     if config.init is not None:
         return _from(config, target, shared, teacher)
@@ -234,7 +251,8 @@ def trainee(config: TrainingConfig, target: LoadedModel, teacher: TeacherLike) -
 def _from(
     config: TrainingConfig, target: LoadedModel, shared: SharedWeights, teacher: TeacherLike
 ) -> Trainee:
-    """The drafter of `config.init`, which goes on from its weights."""
+    """The drafter in the folder `config.init`, to be trained on from its weights, and its
+    objective. A `UsageError` if flags ask for another shape than it has."""
     assert config.init is not None
     given = {"tli": config.tli, "paper": config.paper, "spacing": config.spacing, **config.shape}
     refused = sorted(name for name, value in given.items() if value)
