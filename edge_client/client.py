@@ -55,14 +55,15 @@ class EdgeClient:
     # ---- life
 
     async def __aenter__(self) -> Self:
+        """Load the drafter and measure its steps, start a verifier on this machine if that is asked
+        for, and begin to connect. Nothing waits for the connection: see `wait_online`."""
         settings = self._settings
         controller = Controller()
         device = self._device or Device.of(settings)
         self._device = device
         controller.calibrate(*device.acceptance())
-        time_steps(
-            device.new_drafter(), controller
-        )  # if the drafter fails, nothing needs to be closed
+        # Before anything is started: if the drafter fails, nothing needs to be closed.
+        time_steps(device.new_drafter(), controller)
         shared = Shared(device, settings, controller)
         address = settings.verifier
         if address == "local":
@@ -74,7 +75,7 @@ class EdgeClient:
             shared.link = await self._stack.enter_async_context(
                 _link_to(address, settings, device).running()
             )
-            controller.rtt = shared.link.rtt
+            controller.rtt = shared.link.rtt  # one estimate, which both of them improve
         self._shared = shared
         return self
 
@@ -84,6 +85,8 @@ class EdgeClient:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        """End all conversations, then the connection, and the verifier on this machine if there is
+        one."""
         if self._shared is not None:
             self._shared.is_open = False
         for conversation in list(self._conversations):
@@ -167,7 +170,8 @@ class EdgeClient:
 
 
 def _local_flags(settings: ClientSettings, device: Device) -> tuple[list[str], tuple[str, ...]]:
-    """What a verifier on this machine is started with, and the packages that it needs."""
+    """Returns the flags for a verifier on this machine, and the names of the packages that it
+    needs: torch for a target of its own, an HTTP client for one that an upstream engine runs."""
     if not settings.upstream:
         return [], ("torch", "transformers")
     flags = [f"--upstream={settings.upstream}", f"--upstream-api={settings.upstream_api}"]
@@ -183,11 +187,11 @@ def _local_flags(settings: ClientSettings, device: Device) -> tuple[list[str], t
 
 
 def hello_of(manifest: Manifest) -> Hello:
-    """What a device with this bundle says of itself to a verifier.
+    """Returns the hello by which a device with this bundle introduces itself to a verifier.
 
-    A small model that reads tokens alone drafts for every target with its tokenizer, in whatever
-    file: it names none. Text that began with one target still goes on with no other: that is held
-    by what the welcome says (`Welcome.computes`), not by the bundle.
+    A small model that reads tokens alone drafts for every target with its tokenizer, so it names no
+    target. Text that began with one target still goes on with no other: the verifier's welcome says
+    what it computes (`Welcome.computes`).
     """
     drafter = manifest.drafter
     return Hello(
@@ -201,6 +205,7 @@ def hello_of(manifest: Manifest) -> Hello:
 
 
 def _link_to(address: str, settings: ClientSettings, device: Device) -> VerifierLink:
+    """Returns a link to the verifier at this address, which does not connect yet."""
     endpoint = Endpoint(
         url=address,
         token=settings.token,
@@ -209,8 +214,9 @@ def _link_to(address: str, settings: ClientSettings, device: Device) -> Verifier
         connect_seconds=settings.connect_seconds,
         keepalive_seconds=settings.keepalive_seconds,
     )
-    longest = settings.reconnect_seconds
-    return VerifierLink(endpoint, Dialling(Retry(min(0.25, longest), longest)))
+    longest_pause = settings.reconnect_seconds
+    first_pause = min(0.25, longest_pause)
+    return VerifierLink(endpoint, Dialling(Retry(first_pause, longest_pause)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +250,7 @@ def ask(
 
 
 async def _ask(client: EdgeClient, prompt: str | Messages, *, raw: bool) -> Answer:
+    """Answer one prompt with a client that is opened for it."""
     done: Done | None = None
     async with client:
         async for event in client.generate(prompt, raw=raw):

@@ -69,14 +69,14 @@ class Conversation:
         grammar: Grammar | None = None,
         **changes: Unpack[TurnChanges],
     ) -> AsyncGenerator[Event, None]:
-        """Answer a prompt: a text, chat messages, or ids as they are. Ends with a `Done` event.
+        """Yield the events of the answer to a prompt: a text, chat messages, or token ids as they
+        are. The last one is `Done`; closing the generator cancels the turn.
 
-        A chat that outgrows the context loses its oldest turns, with a `Notice`. Ids that begin
-        with the conversation so far continue it, with the KV caches of both ends; too many of them
-        are refused; `messages` is the chat that they are of, as plain text, which some upstreams
-        need. `prediction` is a text that the answer is expected to resemble; it is used as a
-        draft. The answer matches the `grammar`, also without a verifier. Closing the generator
-        cancels the turn.
+        A chat that outgrows the context loses its oldest messages, with a `Notice`; too many `ids`
+        are refused. Ids that begin with the conversation so far continue it, with the KV caches of
+        both ends. `messages` is the chat that the ids were made of, which some upstream engines
+        need. `prediction` is a text that the answer is expected to resemble, used as a draft. The
+        answer matches the `grammar`, also without a verifier.
         """
         settings = (
             dataclasses.replace(self._shared.settings, **changes)
@@ -85,7 +85,7 @@ class Conversation:
         )
         self._check_free()
         self._chatting = False
-        left_out = 0
+        left_out = 0  # messages that the context has no room for
         most = self._shared.max_context
         with _named("the tokenizer"):
             if ids is not None:
@@ -120,8 +120,8 @@ class Conversation:
             yield _done(shell)
 
     async def recheck(self) -> AsyncGenerator[Event, None]:
-        """Have the verifier check the provisional text of the latest answer; ends with another
-        `Done`."""
+        """Have the verifier check the provisional text of the latest answer, which the device wrote
+        alone. Yields the events of that, the last of them another `Done`."""
         shell = self._last
         if shell is None or not shell.machine.transcript.provisional:
             return
@@ -165,8 +165,8 @@ class Conversation:
 
     @asynccontextmanager
     async def _running(self, shell: TurnShell) -> AsyncIterator[AsyncGenerator[Event, None]]:
-        """The events of a turn, for a body that reads them. Where the body ends before they do, the
-        turn is cancelled; in any case the conversation is ready for the next one afterwards."""
+        """The events of a turn, for a body that reads them. If the body ends before they do, the
+        turn is cancelled. In any case the conversation is ready for the next turn afterwards."""
         shared = self._shared
         machine = shell.machine
         read_all = False
@@ -188,7 +188,8 @@ class Conversation:
                 self._left += machine.unsent_closes()
             self._session_state = machine.session_state
             if machine.session.unsettled:
-                # It cannot be continued; the next session will share its cached prefix.
+                # Requests without an answer: nobody knows what the verifier's log holds now. The
+                # next session shares this one's cached prefix.
                 self._abandon()
             await shell.worker.finish()
             if shell.worker.failed:
@@ -199,7 +200,8 @@ class Conversation:
                 self.chat.answered(self.ids, machine.transcript.stream.text)
 
     def _take_drafter(self) -> None:
-        """A drafter of this conversation's own, without a cache, and a place for its records."""
+        """Give this conversation a drafter with caches of its own, and an empty store for the
+        activation records that the drafter reads."""
         link = self._shared.link
         with _named("the drafter"):
             self.drafter = self._shared.device.new_drafter()
@@ -240,8 +242,9 @@ class Conversation:
         grammar: Grammar | None,
         messages: list[ChatMessage],
     ) -> TurnShell:
-        """Put together everything that one turn needs: its session, the machine that decides, the
-        worker that drafts, and the shell that runs them."""
+        """Returns what runs one turn: a shell around the machine that decides and the worker that
+        drafts. The previous turn's session is gone on with if that is possible, else a new one
+        begins."""
         shared = self._shared
         self.records.precision = settings.sync
         shared.spending.max_kbps = settings.max_kbps
@@ -295,13 +298,15 @@ class Conversation:
         grammar: Grammar | None,
         messages: list[ChatMessage],
     ) -> SessionState | None:
-        """Go on with the session of the previous turn, by appending the new tokens, and return it. If
-        it cannot be gone on with, it is abandoned: None."""
+        """Append this turn's new tokens to the session of the previous turn, so that the verifier
+        reads only those, and return it. None if the session cannot be gone on with: then it is
+        abandoned."""
         if self._session_state is None:
             return None
         session = self._session_state.session
         log = session.log
         same_sampling = (session.sampling, session.penalties) == wire_sampling(settings.sampling)
+        # The verifier is known to have all of the log, and no request is without an answer.
         is_settled = session.settled == len(log) and not session.unsettled
         goes_on = len(context) > len(log) and context[: len(log)] == log
         if not (same_sampling and is_settled and goes_on):
@@ -325,8 +330,8 @@ class Conversation:
         grammar: Grammar | None,
         messages: list[ChatMessage],
     ) -> SessionState:
-        """Begin a new session with this prompt. Records of what it has in common with the text before
-        are kept."""
+        """Returns a new session with this prompt. Activation records are kept of the tokens that
+        the prompt has in common with the text before."""
         sampling, penalties = wire_sampling(settings.sampling)
         session = ClientSession(
             log=list(context),
@@ -344,7 +349,7 @@ class Conversation:
         # Records depend on tokens: those of the common prefix stay valid.
         self.records.truncate(common_prefix(self.ids, context))
         for start, stop in self.records.held():
-            session.held.add(start, stop)
+            session.held.add(start, stop)  # the verifier need not send these again
         return SessionState(session)
 
 

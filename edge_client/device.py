@@ -44,8 +44,9 @@ class Device:
 
     @classmethod
     def load(cls, folder: str | Path = "", *, variant: str = "", threads: int = 0) -> Device:
-        """Load a bundle, by default the embedded one. Sizes are checked; `doctor` also checks
-        contents."""
+        """Load a bundle's drafter and tokenizer; `folder` is empty for the embedded bundle,
+        `variant` for the bundle's default, and `threads` is 0 for as many as suit. File sizes are
+        checked here, contents by `doctor`."""
         bundle = Bundle.open(folder or embedded_bundle())
         name = variant or bundle.manifest.default_variant
         if folder and bundle.variant(name).form == "dynamic":  # others are refused with a reason

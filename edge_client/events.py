@@ -112,7 +112,7 @@ class AnswerSoFar:
         self.done: Done | None = None
 
     def take(self, event: Event) -> None:
-        """Take in the next event."""
+        """Take in the next event: add, confirm or withdraw tokens."""
         start = len(self.prompt)
         match event:
             case Prompt():

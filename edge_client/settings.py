@@ -221,8 +221,9 @@ class ClientSettings:
         file: Path | None = None,
         defaults: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Merge all sources; a flag that is None was not given, and `defaults` replace the fields'
-        own."""
+        """Returns the settings from all sources: flags before environment variables, these before
+        the config file, and that before `defaults`, which replace the fields' own. A flag that is
+        None was not given."""
         values = dict(defaults or {})
         with contextlib.suppress(NoHomeError):  # then there is no file of this user's either
             values |= read_config_file(
@@ -295,7 +296,7 @@ def config_file(named: Path | None = None, environment: Mapping[str, str] = os.e
 
 
 def read_config_file(path: Path, *, must_exist: bool = False) -> dict[str, Any]:
-    """The settings of a config file; empty if there is none."""
+    """Returns the settings in a config file; an empty dict if there is no such file."""
     try:
         if path.stat().st_size > _LARGEST_FILE:
             raise ConfigError(f"{path} is too large for a config file")
@@ -315,8 +316,8 @@ def read_config_file(path: Path, *, must_exist: bool = False) -> dict[str, Any]:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Settings from our environment variables. An unknown one is an error: it is most likely
-    misspelt."""
+    """Returns the settings from our environment variables. An unknown one is an error: it is most
+    likely misspelt."""
     known = {ENVIRONMENT + name.upper(): name for name in _HINTS}
     values: dict[str, Any] = {}
     for variable in sorted(v for v in environment if v.startswith(ENVIRONMENT) and v != CONFIG):
@@ -337,18 +338,16 @@ def from_text(name: str, text: str, *, called: str = "") -> Any:
 
 
 def _converted(name: str, value: Any, hint: Any = None, *, strict: bool = True) -> Any:
-    """Convert to the setting's type, or raise an error with its name. `strict=False` reads numbers
-    from text."""
+    """Returns the value as the setting's type, or raises an error that names the setting.
+    `strict=False` reads numbers from text, as flags and variables have them."""
     hint = hint or _HINTS[name]
     try:
         return msgspec.convert(value, hint, strict=strict)
     except msgspec.ValidationError:
-        choices = typing.get_origin(hint) is Literal
-        wanted = (
-            f"one of {', '.join(typing.get_args(hint))}"
-            if choices
-            else _WORDS.get(hint, "a list of texts")
-        )
+        if typing.get_origin(hint) is Literal:
+            wanted = f"one of {', '.join(typing.get_args(hint))}"
+        else:
+            wanted = _WORDS.get(hint, "a list of texts")
         raise ConfigError(f"{name} must be {wanted}, not {safe_line(repr(value))}") from None
 
 
@@ -372,8 +371,8 @@ def _check_address(address: str) -> None:
 
 
 def _nearest(name: str, known: Iterable[str], beginning: str = "") -> str:
-    """The known name that looks most like `name`, compared without the beginning that all have; or
-    all of them."""
+    """Returns a hint for an unknown name: the known name that looks most like it, or all known
+    names. They are compared without the beginning that all of them share."""
     by_rest = {one.removeprefix(beginning): one for one in known}
     close = difflib.get_close_matches(name.removeprefix(beginning), list(by_rest), n=1)
     if close:

@@ -51,10 +51,11 @@ Returns the open file and the byte at which it begins: a web server may send all
 def pull(
     source: str, *, name: str = "", force: bool = False, say: Notify = lambda line: None
 ) -> Bundle:
-    """Download a bundle from `source`, store it as `name`, and return it.
+    """Download the bundle that `source` names (a folder, an https address, a hub id), store it as
+    `name`, and return it. `force` replaces a bundle of that name; `say` gets a line for each file.
 
-    It is downloaded beside its place and moved there when it is whole, so that a bundle in the
-    store is never half of one.
+    It is downloaded into a folder of its own and moved to its place when it is whole, so that the
+    store never has half a bundle.
     """
     name = check_name(name or _name_of(source))
     place = store() / name
@@ -82,7 +83,8 @@ def pull(
 
 
 def _download(source: str, partial: Path, say: Notify) -> None:
-    """Download the manifest and then the files that it names into the folder `partial`."""
+    """Download the bundle's manifest, and then the files that it names, into the folder `partial`.
+    What an earlier try has left there is gone on with."""
     opened = find(source)
     partial.mkdir(parents=True, exist_ok=True)
     with opened(MANIFEST, 0) as (file, _):
@@ -132,13 +134,14 @@ def _pull_file(source: BundleSource, name: str, entry: FileEntry, path: Path, sa
 
 def _copy(file: IO[bytes], path: Path, start: int, size: int) -> None:
     """Write `file` into `path` from byte `start` on, and make sure that it is on the disk. Of a
-    file that is longer than `size` only one byte more is written, by which the caller sees it."""
+    file that is longer than `size` only one byte more is written, by which the caller sees that it
+    is."""
     with writing(path):
         out = path.open("r+b" if start else "wb", buffering=0)
     with out:
         with writing(path):
             out.seek(start)
-            out.truncate()
+            out.truncate()  # what an earlier try has left behind this byte
         left = size - start + 1
         while left > 0 and (chunk := file.read(min(_CHUNK, left))):
             with writing(path):
@@ -185,7 +188,8 @@ def _on_web(url: str, token: str = "") -> BundleSource:
 
 
 def find(text: str) -> BundleSource:
-    """The source that `text` names."""
+    """Returns what opens the files of the bundle that `text` names: a folder on this machine, an
+    https address, or a hub id like NAME/BUNDLE."""
     path = expanded(text)
     if path.is_dir():
         return partial(_in_folder, path)

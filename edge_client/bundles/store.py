@@ -52,7 +52,7 @@ def locate(name: str) -> str:
 
 
 def installed() -> Iterator[tuple[str, Bundle | BundleError]]:
-    """All pulled bundles, and the errors of those that cannot be opened."""
+    """Yield each pulled bundle with its name, or the error why it cannot be opened."""
     try:
         folders = sorted(store().iterdir())
     except (OSError, NoHomeError):

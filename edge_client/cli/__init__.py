@@ -31,7 +31,8 @@ _COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point."""
+    """Run the command of these words, by default those of the command line, and exit with its
+    code."""
     words = sys.argv[1:] if argv is None else argv
 
     def body() -> int:
@@ -47,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parser(words: Collection[str] = tuple(_COMMANDS)) -> argparse.ArgumentParser:
-    """The command line; only subcommands that are among the `words` get their flags."""
+    """Returns the parser of the command line. Only subcommands that are among the `words` get their
+    flags, because each is a module that takes time to import."""
     top = CommandParser(
         prog="edge-client",
         description="A large language model that keeps answering when the network does not.",

@@ -61,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Audit:
-    """Two answers to one prompt, and the margin of the target's choice where they first differ."""
+    """Two answers to one prompt, with drafts and by the target alone, and the margin of the target's
+    choice where they first differ."""
 
     codec: TextCodec
     drafted: TimedAnswer
@@ -85,7 +86,8 @@ class Audit:
         }
 
     def verdict(self) -> str:
-        """An explanation of the difference."""
+        """Explain the first difference by how far the target's token led the other one there: too
+        little for the precision of its numbers, or more."""
         if self.margin is None:
             return "-> one text ends where the other goes on: no rounding explains this. Please report it"
         if self.margin < FLOAT32_TIE:
@@ -99,10 +101,13 @@ class Audit:
 
 
 async def _audit(settings: ClientSettings, prompt: str, *, raw: bool) -> Audit:
+    """Answer the prompt twice, with drafts and by the target alone, and find the first
+    difference."""
     async with options.opened(settings) as client:
         ids = client.encode(prompt, raw=raw)
         await client.wait_online()
         drafted = await ask(client, ids, logprobs=MAX_TOP)
+        # No activation records either: they are of use to a drafter only.
         client.settings = dataclasses.replace(settings, sync="off")
         alone = await ask(client, ids, draft="none", logprobs=MAX_TOP)
         told = client.link.welcome if client.link is not None else None
@@ -115,15 +120,20 @@ async def _audit(settings: ClientSettings, prompt: str, *, raw: bool) -> Audit:
 def margin(
     alone: TimedAnswer, drafted: TimedAnswer, at: int, prompt: int, sampling: SamplingSettings
 ) -> float | None:
-    """The lead of the token of `alone` over that of `drafted` where they part: of logits, before
-    any penalty; with sampling of logits / temperature + noise, which is a function of seed and
-    position."""
+    """Returns by how much the target's token of `alone` led that of `drafted` at output position
+    `at`, where the two answers part; None if one of them ends there. `prompt` is the prompt's
+    length.
+
+    The score is the logit before any penalty. With sampling it is logit / temperature + noise,
+    where the noise is a function of seed and position.
+    """
     ours = alone.logprobs.get(prompt + at)
     theirs = drafted.logprobs.get(prompt + at)
     if ours is None or theirs is None:
         return None
     chosen = alone.ids[at]
     other = drafted.ids[at]
+    # A token too unlikely for the list of the likeliest has the log-probability of the other run.
     lead = ours.logprob - dict(ours.top).get(other, theirs.logprob)
     if sampling.greedy:
         return lead
@@ -132,7 +142,8 @@ def margin(
 
 
 def show(console: Console, audit: Audit) -> None:
-    """As text."""
+    """Print the two answers' sizes, and the first difference, if there is one, with what explains
+    it."""
     for name, answer in (("with drafts", audit.drafted), ("target alone", audit.alone)):
         took = f"{tokens(len(answer.ids))} in {forwards(answer.stats['forwards'])}"
         console.print(f"{name:13} {took}")

@@ -48,7 +48,7 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and print a table."""
+    """Measure each way of drafting that was asked for, and print a table or JSON."""
     settings = options.settings_from(arguments, max_new_tokens=64)
     ways = arguments.ways.split(",")
     unknown = [way for way in ways if way not in WAYS]
@@ -78,7 +78,8 @@ def _table(results: dict[str, dict[str, Any]]) -> Table:
 async def _measure(
     settings: ClientSettings, ways: list[str], profile: str | None
 ) -> dict[str, dict[str, Any]]:
-    """The figures of each way, over the same prompts and the same link."""
+    """Returns the figures of each way of drafting, by its name. All ways answer the same prompts
+    over the same link, one after another; `profile` names the link to emulate."""
     device = Device.of(settings)
     results: dict[str, dict[str, Any]] = {}
     reference: list[list[int]] | None = None

@@ -67,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
 async def _talk(
     dialogue: Dialogue, schema: Grammar | None, file: Path | None, *, history: bool
 ) -> int:
+    """Hold the conversation until the user ends it; returns the exit code. At a terminal mistakes
+    are shown and cost nothing; a script is told of them, and of a refusal, by the code."""
     reader = make_reader(dialogue.completions, history=history)
     console = make_console()
     dialogue.keys = reader.keys
@@ -150,6 +152,8 @@ class ChatLoop:
                 await self._stop_check()
 
     async def _run(self) -> None:
+        """Read a line, do what it asks, and show the outcome, again and again. Ctrl-C while a line
+        is typed discards it; twice on an empty line, it ends the chat."""
         leaving = False
         while True:
             try:
@@ -159,7 +163,7 @@ class ChatLoop:
                 if self._reader.begun():  # it discards the line, as in a shell
                     leaving = False
                 elif leaving:
-                    return
+                    return  # the second Ctrl-C in a row
                 else:
                     leaving = True
                     self._console.print("Ctrl-C once more, or Ctrl-D, to leave", style="dim")
@@ -186,7 +190,8 @@ class ChatLoop:
                 self._console.print(f"edge-client: {error.line()}", style="red")
 
     async def _ask(self, step: Ask | Continue) -> None:
-        """Show an answer, once it is settled what the last one is; Ctrl-C stops it."""
+        """Answer the question, or go on with the last answer. First the check of what the device
+        wrote alone is waited for; Ctrl-C stops either."""
         await self._settle()
         check = self._check
         unread: list[int] = []
@@ -201,8 +206,9 @@ class ChatLoop:
         await self._answer(step, unread)
 
     def _go_on_after_verified(self, check: OfflineCheck) -> tuple[Ask | Continue, list[int]]:
-        """Cut the answer to what is verified, so that nothing unverified becomes a part of the
-        prompt; what was behind it is read by the verifier, as the text that probably follows."""
+        """Cut the last answer to its verified tokens, so that nothing unverified becomes a part of
+        the prompt. Returns what to ask for now, and the tokens that were cut: the verifier reads
+        them as text that probably follows."""
         count = _not_verified(check.unverified)
         unread = check.cut_to_verified()
         verified = check.message["content"]
@@ -216,12 +222,14 @@ class ChatLoop:
         return Continue(), unread
 
     async def _answer(self, step: Ask | Continue, prediction: Sequence[int]) -> None:
+        """Ask for an answer, or for more of the last one, and show it as it comes; then keep it in
+        the dialogue. `prediction` are tokens that the answer probably begins with."""
         dialogue = self._dialogue
         told = AnswerSoFar()
         client = self._client
         begun = dialogue.messages[-1] if isinstance(step, Continue) else None
 
-        async def show() -> None:
+        async def show_events() -> None:
             events = self._conversation.generate(
                 dialogue.to_send(),
                 grammar=self._schema,
@@ -241,7 +249,7 @@ class ChatLoop:
 
         stopped = False
         try:
-            await self._ctrl_c.stoppable(show())
+            await self._ctrl_c.stoppable(show_events())
         except Interrupted:
             stopped = True
             self._console.print("stopped", style="dim")
@@ -274,8 +282,8 @@ class ChatLoop:
 
     @contextlib.asynccontextmanager
     async def _checking_meanwhile(self) -> AsyncIterator[None]:
-        """A context in which the user types: meanwhile provisional text is checked as soon as the
-        verifier is back."""
+        """A context in which the user types. Meanwhile the verifier checks what the device wrote
+        alone, as soon as it is back."""
         check = self._check
         if check is not None and check.phase != "over" and check.task is None:
             check.start()
@@ -288,8 +296,8 @@ class ChatLoop:
             self._reader.show("")
 
     async def _settle(self) -> None:
-        """Before the next question: what is being checked is waited for, unless the user leaves
-        it."""
+        """Wait for the check of the last answer before the next question, so that the question is
+        asked about the corrected text. The user may leave the check with Ctrl-C."""
         check = self._check
         if check is None:
             return

@@ -65,7 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _story(settings: ClientSettings, serve: list[str], profile: str, console: Console) -> int:
-    """Answer with a cut in the middle, then compare; the exit code."""
+    """Answer prompts, the last of them with the link cut in the middle, then answer them in other
+    ways and compare. Returns the exit code: 1 if a text differs from the target's."""
     device = Device.of(settings)
     async with contextlib.AsyncExitStack() as stack:
         console.print("Starting a verifier on this machine ...", style="dim")
@@ -75,7 +76,7 @@ async def _story(settings: ClientSettings, serve: list[str], profile: str, conso
         link = await stack.enter_async_context(
             LinkProxy(parts.hostname or "", parts.port or 0, PROFILES[profile])
         )
-        near = dataclasses.replace(settings, verifier=address)
+        near = dataclasses.replace(settings, verifier=address)  # not through the emulated link
         far = dataclasses.replace(settings, verifier=link.url)
         encoder = EdgeClient(settings, device=device)
         prompts = [encoder.encode(text) for text in (*_PROMPTS, _CUT_PROMPT)]
@@ -114,7 +115,8 @@ async def _show(
     ids: list[int],
     cut: Callable[[Event], str] = lambda _: "",
 ) -> TimedAnswer:
-    """Ask, and show the answer; `cut` is told each event, and may have done something to say."""
+    """Ask a prompt, print the answer as it comes, and return it. `cut` is called with each event;
+    what it returns is shown as a notice."""
     console.print(f"> {text}", style="bold")
     with make_view(console=console) as view:
 
@@ -130,9 +132,11 @@ async def _show(
 
 
 def _cutter(link: LinkProxy) -> Callable[[Event], str]:
-    """A function that cuts the link in the middle of an answer, and restores it after some offline
-    tokens; it returns what it has done."""
+    """Returns a function that takes the events of an answer: it cuts the link after some verified
+    tokens and restores it after some that were written offline. It returns a text when it has done
+    so."""
     told = Counter[str]()
+    # The status of the tokens to count, how many of them, what to do then, and what to say of it.
     steps = [
         ("verified", _CUT_AFTER, link.go_down, "[the link is cut: the device goes on alone]"),
         (

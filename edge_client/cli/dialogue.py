@@ -110,8 +110,8 @@ class Dialogue:
     are what this chat knows."""
 
     def take(self, line: str) -> NextStep | None:
-        """The next step for a line of the user; None if there is nothing to do. Commands and
-        mistyped commands are not sent to the model."""
+        """Returns what is to be done for a line that the user has typed: a question or a command;
+        None for an empty line. A mistyped command is an error, and is not sent to the model."""
         if not line.strip():
             return None
         if not line.startswith("/"):
@@ -128,6 +128,7 @@ class Dialogue:
                 f"there is no {safe_line(name, 40)}",
                 hint=f"{hint}; to say it, put a space before it",
             )
+        # "/new" is done by `_new`: only names in COMMANDS come this far.
         step: NextStep = getattr(self, f"_{name[1:]}")(rest.strip())
         return step
 
@@ -200,6 +201,7 @@ class Dialogue:
         return "said first from now on"
 
     def _set(self, rest: str) -> NextStep:
+        """Change a setting from the next answer on; without a name, show all settings."""
         if not rest:
             return "\n".join(f"{name:20} {_written(self._setting(name))}" for name in SETTABLE)
         name, _, text = rest.partition(" ")
@@ -243,12 +245,14 @@ class Dialogue:
         return f"taken back: {safe_line(self._taken_back(), 60)}"
 
     def _taken_back(self) -> str:
-        """Take the last question out of the conversation, with all that followed; returns its
+        """Take the last question out of the conversation, with all that followed, and return its
         text."""
-        places = [place for place, message in enumerate(self.messages) if message["role"] == "user"]
-        if not places:
+        questions = [
+            index for index, message in enumerate(self.messages) if message["role"] == "user"
+        ]
+        if not questions:
             raise UsageError("nothing was asked yet")
-        last = places[-1]
+        last = questions[-1]
         question = self.messages[last]["content"]
         del self.messages[last:]
         return question
@@ -262,6 +266,8 @@ class Dialogue:
         return Ask()
 
     def _save(self, name: str) -> NextStep:
+        """Write the conversation into a file. A file that is there already is replaced only if it
+        still is as this chat has read or written it."""
         path = _path(name)
         known = self._files.get(path.absolute())
         said = msgspec.convert([*self._opening(), *self.messages], list[_Said])
@@ -283,6 +289,7 @@ class Dialogue:
         return f"{len(self.messages)} messages are in {path}"
 
     def _load(self, name: str) -> NextStep:
+        """Go on with the conversation in a file, in place of the present one; returns its text."""
         path = _path(name)
         try:
             if path.stat().st_size > _LARGEST_FILE:

@@ -68,7 +68,8 @@ def _has_smaller(bundle: Bundle, variant: str) -> bool:
 
 
 async def _examine(settings: ClientSettings, console: Console | None) -> list[Check]:
-    """All findings; they are printed as they come, if there is a console."""
+    """Run all checks and return their findings, which are printed as they come if there is a
+    console."""
     checks = []
     async for check in examine(settings):
         checks.append(check)
@@ -92,7 +93,8 @@ class Check:
 
 
 async def examine(settings: ClientSettings) -> AsyncIterator[Check]:
-    """All possible checks, in the order of their dependencies."""
+    """Yield the findings of all checks that are possible: each needs those before it, so a failure
+    of bundle or drafter is the last one."""
     try:
         bundle = Bundle.open(settings.bundle or embedded_bundle())
         size = bundle.verify()
@@ -148,7 +150,8 @@ def try_out(drafter: OnnxDrafter) -> None:
 
 
 def _golden(bundle: Bundle, device: Device, graph: StepGraph) -> Check:
-    """Whether the graph computes here what it computed when the bundle was made."""
+    """Check that the drafter's graph computes here what it computed when the bundle was made: the
+    bundle has inputs and their results, to be compared within a tolerance."""
     try:
         cases = [case for case in bundle.golden() if device.variant in case.expected]
         if not cases:
@@ -173,12 +176,13 @@ def _golden(bundle: Bundle, device: Device, graph: StepGraph) -> Check:
 
 
 def _speed(bundle: Bundle, device: Device, settings: ClientSettings) -> Check:
-    """What a step of the drafter takes, with one thread and with as many as are in use."""
+    """Measure the median time of a drafter's step with one thread and with as many as are in use,
+    and advise to change that if the other is at least a tenth faster."""
     times: dict[int, float] = {}
     in_use = device.threads
     for threads in sorted({1, in_use}):
         drafter = Device.load(bundle.folder, variant=device.variant, threads=threads).new_drafter()
-        ids = list(range(8, 24))
+        ids = list(range(8, 24))  # any text will do: ids that every vocabulary has
         shape = TreeShape.chain(4)
         sampling = SamplingSettings()
         samples = []
@@ -198,7 +202,8 @@ def _speed(bundle: Bundle, device: Device, settings: ClientSettings) -> Check:
 
 
 async def _verifier(settings: ClientSettings, device: Device) -> AsyncIterator[Check]:
-    """Whether the verifier answers, and what it makes of this bundle and this link."""
+    """Yield the findings about the verifier: whether it answers, has the bundle's tokenizer, makes
+    activation records for this drafter, and is reached over TLS."""
     async with contextlib.AsyncExitStack() as stack:
         try:
             client = await stack.enter_async_context(EdgeClient(settings, device=device))

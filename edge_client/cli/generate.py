@@ -104,7 +104,8 @@ def _view(arguments: argparse.Namespace) -> View:
 async def _answer(
     settings: ClientSettings, schema_file: Path | None, asked: dict[str, Any], view: View
 ) -> JsonAnswer:
-    """Answer, and show the answer as it comes; a SIGTERM ends it where it is."""
+    """Answer the prompt, show the answer as it comes, and return it. SIGTERM ends it where it is.
+    `asked` are the arguments of `EdgeClient.generate`."""
     answer = JsonAnswer()
     task = asyncio.current_task()
     if task is not None:
@@ -119,7 +120,7 @@ async def _answer(
                     answer.take(event)
                     view.take(event)
     except asyncio.CancelledError:
-        if not answer.stopped:
+        if not answer.stopped:  # cancelled by somebody else
             raise
         if answer.done is None:
             done = answer.cancelled()
@@ -199,7 +200,7 @@ class JsonAnswer(AnswerSoFar):
         return self.done is not None and self.done.verified
 
     def report(self) -> dict[str, Any]:
-        """The object."""
+        """Returns the answer as one JSON object: text, tokens and their status, events, figures."""
         done = self.done
         return {
             "text": done.text if done else "",

@@ -23,7 +23,8 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show a bundle."""
+    """Print what the bundle holds: target, drafter, tokenizer, variants, and how well its drafter
+    writes alone."""
     settings = options.settings_from(arguments)
     bundle = Bundle.open(settings.bundle or embedded_bundle())
     manifest = bundle.manifest

@@ -44,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _about(bundle: Bundle | BundleError) -> dict[str, str | float]:
+    """Returns the table's cells for one bundle; for one that cannot be opened, the error in place
+    of its target."""
     if isinstance(bundle, BundleError):
         return {"target": bundle.line(), "megabytes": 0.0, "variants": ""}
     manifest = bundle.manifest

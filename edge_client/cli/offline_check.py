@@ -122,7 +122,8 @@ class OfflineCheck:
     # ---- inside
 
     async def _run(self) -> None:
-        """Check again and again until there is nothing more to check, or no use in it."""
+        """Have the verifier check the answer again and again, until all of it is verified or
+        another attempt makes no sense."""
         ticking = asyncio.create_task(self._tick())
         try:
             while self._conversation.unverified and await self._online():
@@ -155,7 +156,8 @@ class OfflineCheck:
         return link is not None
 
     async def _check_once(self) -> bool:
-        """Let the verifier check the answer once; returns whether another attempt makes sense."""
+        """Let the verifier check the answer once, and say how that ended; returns whether another
+        attempt makes sense."""
         done: Done | None = None
         async with contextlib.aclosing(self._conversation.recheck()) as events:
             async for event in events:
@@ -179,8 +181,9 @@ class OfflineCheck:
         return False
 
     def _take(self, event: Event) -> None:
-        """Take in an event of the check, and print what it changes."""
+        """Take in an event of the check, and print the lines of the answer that it has changed."""
         told = self._told
+        # A verifier that reads says so again and again, though it has not come further.
         if not isinstance(event, Progress) or event != self._reading:
             self._heard_at = self._clock()
         if isinstance(event, Token):
@@ -197,8 +200,9 @@ class OfflineCheck:
         self._changed()
 
     def _goes_on(self, what: str, characters: int) -> None:
-        """Note that the answer is no longer what is on the screen, from so many characters on: it
-        is printed again from the beginning of their line."""
+        """Note that from so many characters on the answer is another one than the screen shows. The
+        first time the user is told, and the answer is printed again from the beginning of that
+        line."""
         self.phase = "goes on"
         if self._printed is None:
             self._say(Text(f"the verifier is back, {what}:", "yellow"))
@@ -220,7 +224,8 @@ class OfflineCheck:
             self._printed = end
 
     def _print_rest(self, text: str | None = None) -> None:
-        """Print the rest of a corrected answer; `text` is all of it, once it is final."""
+        """Print what is not printed yet of a corrected answer, with its unverified end in another
+        style; `text` is the whole answer, once that is final."""
         if self._printed is None:
             return
         final = self._told.text_of(0, self._told.final) if text is None else text
@@ -232,7 +237,7 @@ class OfflineCheck:
             self._say(rest)
 
     def _over(self, done: Done) -> None:
-        """Say what the check has come to, once all of the answer is verified."""
+        """Say that all of the answer is verified now: as it was, or as it was corrected."""
         if self._printed is None and self._begun + done.text == self._before:
             self._say(Text("the verifier is back: the last answer is the target's own", "dim"))
             return

@@ -113,8 +113,8 @@ def settings_from(options: argparse.Namespace, **defaults: Any) -> ClientSetting
 
 @contextlib.asynccontextmanager
 async def opened(settings: ClientSettings) -> AsyncIterator[EdgeClient]:
-    """An open client; on a terminal, what takes longer than a second until then is said on standard
-    error."""
+    """A client that is open while the body runs. If it takes longer than a second to open, a
+    terminal is told what is being waited for."""
     from edge_client.client import EdgeClient  # it loads ONNX Runtime: not every command needs that
 
     starts = settings.verifier == "local" and not settings.offline
@@ -213,7 +213,8 @@ def add_prompt(command: argparse.ArgumentParser) -> None:
 
 
 def read_prompt(words: Sequence[str], files: Sequence[Path] = ()) -> str:
-    """The prompt: the words of the command line, then files, then what is piped in."""
+    """Returns the prompt: the words of the command line, then the files, then what is piped in,
+    with an empty line between them."""
     parts = [" ".join(word for word in words if word != "-")]
     parts += [read_file(file) for file in files]
     if sys.stdin is not None and _reads_input("-" in words, bool(words or files)):

@@ -66,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _serve(settings: ClientSettings, serve: ServeSettings, endpoint: ModuleType) -> None:
+    """Serve the endpoint until Ctrl-C or SIGTERM, and print its address."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(
@@ -78,7 +79,7 @@ async def _serve(settings: ClientSettings, serve: ServeSettings, endpoint: Modul
                 client.device.bundle.manifest.target.source
             )
             async with endpoint.endpoint(client, serve, model, port) as address:
-                leave_out_what_is_loaded()
+                leave_out_what_is_loaded()  # the garbage collector need not look at it again
                 print(
                     f"chat page and API at {address} (model {model}); Ctrl-C ends",
                     file=sys.stderr,
@@ -90,8 +91,8 @@ async def _serve(settings: ClientSettings, serve: ServeSettings, endpoint: Modul
 
 
 async def tell_of_the_verifier(client: EdgeClient, look_seconds: float = _LOOK_SECONDS) -> None:
-    """Say whether it is there, at the start and whenever that has changed: without it answers are
-    the device's own."""
+    """Print whether the verifier is there, at the start and whenever that has changed, for ever:
+    without it answers are the device's own."""
     link = client.link
     if link is None:
         _tell("no verifier\nall text is this device's own, and none of it is verified")

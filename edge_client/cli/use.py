@@ -35,7 +35,7 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the settings file, and show it."""
+    """Write what is to be used into the settings file, and print what it says now."""
     path = config_file(arguments.config)
     changes: dict[str, str | None] = {}
     bundle = _bundle_of(arguments)
@@ -43,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         folder = locate(bundle)
         if folder:
             Bundle.open(folder)
+        # A pulled bundle is remembered by its name, any other folder by its path.
         name = bundle if Path(folder).name == bundle else str(Path(folder).absolute())
         changes["bundle"] = None if bundle in ("", EMBEDDED) else name
     if arguments.verifier is not None:
@@ -58,7 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _bundle_of(arguments: argparse.Namespace) -> str | None:
-    """The bundle that is named, by a flag or without one."""
+    """Returns the bundle that the command line names, with --bundle or without a flag; None if it
+    names none. An error if it names two."""
     bare: str | None = arguments.name
     flag: str | None = arguments.bundle
     if bare is None:
@@ -76,7 +78,8 @@ def _bundle_of(arguments: argparse.Namespace) -> str | None:
 
 
 def remember(path: Path, changes: Mapping[str, str | None]) -> None:
-    """Set each of the `changes`, or remove it if None; comments and all other lines stay."""
+    """Set each of these settings in the file, or remove it if its value is None; comments and all
+    other lines stay."""
     before = read_config_file(path)
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     for name, value in changes.items():

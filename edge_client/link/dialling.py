@@ -77,8 +77,9 @@ class Dialling:
         self._won = True
 
     def ended(self, error: MoaError, now: float) -> None:
-        """Note that an attempt failed, or a connection ended, and decide when the next attempt may
-        begin: after a pause that grows with each failure in a row, or as the verifier has asked."""
+        """Note that an attempt failed or a connection ended, and decide when the next attempt may
+        begin: after a pause that grows with each failure in a row, or as long as the verifier has
+        asked for."""
         if self._up_since is not None:
             self.down_since = now
             has_settled = now - self._up_since >= _SETTLED_SECONDS
@@ -149,8 +150,8 @@ def explain(
 
 
 def _explain_status(error: InvalidStatus, url: str, *, token: bool) -> MoaError:
-    """The error for a handshake that was answered with an HTTP status: a token is missing or wrong,
-    the verifier is not available now, or something else answers at this address."""
+    """Returns the error for an address that answered the handshake with an HTTP status: a token is
+    missing or wrong, the verifier is not available now, or something else answers there."""
     status = error.response.status_code
     if status in (401, 403):
         why = f"{url} wants a token"

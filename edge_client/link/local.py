@@ -48,8 +48,8 @@ async def local_verifier(
 
 
 async def _address(process: asyncio.subprocess.Process, errors: IO[bytes]) -> str:
-    """Wait for the line in which a starting verifier prints its address; a `LinkError` with its last
-    words if it ends instead, or takes too long. `errors` is the file with its stderr."""
+    """Wait for the line in which a starting verifier prints its address, and return the address. If
+    it ends instead or takes too long, a `LinkError` has its last words, from the file `errors`."""
     assert process.stdout is not None
     try:
         async with asyncio.timeout(_START_SECONDS):

@@ -148,12 +148,12 @@ class VerifierLink:
         self._redial.set()
 
     async def send(self, message: ClientMessage, box: Mailbox | None = None) -> None:
-        """Send a message now. If that fails, or takes too long, the connection is dropped: unanswered
-        messages are sent again after a reconnect, by whoever sends them. While there is no
-        connection nothing is sent.
+        """Send a message now; from now on what comes for its session goes to the mailbox `box`.
+        Without a connection nothing is sent. If sending fails or takes too long, the connection is
+        dropped: whoever sends sends again, after a reconnect, what has no answer.
 
-        From now on what comes for its session goes to this mailbox. A message that no verifier
-        would read is not sent: its session is refused, and the link goes on for the others.
+        A message that no verifier would read is not sent: its session is refused, and the link goes
+        on for the others.
         """
         connection = self._connection
         session = getattr(message, "session", b"")
@@ -223,7 +223,7 @@ class VerifierLink:
 
     async def _keep_connected(self) -> None:
         """Connect, and connect again whenever a connection ends or an attempt fails, as soon as
-        `dialling` allows. Ends when the link is not wanted any more."""
+        `dialling` allows, until the link is not wanted any more."""
         while True:
             self._redial.clear()
             due = self.dialling.due()
@@ -276,8 +276,8 @@ class VerifierLink:
             await self._converse(connection)
 
     async def _converse(self, connection: ClientConnection) -> None:
-        """Exchange hello and welcome over a new connection, then deliver what arrives until it
-        ends."""
+        """Greet the verifier over a new connection, then put each message that arrives into its
+        conversation's mailbox, until the connection ends."""
         if connection.subprotocol != SUBPROTOCOL:
             url = self.endpoint.url
             raise ProtocolError(
@@ -291,6 +291,7 @@ class VerifierLink:
         now = perf_counter()
         self.rtt.add(now - hello_sent_at)
         self.flow.connected()
+        # What was asked for on an earlier connection is not answered on this one.
         self._opening.clear()
         self._asking.clear()
         self.dialling.welcomed(now)
@@ -340,7 +341,8 @@ class VerifierLink:
 
     def deliver(self, arrived: float, message: ServerMessage, size: int) -> None:
         """Put a message of `size` bytes into the mailbox of its conversation, and note what it says
-        of the link: that requests were answered, records came, or the verifier is about to stop."""
+        of the link: requests were answered, activation records came, or the verifier is about to
+        stop."""
         if isinstance(message, Error) and not message.session:
             message = self._addressed(message)
         session = getattr(message, "session", b"")
@@ -351,6 +353,7 @@ class VerifierLink:
         else:
             self._opening.pop(session, None)
             self._asking.pop(session, None)
+        # Tokens of a stream, or those that a resumed session has missed.
         if getattr(message, "tokens", None) or getattr(message, "tail", None):
             self.dialling.won()
         box = self._mailboxes.get(session)
@@ -360,12 +363,12 @@ class VerifierLink:
             self._throw_away(message)
 
     def _addressed(self, message: Error) -> Error:
-        """Return an error that names no session, because the verifier could not read a message, with
-        the session whose message that must have been: the first of those that are being opened, or
-        the only one that has asked for a round.
+        """Returns an error that names no session, because the verifier could not read some message,
+        with the session whose message that must have been: the first that is being opened, or the
+        only one that has asked for a round.
 
-        Otherwise it is raised, which ends the connection, and all sessions are resumed on another
-        one: nobody can know which of them lost its message.
+        If nobody can know which session it was, the error is raised: that ends the connection, and
+        all sessions are resumed on another one.
         """
         if message.code != Code.BAD_MESSAGE:
             raise refusal(message)

@@ -38,8 +38,8 @@ class CtrlC:
                 asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
 
     async def stoppable(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """The result of `work`; `Interrupted`, and the work cancelled, if Ctrl-C comes before its
-        end, or came after the end of what was done before it."""
+        """Returns the result of `work`. If Ctrl-C is pressed meanwhile, or was pressed after the
+        work before it had ended, the work is cancelled and `Interrupted` raised."""
         task = asyncio.create_task(work)
         self._task = task
         if self._pressed:

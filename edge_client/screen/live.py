@@ -69,9 +69,10 @@ class LiveView(View):
         because their bytes may have gone on."""
 
     def take(self, event: Event) -> None:
-        """Show an event."""
+        """Show an event of the answer: print the lines that are final, and redraw the rest and the
+        status."""
         self._answer.take(event)
-        if not isinstance(event, Link | Notice):
+        if not isinstance(event, Link | Notice):  # these say nothing of how far somebody has read
             self._reading = event if isinstance(event, Progress) else None
         match event:
             case Link():
@@ -120,7 +121,7 @@ class LiveView(View):
         return final + provisional + rest
 
     def status(self) -> Text:
-        """What happens now, and how much of the text is not verified."""
+        """Returns the status line: what happens now, and how much of the text is not verified."""
         answer = self._answer
         status = Text("● ", style=_LINK_STYLES.get(self._link.state, ""))
         status += Text(self._doing(), style="dim")
@@ -150,6 +151,8 @@ class LiveView(View):
         return self
 
     def __exit__(self, *_: Any) -> None:
+        """Take the redrawn part away, print the rest of the text for good, and a line about the
+        turn below it."""
         self._live.update(Text(""))
         self._live.stop()
         self._console.print(self.open_text())
@@ -175,11 +178,12 @@ class _Status:
 
 
 def summary(done: Done, statuses: Sequence[Status], *, more: str = "") -> str:
-    """One line about a turn, whose tokens have these statuses; `more`: how to go on with one that
-    was cut."""
+    """Returns one line about a turn that has ended: its speed, and how much of it is verified.
+    `statuses` has the status of each token, `more` says how to go on with an answer that was
+    cut."""
     stats = done.stats
-    # a wait for the link at the end is no part
     first = stats["first_token_seconds"]
+    # Speed up to the last token: a wait for the link after it is no part.
     last = stats["last_token_seconds"]
     parts = [
         tokens(stats["tokens"]),
@@ -204,7 +208,8 @@ def summary(done: Done, statuses: Sequence[Status], *, more: str = "") -> str:
 
 
 def how_much_is_verified(done: Done, statuses: Sequence[Status]) -> str:
-    """Say how much of an answer that has ended is verified, given the status of each token."""
+    """Returns how much of an answer that has ended is verified, in words; `statuses` has the status
+    of each token."""
     if done.verified:
         return "verified"
     unverified = sum(status != "verified" for status in statuses)

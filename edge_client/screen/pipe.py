@@ -53,7 +53,7 @@ class PipeView(View):
         """Why standard output takes no more text, if it does not."""
 
     def take(self, event: Event) -> None:
-        """Write the text that has become final."""
+        """Write the text that the event has made final, or tell what it says of the answer."""
         self._answer.take(event)
         match event:
             case Notice():
@@ -66,7 +66,8 @@ class PipeView(View):
                 self._write(self._answer.final)
 
     def _finish(self, done: Done) -> None:
-        """Write the rest of the answer, and say what a reader could not see from it."""
+        """Write the rest of the answer, and say what a reader could not see from the text: what is
+        not verified, and why it ended."""
         rest = done.text[len(self._answer.text_of()) :]  # known only at the end
         self._write(len(self._answer.texts), rest + "\n")
         if not done.verified and self._answer.texts:
@@ -113,8 +114,8 @@ class PipeView(View):
 
 
 def rescue(text: str, trouble: OSError) -> NoReturn:
-    """Print the answer on standard error, so that it is not lost although standard output failed;
-    then raise that as an error."""
+    """Print the answer on standard error, so that it is not lost although standard output failed,
+    and raise an error that says so."""
     sys.stderr.write(f"{safe_text(text)}\n")
     # Closing standard output would only report the same error again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -96,7 +96,8 @@ class EditingReader:
         """The text that the next line begins with."""
 
     async def read(self) -> str | None:
-        """The next message; None at the end. Ctrl-C is a key here, which raises `Interrupted`."""
+        """Returns the next message that the user has typed; None at the end of the input. Ctrl-C is
+        a key here: it discards the line and raises `Interrupted`."""
         self._begun = False
         try:
             prefilled = self._prefilled
@@ -145,7 +146,8 @@ class PlainReader:
             self._typed = readline.get_line_buffer
 
     async def read(self) -> str | None:
-        """The next message; None at the end. Three quotes open one of many lines, and close it."""
+        """Returns the next message; None at the end of the input. A message of many lines begins
+        and ends with three quotes."""
         line = await self._line(self._prompt)
         if line is None or not line.startswith(_BLOCK):
             return line
@@ -181,7 +183,8 @@ class PlainReader:
         return contextlib.nullcontext()
 
     async def _line(self, prompt: str) -> str | None:
-        """The next line, None at the end; of a read that was given up, its line."""
+        """Returns the next line, None at the end. If nobody waits for a line any more, it is still
+        being read: whoever asks next gets it."""
         if self._waiting is None:
             self._waiting = self._start(prompt)
         line = self._waiting
@@ -190,7 +193,8 @@ class PlainReader:
         return line.result()
 
     def _start(self, prompt: str) -> asyncio.Future[str | None]:
-        """Read a line in a thread, which nobody can stop."""
+        """Begin to read a line, in a thread, which nobody can stop; returns the future line, None
+        at the end."""
         line: Future[str | None] = Future()
 
         def read() -> None:

@@ -30,8 +30,9 @@ def make_console() -> Console:
 def make_view(
     *, quiet: bool = False, console: Console | None = None, context: int = 0, more: str = ""
 ) -> View:
-    """The view for this output; on a terminal it says how much of the `context` is used, if that is
-    given, and with `more` how to go on with an answer that was cut."""
+    """Returns the view for this output: of a terminal, of a pipe, or with `quiet` one that shows
+    nothing. A terminal also says how much of the `context` is used, and with `more` how to go on
+    with an answer that was cut."""
     if quiet:
         return View()
     if console is None and not _can_redraw():

@@ -118,7 +118,8 @@ class EdgeAnswerer:
     async def answer(
         self, ask: AnswerRequest, encoded: Encoded
     ) -> AsyncGenerator[AnswerEvent, None]:
-        """The events of one answer, in a new conversation."""
+        """Yield the events of one answer, in a conversation of its own. `ask` is the client's
+        request, `encoded` its prompt in tokens."""
         welcome = self._client.shared.welcome
         if ask.logprobs is not None and welcome is not None and "logprobs" not in welcome.features:
             raise bad(
@@ -134,7 +135,7 @@ class EdgeAnswerer:
             )
         codec = self._client.device.codec
         changes = changes_of(ask, self._longest(ask))
-        marks = Marks(codec, codec.eos_ids)
+        marks = Marks(codec, codec.eos_ids)  # converts token positions to characters
         clock = asyncio.get_running_loop().time
         usual = self._client.shared.controller.answer_seconds(len(encoded.ids))
         patience = Patience(
@@ -161,6 +162,7 @@ class EdgeAnswerer:
                     if isinstance(told, Began):
                         told = replace(told, thinking=encoded.thinking)
                     yield told
+                    # While the client reads, nobody waits for the next event.
                     patience.client_took(clock() - sent)
 
     def _longest(self, ask: AnswerRequest) -> int:
@@ -170,7 +172,8 @@ class EdgeAnswerer:
         return answer_limit(ask, self._client.settings.max_new_tokens, most)
 
     def status(self) -> dict[str, Any]:
-        """The model's limits, and figures of the link, as far as they are known."""
+        """Returns the model's limits and the state of the link, as far as they are known, for the
+        page."""
         link = self._client.link
         welcome = self._client.shared.welcome
         about = {
@@ -233,7 +236,8 @@ class Marks:
         """The prompt's last token, then the answer's."""
 
     def take(self, event: Event) -> AnswerEvent | None:
-        """The event with positions in characters; None if it says nothing to a client."""
+        """Returns the event as clients of the API get it, with positions in characters instead of
+        tokens; None if it says nothing to a client."""
         match event:
             case Prompt(ids=ids):
                 self._start = len(ids)
@@ -267,10 +271,11 @@ class Marks:
         return None
 
     def _scored(self, start: int, told: Iterable[TokenLogprobs]) -> tuple[Scored, ...]:
-        """The log-probabilities of the tokens from position `start` on, those that end the answer
-        left out."""
+        """Returns the log-probabilities of the tokens from position `start` on. Tokens that end the
+        answer are left out, because they are no text."""
         entries = []
         for place, one in enumerate(told, start - self._start):
+            # The prompt's last token comes first in this list, so each token is one place further.
             before = self._ids[place : place + 1]
             token = self._ids[place + 1]
             if token not in self._eos_ids:
@@ -282,7 +287,7 @@ class Marks:
         return self._ends[tokens - 1] if tokens else 0
 
     def _ended(self, done: Done) -> Ended:
-        """The end of the answer, with its figures."""
+        """Returns the end of the answer, with its figures for the API."""
         stats = done.stats
         counts = Counts(
             prompt_tokens=self._start,

@@ -33,9 +33,9 @@ class ChatLog:
         """How many of the oldest messages are no longer sent because the context is full."""
 
     def ask(self, messages: Messages, room: int | None = None) -> tuple[list[int], int]:
-        """Return the ids up to the start of the assistant's next answer, at most `room` of them,
-        and how many messages were newly left out for that. If the last message is the assistant's,
-        the answer continues it."""
+        """Returns the ids of the chat up to the start of the assistant's next answer, and how many
+        messages were newly left out. If the ids are more than `room`, the oldest messages are left
+        out. If the last message is the assistant's, the answer continues it."""
         self.messages = [dict(message) for message in messages]
         self._continued = ""
         if self.messages and self.messages[-1]["role"] == "assistant":
@@ -61,7 +61,8 @@ class ChatLog:
         return self.messages[:first] + self.messages[first + self._left_out :]
 
     def _prompt_of(self, messages: Messages) -> tuple[list[int], str]:
-        """Return the ids and the text of these messages, up to the start of the answer."""
+        """Returns the ids and the text of these messages, up to the start of the assistant's
+        answer."""
         if messages and messages[-1]["role"] == "assistant":
             text = self._codec.chat(messages[:-1]) + messages[-1]["content"]
         else:
@@ -72,12 +73,12 @@ class ChatLog:
         return self._codec.plain(text), text
 
     def answered(self, ids: Sequence[int], text: str) -> None:
-        """Add the assistant's answer as shown, or as corrected later; `ids` are all ids of the
-        chat."""
+        """Add the assistant's answer to the chat, or correct the one that was added before; `ids`
+        are all ids of the chat."""
         if self._awaits_answer:
             self._awaits_answer = False
             self._text_before_answer = self._text
-            if not self._continued:
+            if not self._continued:  # else the answer goes on in the last message
                 self.messages.append({})
         self.messages[-1] = {"role": "assistant", "content": self._continued + text}
         # With special tokens: the next prompt is compared with the text as the template writes it.
@@ -94,10 +95,11 @@ def prompt_ids(
     chat: ChatLog | None = None,
     room: int | None = None,
 ) -> tuple[list[int], int]:
-    """Return the ids of a prompt, and how many messages were left out so that they fit into `room`.
+    """Returns the ids of a prompt, and how many of the oldest messages were newly left out because
+    the ids would be more than `room`.
 
-    A text is the user's next message in `chat`, or with `raw` the prompt itself; a list of messages
-    is the whole chat.
+    A text is the user's next message in `chat`, or with `raw` the whole prompt, without a template.
+    A list of messages is the whole chat.
     """
     chat = chat or ChatLog(codec)
     if not isinstance(prompt, str):

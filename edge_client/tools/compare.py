@@ -39,7 +39,7 @@ async def ask(
     see: See | None = None,
     **changes: Unpack[TurnChanges],
 ) -> TimedAnswer:
-    """Run one turn to its end; `see` gets every event."""
+    """Run one turn to its end and return its answer; `see` is called with every event."""
     answer = AnswerSoFar()
     async for event in client.generate(ids=ids, **changes):
         answer.take(event)
@@ -69,7 +69,8 @@ async def ask_all(
 
 
 def rates(answers: Sequence[TimedAnswer]) -> dict[str, float]:
-    """Return the figures of several answers together: speed, calls, tokens a round, traffic."""
+    """Returns the figures of several answers taken together: speed, calls, tokens a round,
+    traffic."""
     total: dict[str, float] = {}
     for answer in answers:
         for name in (

@@ -163,8 +163,8 @@ class LinkProxy:
         return self.profile.at(asyncio.get_running_loop().time() - self._started)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Connect a new client to the server behind, and carry bytes both ways until either end, or
-        the link, ends it: then both sockets are reset."""
+        """Connect a new client to the server behind the proxy, and carry bytes both ways until
+        either end or the link ends that: then both sockets are reset."""
         if self._refusing:
             writer.transport.abort()
             return
@@ -173,7 +173,7 @@ class LinkProxy:
         assert task is not None
         ends = self._live[task] = [writer]
         try:
-            await asyncio.sleep(self._condition().rtt_ms / 1000)
+            await asyncio.sleep(self._condition().rtt_ms / 1000)  # TCP's own handshake
             far_reader, far_writer = await asyncio.open_connection(self.host, self.target_port)
             ends.append(far_writer)
             async with asyncio.TaskGroup() as both:
@@ -189,8 +189,8 @@ class LinkProxy:
     async def _carry(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction
     ) -> None:
-        """Carry one direction of a connection: read chunks, delay each as the link would, and deliver
-        them in order, until the sender ends."""
+        """Carry one direction of a connection until its sender ends: read chunks, delay each as the
+        emulated link would, and deliver them in order."""
         loop = asyncio.get_running_loop()
         in_flight: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         """Chunks with the time of their delivery; an empty chunk is the end."""
@@ -240,7 +240,8 @@ class LinkProxy:
         return size / (megabits * _BYTES_PER_MEGABIT)
 
     def _delay(self, condition: Condition, size: int) -> float:
-        """Draw the seconds that a chunk of `size` bytes is under way, with jitter and loss."""
+        """Draw for how many seconds a chunk of `size` bytes is under way: half the round trip, with
+        jitter, and with a retransmission if one of its packets is lost."""
         one_way = condition.rtt_ms / 2000
         delay = one_way * (1 + condition.jitter * self._random.random())
         packets = math.ceil(size / _PACKET_BYTES)
@@ -260,7 +261,8 @@ class LinkProxy:
     async def _deliver(
         self, writer: asyncio.StreamWriter, data: bytes, direction: Direction
     ) -> None:
-        """Write a chunk, or the part of it that is still allowed before a cut."""
+        """Write a chunk to its receiver. If the link is to be cut within it (`cut_after`), only the
+        bytes before that are written, and all connections are reset."""
         if self._silent:
             return
         allowed = self._cut_at[direction] - self.passed[direction]

@@ -103,9 +103,9 @@ class WebAppSettings:
 
 
 def build_web_app(settings: WebAppSettings, say: Callable[[str], None] = lambda _: None) -> int:
-    """Write the app into its folder; returns the bytes that a first visit loads. The folder is written
-    beside its place and moved there when it is whole."""
-    connect: list[str] = []
+    """Write the web app into its folder; returns the bytes that a first visit loads. The folder is
+    written beside its place and moved there when it is whole."""
+    connect: list[str] = []  # origins that the page may ask, for its content security policy
     for verifier in settings.verifiers:
         connect += _origin(verifier)
     bundle = Bundle.open(settings.bundle)
@@ -161,7 +161,8 @@ def _replaceable(out: Path) -> bool:
 
 
 def _usable(bundle: Bundle, name: str) -> Variant:
-    """The variant of this name (empty: the default one); a `BundleError` if no browser can run it."""
+    """Returns the variant of this name, by default the bundle's own; a `BundleError` if no browser
+    can run it."""
     variant = bundle.variant(name)
     # A page loads a graph of dynamic sizes, and one file of weights beside it.
     if variant.form != "dynamic" or len(variant.files) > 2:
@@ -179,9 +180,9 @@ def _usable(bundle: Bundle, name: str) -> Variant:
 
 
 def _origin(verifier: str) -> list[str]:
-    """The origin of an endpoint that the user may choose, as a content security policy names it; none
-    for a path of the app's own host, which a page may ask in any case. A `UsageError` for what is no
-    address of an endpoint."""
+    """Returns the origin of an endpoint that the page may ask, in a list, as a content security
+    policy names it. The list is empty for a path of the page's own host, which needs no permission;
+    what is no address of an endpoint is a `UsageError`."""
     if verifier.startswith("/") and not verifier.startswith("//"):
         return []
     address = urlsplit(verifier)
@@ -211,9 +212,9 @@ def _copy(source: Traversable, folder: Path) -> None:
 
 
 def _vendor(packages: Path | None, folder: Path, say: Callable[[str], None]) -> Path:
-    """Unpack what is needed of npm's packages into `folder`, from archives in the folder `packages` or
-    fetched by npm (None). Each archive must have the hash that is written down here. Returns the
-    runtime's program."""
+    """Unpack the files that the app needs of npm's packages into `folder`, and return the path of
+    ONNX Runtime's program. The archives are in the folder `packages`, or fetched by npm if that is
+    None; each must have the hash that is written down here."""
     folder.mkdir()
     with tempfile.TemporaryDirectory() as fetched:
         for package in PACKAGES:
@@ -260,8 +261,8 @@ def _fetch(package: Package, folder: Path, say: Callable[[str], None]) -> Path:
 def _config(
     settings: WebAppSettings, bundle: Bundle, variant: Variant, folder: Path, runtime: Path
 ) -> dict[str, Any]:
-    """What the page reads first: of the manifest what it needs, and its files with their hashes, which
-    are packed into `folder`."""
+    """Returns what the page reads first: the figures that it needs of the bundle's manifest, and
+    the names and hashes of its files, which are written compressed into `folder`."""
     manifest = bundle.manifest
     tokenizer = manifest.tokenizer
     if tokenizer.file is None:
@@ -329,8 +330,8 @@ def packed(runtime: bytes) -> bytes:
 
 
 def _pack(path: Path, folder: Path) -> dict[str, Any]:
-    """Write a compressed copy of a file into the app, named by its content, and return what the page
-    must know of it: the copy's name, and the hash and size of the file itself."""
+    """Write a compressed copy of a file into the app, under a name made of its hash; returns that
+    name, and the hash and size of the file itself."""
     digest = sha256(path)
     name = f"packed/{digest[:16]}"
     (folder / "packed").mkdir(exist_ok=True)
@@ -344,7 +345,7 @@ def _pack(path: Path, folder: Path) -> dict[str, Any]:
 
 
 def _secure(folder: Path, connect: list[str]) -> None:
-    """Write the content security policy into the page as a tag, for a host that sends no headers.
+    """Write the content security policy into the page itself, for a host that sends no headers.
     `connect` are the origins that the page may ask."""
     page = folder / "index.html"
     policy = content_security(connect, wasm=True, header=False)
@@ -356,9 +357,9 @@ def _secure(folder: Path, connect: list[str]) -> None:
 
 
 def _service_worker(folder: Path, policy: str) -> int:
-    """Write into the service worker which files the app has, of which types, and the policy that it
-    sends with them; returns the bytes of all files, compressed. Its version follows from their
-    contents, so that a browser that has the app takes a new one as a whole."""
+    """Write the list of the app's files into its service worker, with their types and the policy to
+    send with them; returns the size of all files, compressed, in bytes. The version is a hash of
+    all contents, so a browser that has the app takes a new one as a whole."""
     files: dict[str, str] = {}
     hashes = hashlib.sha256(policy.encode())
     size = 0
