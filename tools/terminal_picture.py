@@ -123,13 +123,13 @@ def play(terminal: Terminal) -> str:
         terminal.type(f"edge-client chat --verifier ws://127.0.0.1:{port}")
         terminal.wait_for(r"^>")
         terminal.type(QUESTIONS[0])
-        terminal.wait_for(r" verified$")
+        terminal.wait_for(r"· verified ·")
         server.kill()
         server.wait(60)
         terminal.type(QUESTIONS[1])
-        terminal.wait_for(r"not all verified")
+        terminal.wait_for(r"nothing verified")
         server = verifier(port)
-        terminal.wait_for(r"the verifier is back[\s\S]*^>")
+        terminal.wait_for(r"^checked · .* verified$|the target's own$")
         time.sleep(1)  # the last of the screen is drawn
         return terminal.screen()
     finally:

@@ -33,7 +33,7 @@ _PROMPTS = (
 def add(command: argparse.ArgumentParser) -> None:
     """The subcommand's flags."""
     command.description = (
-        "Answer prompts in each way; compare speed, calls, bytes. none: plain API streaming; "
+        "Answer prompts in each way; compare speed, tokens a forward, bytes. none: plain API streaming; "
         "server: drafted and streamed there; device: drafted here; auto: what pays."
     )
     command.add_argument(

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from edge_client.events import AnswerSoFar, Done, Event, Link, Notice, Progress, Retract, Status
 from edge_client.screen.pipe import ENDS, View
-from edge_client.screen.words import calls, tokens, waiting
+from edge_client.screen.words import tokens, waiting
 from moa.safe_text import safe_line, safe_text
 
 PROVISIONAL = "dim italic"
@@ -188,12 +188,11 @@ def summary(done: Done, statuses: Sequence[Status], *, more: str = "") -> str:
     parts = [
         tokens(stats["tokens"]),
         f"{stats['tokens'] / max(1e-3, last):.0f}/s",
-        calls(stats["calls"]),
     ]
     if first >= _LONG_SECONDS:
-        parts.insert(2, f"first after {first:.1f} s")
-    if stats["tokens_per_round"]:
-        parts.append(f"{stats['tokens_per_round']:.2f} tokens a round")
+        parts.append(f"first after {first:.1f} s")
+    if stats["tokens_per_forward"]:
+        parts.append(f"{stats['tokens_per_forward']:.2f} tokens a forward")
     if stats["calls"] and stats.get("rtt_ms"):  # else the link had no part in it
         kilobytes = (stats["sent_bytes"] + stats["received_bytes"]) / 1000
         parts += [f"RTT {stats['rtt_ms']:.0f} ms", f"{kilobytes:.1f} kB"]

@@ -8,11 +8,6 @@ def tokens(count: int) -> str:
     return "1 token" if count == 1 else f"{count:,} tokens"
 
 
-def calls(count: int) -> str:
-    """The number of requests to the verifier, in words."""
-    return "1 call" if count == 1 else f"{count:,} calls"
-
-
 def forwards(count: int) -> str:
     """The number of the target's forwards, in words."""
     return "1 forward" if count == 1 else f"{count:,} forwards"

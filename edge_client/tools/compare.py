@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -17,7 +18,8 @@ from moa.errors import MoaError
 from moa.logprobs import TokenLogprobs
 
 See = Callable[[Event], None]
-RATES = ("tokens/s", "calls per 100 tokens", "tokens a round", "kB")
+RATES = ("tokens/s", "tokens a forward", "kB")
+"""Headings of what `cells` returns. A forward is the target's, whoever drafted for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,29 +71,19 @@ async def ask_all(
 
 
 def rates(answers: Sequence[TimedAnswer]) -> dict[str, float]:
-    """Returns the figures of several answers taken together: speed, calls, tokens a round,
+    """Returns the figures of several answers taken together: speed, tokens a forward, calls,
     traffic."""
-    total: dict[str, float] = {}
+    total: Counter[str] = Counter()
+    streamed = 0
     for answer in answers:
-        for name in (
-            "tokens",
-            "seconds",
-            "calls",
-            "rounds",
-            "accepted",
-            "sent_bytes",
-            "received_bytes",
-        ):
-            total[name] = total.get(name, 0) + answer.stats.get(name, 0)
-    tokens_per_round = 0.0
-    if total["rounds"]:
-        # Each round gives the accepted drafts and one token of the target's own.
-        tokens_per_round = (total["accepted"] + total["rounds"]) / total["rounds"]
+        for name in ("tokens", "seconds", "calls", "forwards", "sent_bytes", "received_bytes"):
+            total[name] += answer.stats.get(name, 0)
+        streamed += sum(answer.stats.get("streamed_by", {}).values())
     return {
         "tokens": total["tokens"],
         "tokens_per_second": total["tokens"] / max(1e-9, total["seconds"]),
+        "tokens_per_forward": streamed / max(1, total["forwards"]),
         "calls_per_100": 100 * total["calls"] / max(1, total["tokens"]),
-        "tokens_per_round": tokens_per_round,
         "kilobytes": (total["sent_bytes"] + total["received_bytes"]) / 1000,
         "first_token_ms": 1000 * median(answer.stats["first_token_seconds"] for answer in answers),
     }
@@ -99,10 +91,8 @@ def rates(answers: Sequence[TimedAnswer]) -> dict[str, float]:
 
 def cells(figures: Mapping[str, float]) -> list[str]:
     """Return the cells of a table's row; the columns are `RATES`."""
-    tokens_per_round = figures["tokens_per_round"]
     return [
         f"{figures['tokens_per_second']:.1f}",
-        f"{figures['calls_per_100']:.1f}",
-        f"{tokens_per_round:.2f}" if tokens_per_round else "no draft",
+        f"{figures['tokens_per_forward']:.2f}",
         f"{figures['kilobytes']:.1f}",
     ]

@@ -37,7 +37,7 @@ class Stats:
     calls: int = 0
     """Requests for a stream, and guesses for one that stood still without them: a round trip each."""
     rounds: int = 0
-    """Forwards over guesses of the device."""
+    """Those forwards that ran over guesses of the device."""
     drafted: int = 0
     accepted: int = 0
     offline_tokens: int = 0
@@ -47,7 +47,7 @@ class Stats:
     adopted: int = 0
     resumes: int = 0
     forwards: int = 0
-    """Of the target, as the answers tell."""
+    """Forwards of the target that brought tokens, whoever had drafted for them."""
     guess_messages: int = 0
     """Messages with guesses for a running stream."""
     outcomes: Counter[GuessOutcome] = field(default_factory=Counter)
@@ -84,16 +84,15 @@ class Stats:
         """The turn's figures as a dict of rounded numbers; times are seconds since the turn
         began."""
         seconds = max(1e-3, (self.finished or now) - self.started)
-        tokens_per_round = None
-        if self.rounds:
-            # Each forward over guesses brings the accepted ones and a token of the target's own.
-            tokens_per_round = round((self.accepted + self.rounds) / self.rounds, 3)
+        tokens_per_forward = None
+        if self.forwards:
+            tokens_per_forward = round(self.by.total() / self.forwards, 3)
         return {
             "seconds": round(seconds, 4),
             "first_token_seconds": round(max(0.0, self.first_token - self.started), 4),
             "last_token_seconds": round(max(0.0, self.last_token - self.started), 4),
             "tokens_per_second": round(self.tokens / seconds, 2),
-            "tokens_per_round": tokens_per_round,
+            "tokens_per_forward": tokens_per_forward,
             **{name: getattr(self, name) for name in _COUNTS},
             "outcomes": dict(self.outcomes),
             "streamed_by": dict(self.by),
