@@ -40,7 +40,9 @@ class Judged(NamedTuple):
 
 
 def accept_rows(step: Step, rows: Sequence[Judged]) -> list[Accepted]:
-    """The accepted nodes of each row of a forward, and the target's token after them."""
+    """Decide about the draft of each row of a forward: which of its nodes (drafted tokens, in a
+    tree) the target accepts, because they are what it chooses itself, and which token it chooses
+    after the last of them. `step` has the forward's results."""
     accepted: dict[int, Accepted] = {}
     sampled: dict[int, Judged] = {}
     for b, row in enumerate(rows):
@@ -57,12 +59,14 @@ def accept_rows(step: Step, rows: Sequence[Judged]) -> list[Accepted]:
 
 
 def _accept_at_once(choose_all: Chooser, rows: dict[int, Judged]) -> dict[int, Accepted]:
-    """Choose after every node of these rows where the logits are, then walk: logits never travel to
-    the host."""
+    """Decide about the drafts of these rows, by their number in the forward. The token after every
+    node is chosen at once by `choose_all`, which runs where the logits are: they never travel to
+    the host. Then each draft is walked from its root along the chosen tokens."""
     nodes = []
     draws = []
     for b, row in rows.items():
         for node, drafted in enumerate(_drafted_before(row)):
+            # A choice depends on the text before it, which for a node ends with its path.
             nodes.append(Node(b, node))
             draws.append(
                 Draw(
@@ -85,7 +89,8 @@ def _accept_at_once(choose_all: Chooser, rows: dict[int, Judged]) -> dict[int, A
 
 
 def _drafted_before(row: Judged) -> list[list[int]]:
-    """For each node the drafted tokens up to it, without node 0, which the log ends with."""
+    """For each node of a draft the tokens of the path to it, without node 0, with which the text so
+    far (`log`) ends already."""
     paths: list[list[int]] = [[]]
     for token, parent in zip(row.tokens[1:], row.parents[1:], strict=True):
         paths.append([*paths[parent], token])
@@ -109,8 +114,9 @@ class _Walk:
 
 
 def _accept_by_level(step: Step, rows: dict[int, Judged]) -> dict[int, Accepted]:
-    """Choose on the host, for the nodes that are reached alone: all rows go down their drafts
-    together, and their logits are read once for each level."""
+    """Decide about the drafts of these rows, by their number in the forward. The host chooses, and
+    only after the nodes that are reached: all rows go down their drafts side by side, and the
+    logits of the nodes where they stand are read at once."""
     accepted: dict[int, Accepted] = {}
     walks: dict[int, _Walk] = {}
     for b, row in rows.items():
@@ -132,7 +138,7 @@ def _accept_by_level(step: Step, rows: dict[int, Judged]) -> dict[int, Accepted]
 
 
 def _choose(walk: _Walk, logits: NDArray[np.float32]) -> int:
-    """The target's token after a walk's node."""
+    """The target's token after the node at which a walk stands, given the logits there."""
     row = walk.row
     mask = row.mask(walk.node)
     return choose(
@@ -155,8 +161,9 @@ def _penalized(row: Judged) -> NDArray[np.int64]:
 def log_probabilities(
     step: Step, b: int, path: Sequence[int], chosen: Sequence[int], top: int
 ) -> bytes:
-    """The log-probabilities that the target gave the tokens it chose after the nodes of row b's
-    path, and those of the `top` likeliest, as `moa.logprobs` packs them."""
+    """The log-probabilities that the target gave the tokens which it chose after the nodes of a
+    `path` in row b of a forward, and those of the `top` likeliest tokens there, as bytes in the
+    layout of `moa.logprobs`."""
     logprobs = _log_softmax(step.host_logits([Node(b, node) for node in path]))
     chosen_ids = np.asarray(chosen, dtype=np.int64)[:, None]
     own = np.take_along_axis(logprobs, chosen_ids, axis=1)[:, 0]

@@ -124,7 +124,8 @@ class LoadOptions:
     """The shared library to compute with, other than the installed one."""
 
     def refuse(self, source: str, *names: str) -> None:
-        """Raise where one of these settings, which the target of `source` does not know, is given."""
+        """Raise a `UsageError` if the user has set one of the settings with these `names`, which
+        mean nothing to a target of this `source`. A setting at its default was not set."""
         for option in dataclasses.fields(self):
             if option.name in names and getattr(self, option.name) != option.default:
                 flag = "--" + option.name.replace("_", "-")

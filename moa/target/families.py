@@ -147,7 +147,8 @@ class Scaling:
 
 
 def refuse_unsupported(config: Mapping[str, Any]) -> None:
-    """Raise `UnsupportedModelError` unless a model of this `config.json` can be a target."""
+    """Raise an `UnsupportedModelError` that says why, unless a model with this `config.json` can be
+    a target."""
     family = str(config.get("model_type") or "of no model_type")
     kinds = config.get("layer_types") or []
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
@@ -167,7 +168,12 @@ def _check_numbers(config: Mapping[str, Any]) -> None:
 
 
 def _reasons(config: Mapping[str, Any], family: str) -> Iterator[str]:
-    """Yield each reason why a model with this config.json cannot be a target; none if it can."""
+    """Yield each reason why a model with this `config.json` cannot be a target; none if it can.
+
+    A target must keep nothing of a text but keys and values that later tokens attend over, and what
+    it computes for one text must not depend on the others. A family that is known may be allowed a
+    setting (`understands`) that is a reason in any other.
+    """
     known = _FAMILIES.get(family, Family())
     for setting, reason in _REASON_BY_SETTING.items():
         value = config.get(setting)
@@ -181,9 +187,11 @@ def _reasons(config: Mapping[str, Any], family: str) -> Iterator[str]:
         if known.chains_only and kind in RECURRENT_KINDS:
             continue
         yield _CHUNKED if kind == "chunked_attention" else _RUNNING_STATE
+    # The config files of some families do not name the setting that is the reason.
     if family in _REASON_BY_FAMILY:
         yield _REASON_BY_FAMILY[family]
     for rope_type in _rope_types(config):
+        # Rotary frequencies that depend on the longest text are fixed beforehand in some families.
         is_unsettled = rope_type in _ROPE_TO_SETTLE and family not in _SETTLED_ROPE
         if is_unsettled or rope_type in _BATCH_DEPENDENT_ROPE:
             yield _ROPE
@@ -201,7 +209,8 @@ def _family(name: str) -> Family:
 
 
 def mask_plan(config: PretrainedConfig) -> MaskPlan:
-    """Return the sliding window of each kind of layer of a model, and how it takes its masks."""
+    """Return the sliding window of each kind of layer of a model, in tokens (None: no window), and
+    whether the model takes one mask for all layers or one for each kind."""
     family = _family(config.model_type)
     window = getattr(config, "sliding_window", None)
     windows: dict[str, int | None]
@@ -216,8 +225,8 @@ def mask_plan(config: PretrainedConfig) -> MaskPlan:
 
 
 def layer_windows(config: PretrainedConfig) -> dict[int, int]:
-    """Layers that look through a sliding window, and how many tokens each sees. A window that is
-    longer than the longest text is none."""
+    """The layers, by number, that look through a sliding window, and how many tokens each sees. A
+    window that is as long as the longest text hides nothing, and is left out."""
     plan = mask_plan(config)
     found: dict[int, int] = {}
     for layer in range(config.num_hidden_layers):
@@ -262,7 +271,8 @@ def _cache_shape(config: Any) -> tuple[int, int]:
 
 
 def facts_of(config: PretrainedConfig, eos: int | list[int] | None) -> TargetFacts:
-    """The dimensions of a supported model; `eos` comes from its generation settings."""
+    """The dimensions of a supported model, as the rest of the project needs them. `eos`, the tokens
+    that end a text, comes from the model's generation settings."""
     if eos is None:
         eos_ids = []
     elif isinstance(eos, list):
@@ -270,7 +280,7 @@ def facts_of(config: PretrainedConfig, eos: int | list[int] | None) -> TargetFac
     else:
         eos_ids = [eos]
     shapes = list(cached_layers(config).values())
-    kv_heads, head_dim = shapes[0]
+    kv_heads, head_dim = shapes[0]  # where layers differ, those of the first one stand for all
     return TargetFacts(
         family=config.model_type,
         layers=config.num_hidden_layers,
@@ -312,9 +322,10 @@ def per_layer_width(config: PretrainedConfig) -> int:
 
 
 def running_states(config: PretrainedConfig) -> dict[int, tuple[tuple[int, ...], ...]]:
-    """For each layer whose running states an exported graph can carry, the shapes of its states: of
-    a short convolution its latest inputs `(channels, kernel)`, of a gated delta rule these and its
-    memory `(heads, key width, value width)`. Layers of other recurrent kinds are left out."""
+    """The shapes of the states of each layer that keeps a running state instead of keys and values,
+    by the layer's number. A short convolution keeps its latest inputs `(channels, kernel)`; a gated
+    delta rule keeps these and its memory `(heads, key width, value width)`. Layers of other
+    recurrent kinds are left out: an exported graph cannot carry their states."""
     shapes: dict[int, tuple[tuple[int, ...], ...]] = {}
     for layer in recurrent_layers(config):
         if config.layer_types[layer] == "conv":
@@ -343,7 +354,8 @@ def refuse_as_sibling(config: PretrainedConfig) -> None:
 
 
 def _why_no_sibling(config: PretrainedConfig) -> str:
-    """Why a model cannot be exported as a drafter for the device; empty if it can."""
+    """Why a supported model cannot be exported as a drafter for the device, in words; empty if it
+    can."""
     if config.model_type not in FAMILIES:
         return "exported graphs were not checked with this family"
     if len(running_states(config)) < len(recurrent_layers(config)):
@@ -356,7 +368,8 @@ def _why_no_sibling(config: PretrainedConfig) -> str:
 
 
 def scaling_of(config: PretrainedConfig) -> Scaling:
-    """How this model scales embeddings and logits."""
+    """What a model multiplies its embeddings and its logits with, and the bound (soft cap) towards
+    which it bends large logits, if it has one."""
     embedding = 1.0
     known = _family(config.model_type)
     if known.embedding == "root of width":

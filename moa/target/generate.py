@@ -35,8 +35,9 @@ def generate(
     sampling: SamplingSettings | None = None,
     seen: Callable[[int, Any], None] = lambda _, __: None,
 ) -> list[Continued]:
-    """Continue every prompt by up to `new_tokens`, each in a slot of its own. `seen(index, committed)`
-    is called with whatever the target has run of the prompt with that index, in order."""
+    """Continue every prompt by up to `new_tokens` tokens, all prompts side by side, each in a slot
+    of the target's cache. `seen(index, committed)` is called, in order, with what the target has
+    run of the text with that index: a piece of its prompt, or a token of its answer."""
     sampling = sampling or SamplingSettings()
     texts = [Continued(list(prompt), len(prompt)) for prompt in prompts]
     eos = frozenset(target.facts.eos_ids)
@@ -47,7 +48,8 @@ def generate(
             for committed in _prefill(target, slots[index], text.ids[:-1]):
                 seen(index, committed)
         while active := [index for index, text in enumerate(texts) if not text.finish]:
-            # Each text's last token is not run yet: a forward of it gives the next one.
+            # Each text's last token is not run yet: a forward of it gives the next one. It is a
+            # draft of one node, without a parent (-1), after which the target chooses.
             rows = []
             judged = []
             for index in active:
@@ -70,7 +72,8 @@ def generate(
 
 
 def _prefill(target: Target, slot: int, ids: Sequence[int]) -> Iterator[Committed]:
-    """Run a prompt's tokens in pieces, and yield what each commit returns."""
+    """Run a prompt's tokens in pieces, which bounds the memory of a forward, and yield what the
+    target has kept of each piece."""
     for start in range(0, len(ids), PREFILL_CHUNK):
         chunk = ids[start : start + PREFILL_CHUNK]
         step = target.forward([Row.chain(slot, chunk, judged="none")])

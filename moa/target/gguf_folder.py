@@ -128,9 +128,10 @@ def file_bytes(path: Path) -> int:
 
 
 def folder_of(path: Path, *, weights: bool, say: Say = lambda _: None) -> Path:
-    """Return the folder of a GGUF file in the user's cache, and make it if it is not there. Without
-    `weights` the large file with them may be missing: all but them takes a second. `say` is told
-    when they are unpacked, which takes long."""
+    """Return the folder in the user's cache that stands for a GGUF file, a model's folder as every
+    other part reads it, and make it if it is not there. Without `weights` the large file with them
+    may be missing: all but them takes a second. `say` is told when they are unpacked, which takes
+    long."""
     model = GgufModel.read(path)
     config = config_of(model)
     identity = model.identity
@@ -303,7 +304,7 @@ def _describe(model: GgufModel, config: Mapping[str, Any], folder: Path) -> None
     eos: list[int] = []
     for use in ("eos", "eot", "eom"):
         token = _token(head, use)
-        if token is not None and token not in eos:
+        if token is not None and token not in eos:  # of a text, a turn or a message
             eos.append(token)
     special_tokens = {
         "bos_token": tokenizer.begin,

@@ -26,7 +26,8 @@ class Head:
 
     @cached_property
     def wide(self) -> Product | None:
-        """The product over the copy, made when it is first asked for; None without."""
+        """The product with a float32 copy of the weight, which is made when it is first asked for;
+        None for a head that keeps no copy."""
         if not self.packs:
             return None
         try:
@@ -39,13 +40,14 @@ class Head:
             ) from error
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Compute the logits, float32 `[n, vocab]`, of states `[n, hidden]`. Each way adds in
-        float32, also for weights of lower precision, which makes ties rarer."""
+        """Compute the logits, float32 `[n, vocab]`, of final states `[n, hidden]`. Sums are made in
+        float32 also where the weights are of lower precision: two best tokens are then seldom
+        equal."""
         if self.wide is not None:
             return self.wide(hidden)
         if self.weight.dtype == torch.float32:
             return linear(hidden, self.weight)
-        if self.weight.device.type == "cuda":
+        if self.weight.device.type == "cuda":  # only there a product may have another precision
             return torch.mm(hidden, self.weight.T, out_dtype=torch.float32)
         return self._widened_in_pieces(hidden)
 

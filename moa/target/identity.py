@@ -161,8 +161,8 @@ _BYTE_LEVEL = {
 
 
 def _without_offsets(part: Any) -> Any:
-    """Return a part of a tokenizer.json with `trim_offsets` true at every depth: it decides how
-    offsets are counted, and no id depends on it."""
+    """Return a part of a `tokenizer.json`, with the setting `trim_offsets` true wherever it occurs:
+    it decides how offsets are counted, and no token id depends on it."""
     if isinstance(part, list):
         return [_without_offsets(each) for each in part]
     if not isinstance(part, dict):
@@ -210,8 +210,8 @@ class WeightsHash:
     """The hash of a folder's weights, made in threads of its own while the model is loaded."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the headers of the folder's files, which finds missing or damaged ones, and begin to
-        hash in a thread."""
+        """Read the headers of the folder's weight files, which finds missing or damaged ones, and
+        begin to hash the tensors in a thread."""
         self._files = {path: _stored_in(path) for path in _weight_files(folder)}
         self._cancelled = threading.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="identity")
@@ -241,8 +241,8 @@ class WeightsHash:
         self._thread.shutdown(wait=False)
 
     def _hash_all(self) -> dict[str, str]:
-        """Return the digest of each tensor of all files by its name, hashed now or kept from before;
-        none where the folder says what it was made of."""
+        """Return the digest of each tensor of all files, by its name: hashed now, or kept from an
+        earlier start. Nothing is hashed in a folder that says what it was made of."""
         digests: dict[str, str] = {}
         if self._source_id is not None:
             return digests
@@ -251,8 +251,8 @@ class WeightsHash:
         return digests
 
     def _hash_file(self, path: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
-        """Hash the tensors of one file in several threads, and keep the digests for the next start.
-        A `UsageError` if the file changed in the meantime."""
+        """Return the digest of each tensor of one file, by its name. They are made in several
+        threads and kept for the next start. A `UsageError` if the file changed in the meantime."""
         before = _state(path)
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="identity") as threads:
             hexes = threads.map(self._hash_one, tensors.values())
@@ -314,8 +314,9 @@ def _hash_piece(path: Path, start: int) -> str:
 
 
 def computation_id(weights: str, folder: Path | None, *, dtype: str, quantize: str = "") -> str:
-    """The identity of what a target computes and how it is asked: its weights, their precision, and
-    every byte of the files beside them. Empty for a model that came from no file."""
+    """The identity of what a target computes and how it is asked: a hash of the identity of its
+    `weights`, of their precision, and of every byte of the configs and the tokenizer beside them in
+    the folder. Empty for a model that came from no file."""
     if folder is None or not weights:
         return ""
     beside = {}
@@ -356,10 +357,10 @@ def _digests_file(path: Path) -> Path:
 
 
 def _known_digests(path: Path, names: Mapping[str, object]) -> dict[str, str] | None:
-    """The digests of what has these names in a file; None unless exactly these were kept, and the
-    file has not changed since."""
+    """The digests that an earlier start has kept of a file, by the names of its tensors; None
+    unless exactly these `names` were kept, and the file has not changed since."""
     if path.stat().st_size < _CACHED_FROM:
-        return None
+        return None  # it is hashed in no time, and nothing is kept of it
     try:
         kept = json.loads(_digests_file(path).read_bytes())
         state_then = kept["file"]
@@ -417,9 +418,9 @@ alone: patterns, and what takes their place."""
 
 
 def text_names(stored_names: Iterable[str]) -> dict[str, str]:
-    """The tensors of a folder's language model: the name that each has in a model of text alone,
-    and the name under which it is stored. All tensors of the folder, unless it is of a model that
-    takes pictures or sound, too: then the others are left out."""
+    """The tensors of a folder's language model: by the name that each has in a model of text alone,
+    the name under which it is stored. These are all tensors of the folder, unless its model takes
+    pictures or sound, too: then tensors of other parts are left out."""
     own_names = {}
     for stored_name in stored_names:
         own_name = stored_name
@@ -444,8 +445,8 @@ def text_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model's folder: one, or all that its index names. A `UsageError`
-    where one is missing."""
+    """The safetensors files with the weights of a model's folder: one, or all that its index file
+    names. A `UsageError` where one is missing."""
     whole = folder / "model.safetensors"
     index = folder / "model.safetensors.index.json"
     if whole.is_file():

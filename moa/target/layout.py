@@ -51,8 +51,9 @@ class Group:
     nothing."""
 
     def read(self, memory: Tensor) -> Tensor:
-        """Keys or values `[rows, kv_heads, view, head_dim]` out of a layer's memory `[columns,
-        kv_heads, head_dim]`."""
+        """The keys or values `[rows, kv_heads, view, head_dim]` that the group's rows attend over,
+        out of a layer's memory `[columns, kv_heads, head_dim]`. A row whose pages lie side by side
+        is read in place, without a copy; else the pages are copied together."""
         if self.pages is None:
             return memory[self.first : self.first + self.view].unsqueeze(0).transpose(1, 2)
         page_numbers = PAGE * memory.shape[1] * memory.shape[2]
@@ -73,9 +74,12 @@ class Layout:
         together: bool = False,
         same_size: bool = False,
     ) -> None:
-        """For rows for which `pool.begin` has reserved columns. `repeats` query heads share a key
-        head; `together` makes one group of all rows, which the library's models need; with
-        `same_size` those of a group have as many tokens, for models that padding would change."""
+        """Lay out the rows of a batch, for which `pool.begin` has reserved columns.
+
+        `windows` are the sliding windows of each kind of layer; `repeats` query heads share a key
+        head. `together` makes one group of all rows, which the library's models need; with
+        `same_size` the rows of a group have as many tokens, for models that padding would change.
+        """
         self._batch = batch
         self._pool = pool
         self._repeats = repeats
@@ -100,8 +104,9 @@ class Layout:
         self.groups = [self._group(members) for members in groups]
 
     def _rows_of_like_size(self) -> list[list[int]]:
-        """Group the rows of the batch. A long row that can be read in place is a group alone; the
-        others are together with rows of like size, so that little is padded."""
+        """Group the rows of the batch, each group for one product of attention. A long row whose
+        pages lie side by side is a group alone, because it can be read without a copy; the others
+        are together with rows of like size, so that little is padded."""
         pool = self._pool
         batch = self._batch
         key_bytes = pool.k.element_size() * pool.k.shape[2] * pool.k.shape[3]
@@ -129,8 +134,9 @@ class Layout:
         return list(by_size.values())
 
     def _group(self, rows: Sequence[int]) -> Group:
-        """Make the group of these rows of the batch: how wide it is padded, where each of its tokens
-        comes from, where its keys are read, and its masks."""
+        """Make the group of these rows of the batch, whose attention is one product: how wide its
+        rows are padded, where each of its tokens comes from, where its keys are read, and its
+        masks."""
         batch = self._batch
         pool = self._pool
         sizes = [batch.sizes[row] for row in rows]
@@ -173,7 +179,7 @@ class Layout:
         return slice(int(self._batch.starts[row]), int(self._batch.starts[row + 1]))
 
     def _pages(self, slots: Sequence[int], count: int) -> IntArray:
-        """The first `count` pages of each slot, `[slots * count]`."""
+        """The numbers of the first `count` pages of each slot's text, `[slots * count]`."""
         # A shorter row repeats its own last page: masked values must be finite, and those of
         # another slot may be NaN.
         last = np.array([self._pool.pages_held[slot] - 1 for slot in slots])
@@ -181,7 +187,8 @@ class Layout:
         return np.take_along_axis(self._pool.tables[slots], places, 1).ravel()
 
     def _masks(self, rows: Sequence[int], width: int, view: int) -> dict[str, Tensor | None]:
-        """The mask for each kind of layer; kinds with the same window share one."""
+        """The masks of a group of rows, by kind of layer; kinds with the same sliding window share
+        one. The rows are padded to `width` tokens, which look at `view` columns of the cache."""
         made: dict[int | None, Tensor | None] = {}
         masks: dict[str, Tensor | None] = {}
         for kind, window in self._windows.items():
@@ -240,8 +247,9 @@ class _RowSize(NamedTuple):
 
 
 def _fitting(rows: Sequence[_RowSize]) -> int:
-    """How many of these rows, from the first on, one product may hold: as many as do not need too
-    much padding. The first row is the widest; all are padded to its tokens, and to the longest view."""
+    """How many of these rows, from the first on, are to be one product: as many as do not need too
+    much padding. All are padded to the tokens of the first row, which has the most, and to the most
+    columns that any of them looks at."""
     width = rows[0].size
     view = rows[0].view
     own_area = rows[0].size * rows[0].view
@@ -255,8 +263,8 @@ def _fitting(rows: Sequence[_RowSize]) -> int:
 
 
 def _trees(batch: RowBatch) -> list[Mask]:
-    """For each row of the batch a mask `[tokens, tokens]` that is true where the second token is
-    the first one's ancestor, or itself."""
+    """For each row of the batch a mask `[tokens, tokens]` of who sees whom in its draft tree: it is
+    true where the second token is the first one's ancestor, or itself."""
     trees = [_triangle(size) for size in batch.sizes]  # right for rows without a branch
     branched = [row for row in range(len(batch.slots)) if not batch.chain(row)]
     if not branched:
@@ -265,6 +273,7 @@ def _trees(batch: RowBatch) -> list[Mask]:
     parents: IntArray = np.full((len(branched), max(sizes)), -1, dtype=np.int64)
     for index, row in enumerate(branched):
         parents[index, : sizes[index]] = batch.parents[batch.starts[row] : batch.starts[row + 1]]
+    # All trees at once, padded to the largest.
     for row, size, tree in zip(branched, sizes, ancestors(parents), strict=True):
         trees[row] = tree[:size, :size]
     return trees

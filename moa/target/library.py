@@ -91,7 +91,9 @@ def _explicit_attention(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attention step by step, with a soft cap of the scores and sinks, where there are any."""
+    """Attention of `query` `[B, Hkv, T, D]` step by step, for models that the fused kernel cannot
+    compute: with a soft cap, which bounds the scores, or with sinks `[B, Hkv, T, 1]`, scores of no
+    token, which take a share of the attention."""
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
@@ -173,8 +175,8 @@ class LibraryDecoder:
         self.samples = head.weight.device.type != "cpu"
 
     def check(self, batch: RowBatch) -> None:
-        """A `UsageError` for a batch with a branching row, if a layer of this model keeps a running
-        state."""
+        """Raise a `UsageError` for a draft that branches, if layers of this model keep a running
+        state: that belongs to one sequence of tokens."""
         if self._running is None:
             return
         for b, slot in enumerate(batch.slots):
@@ -190,8 +192,8 @@ class LibraryDecoder:
 
     def run(self, batch: RowBatch) -> Forward:
         """Compute the final states of a batch's tokens; their keys and values go to the pages of
-        its slots. First, slots that share the beginning of another's text without its running state
-        have these tokens run again."""
+        its slots. A slot that was begun with a part of another's text has no running state after
+        it: these tokens are run again first."""
         if isinstance(self._cache, RecurrentPool):
             for slot in self._cache.behind.intersection(batch.slots):
                 self._catch_up(self._cache, slot)
@@ -199,7 +201,9 @@ class LibraryDecoder:
 
     def _run(self, batch: RowBatch) -> Forward:
         """Compute a batch whose slots all have their running states."""
-        repeats = 1  # where layers differ, masks are repeated in attention
+        # A mask has a row for each query head that shares a key head. Where layers differ in that,
+        # it is repeated in attention.
+        repeats = 1
         if self._cache.uniform:
             repeats = self._facts.heads // self._facts.kv_heads
         layout = Layout(
@@ -225,9 +229,10 @@ class LibraryDecoder:
     def _run_group(
         self, batch: RowBatch, ids: Tensor, layout: Layout, group: Group
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the library's model over one group. Returns the final states of its tokens `[tokens,
-        hidden]`, and the tapped ones side by side, or None without taps. Running states are only
-        proposed: a commit takes them over."""
+        """Run the library's model over one group of rows, as one padded batch. Returns the final
+        states of its tokens `[tokens, hidden]`, and side by side the inputs of the layers that a
+        drafter reads (taps), or None. New running states are only proposed to the cache: which of
+        the tokens count is known when a commit takes them over."""
         shape = group.rows, group.width
         states = None
         if isinstance(self._cache, RecurrentPool):
@@ -252,7 +257,8 @@ class LibraryDecoder:
         return hidden, _packed(self._taps.take(), group.real_places)
 
     def _masks(self, group: Group) -> Any:
-        """The mask of a group as the model takes it: one, or one for each kind of layer."""
+        """The masks of a group as the library's model takes them: one, or a dict with one for each
+        kind of layer."""
         if not self._plan.per_layer_type:
             return group.masks["all"]
         # Nothing is padded in a group of one length, so a running state needs no mask.
@@ -263,14 +269,15 @@ class LibraryDecoder:
         return masks
 
     def _catch_up(self, cache: RecurrentPool, slot: int) -> None:
-        """Run the committed tokens of a slot again, piece by piece from its beginning, so that their
-        running states are known."""
+        """Run the committed tokens of a slot again, in pieces from the beginning, so that the
+        running states after them are known."""
         text = cache.texts[slot][: cache.lengths[slot]]
         cache.behind.discard(slot)
         cache.lengths[slot] = 0
         for start in range(0, len(text), _CATCH_UP_AT_ONCE):
             piece = text[start : start + _CATCH_UP_AT_ONCE]
             self._run(RowBatch.of([Row.chain(slot, piece)], self._facts.vocab_size))
+            # All tokens count. They are committed already, so only the states are taken over.
             cache.states[slot] = cache.proposed(slot, len(piece))
             cache.lengths[slot] += len(piece)
 
@@ -311,9 +318,9 @@ class _LayerInputs:
     def after(
         self, states: RunningStates, *, row: int, tokens: int
     ) -> Callable[[int], dict[int, LayerState]]:
-        """Return a function that tells the states of a row after its first tokens: how many of its
-        `tokens` are accepted is known only after the forward, and the function is called with that
-        number."""
+        """Return a function of a number of tokens, which returns the running states of a row after
+        so many of the `tokens` that it had in this forward, by layer. How many of them are accepted
+        is known only after the forward, and the function is called then."""
 
         def after(accepted: int) -> dict[int, LayerState]:
             result = states.after(row, accepted)
@@ -383,7 +390,8 @@ class _PageView(_StateView):
         places: Mapping[int, int],
         states: RunningStates | None = None,
     ) -> None:
-        """`places`: where in the pool the rows of a layer are."""
+        """View the cache for the rows of one group. `places` says for each layer where in the pool
+        its keys and values are; `states` are the running states of layers that keep those."""
         super().__init__(states)
         self._layout = layout
         self._group = group
@@ -393,8 +401,9 @@ class _PageView(_StateView):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Store a layer's new keys and values `[B,Hkv,T,D]` in the pool; returns all keys and values
-        `[B,Hkv,V,D]` that the rows may attend to, these among them."""
+        """Store a layer's new keys and values `[B,Hkv,T,D]` in the pool; returns all keys and
+        values `[B,Hkv,V,D]` that the rows may attend to, these among them. The library's layers
+        call it."""
         keys, values = self._pool.layers[self._places[layer_idx]]
         return self._store(keys, key_states), self._store(values, value_states)
 

@@ -90,8 +90,9 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     quantize: str = "",
 ) -> LoadedModel:
-    """Load a causal language model of a supported family, in eval mode, without running code from
-    its folder."""
+    """Load a causal language model of a supported family from a hub id, folder or GGUF file, in
+    eval mode and without running code from its folder. Its weights are hashed meanwhile, to
+    identify them."""
     on_device = checked_device(device)
     folder = locate(source)
     config = read_config(folder)
@@ -123,9 +124,10 @@ def _load_weights(
     dtype: torch.dtype,
     quantization: dict[str, Any],
 ) -> Any:
-    """Have the library load a folder's model, in eval mode. `config` is the folder's own config.json
-    and `shape` what the library makes of its language model; `quantization` holds the library's
-    arguments for quantized weights, or nothing."""
+    """Have the library load a folder's model, in eval mode; a `UsageError` if some of its weights
+    are missing. `config` is the folder's own `config.json`, and `shape` what the library makes of
+    its language model; `quantization` holds the library's arguments for quantized weights, or
+    nothing."""
     with _in_one_line(f"load the model in {folder}"):
         with _without_progress_bar(), without_foreign_warnings():
             _compare_shapes(folder, shape)
@@ -177,8 +179,9 @@ def _renamed(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compare_shapes(folder: Path, config: PretrainedConfig) -> None:
-    """Raise a `ValueError` for weights that are not those of the config. This comes before memory
-    is taken: the library makes the whole model first, as large as the config says."""
+    """Raise a `ValueError` if a folder's weights have other shapes than its config asks for, or if
+    the config asks for far more of them. This comes before memory is taken: the library makes the
+    whole model first, as large as the config says."""
     with torch.device("meta"):  # shapes without memory
         empty = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
     stored = text_shapes(folder)
@@ -214,7 +217,7 @@ def _tie_if_equal(model: PreTrainedModel) -> None:
     embedding: Any = model.get_input_embeddings()
     head: Any = model.get_output_embeddings()
     if head is None or type(head) is not nn.Linear or head.weight is embedding.weight:
-        return
+        return  # there is none, it is quantized, or it is shared already
     is_alike = head.weight.shape == embedding.weight.shape and head.bias is None
     if is_alike and torch.equal(head.weight, embedding.weight):
         head.weight = embedding.weight
@@ -222,8 +225,8 @@ def _tie_if_equal(model: PreTrainedModel) -> None:
 
 
 def prepare(model: PreTrainedModel) -> TargetFacts:
-    """Make a model that is already in memory usable as a target; its facts have no hashes, which
-    need files."""
+    """Make a model that is already in memory usable as a target, and return its facts; they are
+    without the hashes of weights and tokenizer, which are made of files."""
     refuse_unsupported(model.config.to_dict())
     if model.config.model_type not in FAMILIES:
         refuse_unless_plain(model.config)
@@ -270,7 +273,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def _check_tokenizer(folder: Path) -> None:
-    """Bound the tokenizer's files before a library sees them; else a `UsageError`."""
+    """Raise a `UsageError` if a tokenizer's files are too large, or describe a tokenizer that makes
+    too much text: they are untrusted, and are checked before a library sees them."""
     for name in ("tokenizer.json", "tokenizer.model"):
         file = folder / name
         if file.is_file() and file.stat().st_size > LARGEST_FILE:
@@ -313,8 +317,9 @@ def locate(
 def _quantization(
     kind: str, folder: Path, config: dict[str, Any], device: torch.device
 ) -> dict[str, Any]:
-    """The library's arguments that quantize a folder's weights to `kind` as it loads them onto the
-    device; an error where they cannot be."""
+    """The arguments with which the library quantizes a folder's weights to `kind` as it loads them
+    onto the device. An error for another kind than those made here, for weights that are quantized
+    already, or where the package for it is missing."""
     if kind not in QUANTIZED:
         raise ConfigError(f"unknown quantization {kind!r}", hint="the only one made here is int8")
     if "quantization_config" in config:
@@ -340,8 +345,8 @@ def tokenizer_hash_of(source: str | Path) -> str:
 
 
 def _hash_tokenizer(folder: Path) -> str:
-    """The hash of a folder's tokenizer; empty where it has none: a model that gets only ids needs
-    none."""
+    """A hash of the meaning of a folder's tokenizer: two with the same hash encode texts alike.
+    Empty where the folder has none, as a model that gets only ids needs none."""
     path = folder / "tokenizer.json"
     if path.is_file():
         _check_tokenizer(folder)
@@ -355,8 +360,8 @@ def _hash_tokenizer(folder: Path) -> str:
 
 
 def checked_device(device: str | torch.device) -> torch.device:
-    """Return the device of this name after putting one number onto it; a `UsageError` where this
-    machine has no such device."""
+    """Return the device of this name, after putting one number onto it to see that it works; a
+    `UsageError` where it does not."""
     try:
         found = torch.device(device)
         if found.type == "cuda":
@@ -369,9 +374,9 @@ def checked_device(device: str | torch.device) -> torch.device:
 
 
 def read_partial_target(source: str | Path, *, borrowed: int = 0) -> LoadedModel:
-    """Read embedding, head, final norm and the last `borrowed` layers of a hub id or folder; the
-    other layers stay on disk. The model is good for `load_drafter` and `SharedWeights.of`, but
-    cannot be run; the facts are of the whole."""
+    """Read of a model only what a drafter shares with it: embedding, head, final norm and the last
+    `borrowed` layers; the other layers stay on disk. The small model that is returned cannot be run
+    by itself; its facts are those of the whole model."""
     folder = locate(source)
     facts, config = _facts(folder)
     if not 0 <= borrowed <= facts.layers:
@@ -416,8 +421,8 @@ def read_shape(source: str | Path) -> tuple[TargetFacts, PretrainedConfig]:
 
 
 def checked_shape(folder: Path) -> PretrainedConfig:
-    """The library's config of the language model in a folder; an `UnsupportedModelError` unless it
-    can be a target."""
+    """The library's config of the language model in a folder, which may be a part of a model that
+    takes pictures or sound, too; an `UnsupportedModelError` unless it can be a target."""
     config = read_config(folder)
     values = text_part(config)
     refuse_unsupported(values)
@@ -441,8 +446,8 @@ def checked_shape(folder: Path) -> PretrainedConfig:
 
 
 def _facts(folder: Path, *, identify: bool = True) -> tuple[TargetFacts, PretrainedConfig]:
-    """The facts of a folder's language model, with the identity of its weights if they are to be
-    identified, and the library's config of it."""
+    """The dimensions of a folder's language model, and the library's config of it. To `identify`
+    its weights, which is a part of the facts, every byte of them is hashed."""
     with _in_one_line(f"read the config in {folder}"):
         config = checked_shape(folder)
         facts = facts_of(config, _end_tokens(folder, config))
@@ -461,7 +466,8 @@ def _shrunken(config: PretrainedConfig, layers: int) -> PretrainedConfig:
 
 
 def _name_in_target(name: str, skipped: int) -> str:
-    """`model.layers.0.x` of the shrunken model is `model.layers.{skipped}.x` of the target."""
+    """The name that a tensor of the small model, which has only the target's last layers, has in
+    the target: its layer 0 is the target's layer `skipped`."""
     before, found, after = name.partition(".layers.")
     if not found:
         return name

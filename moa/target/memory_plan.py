@@ -52,7 +52,7 @@ class MemoryPlan:
 
     @property
     def figures(self) -> dict[str, int]:
-        """All sizes in megabytes, for logs."""
+        """All sizes by name, in megabytes but for the tokens, for logs."""
         sizes = {
             "weights": self.weights,
             "head": self.head,
@@ -76,8 +76,9 @@ class MemoryPlan:
 
 
 def plan_memory(source: str, options: LoadOptions) -> MemoryPlan | None:
-    """Return what a target in torch will take of the machine's memory, with as much KV cache as
-    fits; a `UsageError` where it does not fit. None for a device other than a CPU."""
+    """Return what a target in torch will take of the machine's memory, before any of its weights
+    are read, with as much KV cache as fits; a `UsageError` where it does not fit. None for a device
+    other than a CPU, which has memory of its own."""
     device = pick_device(options.device)
     if device != "cpu":
         return None
@@ -96,7 +97,7 @@ def plan_memory(source: str, options: LoadOptions) -> MemoryPlan | None:
     smaller = "" if dtype == torch.bfloat16 else "--dtype bfloat16 halves it"
     plan = MemoryPlan(
         weights=layer_numbers * layer_itemsize + outer_numbers * dtype.itemsize,
-        head=head_numbers * torch.float32.itemsize,
+        head=head_numbers * torch.float32.itemsize,  # the copy that its product reads
         kv_bytes_per_token=cached_numbers * dtype.itemsize,
         kv_tokens=min(options.kv_tokens or tokens_if_full, tokens_if_full),
         free=available_bytes(),

@@ -46,8 +46,9 @@ class PackedDecoder:
         pack: bool,
         head: Head,
     ) -> None:
-        """Share the weights of a model of `PACKED_FAMILIES`; `kinds` names each layer's entry of
-        `windows`; `pack` as for `joined`."""
+        """Use the weights of a model of one of `PACKED_FAMILIES`, without a copy. `kinds` says for
+        each layer its kind, by which `windows` has its sliding window; with `pack` the weights are
+        stored in oneDNN's layout, which is faster on a CPU."""
         backbone = model.get_decoder()
         self._embedding: Tensor = backbone.embed_tokens.weight
         self._norm: Tensor = backbone.norm.weight
@@ -73,8 +74,8 @@ class PackedDecoder:
         self._taps = tuple(layers)
 
     def run(self, batch: RowBatch) -> Forward:
-        """Compute the final states of a batch's tokens; their keys and values go to the pages of
-        its slots."""
+        """Compute the final states of a batch's tokens, all rows one after another without padding;
+        their keys and values go to the pages of the rows' slots."""
         layout, ids = self._lay_out(batch)
         cos, sin = self._rotary_table.index_select(0, layout.positions).unbind(1)
         x = embedding(ids, self._embedding)
@@ -107,6 +108,8 @@ class PackedDecoder:
             return  # only a CPU computes by oneDNN
         # The head's copy in float32: the first request would wait for it, or find no memory.
         _ = self._head.wide
+        # The numbers of tokens that come up: no more than a forward has, a product takes at once,
+        # or a text and the whole cache hold.
         deadline = time.process_time() + seconds
         longest_row = min(self._cache.capacity, PAGE * self._cache.pages)
         most_tokens = min(load.tokens, MOST_ROWS, longest_row)
@@ -150,6 +153,8 @@ class _Layer:
     """One decoder layer over packed tokens."""
 
     def __init__(self, layer: Any, facts: TargetFacts, kind: str, *, pack: bool) -> None:
+        """Use the weights of one of the library's layers. `kind` is the kind of layer by which its
+        mask is found, `pack` whether its weights are stored in oneDNN's layout."""
         attention = layer.self_attn
         self._heads = facts.heads
         self._kv_heads = facts.kv_heads
@@ -202,8 +207,8 @@ class _Layer:
     def _attend(
         self, query: Tensor, groups: Sequence[Group], keys: Tensor, values: Tensor
     ) -> Tensor:
-        """The attention of `query` `[tokens, heads, head_dim]`, group by group; returns `[tokens,
-        heads * head_dim]` in the order of the batch."""
+        """The attention of `query` `[tokens, heads, head_dim]` over the cache, one product for each
+        group of rows; returns `[tokens, heads * head_dim]` in the order of the batch."""
         if len(groups) == 1 and isinstance(groups[0].tokens, slice):
             return self._attend_group(query, groups[0], keys, values)  # the batch is one row
         result = query.new_empty(len(query), self._heads * self._width)
@@ -216,8 +221,9 @@ class _Layer:
         return result
 
     def _attend_group(self, query: Tensor, group: Group, keys: Tensor, values: Tensor) -> Tensor:
-        """The attention of the tokens of one group, as one product; returns `[tokens of the group,
-        heads * head_dim]`."""
+        """The attention of the tokens of one group of rows, as one product over rows that are
+        padded to the same number of tokens. `query` is of the whole batch; returns `[tokens of the
+        group, heads * head_dim]`, without the padding."""
         if group.padded_tokens is None:
             query = query[group.tokens]
         else:

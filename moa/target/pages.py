@@ -104,8 +104,9 @@ class PagePool(Slots):
     # ---- sequences
 
     def share(self, source: int, tokens: int) -> int:
-        """Take a slot that begins with the first `tokens` of `source`: whole pages are shared, the
-        rest is copied."""
+        """Take an empty slot, and let it begin with the first `tokens` of the slot `source`. Whole
+        pages of keys and values are shared between the two; what is left, less than a page, is
+        copied, because the new slot will write behind it."""
         self.check_taken(source)
         self.check_shareable(source, tokens)
         slot = self.acquire()
@@ -117,6 +118,7 @@ class PagePool(Slots):
         self.pages_held[slot] = whole_pages
         self.lengths[slot] = whole_pages * PAGE
         if whole_pages:
+            # Pages that are in order and without gaps can be read without a copy.
             is_run = bool(pages[-1] - pages[0] == whole_pages - 1)
             self.contiguous[slot] = is_run and self.contiguous[source]
         if rest:
@@ -153,8 +155,10 @@ class PagePool(Slots):
     # ---- what a forward does
 
     def begin(self, slots: Sequence[int], sizes: Sequence[int]) -> list[int]:
-        """Give each of `slots` pages for as many more tokens as `sizes` says, or change nothing and
-        raise where one cannot have them. Returns the slots' new versions."""
+        """Give each of `slots` pages for as many more tokens as `sizes` says; where one cannot have
+        them, raise a `FullError` or `CapacityError` and change nothing. Returns the slots'
+        versions, which count their changes: a forward may be committed only while they are the
+        same."""
         self.check_room(slots, sizes)
         more_pages = []
         for slot, size in zip(slots, sizes, strict=True):
@@ -172,8 +176,9 @@ class PagePool(Slots):
         return [self.versions[slot] for slot in slots]
 
     def commit(self, slot: int, nodes: Sequence[int]) -> None:
-        """Append tokens of the slot's latest forward, the `nodes` of its row in this order, to the
-        committed prefix. Their keys and values move together where others lay between them."""
+        """Append tokens of the slot's latest forward, the accepted `nodes` of its draft in this
+        order, to the slot's text. Their keys and values are moved up where those of rejected nodes
+        lay between them."""
         start = self.lengths[slot]
         end = start + len(nodes)
         are_the_first = list(nodes) == list(range(len(nodes)))
@@ -205,8 +210,8 @@ class PagePool(Slots):
         return torch.from_numpy(self.columns(slot, positions)).to(self.k.device)
 
     def _grow(self, slot: int) -> None:
-        """Give a slot one more page: the one behind its last, if that is free, so that it can be
-        read without a copy; else one with room to grow from."""
+        """Give a slot one more page: the one behind its last, if that is free, so that the slot can
+        be read without a copy; else one that is followed by many free ones."""
         held = self.pages_held[slot]
         table = self.tables[slot]
         if held == 0:
@@ -222,9 +227,9 @@ class PagePool(Slots):
         self._free_pages -= 1
 
     def _roomiest(self) -> int:
-        """The page from which a sequence can grow the furthest: in the longest run of free pages,
-        so far from its end that a full sequence fits; if it is shorter, in its middle, so that the
-        sequence before it can grow too."""
+        """The free page from which a sequence can grow the furthest without a gap. It lies in the
+        longest run of free pages: so far from its end that a full sequence fits, or, if the run is
+        shorter than that, in its middle, so that the sequence before it can grow too."""
         free = np.flatnonzero(self._users == 0)
         # Where in `free` each run of contiguous pages ends, and how long it is.
         run_ends = np.append(np.flatnonzero(np.diff(free) > 1), len(free) - 1)

@@ -50,8 +50,9 @@ def refuse_unless_plain(config: PretrainedConfig) -> None:
 
 
 def _why_not(config: PretrainedConfig) -> str:
-    """Why a model of this config is not plain, in words; empty if it is. The model is made without
-    memory for its weights, and its modules are looked at."""
+    """Why a model of this config is not plain, in words; empty if it is. Plain is a model whose
+    layers keep only keys and values of a text, and attend over all of them as they are told. The
+    model is made without memory for its weights, and its modules are looked at."""
     kinds = {*(getattr(config, "layer_types", None) or ()), "full_attention"}
     if len(kinds) > 1 or getattr(config, "sliding_window", None):
         return "its layers differ, or look through a window"
@@ -80,8 +81,9 @@ def _why_not(config: PretrainedConfig) -> str:
 
 
 def refuse_unless_shown(target: Target, model: Any) -> None:
-    """Raise `UnsupportedModelError` unless this target says, of a text in pieces and of every path
-    of a branching draft behind it, what the library's `model` says of each such text as a whole."""
+    """Compare what this target computes with what the library's own `model` does, and raise an
+    `UnsupportedModelError` if they differ. The target is given a random text, and then a branching
+    draft behind it; the model is given each path of the draft behind the text as a whole."""
     rng = np.random.default_rng(0)
     ids = rng.integers(0, target.facts.vocab_size, _TEXT).tolist()
     draft = rng.integers(0, target.facts.vocab_size, len(_PARENTS)).tolist()

@@ -32,7 +32,7 @@ def joined(owner: nn.Module, names: Sequence[str], *, pack: bool) -> Product:
     layers = [getattr(owner, name) for name in names]
     already_packed = {layer.whole for layer in layers if isinstance(layer, _Part)}
     if len(already_packed) == 1:
-        # Another target of this model has packed them.
+        # Another target of the same model has packed them, and made them parts of one product.
         return already_packed.pop()
     if not all(_is_plain(layer) for layer in layers):
         if len(layers) == 1:
@@ -53,7 +53,8 @@ def _is_plain(layer: nn.Module) -> bool:
 
 
 def _packed(owner: nn.Module, names: Sequence[str], weight: Tensor, bias: Tensor | None) -> Product:
-    """The joined product in oneDNN's layout; the layers of `owner` become parts of it."""
+    """The product of a joined weight, stored in oneDNN's layout. The layers `names` of `owner`
+    become parts of it, so that there is no second copy of their weights."""
     packed = _Packed(weight, bias)
     if len(names) == 1:
         setattr(owner, names[0], packed)
@@ -67,7 +68,8 @@ def _packed(owner: nn.Module, names: Sequence[str], weight: Tensor, bias: Tensor
 
 
 def join_weights(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """The weights and biases of plain layers in one matrix each; the layers become views of it."""
+    """Put the weights of plain linear layers one above the other into one matrix, and their biases,
+    if they have any, into one row; return both. The layers become views of the matrix."""
     bias = None
     if layers[0].bias is not None:
         bias = torch.cat([layer.bias.data for layer in layers])
@@ -103,7 +105,8 @@ def widened(weight: Tensor) -> Product | None:
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether oneDNN can pack such weights, and computes in them."""
+    """Whether oneDNN, the CPU's library of kernels, can store weights of this type in a layout of
+    its own, and computes in this type."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
@@ -133,7 +136,9 @@ def sizes_up_to(tokens: int) -> list[int]:
 
 
 def _in_few_sizes(product: Product, x: Tensor) -> Tensor:
-    """`product(x)`, computed for `rounded_up` tokens, at most `MOST_ROWS` at once."""
+    """Compute `product(x)` of states `[..., width]`, with padding up to one of a few numbers of
+    tokens, and at most `MOST_ROWS` of them at once: oneDNN keeps kernels for every number that it
+    meets."""
     rows = x.reshape(-1, x.shape[-1])
     tokens = len(rows)
     if tokens > MOST_ROWS:

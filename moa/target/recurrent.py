@@ -67,9 +67,12 @@ class RecurrentPool(PagePool):
         return super().nbytes + state_bytes
 
     def share(self, source: int, tokens: int) -> int:
-        """Take a slot that begins with the first `tokens` of `source`. If these are all of them, it
-        shares the pages and the states. In the middle of a text no state is known: then the slot
-        gets pages of its own, and its tokens are run again at its first forward."""
+        """Take an empty slot, and let it begin with the first `tokens` of the slot `source`.
+
+        If these are all of them, it shares pages and running states. A state is known only after
+        the last token of a text: for fewer tokens the slot gets pages of its own, and its tokens
+        are run again at its first forward.
+        """
         self.check_taken(source)
         if tokens == self.lengths[source] and source not in self.behind:
             slot = super().share(source, tokens)
@@ -80,8 +83,9 @@ class RecurrentPool(PagePool):
         return slot
 
     def _acquire_to_run_again(self, source: int, tokens: int) -> int:
-        """Take a slot with room for the first `tokens` of `source`, and note that it is `behind`:
-        they must be run again before anything else."""
+        """Take an empty slot with room for the first `tokens` of the slot `source`, and note that
+        it is `behind`: no running state of it is known, so its tokens must be run again before
+        anything else."""
         self.check_shareable(source, tokens)
         slot = self.acquire()
         try:
@@ -167,7 +171,8 @@ class RunningStates:
         return {layer: self._after(layer, row, tokens) for layer in layers}
 
     def _after(self, layer: int, row: int, tokens: int) -> LayerState:
-        """One layer's state of a row, as in `after`."""
+        """The state of one layer of a row: the latest inputs of its convolution after the row's
+        first `tokens`, and the memory of its recurrence after all tokens of the forward."""
         inputs = None
         memory = None
         if layer in self.inputs:
@@ -181,8 +186,8 @@ class RunningStates:
 
 
 def _stacked(rows: Sequence[Tensor | None]) -> Tensor | None:
-    """The states of all rows in one tensor, zeros for rows that have none yet; None if all have
-    none."""
+    """The states of all rows as one tensor `[rows, ...]`, with zeros for rows that have run nothing
+    yet; None if no row has run anything."""
     known = [row for row in rows if row is not None]
     if not known:
         return None

@@ -75,8 +75,9 @@ def target_class(source: Source) -> type[contract.Target]:
 
 
 def registered(*, step: type, cache: type) -> Callable[[T], T]:
-    """Decorates a target's class: a `TypeError` unless it, its steps and its KV cache have what the
-    contract asks for."""
+    """A decorator for a target's class, which notes that it may be loaded. It raises a `TypeError`
+    unless the class, that of its steps (results of a forward) and that of its KV cache have every
+    method that the contract asks for."""
 
     def check(target: T) -> T:
         check_all_conform(
@@ -92,8 +93,8 @@ _REGISTERED: set[type] = set()
 
 
 def check_all_conform(*pairs: tuple[type, type]) -> None:
-    """A `TypeError` that names what each of these classes lacks of its protocol: all of them, so that
-    a newcomer mends them in one go."""
+    """Raise a `TypeError` if, in any of these pairs, the class lacks something of the protocol. It
+    names all that is lacking, so that a newcomer mends it in one go."""
     wrong = []
     for found, protocol in pairs:
         if lacks := _lacks(found, protocol):
@@ -108,7 +109,8 @@ def check_conforms(found: type, protocol: type) -> None:
 
 
 def _lacks(found: type, protocol: type) -> list[str]:
-    """What a class lacks of a protocol, or has with other arguments."""
+    """The members of a protocol that a class lacks, or has with other arguments: a line for
+    each."""
     wrong = []
     for name in sorted(_members(protocol)):
         wanted = inspect.getattr_static(protocol, name, None)
@@ -136,7 +138,8 @@ def _has(found: type, name: str) -> bool:
 
 
 def _differences(name: str, wanted: Any, has: Any) -> list[str]:
-    """How a method cannot be called as the protocol's can."""
+    """The ways in which a class's method (`has`) cannot be called as the protocol's (`wanted`) can:
+    a line for each."""
     if isinstance(wanted, classmethod) and not isinstance(has, classmethod):
         return [f"{name} is no classmethod"]
     wanted = getattr(wanted, "__func__", wanted)

@@ -15,6 +15,7 @@ def settle_rope(backbone: Any, *, longest: int) -> None:
     beyond the shorter limit. A slot's keys stay: so texts that may become long have the long
     frequencies from their first token on, as other servers have it.
     """
+    # Versions of the library name the settings differently; other rotations need nothing.
     rotary: Any = getattr(backbone, "rotary_emb", None)
     config: Any = getattr(rotary, "config", None)
     settings = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
@@ -23,7 +24,7 @@ def settle_rope(backbone: Any, *, longest: int) -> None:
     short_limit = settings.get("original_max_position_embeddings")
     if not short_limit:
         short_limit = config.original_max_position_embeddings
-    # The library takes the long frequencies for any length beyond the limit.
+    # The library returns the long frequencies when it is asked for any length beyond the limit.
     length = short_limit + 1 if longest > short_limit else short_limit
     frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](config, rotary.inv_freq.device, seq_len=length)
     rotary.inv_freq = frequencies

@@ -114,8 +114,9 @@ class RowBatch:
             previous = node
 
     def judged(self) -> npt.NDArray[np.bool_]:
-        """A flag for each node of the batch: whether the target's next token after it is computed
-        in the forward."""
+        """A flag for each node (token) of the batch: whether the target's choice after it is
+        computed in the forward. After most tokens of a prompt none is wanted, which saves the LM
+        head."""
         # In every mode a row's judged nodes are its last ones.
         first_judged = []
         for row, size in zip(self.rows, self.sizes, strict=True):

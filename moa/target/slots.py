@@ -17,6 +17,8 @@ class Slots:
     """Committed tokens of each slot."""
 
     def __init__(self, slots: int, capacity: int) -> None:
+        """Begin with all slots free; a slot is the place of one sequence of up to `capacity`
+        tokens."""
         if slots < 1 or capacity < 1:
             raise UsageError(
                 f"a KV cache needs at least one slot of one token, not {slots} of {capacity}"
@@ -24,7 +26,7 @@ class Slots:
         self.slots = slots
         self.capacity = capacity
         self.lengths = [0] * slots
-        self._free = list(range(slots - 1, -1, -1))
+        self._free = list(range(slots - 1, -1, -1))  # taken from the end: the first slot first
         self._taken = [False] * slots
 
     @property

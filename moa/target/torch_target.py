@@ -99,8 +99,8 @@ class Committed:
         return self.pool.read(self.slot, self.start, self.stop)
 
     def part(self, start: int, stop: int) -> Committed:
-        """Return the tokens `start` to `stop`, counted within this piece, as a piece of their own.
-        Its tensors are views."""
+        """Return the tokens `start` to `stop`, counted within this piece of committed text, as a
+        piece of their own. Its tensors are views of this one's."""
         return Committed(
             self.pool,
             self.slot,
@@ -113,7 +113,8 @@ class Committed:
 
     @classmethod
     def joined(cls, pieces: Sequence[Committed]) -> Committed:
-        """Join pieces of one slot that follow each other into one piece; the states are copied."""
+        """Join pieces of one slot's text that follow each other into one piece; their states are
+        copied."""
         if len(pieces) == 1:
             return pieces[0]
         tapped = [piece.tapped for piece in pieces if piece.tapped is not None]
@@ -135,6 +136,7 @@ class Step:
     def __init__(
         self, target: Target, batch: RowBatch, versions: Sequence[int], forward: Forward
     ) -> None:
+        """Wrap what a decoder has computed (`forward`) for the rows of a `batch`."""
         if len(forward.hidden) != batch.starts[-1]:
             raise ValueError(f"{len(forward.hidden)} final states of {batch.starts[-1]} tokens")
         self.batch = batch
@@ -172,7 +174,8 @@ class Step:
         return self._forward.tapped is not None
 
     def tapped(self, b: int, path: Sequence[int]) -> Tensor:
-        """The tapped states, side by side, at nodes of row b: `[len(path), taps * hidden]`."""
+        """The states that a drafter reads, the inputs of the layers it named (taps), side by side,
+        at the nodes of a path in row b: `[len(path), taps * hidden]`."""
         if self._forward.tapped is None:
             raise UsageError("this target taps no layer")
         places = self._places([Node(b, node) for node in path])
@@ -210,8 +213,9 @@ class Step:
 
     @cached_property
     def _choices(self) -> NDArray[np.int64]:
-        """The most likely next token after each node of the batch `[nodes]`; -1 for nodes that were
-        not judged, `NO_NUMBER` where the logits are none."""
+        """The most likely next token after each node (token) of the batch, `[nodes]`; -1 after
+        nodes for which none was asked (not judged), `NO_NUMBER` where the logits are NaN or
+        infinite."""
         if self._forward.choices is not None:
             return self._forward.choices  # the decoder has chosen already
         is_judged = self.batch.judged()
@@ -230,8 +234,9 @@ class Step:
         return slice(int(self.batch.starts[b]), int(self.batch.starts[b + 1]))
 
     def _places(self, nodes: Sequence[tuple[int, int]]) -> Tensor:
-        """Where nodes (row, node) are in the batch, as an index on the device. A node may count from
-        the end of its row: -1 is the row's last."""
+        """The indices, within the batch's tokens, of nodes that are given by row and number within
+        the row, as a tensor to index with. A number may count from the end: -1 is the row's
+        last."""
         places = []
         for b, node in nodes:
             nodes_of_row = range(int(self.batch.starts[b]), int(self.batch.starts[b + 1]))
@@ -330,8 +335,9 @@ class Target:
     def _make_decoder(
         self, accelerator: Accelerator | None, *, packed: bool, head: Head
     ) -> Decoder:
-        """Make the fastest decoder that can run this model: graphs on an accelerator, the packed one
-        for families that it knows, the library's own model for all others."""
+        """Make the decoder, what computes the layers, that is the fastest for this model: captured
+        graphs on an accelerator, the packed one for families that it knows, the library's own model
+        for all others."""
         plan = mask_plan(self.model.config)
         # The kind of each layer, by which its mask and its window are found.
         kinds = ["all"] * self.facts.layers
@@ -358,7 +364,8 @@ class Target:
 
     @classmethod
     def open(cls, source: str, options: LoadOptions) -> Self:
-        """Load a hub id or a folder, with the fastest products of this machine."""
+        """Load a hub id or a folder, with the fastest matrix products of this machine."""
+        # Settings of llama.cpp, which mean nothing here.
         options.refuse(source, "gpu_layers", "kv_type", "cpu_moe", "rpc", "threads", "library")
         device = pick_device(options.device)
         return cls.load(
@@ -383,7 +390,8 @@ class Target:
         quantize: str = "",
         **how: Any,
     ) -> Self:
-        """Load from a hub id or a folder; `how` is passed to the constructor."""
+        """Load a target from a hub id or a folder; `how` is passed to the constructor. A model of
+        no family that is known here is compared with the library's own first."""
         loaded = load_model(source, device=device, dtype=dtype, quantize=quantize)
         made = cls(loaded.model, loaded.facts, folder=loaded.folder, quantize=quantize, **how)
         return made._compared()
@@ -476,7 +484,8 @@ class Target:
 
     @torch.inference_mode()
     def commit(self, step: Step, b: int, path: Sequence[int]) -> Committed:
-        """Append `path`, a chain of row b's nodes, to its slot's prefix.
+        """Append the accepted nodes of row b's draft, `path`, to the text of its slot. Returns
+        these tokens with their states, which drafters read.
 
         A row can be committed once, and only until its slot takes part in another forward.
         """
@@ -491,6 +500,7 @@ class Target:
             # Its drafts are chains, so the path is the first tokens of the row.
             self.cache.remember(slot, list(batch.rows[b].tokens[: len(path)]))
         hidden = step.hidden(b)
+        # A path of the row's first nodes in order ends with the node of its own length, less one.
         branches = len(path) > 0 and path[-1] != len(path) - 1
         if branches:
             hidden = hidden[torch.tensor(path, device=self.device)]
@@ -506,9 +516,9 @@ class Target:
         )
 
     def tap(self, layers: Sequence[int]) -> None:
-        """Keep the inputs of these layers, counted from 0, in every step; call it before the first
-        forward. The number behind the last layer's, which can only come last, stands for the final
-        state."""
+        """Keep the inputs of these layers, counted from 0, in every forward, for a drafter that
+        reads them; call it before the first one. The number behind the last layer's, which can only
+        come last, stands for the final state."""
         self.taps_final_state = layers[-1] == self.facts.layers
         if self.taps_final_state:
             layers = layers[:-1]
@@ -516,8 +526,8 @@ class Target:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """The LM head over final states `[n,hidden]`: float32 `[n,vocab]`, also of lower-precision
-        weights, which makes ties rarer."""
+        """The logits, float32 `[n,vocab]`, of the LM head after final states `[n,hidden]`. They are
+        float32 also where weights are of lower precision: two best tokens are then seldom equal."""
         logits = self.decoder.logits(hidden)
         if self.logit_scale != 1.0:
             logits = logits * self.logit_scale

@@ -34,7 +34,8 @@ class Tier(NamedTuple):
 
     @classmethod
     def of(cls, rows: int, tokens: int, head: bool) -> Tier:
-        """The smallest tier that holds so many rows and tokens."""
+        """The smallest tier, the size of a captured graph, that holds so many rows and tokens.
+        Sizes are powers of two, so that few graphs serve all forwards."""
         padded_rows = power_of_two(rows)
         padded_tokens = max(FEWEST, power_of_two(tokens), padded_rows)
         return cls(padded_rows, padded_tokens, head)
@@ -85,11 +86,14 @@ class Buffers:
     """A pinned array on the host, and its copy on the device."""
 
     def __init__(self, pool: PagePool, group: int) -> None:
+        """Allocate the inputs of the largest forward; smaller ones use the beginning. `group` is
+        the number of query heads that share a key head."""
         self._pool = pool
         self._block = query_block(group)
         largest = Tier(power_of_two(min(pool.slots, MOST)), MOST, True)
         size = self._size(largest)
         device = pool.k.device
+        # Pinned memory is copied to a card without waiting.
         self._host = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._device = torch.zeros(size, dtype=torch.int32, device=device)
         self._array = self._host.numpy()
@@ -113,8 +117,11 @@ class Buffers:
     def fill(
         self, tier: Tier, batch: RowBatch, pieces: Sequence[RowPiece], judged: IntArray
     ) -> None:
-        """Write the inputs of a forward of these pieces of the batch, and upload them. Each piece
-        is a row of the forward. `judged` are indices into the tokens of the pieces."""
+        """Write the inputs of one forward into the buffer for this size (`tier`), and upload them.
+
+        The forward runs these `pieces` of the batch, each as a row of its own. `judged` are the
+        tokens after which the target's choice is wanted, counted over all pieces.
+        """
         inputs = self._blank(tier)
         first_token = 0
         first_block = 0
@@ -125,7 +132,7 @@ class Buffers:
             source = slice(row_start + start, row_start + stop)
             # Tokens of the same row before this piece are in the cache by now, as context.
             length = self._pool.lengths[slot] + start
-            parents = batch.parents[source] - start
+            parents = batch.parents[source] - start  # counted within the piece
 
             tokens = slice(first_token, first_token + size)
             depths = np.arange(size)
@@ -152,7 +159,9 @@ class Buffers:
         self._upload(tier)
 
     def _blank(self, tier: Tier) -> ForwardInput[IntArray]:
-        """Fill the host's array with a tier of padding; returns views of it, to be written to."""
+        """Fill the host's array with inputs of this size that are all padding: tokens of no row,
+        whose keys and values go to a page of no slot. Returns views of its parts, to be written
+        to."""
         array = self._array[: self._size(tier)]
         array[:] = 0
         masks, *rest, table = np.split(array, np.cumsum(self._lengths(tier))[:-1])
@@ -170,9 +179,11 @@ class Buffers:
         self._device[:size].copy_(self._host[:size], non_blocking=True)
 
     def _lengths(self, tier: Tier) -> list[int]:
-        """The length of each of `ForwardInput`'s parts for a tier, in int32 numbers."""
+        """The length of each part of the inputs of a forward of this size, in int32 numbers, in the
+        order of `ForwardInput`."""
         rows, tokens, _ = tier
-        # A row's last block may not be full, so there may be one more block for each row.
+        # Attention takes a row's tokens in blocks. The last one of a row may not be full, so there
+        # may be one more block for each row.
         blocks = rows + tokens // self._block
         return [
             2 * tokens,  # masks are int64
@@ -190,13 +201,15 @@ class Buffers:
 
 
 def query_block(group: int) -> int:
-    """The number of a row's tokens that attention reads keys for together, where `group` query heads
-    share a key head: with these heads, they are a tile of at most 64 rows."""
+    """The number of a row's tokens for which attention reads a key once. Each of them has `group`
+    query heads that share the key's head; all of these together are the rows of one tile, at most
+    64."""
     return max(1, min(16, 64 // power_of_two(group)))
 
 
 def check_nodes(batch: RowBatch) -> None:
-    """A `UsageError` for a batch with a tree of more nodes than an ancestor mask has bits."""
+    """Raise a `UsageError` if a draft tree of the batch has more nodes than fit into a mask, which
+    has one bit for each. A chain may be longer: it needs no mask."""
     for row, size in enumerate(batch.sizes):
         if size > NODES and not batch.chain(row):
             raise UsageError(
@@ -205,8 +218,9 @@ def check_nodes(batch: RowBatch) -> None:
 
 
 def cut(batch: RowBatch, most: int = MOST) -> list[list[RowPiece]]:
-    """Cut a batch into forwards of at most `most` tokens each; returns the pieces of each. Their
-    order matters: the pieces of a long chain look at those before them."""
+    """Cut a batch into forwards of at most `most` tokens each, and return the pieces of rows that
+    each of them runs. The forwards run in this order: the pieces of a long row attend to those
+    before them."""
     forwards: list[list[RowPiece]] = [[]]
     used = 0
     for row, size in enumerate(batch.sizes):

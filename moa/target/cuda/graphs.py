@@ -35,9 +35,10 @@ class Graphs:
         return len(self._missing)
 
     def get(self, name: str, work: Callable[[], Work]) -> tuple[Rerun, str]:
-        """Return a function that does the work of this name, and how: a captured `graph`, or
-        `eager`, kernel by kernel. Work without a graph is noted, to be captured later; `work` makes
-        it where it is not noted yet."""
+        """Return a function that does the work of this name, and a word for how it does it:
+        `graph`, a captured graph that replays all kernels at once, or `eager`, kernel by kernel.
+        Work without a graph is noted, to be captured when there is time; `work` makes it the first
+        time."""
         if name in self._ready:
             return self._ready[name], "graph"
         if name not in self._missing:
@@ -45,10 +46,11 @@ class Graphs:
         return self._missing[name].run, "eager"
 
     def add(self, name: str, work: Work) -> None:
-        """Capture work as the graph of this name, unless there is one."""
+        """Capture work as the graph of this name, unless there is one: from then on it is
+        replayed."""
         self._missing.pop(name, None)
         if name not in self._ready:
-            work.clear()
+            work.clear()  # the run below is of no request, and must harm none
             work.run()  # kernels are compiled now: a graph cannot be captured around that
             self._ready[name] = self._capture(work.run)
             work.clear()  # what the run has written
@@ -62,8 +64,9 @@ class Graphs:
 
 
 def cuda_graphs() -> Capture:
-    """Return a function that captures CUDA graphs. All of them share one pool for the memory that
-    libraries may want inside of them."""
+    """Return a function that captures the kernels which another function launches as a CUDA graph,
+    and returns its replay. All graphs share one pool for the memory that libraries may want inside
+    of them: only one runs at a time."""
     pool = torch.cuda.graph_pool_handle()
 
     def capture(run: Rerun) -> Rerun:

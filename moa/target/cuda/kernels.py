@@ -37,8 +37,9 @@ class TritonKernels:
     """The operations of a forward; results go to static tensors, and nothing is allocated."""
 
     def __init__(self, device: torch.device, *, library_products: bool = False) -> None:
-        """`library_products` are faster for more than 64 tokens, but their sums depend on the
-        number of tokens."""
+        """Use these kernels on `device`. With `library_products` matrix products are left to
+        torch's library: it is faster for more than 64 tokens, but its sums depend on the number of
+        tokens."""
         self._library_products = library_products
         self.in_fixed_order = not library_products
         """Whether a token's sums run in the same order whatever else is computed with it."""
@@ -57,11 +58,13 @@ class TritonKernels:
                 out += bias
             return
         rows, columns, warps = self._tile(tokens, n)
+        # Bytes of shared memory that one stage of the pipeline loads: as many stages as fit, up to
+        # 3.
         stage = (rows + columns) * _K * x.element_size()
         _product[(triton.cdiv(n, columns), triton.cdiv(tokens, rows))](
             x,
             weight,
-            weight if bias is None else bias,
+            weight if bias is None else bias,  # a pointer is needed, even if it is not read
             out,
             tokens,
             n,
@@ -77,7 +80,8 @@ class TritonKernels:
     def add_norm(
         self, x: Tensor, more: Tensor | None, weight: Tensor, eps: float, out: Tensor
     ) -> None:
-        """Add `more` to `x` in place, if there is any, and write the RMS norm of `x` to `out`."""
+        """Add `more` to the states `x` `[tokens, width]` in place, if there is any, and write their
+        RMS norm, multiplied by `weight`, to `out`."""
         tokens, width = x.shape
         _add_norm[(tokens,)](
             x,
@@ -140,9 +144,13 @@ class TritonKernels:
         sums: Tensor,
         out: Tensor,
     ) -> None:
-        """Attention of `query` `[tokens, heads, width]` over the pages of each token's row, into
-        `out`. Each split of `SPLIT` columns gives a part, with the best score and the sum of weights
-        that are needed to join the parts; then those of each token are joined."""
+        """Write the attention of `query` `[tokens, heads, width]` over the keys and values of each
+        token's row to `out`.
+
+        The columns of a row are cut into splits of `SPLIT`, which are computed side by side. Each
+        leaves a part of the result in `parts`, and in `sums` its best score and the sum of its
+        weights, by which a second kernel joins the parts of each token.
+        """
         tokens, heads, width = query.shape
         kv_heads = keys.shape[1]
         group = heads // kv_heads
@@ -197,8 +205,9 @@ class TritonKernels:
         _gate[(tokens, triton.cdiv(width, 1024))](both, out, width, BLOCK=1024, num_warps=4)
 
     def _tile(self, tokens: int, n: int) -> tuple[int, int, int]:
-        """The rows, columns and warps of a product's tile, for so many tokens and n outputs. They
-        may differ by the number of tokens: they are no part of the order of sums, as `_K` is."""
+        """The rows, columns and warps of the tile of outputs that one block of threads computes,
+        for a product of so many tokens and n outputs. They may differ by the number of tokens:
+        unlike `_K` they do not change the order in which an output is summed up."""
         if tokens <= 16:
             return 16, 64 if n > _WIDE else 32, 4
         if tokens <= 64:

@@ -41,6 +41,8 @@ class GraphDecoder:
     the memory of the largest."""
 
     def __init__(self, weights: Weights, pool: PagePool, kernels: TritonKernels) -> None:
+        """Allocate the memory of all intermediate results once, for the most tokens of a forward:
+        a captured graph writes to the addresses that it was captured with."""
         facts = weights.facts
         self._weights = weights
         self._pool = pool
@@ -57,6 +59,7 @@ class GraphDecoder:
         middle = len(weights.layers[0].gate_up)
         self.hidden = memory(facts.hidden_size)
         """Final states, after the last norm, of the latest forward."""
+        # In the order in which `run` names them.
         self._scratch = (
             *(memory(facts.hidden_size) for _ in range(3)),
             self.hidden,
@@ -90,8 +93,9 @@ class GraphDecoder:
         return sum(tensor.nbytes for tensor in tensors)
 
     def run(self, forward: ForwardInput[Tensor], tier: Tier) -> None:
-        """Run the tokens in the buffers. The results are in `hidden`, and with a head in `best` and
-        `choices`; keys and values go to the pool."""
+        """Run the tokens whose inputs are in `forward`, in a forward of the size `tier`. The final
+        states are left in `hidden`; if the LM head runs, the best logits are in `best` and their
+        tokens in `choices`. Keys and values go to the pool."""
         kernels = self._kernels
         weights = self._weights
         eps = self._weights.facts.rms_norm_eps
@@ -123,15 +127,15 @@ class GraphDecoder:
             added = more
         kernels.add_norm(x, added, weights.norm, eps, hidden)
         if tier.head:
-            judged = normed
+            judged = normed  # memory that is not needed any more
             logits = self._logits[: tier.tokens]
             torch.index_select(hidden, 0, forward.judged, out=judged)
             kernels.product(judged, weights.head, None, logits)
             torch.max(logits, -1, out=(self.best[: tier.tokens], self.choices[: tier.tokens]))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The LM head's float32 logits `[n,vocab]` of states `[n,hidden]`, outside of a graph, by the
-        kernel that forwards use: the bits are the same."""
+        """The LM head's float32 logits `[n,vocab]` of final states `[n,hidden]`. It is computed
+        outside of any graph, but by the kernel that forwards use, so the bits are the same."""
         logits = torch.empty(
             len(hidden), len(self._weights.head), dtype=torch.float32, device=hidden.device
         )
@@ -147,7 +151,9 @@ class Accelerator(NamedTuple):
 
     @classmethod
     def of(cls, device: torch.device, *, library_products: bool) -> Accelerator | None:
-        """Triton's kernels and CUDA graphs; None on a device or an installation without them."""
+        """The kernels in Triton and CUDA graphs for this device; None on a device that is not
+        CUDA's, or without Triton. `library_products` is faster for many tokens, but no longer exact
+        to the bit."""
         if device.type != "cuda" or find_spec("triton") is None:
             return None
         from moa.target.cuda.kernels import TritonKernels
@@ -169,6 +175,8 @@ class GraphRunner:
         accelerator: Accelerator,
         windows: Sequence[int | None],
     ) -> None:
+        """Take the weights of a model, and make the buffers for forwards over its KV cache.
+        `windows` are the tokens that each layer looks back, None: all."""
         weights = Weights.of(model, facts, capacity=cache.capacity, windows=windows)
         self._decoder = GraphDecoder(weights, cache, accelerator.kernels)
         self.graphs = Graphs(accelerator.capture)
@@ -193,7 +201,7 @@ class GraphRunner:
 
     @torch.inference_mode()
     def prepare(self, load: ExpectedLoad, seconds: float) -> None:
-        """Capture the graphs of the usual forwards."""
+        """Capture the graphs of the forwards that a server expects, before its port opens."""
         for tier in usual_tiers(load):
             self.graphs.add(tier.name, self._work(tier))
 
@@ -202,8 +210,9 @@ class GraphRunner:
         self.graphs.prepare()
 
     def run(self, batch: RowBatch) -> Forward:
-        """Compute the final states and the choices of a batch; keys and values go to the pages of
-        its slots. A batch beyond the largest tier runs in several forwards."""
+        """Compute the final states of a batch's tokens, and the likeliest token after those of
+        which it is wanted (judged ones). Keys and values go to the pages of the rows' slots. A
+        batch with more tokens than the largest graph takes runs in several forwards."""
         is_judged = batch.judged()
         choices = np.full(is_judged.shape, -1, dtype=np.int64)
         hidden = []
@@ -218,6 +227,7 @@ class GraphRunner:
             states, chosen, path = self._forward(batch, pieces, judged)
             choices[tokens[judged]] = chosen
             hidden.append(states)
+            # A copy: the next forward writes over it.
             tapped.append(self._decoder.tapped[: len(states)].clone())
         return Forward(
             hidden=hidden[0] if len(hidden) == 1 else torch.cat(hidden),
@@ -229,8 +239,9 @@ class GraphRunner:
     def _forward(
         self, batch: RowBatch, pieces: Sequence[RowPiece], judged: npt.NDArray[np.int64]
     ) -> tuple[Tensor, npt.NDArray[np.int64], str]:
-        """Run one forward of these pieces. Returns the final states of its tokens, the choice after
-        each of the `judged` ones (indices into its tokens), and how it ran, for metrics."""
+        """Run one forward of these pieces of the batch's rows. Returns the final states of its
+        tokens, the likeliest token after each of the `judged` ones (indices into its tokens), and
+        how it ran, for metrics."""
         tokens = sum(stop - start for _, start, stop in pieces)
         tier = Tier.of(len(pieces), tokens, len(judged) > 0)
         self._buffers.fill(tier, batch, pieces, judged)
@@ -255,8 +266,8 @@ class GraphRunner:
 
 
 def usual_tiers(load: ExpectedLoad) -> list[Tier]:
-    """The tiers of the forwards that a server expects: a piece of a prompt, and for each power of two
-    of sessions a single token of each and a usual draft of each."""
+    """The sizes of the forwards that a server expects: a piece of a prompt, which needs no LM head;
+    and for each power of two of sessions a single token of each, and a usual draft of each."""
     tiers = [Tier.of(1, load.prompt_tokens, False)]
     rows = 1
     while rows <= min(load.rows, MOST):

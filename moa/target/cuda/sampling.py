@@ -70,11 +70,12 @@ class _Piece(NamedTuple):
 
 @torch.inference_mode()
 def choose(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-    """Choose the token after each of n nodes, given their logits `[n, vocab]` and how each is drawn;
-    `NO_NUMBER` where logits are not finite.
+    """Choose the token after each of n nodes of drafts, given their logits `[n, vocab]` and how
+    each is drawn; `NO_NUMBER` where logits are not finite.
 
-    Most nodes are decided with their best tokens alone. Those that need more are computed again
-    over the whole vocabulary, and those that rounding could decide are left to numpy's rule.
+    The tokens are those of `moa.sampling.choose`. Most nodes are decided with their
+    best tokens alone. Those that need more are computed again over the whole vocabulary, and those
+    that rounding could decide are left to numpy's rule.
     """
     chosen = _choose_some(logits, draws, range(len(draws)), _SORTED_FIRST)
     undecided = [node for node, token in enumerate(chosen) if token == _WIDER]
@@ -89,7 +90,8 @@ def choose(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
 
 
 def _on_host(logits: Tensor, draw: Draw) -> int:
-    """The token after one node by `moa.sampling`'s own rule, in numpy."""
+    """The token after one node by `moa.sampling`'s own rule in numpy, which decides in doubt. Its
+    logits are copied to the host."""
     row = logits.float().cpu().numpy()
     allowed = None if draw.allowed is None else unpacked(draw.allowed, len(row))
     context = [*draw.text, *draw.drafted]
@@ -100,8 +102,9 @@ def _on_host(logits: Tensor, draw: Draw) -> int:
 def _choose_some(
     logits: Tensor, draws: Sequence[Draw], nodes: Sequence[int], sorted_first: int
 ) -> list[int]:
-    """The tokens after some of the nodes, in the order of `nodes`. All are read from the device at
-    once, at the end."""
+    """The tokens after the `nodes`, which are indices of rows of `logits` and of `draws`, in their
+    order. Filters sort the `sorted_first` best tokens of each. All tokens are read from the device
+    at once, at the end, because each reading waits for it."""
     some_draws = [draws[node] for node in nodes]
     chosen = torch.empty(len(nodes), dtype=torch.long, device=logits.device)
     for piece in _pieces(some_draws, logits.shape[1]):
@@ -145,8 +148,8 @@ def _signed(number: int) -> int:
 
 
 def _pieces(draws: Sequence[Draw], vocab: int) -> Iterator[_Piece]:
-    """Yield all nodes in pieces: those of one kind together, but no more than may have scores over
-    the vocabulary in memory at once."""
+    """Yield all nodes in pieces that are computed together: nodes whose settings need the same
+    operations (their kind), and no more than may have scores over the vocabulary in memory."""
     indices_by_kind: dict[_Kind, list[int]] = {}
     for index, draw in enumerate(draws):
         indices_by_kind.setdefault(_Kind.of(draw), []).append(index)
@@ -157,14 +160,16 @@ def _pieces(draws: Sequence[Draw], vocab: int) -> Iterator[_Piece]:
 
 
 def _choose(rows: Tensor, draws: Sequence[Draw], kind: _Kind, sorted_first: int) -> Tensor:
-    """The tokens `[n]` after nodes of one kind, whose logits are the rows `[n, vocab]`; also
-    `NO_NUMBER`, `_WIDER` and `_UNSURE`."""
+    """The tokens `[n]` after nodes whose settings need the same operations (`kind`), and whose
+    logits are the `rows` `[n, vocab]`. In place of a token it is `NO_NUMBER` where logits are not
+    finite, `_WIDER` where more than `sorted_first` tokens must be sorted, and `_UNSURE` where
+    rounding could decide."""
     finite = rows.amax(-1).isfinite()  # NaN and infinity are the maximum of their row
     if kind.masked:
         rows = rows.where(_allowed(draws, rows), -torch.inf)
     if kind.greedy and not kind.penalizes and not kind.adjusts:
         return torch.where(finite, rows.argmax(-1), NO_NUMBER)
-    scores = rows.double()
+    scores = rows.double()  # as in numpy's rule
     if kind.penalizes:
         penalty = _column([draw.settings.repetition_penalty for draw in draws], scores)
         less_likely = torch.where(scores > 0, scores / penalty, scores * penalty)
@@ -188,9 +193,9 @@ def _choose(rows: Tensor, draws: Sequence[Draw], kind: _Kind, sorted_first: int)
 
 
 def _best(noisy: Tensor, best_score: Tensor) -> Tensor:
-    """The index of the largest noisy score of each row; `_UNSURE` where another one is as large but
-    for rounding. Rounding is relative to the scores before the noise, the largest of which is
-    `best_score`."""
+    """The index `[n]` of the largest score with noise of each row `[n, tokens]`; `_UNSURE` where
+    another one is as large but for rounding. Rounding is relative to the scores before the noise,
+    the largest of which is `best_score` `[n]`."""
     best, index = noisy.max(-1)
     margin = _CLOSE_SCORES * (1.0 + best_score.abs())
     is_close = noisy >= (best - margin).unsqueeze(-1)
@@ -255,7 +260,8 @@ def _sorted_best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _edges(draws: Sequence[Draw], like: Tensor) -> tuple[Tensor, Tensor]:
-    """The nodes' settings for top-p and min-p, `[n, 1]` each."""
+    """The settings of each node for top-p and min-p, `[n, 1]` each, in the dtype and on the device
+    of `like`."""
     top_ps = []
     min_ps = []
     for draw in draws:
@@ -268,8 +274,9 @@ def _edges(draws: Sequence[Draw], like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _allowed(draws: Sequence[Draw], rows: Tensor) -> Tensor:
-    """A flag for each token after each node, `[n, vocab]`: whether its grammar allows it. The masks
-    travel to the device packed, eight tokens in a byte, the lowest bit first."""
+    """A flag for each token after each of n nodes, `[n, vocab]`: whether the node's grammar allows
+    it; every node has one here. The masks travel to the device packed, eight tokens in a byte, the
+    lowest bit first."""
     packed = np.stack([draw.allowed for draw in draws if draw.allowed is not None])
     packed_bytes = torch.from_numpy(packed).to(rows.device).unsqueeze(-1)
     bits = (packed_bytes >> torch.arange(8, device=rows.device)) & 1
@@ -297,7 +304,8 @@ class _Change(NamedTuple):
 
 
 def _penalties(draws: Sequence[Draw]) -> list[_Change]:
-    """The frequency and presence penalties of each node for the tokens of its answer so far."""
+    """The changes of scores by frequency and presence penalties: for each node, of each token that
+    is in its answer so far."""
     changes = []
     for row, draw in enumerate(draws):
         settings = draw.settings
@@ -320,8 +328,8 @@ def _biases(draws: Sequence[Draw], vocab: int) -> list[_Change]:
 
 
 def _add(scores: Tensor, changes: Sequence[_Change]) -> None:
-    """Add changes to scores in place. A token of a row is among them once, so nothing depends on the
-    order of the sums."""
+    """Add changes to the scores `[n, vocab]` in place. A token of a row is among them once, so
+    nothing depends on the order of the sums."""
     if not changes:
         return
     rows = _index([change.row for change in changes], scores.device)
@@ -334,6 +342,7 @@ def _add(scores: Tensor, changes: Sequence[_Change]) -> None:
 def _seen(draws: Sequence[Draw], scores: Tensor) -> Tensor:
     """A flag for each token after each node, `[n, vocab]`: whether the repetition penalty applies to
     it. The nodes of one draft share a text, which is sent to the device once."""
+    # By identity: to compare texts token by token would cost more than to send one twice.
     texts = {id(draw.text): draw.text for draw in draws}
     text_index = {key: index for index, key in enumerate(texts)}
     of_texts = torch.zeros(len(texts), scores.shape[1], dtype=torch.bool, device=scores.device)

@@ -51,7 +51,9 @@ class Weights:
     def of(
         cls, model: Any, facts: TargetFacts, *, capacity: int, windows: Sequence[int | None]
     ) -> Weights:
-        """Join the matrices that read the same input; the model's layers become views of these."""
+        """Take the weights of a model as the kernels read them: matrices that read the same input
+        are joined to one, and the model's own layers become views of it. `windows` are the tokens
+        that each layer looks back, None: all; `capacity` is the most tokens of a text."""
         backbone = model.get_decoder()
         layers = []
         for layer, window in zip(backbone.layers, windows, strict=True):
