@@ -29,13 +29,15 @@ class StreamDrafter:
     token a forward."""
 
     def draft(self, jobs: Sequence[Job], beside: int = 0) -> list[FlatTree]:
-        """A draft after the pending token of each of a batch's streams; `beside` other tokens are
-        in its forward."""
+        """Returns a draft for each stream of a batch: tokens that may follow its pending token, the
+        last one of its text, which the target has not run yet. `beside` other tokens are in the
+        same forward."""
         return [([job.ids[-1]], [-1]) for job in jobs]
 
     def ran(self, accepted: Mapping[Job, int], tokens: int, seconds: float) -> None:
-        """Learn from the batch of the latest drafts: how many nodes were accepted of each stream's
-        draft, the tokens of the forward, and its seconds with those of what followed."""
+        """Learn from the forward over the latest drafts: how many drafted tokens were accepted of
+        each stream, how many tokens the forward had, and its seconds with those of what
+        followed."""
 
     def matching(self, job: Job) -> float:
         """The accepted nodes that a draft of the edge must promise, to be verified in place of one
@@ -72,8 +74,9 @@ class _Text:
 
 
 def check_draft(draft: FlatTree, *, pending: int, vocabulary: int, room: int) -> None:
-    """Raise a `DraftError` unless this is a draft after the token `pending`: the target would take
-    node 0 for that token whatever it is, and its text would be another one."""
+    """Raise a `DraftError` unless this is a tree of tokens after the token `pending`, with at most
+    `room` nodes beside it. The target would take node 0 for the pending token whatever it is, and
+    go on with another text."""
     tokens, parents = draft
     if len(tokens) != len(parents) or not tokens:
         raise DraftError("a drafter's tree has not one parent for each token")
@@ -115,8 +118,8 @@ class TreeDrafter(StreamDrafter):
         """Seconds that were spent on that."""
 
     def draft(self, jobs: Sequence[Job], beside: int = 0) -> list[FlatTree]:
-        """Trees for all stream rounds of a batch, level by level together; only the pending token
-        where drafting does not pay, or cannot be."""
+        """Returns a tree of guessed tokens for each stream of a batch. Where drafting does not pay,
+        or is not possible, the tree has only the pending token: plain decoding."""
         began = self._clock()
         self._reading_seconds = 0.0
         trees = self._trees([job for job in jobs if job.request.speculate], len(jobs) + beside)
@@ -130,8 +133,8 @@ class TreeDrafter(StreamDrafter):
         return drafts
 
     def _trees(self, jobs: Sequence[Job], plain_tokens: int) -> dict[Job, DraftTree]:
-        """Trees for those of these rounds that are to have one. Without drafts, the forward would
-        have so many plain tokens."""
+        """Returns trees for those of these rounds that are to have one, by measured cost and
+        acceptance. A forward without any draft would have `plain_tokens` tokens."""
         self._round = {job.lease: self._text(job) for job in jobs}
         wanted_levels = self.policy.plan(
             [text.acceptance for text in self._round.values()],
@@ -146,7 +149,7 @@ class TreeDrafter(StreamDrafter):
             text.asked_levels = 0
             mask = job.mask
             if mask is not None and mask.matcher.is_slow:
-                continue
+                continue  # a draft needs a mask after each node: here that takes too long
             room = self._target.cache.capacity - job.base - 1
             if room < 1:
                 continue
@@ -161,7 +164,7 @@ class TreeDrafter(StreamDrafter):
                 continue
             text.asked_levels = levels
             shape = self.policy.shape(levels)
-            shape = replace(shape, nodes=min(shape.nodes, room))
+            shape = replace(shape, nodes=min(shape.nodes, room))  # the KV cache has room for these
             requests.append(
                 DraftRequest(job.lease.draft_slot, job.ids[-1], shape, job.sampling, mask)
             )
@@ -175,7 +178,8 @@ class TreeDrafter(StreamDrafter):
         return trees
 
     def ran(self, accepted: Mapping[Job, int], tokens: int, seconds: float) -> None:
-        """Learn what the round cost and won."""
+        """Teach the policy, which decides where to draft and how deep, what the round has cost and
+        won."""
         drafts = []
         for job, count in accepted.items():
             text = self._round.get(job.lease)
@@ -213,17 +217,18 @@ class TreeDrafter(StreamDrafter):
         return self._texts[job.lease]
 
     def _missed(self, job: Job) -> int | None:
-        """The tokens of earlier rounds that the drafter has to read; None if it cannot draft for
-        this session."""
+        """Returns how many tokens of earlier rounds the drafter has not read yet; None if it cannot
+        draft for this session."""
         text = self._round[job.lease]
         behind = job.lease.length - self._known(job.lease)
+        # Those of the latest round are read in any case, as a part of drafting.
         text.unread_tokens = max(0, behind - text.last_round_tokens)
         return text.unread_tokens if self._able(job.lease) else None
 
     def _ready(self, job: Job, text: _Text) -> bool:
-        """Let the drafter read the session's text; returns whether it knows all of it now. Reading
-        what the latest round said is a part of every drafted round; what was missed before that has
-        a price of its own, which the policy learns."""
+        """Let the drafter read the session's text; returns whether it has read all of it now. The
+        time for tokens of earlier rounds is measured by itself: the policy weighs it against what
+        drafts win. To read the latest round's is a part of drafting."""
         if text.unread_tokens:
             began = self._clock()
             has_read = self._catch_up(job, self._known(job.lease) + text.unread_tokens)
@@ -267,8 +272,8 @@ def stream_drafter(
     shape: TreeShape,
     small: RecordReader | None = None,
 ) -> StreamDrafter:
-    """The drafter of streams: none, a small model, the drafter's exported graph, or the drafter in
-    torch, whose chains are captured graphs on an accelerator."""
+    """Returns what drafts for streams: a small model, the exported graph of the target's drafter,
+    that drafter in torch, or nothing, which is plain decoding."""
     if small is not None:
         return RecordFollower(served_by, small, recorder, shape=shape)
     if drafter is None:
@@ -278,11 +283,10 @@ def stream_drafter(
     if graph is not None:
         reader = OnnxDrafting(drafter, graph, slots=slots)
         return RecordFollower(target, reader, recorder, shape=shape)
+    # Cache rows for the nodes of one draft: the likeliest of each level, and a few more.
+    scratch = shape.breadth * (shape.depth + 1) + 8
     drafting: Any = drafter.drafting(
-        slots=slots,
-        capacity=target.cache.capacity,
-        scratch=shape.breadth * (shape.depth + 1) + 8,
-        graphs=target.graphs,
+        slots=slots, capacity=target.cache.capacity, scratch=scratch, graphs=target.graphs
     )
     if drafter.taps:
         return StateFollower(target, drafting, shape)
@@ -297,8 +301,10 @@ class StateFollower(TreeDrafter):
     _drafting: StateReader
 
     def committed(self, lease: Lease, committed: Committed) -> None:
-        """Take the states of these tokens, if those of all tokens before were taken."""
-        if lease.draft_slot is None and not committed.start and self._drafting.free:
+        """Give the drafter the target's hidden states of tokens that have joined the text. It must
+        have read those of all tokens before: without them it cannot follow."""
+        is_first = committed.start == 0
+        if lease.draft_slot is None and is_first and self._drafting.free:
             lease.draft_slot = self._drafting.open()
         if lease.draft_slot is not None and self._known(lease) == committed.start:
             self._drafting.take(lease.draft_slot, committed.tokens, committed.states)
@@ -345,6 +351,8 @@ class RecordFollower(TreeDrafter):
         return 0 if lease.draft_slot is None else self._drafting.known(lease.draft_slot)
 
     def _catch_up(self, job: Job, stop: int) -> bool:
+        """Let the drafter read the session's text up to `stop`, with the activation records that it
+        needs for that; returns False if it cannot now."""
         lease = job.lease
         # Others may have taken the last slot in this round. And while records of a long prompt are
         # made in batches, the stream continues without drafts.
@@ -357,8 +365,8 @@ class RecordFollower(TreeDrafter):
         return True
 
     def _recorded(self, lease: Lease, stop: int) -> bool:
-        """Whether the records are made that the drafter needs to read up to `stop`. If not, a batch
-        of them is made now."""
+        """Whether the records are there that the drafter needs to read the text up to `stop`. If
+        they are not, a batch of them is made now."""
         if not self._drafting.reads_records or self._known(lease) == stop:
             return True
         missing = lease.backlog[-1].stop - lease.backlog[0].start if lease.backlog else 0

@@ -33,7 +33,7 @@ class Faults:
                 self._recorder.drop()  # else the same rows raise again and again
 
     def count(self, where: str, error: Exception) -> None:
-        """Count and log what has raised."""
+        """Log an exception and count it in the metrics; `where` names the part that raised it."""
         log.error(
             "%s failed: %s",
             where,
@@ -45,7 +45,8 @@ class Faults:
             self._metrics.engine_faults.labels(where).inc()
 
     def failed(self, lease: Lease, job: Job | None, error: Exception) -> Failed:
-        """Log that the work of this session has raised; returns what the session is told."""
+        """Log that the work of one session has raised, and return the report by which the session
+        is told."""
         # Logits that are no numbers are the model's doing: where in our code that showed up helps
         # nobody.
         of_the_model = isinstance(error, NumericalError)

@@ -34,8 +34,9 @@ class HeldSlots:
         self._faults = faults
 
     def claim(self, lease: Lease) -> None:
-        """Take a slot for the lease; it begins with the prefix that another lease of the principal
-        has run, where there is one. Raises `FullError` where there is no slot, or no memory."""
+        """Give the lease, a session's claim on a KV cache, one of the target's slots. Where another
+        lease has run the same beginning of a text, the slot starts with that. Raises `FullError` if
+        there is no slot or no memory."""
         source = lease.share
         tokens = lease.start  # before `share` is forgotten, which it depends on
         lease.share = None
@@ -70,8 +71,8 @@ class HeldSlots:
                 self._faults.count("release", error)
 
     def _release(self, lease: Lease) -> None:
-        """Give its slot back, and what records and drafts keep for it; it may raise half-way, and
-        be called again."""
+        """Give the lease's slot back, with what is kept there for records and drafts. It may raise
+        half-way, and is then called again."""
         with self._faults.optional("records"):
             self._recorder.forget(lease)
         with self._faults.optional("drafting"):
@@ -85,11 +86,12 @@ class HeldSlots:
         lease.slot = None
 
     def run_one_token(self) -> None:
-        """Run a forward of one token, to see whether one succeeds: in a slot of its own or, where
-        none is free, behind the shortest session, which keeps nothing of it."""
+        """Run a forward of one token, to see whether forwards succeed: in a slot of its own or,
+        where none is free, behind the text of the shortest session, which keeps nothing of it."""
         own = self._cache.acquire() if self._cache.free else None
         slot = self._slot_of_shortest() if own is None else own
         try:
+            # It is not committed, so the slot's text stays as it is.
             self._target.forward([Row.chain(slot, [0])]).wait()
         except FullError:
             pass  # sessions hold all pages: as healthy as when they got them

@@ -49,7 +49,8 @@ class RecordRows:
         self._rows: NDArray[np.float16] = np.zeros((2, 0, heads, head_dim), dtype=np.float16)
 
     def write(self, start: int, keys: NDArray[Any], values: NDArray[Any]) -> None:
-        """Write the rows of positions from `start` on, which are `finite`."""
+        """Store keys and values, `(positions, heads, head_dim)`, for the positions from `start` on;
+        they come from `finite`, so each of them is a number."""
         stop = start + len(keys)
         written = self._rows.shape[1]
         if stop > written:
@@ -150,8 +151,9 @@ class Guesses:
         return sum(len(message.tokens) - 1 for message in self._arrived)
 
     def add(self, message: Foresee) -> bool:
-        """Add a message's guesses; called by the event loop. Returns whether the message counts as
-        work, and not as spam."""
+        """Add a message's guesses, tokens that the device expects; called by the event loop.
+        Returns False if more messages come than a stream can use, which spends the connection's
+        budget."""
         if message.waits is not None:
             # Before the guesses: whoever reads these must know already what to do without them.
             self.waits = message.waits
@@ -164,9 +166,9 @@ class Guesses:
         self._since_advance = 0
 
     def pick(self, ids: Sequence[int], most: int, least: float, *, branches: bool) -> Picked:
-        """The best draft after these ids, with `most` nodes beside the pending token and none less
-        likely than `least`; only the pending token if there are no guesses. Called by the model's
-        thread."""
+        """Returns the likeliest of the device's guesses after these ids as a draft: at most `most`
+        tokens, none less likely than `least`, in a chain unless `branches` are allowed. Called by
+        the model's thread."""
         while self._arrived:
             new = self._arrived.popleft()
             self._tree.add(ids, new.base, new.tokens, new.parents, new.neg_log_probs)

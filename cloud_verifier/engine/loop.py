@@ -109,8 +109,8 @@ class Workload:
     # ---- for the model's thread
 
     def next(self, timeout: float) -> EngineStep | None:
-        """The next step, waited for at most `timeout` seconds; None when there is none by then, or
-        when the thread was woken or stopped."""
+        """Returns the next step, one forward of the model, and waits for it at most `timeout`
+        seconds. None if there is none by then, or if the thread was woken or stopped."""
         with self._changed:
             self._step = None
             until = self._clock() + timeout
@@ -231,8 +231,9 @@ class Engine:
             self._died()
 
     def turn(self, timeout: float) -> bool:
-        """Do the next piece of work, waited for at most `timeout` seconds; then what can be done
-        beside it. Returns whether there was any work."""
+        """Wait at most `timeout` seconds for the next step and run it, then do what can be done
+        beside it. Returns whether there was any work. What raises fails the sessions whose work it
+        was; the turn after it goes on with the others."""
         try:
             step = self._work.next(timeout)
             busy = step is not None or self._recorder.pending
@@ -241,12 +242,12 @@ class Engine:
             self._at_hand = {}
             self._do_background_work(idle=step is None)
         except _CannotTell:
-            raise
+            raise  # nobody would hear of anything that follows
         except Exception as error:
             self._faults_in_a_row += 1
             self._faults.count("turn", error)
             if self._faults_in_a_row == _MOST_FAULTS_IN_A_ROW:
-                raise
+                raise  # it does not mend itself: the thread ends
             for lease, job in list(self._at_hand.items()):
                 self._report([self._faults.failed(lease, job, error)])
             return True
@@ -254,8 +255,8 @@ class Engine:
         return busy
 
     def _run_step(self, step: EngineStep) -> None:
-        """Run what the scheduler has planned; a plan that raises again, row by row, to find the one
-        that does. Answers are sent as soon as they are decided."""
+        """Run what the scheduler has planned, and send each answer as soon as it is decided. If the
+        forward raises, its rows run again one by one, so that only the one that raises fails."""
         self._at_hand = {job.lease: job for job in (*step.expired, *step.jobs)}
         self._at_hand |= {piece.lease: None for piece in step.prefill}
         plan = self._runner.prepare(step)
@@ -271,7 +272,7 @@ class Engine:
                 decided = self._runner.decide(result)
                 self._report(decided.reports)
                 if isinstance(result, Ran):
-                    # Only now: what can wait does so until the answers are sent.
+                    # What can wait does so until the answers are sent.
                     self._report(self._runner.conclude(result, decided))
                     outcome.ended = result.ended
                     outcome.extra_seconds += result.extra_seconds
@@ -294,8 +295,8 @@ class Engine:
             yield self._runner.run(row)
 
     def _do_background_work(self, *, idle: bool) -> None:
-        """See whether the model still works, and prepare it further and make records: in idle time,
-        and records also when they are overdue."""
+        """See whether the model still works. In idle time prepare it further, and make activation
+        records; these also when they are overdue."""
         self._probe_if_due()
         if idle and self.target.unprepared:
             with self._faults.optional("graphs"):
@@ -304,7 +305,8 @@ class Engine:
             self._make_records()
 
     def _make_records(self) -> None:
-        """Make activation records, for as long as rounds leave room for them."""
+        """Make activation records, the target's hidden states that drafters read, for as long as
+        streams leave room for that."""
         began = self._clock()
         made = False
         room = self._work.background_room()
@@ -314,8 +316,8 @@ class Engine:
             self._work.background_ran(began)
 
     def _report(self, reports: list[Report]) -> None:
-        """Tell the event loop; where that raises, tell it at least that this work has failed. What
-        was told is at hand no longer."""
+        """Tell the event loop what became of this work; if that raises, tell it at least that the
+        work has failed. What was told is no longer at hand."""
         if not reports:
             return
         reported: list[tuple[Lease, Job | None]] = []

@@ -34,9 +34,13 @@ def unmasked_rows(jobs: Sequence[Job], drafts: Mapping[Job, FlatTree]) -> Masked
 
 
 def mask_rows(jobs: Sequence[Job], drafts: Sequence[FlatTree], until: float) -> MaskedRows:
-    """Make the masks of a batch: first of each pending token, then of the drafts, as far as these
-    are there by the time `until`. A row without the first is run again, so that no crowd of
-    expensive grammars holds up the rounds of others."""
+    """Returns the rows of a forward for the accept rule, with the tokens that each grammar allows
+    after the nodes of its draft. The masks of the pending tokens, which all rounds need, are made
+    first, then those of the drafts, until the time `until` (of `time.perf_counter`).
+
+    A draft ends where its masks do. A round without even the first mask runs again, so that
+    expensive grammars do not hold up the rounds of others.
+    """
     pending, late, failed = _pending_masks(jobs, until)
     rows = []
     for job, (tokens, parents) in zip(jobs, drafts, strict=True):
@@ -60,9 +64,9 @@ def mask_rows(jobs: Sequence[Job], drafts: Sequence[FlatTree], until: float) -> 
 def _pending_masks(
     jobs: Sequence[Job], until: float
 ) -> tuple[dict[Job, Bits], set[Job], dict[Job, GrammarError]]:
-    """What may follow the pending token of each job with a grammar; the jobs for which there was no
-    time, and those whose grammar raised. One mask is made in any case: else nothing would ever
-    move on."""
+    """Returns which tokens each job's grammar allows after its pending token, the jobs for which
+    there was no time, and those whose grammar raised. One mask is made whatever the time: else a
+    batch of slow grammars would never move on."""
     masks = dict[Job, Bits]()
     late = set[Job]()
     failed = dict[Job, GrammarError]()

@@ -42,8 +42,9 @@ class Pacing:
     # ---- what has happened
 
     def rounds_ran(self, seconds: float, beside: float, now: float) -> None:
-        """Note the end of a forward with rounds: of its time, so many `seconds` were theirs, and
-        `beside` seconds that of prompts."""
+        """Note that a forward has ended that took `seconds` for its rounds and `beside` seconds
+        more for pieces of prompts. The rounds earn credit for work that can wait; the pieces spend
+        it."""
         self._credit = max(0.0, self._credit + _SHARE * seconds - beside)
         self._round = seconds
         self._ended = now
@@ -51,7 +52,9 @@ class Pacing:
         self._gap_open = True
 
     def round_ready(self, now: float) -> None:
-        """Note that a round is ready: the gap since the latest ones is over."""
+        """Note that a round is ready to run, and learn how soon that was after the latest ones. A
+        short gap counts at once, a longer one only a little: work in the gap must not delay the
+        next round."""
         if not self._gap_open:
             return
         self._gap_open = False

@@ -95,12 +95,14 @@ class FairBatch:
         return len(self.jobs) >= self._max_rows
 
     def room_for(self, job: Job) -> bool:
-        """Whether a round hardly delays the smallest principal."""
+        """Whether this round would hardly delay the principal that has the fewest tokens to run, so
+        that it may join the forward."""
         is_alone = not self._others
-        if is_alone or not self.tokens:
+        if is_alone or not self.tokens:  # nobody to delay, or the first round of the forward
             return True
         if job.takes_extra_work and not self._has_extra_work and not self._extra_work_fits:
             return False
+        # Every principal may use as many tokens as the smallest one has.
         share_left = self._smallest_demand - self.taken[job.lease.principal]
         return job.cost <= max(share_left, self._room - self.tokens)
 
@@ -141,8 +143,9 @@ class RoundQueue:
         return sum(len(principal.ready) for principal in self._principals.values())
 
     def admit(self, job: Job) -> bool:
-        """Queue a round, or raise a `Refusal` when there is no room. Returns whether it can run; if
-        not it waits for its prompt."""
+        """Queue a round, a stream that wants its next forward; raises a `Refusal` if too many are
+        queued. Returns whether it can run now: if its prompt is not in the slot yet, it waits for
+        that."""
         self.arrive(job.lease.principal)
         principal = self._principal(job.lease.principal)
         if self.queued >= self._limits.max_queue:
@@ -150,7 +153,8 @@ class RoundQueue:
         if principal.queued >= self._limits.max_queue_per_principal:
             raise self._busy("max_queue_per_principal", principal.queued)
         self._count(job, 1)
-        if job.lease.length < job.base:
+        prompt_is_missing = job.lease.length < job.base
+        if prompt_is_missing:
             self._parked[job.lease] = job
             return False
         principal.ready.append(job)
@@ -200,8 +204,8 @@ class RoundQueue:
         return self._principal(principal).served
 
     def charge(self, seconds: Mapping[str, float], step: float) -> None:
-        """Count the seconds that a step has worked for each of these principals; `step`: those that
-        it took in all."""
+        """Count for each of these principals the seconds that a step has worked for it; the whole
+        step took `step` seconds."""
         for name, share in seconds.items():
             principal = self._principal(name)
             self._level = max(self._level, principal.served)
@@ -209,12 +213,13 @@ class RoundQueue:
             principal.step = step
 
     def arrive(self, name: str) -> None:
-        """Note that a principal has something to run. If it had nothing, what it left to others
-        meanwhile counts only up to its credit."""
+        """Note that a principal has something to run. One that asked for nothing for a while is not
+        owed all that others were served meanwhile: a small credit is left of it."""
         principal = self._principal(name)
         if not principal.queued:
             others = max(1, len(self._principals) - 1)
-            principal.served = max(principal.served, self._level - _CREDIT / others)
+            credit = _CREDIT / others
+            principal.served = max(principal.served, self._level - credit)
 
     def came_back(self, lease: Lease, gap: float) -> None:
         """Learn from a session that sends its next round so many seconds after its verdict."""
@@ -231,8 +236,8 @@ class RoundQueue:
         return max((principal.step for principal in with_rounds), default=0.0)
 
     def owed(self) -> dict[str, float]:
-        """The principals that have been served less than all whose rounds are ready; for each, the
-        seconds in which its sessions come back after a verdict."""
+        """Returns the principals without a ready round that have been served less than all with
+        one; for each, the average seconds between a verdict and its session's next round."""
         with_rounds = [principal for principal in self._principals.values() if principal.ready]
         least = min((principal.served for principal in with_rounds), default=0.0)
         gaps = {}
@@ -253,9 +258,9 @@ class RoundQueue:
     def take(
         self, now: float, active: Mapping[Lease, int], cost: Cost, extra: float
     ) -> tuple[list[Job], list[Job]]:
-        """The rounds of the next forward, and those that have expired or were cancelled. `active`
-        are sessions in the middle of an answer, with the tokens of their rounds; drafts and masks
-        of a forward take `extra` seconds."""
+        """Take the rounds of the next forward out of the queue; returns them, and those that were
+        cancelled or are too late. `active` are the sessions in the middle of an answer, with the
+        tokens of their rounds; drafts and grammar masks of a forward take `extra` seconds."""
         for principal in self._principals.values():
             principal.ready = deque(sorted(principal.ready, key=_by_due_time))
         batch = FairBatch(
@@ -279,7 +284,7 @@ class RoundQueue:
                 break
             principal = self._principals[name]
             job = principal.ready.popleft()
-            self._count(job, -1)
+            self._count(job, -1)  # one round less
             if job.cancelled or job.deadline <= now:
                 expired.append(job)
             else:
@@ -290,9 +295,9 @@ class RoundQueue:
         return batch.jobs, expired
 
     def _next_in_turn(self, served: Mapping[str, float], batch: FairBatch) -> str | None:
-        """The principal whose round joins the batch next: of those whose next round hardly delays
-        others, the one that has been served least. None if that round is too large: it comes first
-        in the next forward."""
+        """Returns the principal whose round joins the forward next: the one that has been served
+        least, of those whose round hardly delays others. None if there is no such round, or if it
+        is too large to join: then it comes first in the next forward."""
         for name in sorted(served, key=served.__getitem__):
             job = self._principals[name].ready[0]
             if batch.room_for(job):
@@ -300,7 +305,7 @@ class RoundQueue:
         return None
 
     def _demands(self, active: Mapping[Lease, int]) -> dict[str, int]:
-        """The tokens that each principal has ready or will soon send."""
+        """Returns the tokens that each principal has ready to run or will soon send."""
         by_session: dict[str, dict[Lease, int]] = {}
         for name, principal in self._principals.items():
             if principal.ready:

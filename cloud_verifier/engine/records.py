@@ -85,7 +85,8 @@ class Recorder:
         return self.pending and self._clock() - self._since > max(_LINGER, self._took / _SHARE)
 
     def add(self, lease: Lease, committed: Committed) -> None:
-        """Remember tokens that were committed, so that their records can be made later."""
+        """Remember committed tokens of a session, so that their activation records, the target's
+        states that a drafter reads, can be made later."""
         if self._drafter is None or lease.records is None:
             return
         backlog = lease.backlog
@@ -98,12 +99,15 @@ class Recorder:
             lease.newest_states = committed.states[-1:].clone()
         else:
             backlog.append(replace(committed, tapped=None))
+        # Each piece is a view that keeps the states of a whole forward in memory: after a few of
+        # them the session's own are copied together.
         lease.uncopied += 1
         if lease.uncopied == _UNCOPIED:
             backlog[-_UNCOPIED:] = [Committed.joined(backlog[-_UNCOPIED:])]
             lease.uncopied = 0
-        if not lease.eager_records and committed.stop - backlog[0].start < _UNASKED * self._rows:
-            self._waiting[lease] = None
+        few_wait = committed.stop - backlog[0].start < _UNASKED * self._rows
+        if not lease.eager_records and few_wait:
+            self._waiting[lease] = None  # only the server's own drafter may want them, or nobody
             return
         self._waiting.pop(lease, None)
         if not self.pending:
@@ -127,8 +131,8 @@ class Recorder:
         self._unreported = []
 
     def go(self, seconds: float) -> bool:
-        """Make records for about so many seconds: latest sessions first, newest rows first. Returns
-        whether any fitted."""
+        """Make records for about so many seconds: those of the latest sessions first, and of the
+        newest tokens. Returns whether any were made."""
         began = self._clock()
         rows = self._rows_within(seconds)
         asked_for = [lease for lease in self._waiting if lease.eager_records]
@@ -144,8 +148,8 @@ class Recorder:
         return rows > 0
 
     def _rows_within(self, seconds: float) -> int:
-        """How many rows one batch may have, to take no longer than this; a few in any case where
-        they are overdue."""
+        """Returns how many records one batch may have to take no longer than so many seconds, by
+        the median of the latest batches; a few in any case if they are overdue."""
         if seconds == math.inf:
             return self._rows
         row_seconds = median(self._row_seconds) if self._row_seconds else 0.0
@@ -168,8 +172,8 @@ class Recorder:
         return not lease.backlog
 
     def can_copy(self, source: Lease, lease: Lease, rows: int) -> bool:
-        """Whether `lease` needs no records, or `source` has made or queued all of its first `rows`
-        rows."""
+        """Whether the first `rows` records of `lease` can be had from `source`, which has made or
+        queued all of them; also if `lease` needs none."""
         if lease.records is None:
             return True
         known = Ranges(source.made)
@@ -178,8 +182,8 @@ class Recorder:
         return source.records is not None and known.newest_missing(rows, 1) is None
 
     def copy(self, source: Lease, lease: Lease, rows: int) -> None:
-        """Give `lease` the first rows of `source`: records that exist are copied, missing ones will
-        be made for each."""
+        """Give `lease` the records of its first `rows` tokens, which it shares with `source`: those
+        that exist are copied, the others will be made for each of the two."""
         if lease.records is None or source.records is None or (slot := lease.slot) is None:
             return
         if not self.pending:
@@ -197,7 +201,8 @@ class Recorder:
             self._pending[lease] = None
 
     def _take_newest(self, leases: Iterable[Lease], room: int) -> list[tuple[Lease, Committed]]:
-        """Take up to `room` rows from the ends of these leases' backlogs."""
+        """Take up to `room` records' worth of the newest tokens out of these leases' backlogs, to
+        be made now. Returns the pieces with their leases."""
         pieces: list[tuple[Lease, Committed]] = []
         for lease in leases:
             while room > 0 and lease.backlog:
@@ -220,7 +225,8 @@ class Recorder:
 
     @torch.inference_mode()
     def _make(self, pieces: list[tuple[Lease, Committed]]) -> None:
-        """Make the records of these pieces in one batch, and write them into the leases' rows."""
+        """Make the records of these pieces in one batch, store them with their leases, and measure
+        how long one takes."""
         if not pieces or self._drafter is None:
             return
         started = self._clock()

@@ -154,8 +154,9 @@ class StepRunner:
     # ---- prepare
 
     def prepare(self, step: EngineStep) -> Plan:
-        """Give slots back, take the missing ones, and draft from the device's guesses where these
-        are worth more than drafts of ours. Returns what can be run."""
+        """Returns what can be run of this step. Slots are given back, and the missing ones taken;
+        the device's guesses become the draft of a stream where they promise more than a draft of
+        ours."""
         for lease in step.releases:
             self._slots.release(lease)
         plan = Plan(reports=[self._expired(job) for job in step.expired])
@@ -170,7 +171,7 @@ class StepRunner:
             if has_guesses and picked.expected >= self._worth_of_our_drafts(job):
                 plan.guessed[job] = (picked.tokens, picked.parents)
             elif job.guesses.waits:
-                plan.reports.append(Waiting(job))
+                plan.reports.append(Waiting(job))  # its device drafts, and has sent nothing yet
                 continue
             if self._holds_slot(job.lease, job, plan):
                 plan.jobs.append(job)
@@ -191,8 +192,8 @@ class StepRunner:
         return worth
 
     def _holds_slot(self, lease: Lease, job: Job | None, plan: Plan) -> bool:
-        """Whether the lease has a slot; one is taken now if need be, and if that raises, the plan
-        has a report of it."""
+        """Whether the lease has a slot, the place of a session's KV cache. One is taken now if need
+        be; if that raises, the plan gets a report of it."""
         if lease.slot is None and not lease.revoked:
             try:
                 self._slots.claim(lease)
@@ -203,7 +204,9 @@ class StepRunner:
     # ---- run
 
     def run(self, plan: Plan) -> Ran | NotRun:
-        """Make the missing drafts, run all rows in one forward, and see what the target accepts."""
+        """Make the missing drafts, run all rows of the plan in one forward, and see what the target
+        accepts of each draft. What raises is returned: the caller runs the rows again one by
+        one."""
         try:
             started = self._clock()
             drafts = self._drafts(plan)
@@ -238,7 +241,8 @@ class StepRunner:
         )
 
     def _drafts(self, plan: Plan) -> dict[Job, FlatTree]:
-        """Drafts of all rounds: the device's guesses where they were picked, else drafts of ours."""
+        """Returns a draft for each round: the device's guesses where they were picked, else a draft
+        of the server's own drafter."""
         drafts = dict(plan.guessed)
         streams = [job for job in plan.jobs if job not in drafts]
         if streams:
@@ -246,12 +250,13 @@ class StepRunner:
             beside += sum(len(tokens) for tokens, _ in drafts.values())
             drafts |= zip(streams, self._drafts_of_ours(streams, beside), strict=True)
         for job, (tokens, _) in drafts.items():
-            job.cost = len(tokens)
+            job.cost = len(tokens)  # what its next forward will take, about
         return drafts
 
     def _drafts_of_ours(self, streams: Sequence[Job], beside: int) -> list[FlatTree]:
-        """Drafts by the server's drafter, for a forward with `beside` other tokens. Where drafting
-        raises, or brings what is no draft of these texts, only the pending tokens: plain decoding."""
+        """Returns drafts by the server's drafter for these streams; `beside` other tokens are in
+        the forward. If drafting raises, or returns what is no draft of these texts, each has only
+        its pending token: plain decoding."""
         with self._faults.optional("drafting"):
             drafts = self._drafting.draft(streams, beside)
             vocabulary = self._target.facts.vocab_size
@@ -282,7 +287,8 @@ class StepRunner:
 
     @staticmethod
     def _rows(plan: Plan, drafts: Mapping[Job, FlatTree]) -> list[Row]:
-        """The rows of a plan's forward: first those of its rounds, then its pieces of prompts."""
+        """Returns the rows of a plan's forward, one for each sequence: first its rounds, then its
+        pieces of prompts."""
         rows = []
         for job in plan.jobs:
             tokens, parents = drafts[job]
@@ -306,7 +312,8 @@ class StepRunner:
     # ---- decide
 
     def decide(self, ran: Ran | NotRun) -> Decided:
-        """Decide and commit the rounds of a forward; for one that raised, report whose it was."""
+        """Decide what is accepted of each round of a forward, and commit it. If the forward raised,
+        its rounds and prompts are reported as not run."""
         decided = Decided()
         if isinstance(ran, NotRun):
             for job in ran.plan.jobs:
@@ -332,8 +339,9 @@ class StepRunner:
         return decided
 
     def _answer(self, ran: Ran, row: int, job: Job) -> Answered:
-        """Decide the round in this row of the forward: cut what is accepted where the answer ends,
-        commit it, and return the tokens for the device."""
+        """Decide the round in this row of the forward: cut the accepted path where the answer ends,
+        keep its keys and values, and return its tokens for the device. The last token is the
+        target's own choice after the path."""
         tokens, _ = ran.drafts[job]
         accepted = ran.accepted[row]
         path, next_token, finish = cut_path(
@@ -378,8 +386,9 @@ class StepRunner:
     # ---- conclude
 
     def conclude(self, ran: Ran, decided: Decided) -> list[Report]:
-        """Do what can wait until the answers are sent: commit the pieces of prompts, learn what the
-        forward took, and queue streams that go on. Returns reports of prompts that failed."""
+        """Do what can wait until the answers are sent: commit the pieces of prompts, learn from the
+        forward's time, and let streams that have not ended run again. Returns reports of prompts
+        that failed."""
         reports: list[Report] = []
         for row, piece in enumerate(ran.plan.pieces, len(ran.plan.jobs)):
             try:
@@ -390,6 +399,8 @@ class StepRunner:
             self._count_forward(ran)
         seconds = ran.ended - ran.drafted
         between = ran.plan.between
+        # The time of a round is from one forward of a stream to the next. Where that is not known,
+        # the time since the forward stands for what lies between the two.
         followed_by = self._clock() - ran.ended if between is None else between
         with self._faults.optional("drafting"):
             self._drafting.ran(decided.accepted_nodes, sum(ran.step.sizes), seconds + followed_by)
@@ -416,8 +427,9 @@ class StepRunner:
     def _report_not_run(
         self, lease: Lease, job: Job | None, error: Exception, into: Plan | Decided
     ) -> None:
-        """Report a row that alone did not run: its grammar is refused, the memory is full, or its
-        work raised. A prompt without a round has nobody to tell: it is noted as full."""
+        """Report why this row, which ran or would have run alone, has no result: its grammar is
+        refused, the memory is full, or it raised. A prompt without a round has nobody to tell: it
+        is noted as full."""
         if isinstance(error, GrammarError) and job is not None:
             into.reports.append(Dropped(job, Refusal(Code.GRAMMAR, str(error))))
         elif not isinstance(error, FullError):
@@ -436,7 +448,8 @@ class StepRunner:
         return Dropped(job, Refusal(Code.DEADLINE, f"not run within {waited:.2f} s"))
 
     def no_memory(self, job: Job) -> Report:
-        """The report of a round for which the model has no memory now."""
+        """Returns the report of a round for which the model has no memory now: an answer that has
+        begun ends where it is, another one is refused for a moment."""
         has_begun = job.base > job.request.base
         if has_begun:
             return Answered.ended(job)  # its tokens stay

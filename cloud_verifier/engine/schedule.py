@@ -165,8 +165,8 @@ class Scheduler:
         return self._queue.queued
 
     def submit(self, job: Job, now: float) -> None:
-        """Queue a round, or raise a `Refusal` when there is no room. Tokens before its base are run
-        first, where missing."""
+        """Queue a round, or raise a `Refusal` if there is no room. If tokens before its base are
+        missing in the slot, they are run first, as a prompt."""
         ready = self._queue.admit(job)
         seen = self._active.get(job.lease)
         if seen is not None:
@@ -199,8 +199,10 @@ class Scheduler:
     # ---- what the model runs
 
     def schedule(self, now: float) -> EngineStep | float:
-        """The next step, or the seconds until there may be one."""
+        """Returns the next step, one forward with what is to run in it, or the seconds until there
+        may be one."""
         if self._releases:
+            # First and by themselves, which takes no time.
             releases = self._releases
             self._releases = []
             return EngineStep(releases=releases, began=now)
@@ -214,8 +216,8 @@ class Scheduler:
         return math.inf
 
     def finished(self, step: EngineStep, outcome: StepOutcome, now: float) -> list[Job]:
-        """Learn what a step took, and queue what goes on. Returns rounds that cannot run, because
-        their prompts found no memory."""
+        """Learn how long a step took, and queue what goes on: rounds whose prompt is complete now,
+        and streams. Returns rounds that cannot run, because their prompts found no memory."""
         self._learn_time(step, outcome, now)
         for piece in step.prefill:
             prompt = self._prompts.get(piece.lease)
@@ -249,8 +251,9 @@ class Scheduler:
     # ---- what a step took
 
     def _learn_time(self, step: EngineStep, outcome: StepOutcome, now: float) -> None:
-        """Learn what the forward took, charge the principals for it, and note when its rounds and
-        pieces ran."""
+        """Learn how long a forward takes by its tokens, charge the principals with the step's
+        seconds, and note when its rounds and pieces of prompts ran."""
+        # Each row as the number of its tokens, and of those before them, which they attend to.
         rounds = [(job.cost, job.base) for job in step.jobs]
         prefill = [(piece.size, piece.start) for piece in step.prefill]
         tokens = sum(tokens for tokens, _ in [*rounds, *prefill])
@@ -274,9 +277,9 @@ class Scheduler:
             self._pacing.piece_ran(step.began, now)
 
     def _shares(self, step: EngineStep, forward: float, extra: float) -> dict[str, float]:
-        """The seconds of a step that each principal is charged with. Drafts and masks, `extra`
-        seconds, are charged to those whose they are; of the `forward`, what an empty one takes is
-        shared evenly, and the rest by tokens."""
+        """Returns the seconds of a step that each principal is charged with. The seconds of drafts
+        and masks, `extra`, go to those whose rounds need them. Of the `forward`, what even an empty
+        one takes is shared evenly, and the rest by tokens."""
         with_extra_work = [job.lease.principal for job in step.jobs if job.takes_extra_work]
         if with_extra_work:
             self._extra += _EXTRA_WEIGHT * (extra - self._extra)
@@ -307,9 +310,9 @@ class Scheduler:
         self._queue.forget(present)
 
     def _seconds_to_wait_for_rounds(self, now: float) -> float:
-        """How long the rounds that are ready wait for those that are about to come; 0: not at all.
-        In a large batch each costs little, and one of a principal that has been served less would
-        have to wait for the whole forward."""
+        """Returns for how many seconds the rounds that are ready should wait for more that are
+        about to come; 0 to run them now. In a larger batch each round costs less; and whoever has
+        been served least would otherwise wait for the whole forward."""
         ready = self._queue.ready
         wait = self._batch_waiting
         if wait is None:
@@ -329,8 +332,8 @@ class Scheduler:
         return until - now
 
     def _underserved_arrivals(self, began: float) -> list[float]:
-        """By when principals that have been served less than all whose rounds are ready will have
-        sent theirs, if that is worth sparing them the wait for a forward."""
+        """Returns the times by which principals that have been served less than all others will
+        probably have sent their rounds, as far as these are soon enough to be waited for."""
         latest = began + _WORTH_SPARING * self._queue.step
         pauses = self._queue.owed()
         arrivals = [
@@ -342,7 +345,7 @@ class Scheduler:
     # ---- steps
 
     def _step_with_rounds(self, now: float) -> EngineStep:
-        """The rounds of the next forward, and beside them pieces of prompts."""
+        """Returns a step with the rounds of the next forward, and beside them pieces of prompts."""
         active = {
             lease: seen.tokens
             for lease, seen in self._active.items()
@@ -351,7 +354,7 @@ class Scheduler:
         jobs, expired = self._queue.take(now, active, self._cost, self._extra)
         pieces: list[PrefillPiece] = []
         if jobs:
-            if next(self._batches) % _MEASURED:
+            if next(self._batches) % _MEASURED:  # now and then none, to measure the rounds alone
                 pieces = self._pieces_beside(jobs)
             if not self._prompts:
                 self._pacing.nothing_waits()
@@ -364,7 +367,8 @@ class Scheduler:
         )
 
     def _pieces_beside(self, jobs: Sequence[Job]) -> list[PrefillPiece]:
-        """Pieces of prompts that make a forward of these rounds hardly longer."""
+        """Returns pieces of prompts that make a forward of these rounds hardly longer; none of a
+        principal that has been served more than the least served one of the rounds."""
         tokens = sum(job.cost for job in jobs)
         pairs = attention_pairs((job.cost, job.lease.length) for job in jobs)
         seconds = self._pacing.beside(self._cost.seconds(tokens, pairs))
@@ -374,9 +378,9 @@ class Scheduler:
         return pieces
 
     def _step_of_prompts(self, now: float) -> EngineStep | float:
-        """A forward of prompts alone, as long as it may be while no round is ready; or the seconds
-        to wait until one may run, because a round is likely to come before it ends."""
-        if not self._expected_rounds():
+        """Returns a step of prompts alone, as long as it may be while no round is ready; or the
+        seconds to wait until one may run, because a round would probably come before it ends."""
+        if not self._expected_rounds():  # no round to delay: as much as fits
             return EngineStep(prefill=self._pieces(math.inf, self._most_alone()), began=now)
         room = self._pacing.room(now) - self._cost.seconds(0)
         pieces = self._pieces(room, self._most_beside)
@@ -406,9 +410,9 @@ class Scheduler:
     def _pieces(
         self, seconds: float, most: int, beside: float = 0, served: float = math.inf
     ) -> list[PrefillPiece]:
-        """Pieces of waiting prompts, `most` tokens of them, that make a forward of `beside` other
-        tokens longer by at most so many seconds. None is of a principal that has been served more
-        than `served`."""
+        """Returns pieces of waiting prompts, `most` tokens of them in all, that make a forward of
+        `beside` other tokens longer by at most so many seconds. None is of a principal that has
+        been served more than `served` seconds."""
         pieces: list[PrefillPiece] = []
         tokens_left = min(most, self._prefill_tokens)
         any_time = seconds == math.inf
@@ -418,7 +422,8 @@ class Scheduler:
             size = min(missing, tokens_left)
             if not any_time:
                 size = min(size, self._cost.fitting(seconds, size, start, beside))
-            too_small = size < min(missing, 1 if any_time else _LEAST_PIECE)
+            least = 1 if any_time else _LEAST_PIECE
+            too_small = size < min(missing, least)
             if too_small or self._queue.served(lease.principal) > served:
                 break
             tokens_left -= size
@@ -432,9 +437,9 @@ class Scheduler:
         return pieces
 
     def _prompts_in_order(self) -> list[tuple[Lease, _Prompt]]:
-        """The waiting prompts: those of principals that were served least come first. Of one
-        principal's, in turn the oldest and the one of which least has run goes first, so that a
-        short one does not wait for a long one."""
+        """Returns the waiting prompts in the order in which they run: those of principals that were
+        served least first. Of one principal's, alternately the oldest and the one of which least
+        has run goes first, so that a short prompt does not wait for a long one."""
 
         def rank(item: tuple[Lease, _Prompt]) -> tuple[float, int]:
             lease, prompt = item
