@@ -37,7 +37,8 @@ class KVBuffer:
         return self._rows.arrays
 
     def reserve(self, rows: int) -> None:
-        """Grow to at least this many rows."""
+        """Make room for at least this many rows. The arrays grow by doubling, and are new ones
+        then, with the old rows in front."""
         if rows <= self.size:
             return
         old_rows = self._rows
@@ -63,7 +64,8 @@ class KVBuffer:
             array[:, :, start:stop] = new
 
     def gather(self, sources: Sequence[int], start: int) -> None:
-        """Copy the rows `sources` to row `start` and after it."""
+        """Copy the rows with the numbers `sources`, in this order, to row `start` and after it: so
+        the rows of accepted tokens are moved together."""
         stop = start + len(sources)
         if list(sources) == list(range(start, stop)):
             return  # they are there already
@@ -81,8 +83,8 @@ class RecordBuffer:
     """
 
     def __init__(self, heads: Heads, borrowed: Sequence[Heads] = ()) -> None:
-        """`heads` are cross-attention's, none where there is none; `borrowed` those of each such
-        layer."""
+        """Begin without records. `heads` are those of cross-attention (a count of 0 where there is
+        none), `borrowed` those of each layer of the cache whose rows the records bring, too."""
         self.heads = heads
         self.borrowed = tuple(borrowed)
         parts = tuple((part.count, part.width) for part in (heads, *borrowed))
@@ -102,7 +104,8 @@ class RecordBuffer:
         self._feeds = self._graph_inputs()
 
     def put(self, start: int, keys: NDArray[Any], values: NDArray[Any]) -> None:
-        """Store records `[rows, heads, width]`, as on the wire, of positions from `start` on."""
+        """Store activation records of positions from `start` on: keys and values `[rows, heads,
+        width]`, as they come from the wire. They are visible to the drafter from now on."""
         stop = start + len(keys)
         old_size = self._rows.size
         # Keys and values of each part of a record, as `[1, heads, rows, width]`: first those of
@@ -116,7 +119,7 @@ class RecordBuffer:
         self._rows.put(start, own)
         if borrowed:
             self._borrowed_rows.put(start, borrowed)
-        if self._rows.size > old_size:
+        if self._rows.size > old_size:  # the arrays have grown, so the mask must
             mask = self._masked(self._rows.size)
             mask[..., :old_size] = self._mask
             self._mask = mask
@@ -132,8 +135,12 @@ class RecordBuffer:
             self._not_replaced.append((start, stop))
 
     def lend(self, rows: Sequence[NDArray[np.float32]], length: int) -> None:
-        """Replace the drafter's rows by the target's, in the last layers of a cache with `length`
-        committed rows."""
+        """Replace rows of a drafter's cache by those that records have brought, in its last layers
+        (the borrowed ones), at positions that both have.
+
+        `rows` are the cache's keys and values of each layer, `length` is how many tokens of the
+        text it holds. Rows behind these are of a draft, and are looked at again later.
+        """
         own_arrays = rows[-2 * len(self.borrowed) :]  # keys and values of each borrowed layer
         later: list[tuple[int, int]] = []
         for start, stop in self._not_replaced:

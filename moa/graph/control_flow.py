@@ -65,9 +65,10 @@ class _Field(NamedTuple):
 
 
 def refuse_control_flow(model: Path) -> None:
-    """Raise if the graph of a `.onnx` or `.ort` file has one inside, or cannot be read."""
+    """Raise a `BundleError` if the graph of an `.onnx` or `.ort` file has loops or branches,
+    operators with a graph inside; or if it cannot be read."""
     with _opened(model) as content:
-        if content[4:8] == _ORT:
+        if content[4:8] == _ORT:  # a format in which the names of operators are searched for
             has_inner_graph = any(content.find(name) >= 0 for name in _ORT_LOOPS)
         else:
             has_inner_graph = _Walk(content).finds_inner_graph()
@@ -79,8 +80,8 @@ def refuse_control_flow(model: Path) -> None:
 
 
 def refuse_foreign_weights(model: Path, listed: Collection[str]) -> None:
-    """Raise if the graph of an `.onnx` file reads weights from a file that is not among the `listed`
-    names beside it: those were hashed, and lie in the bundle."""
+    """Raise a `BundleError` if the graph of an `.onnx` file reads weights from a file whose name is
+    not among those `listed` beside it: only these were hashed, and lie in the bundle."""
     with _opened(model) as content:
         if content[4:8] == _ORT:
             return  # it has its weights inside
@@ -94,7 +95,8 @@ def refuse_foreign_weights(model: Path, listed: Collection[str]) -> None:
 
 @contextmanager
 def _opened(model: Path) -> Iterator[mmap.mmap]:
-    """The file's content; what cannot be read or walked becomes a `BundleError`."""
+    """Yield a file's content, mapped into memory. An error of the file system, or a `ValueError` of
+    whoever reads the content, becomes a `BundleError`."""
     try:
         with (
             model.open("rb") as file,
@@ -129,6 +131,7 @@ class _Walk:
         return False
 
     def _has_graph_attribute(self, node: _Message) -> bool:
+        """Whether an attribute of this operator is a graph."""
         for field in self._fields(node):
             if field.number != _NODE_ATTRIBUTE:
                 continue
@@ -161,6 +164,7 @@ class _Walk:
                         yield from self._tensors_of_node(field.content)
 
     def _tensors_of_graph(self, graph: _Message) -> Iterator[_Message]:
+        """Yield the weights of a graph, and the tensors in its operators' attributes."""
         for field in self._fields(graph):
             if field.number == _GRAPH_TENSORS:
                 yield field.content
@@ -186,7 +190,9 @@ class _Walk:
             yield field.content
 
     def _fields(self, message: _Message) -> Iterator[_Field]:
-        """The fields of a message that hold bytes; others are skipped."""
+        """Yield the fields of a protobuf message that hold bytes: strings, and messages inside of
+        it; numbers are skipped. A field begins with a key, which has its number and, in the low
+        three bits, the type of its content. A `ValueError` for what is no message."""
         offset, stop = message
         while offset < stop:
             self._fields_left -= 1
@@ -213,8 +219,9 @@ class _Walk:
                 yield _Field(number, _Message(start, offset))
 
     def _varint(self, offset: int, stop: int) -> tuple[int, int]:
-        """A number of 7 bits a byte, the lowest first, and the offset after it. The top bit says
-        that another byte follows; ten bytes are enough for 64 bits."""
+        """Read a number as protobuf writes it: 7 bits a byte, the lowest first, where the top bit
+        says that another byte follows. Returns it and the offset after it; ten bytes are enough for
+        64 bits."""
         value = 0
         for shift in range(0, 70, 7):
             if offset >= stop:

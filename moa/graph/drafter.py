@@ -60,8 +60,9 @@ class OnnxDrafter:
         vocab_size: int,
         borrowed: int = 0,
     ) -> None:
-        """`draft_tokens` are the target ids of a reduced draft vocabulary; records carry rows of
-        the last `borrowed` layers with a cache."""
+        """Draft with this graph, with caches of its own. `draft_tokens` are the target's ids of the
+        tokens that the drafter knows, None if it knows all; `vocab_size` is the target's.
+        Activation records bring rows of the last `borrowed` layers of the cache."""
         self.graph = graph
         borrowed_heads = graph.cache[graph.layers - borrowed :]
         own_heads = graph.records
@@ -110,9 +111,10 @@ class OnnxDrafter:
         sampling: SamplingSettings,
         grammar: TextMask | None = None,
     ) -> Steps:
-        """A tree of guesses after `ids`, whose last is the tree's root; under a grammar, of what
-        may follow."""
+        """Draft a tree of guesses after `ids`, whose last token is the tree's root; under a grammar
+        only of tokens that may follow. The graph runs one level of the tree at a time."""
         if self._states is not None:
+            # Running states belong to one sequence, so that a draft cannot branch.
             shape = replace(shape, breadth=1)
         call = yield from self._follow(ids, sampling, grammar)
         grower = TreeGrower(ids[-1], shape)
@@ -139,7 +141,7 @@ class OnnxDrafter:
                 fed_index[node] = index
                 self._tree_rows[first_row + parent, token] = first_row + index
             call = self._call(tokens, first_row + start)
-            call.positions.fill(root_position + grower.level)
+            call.positions.fill(root_position + grower.level)  # siblings share a position
             call.feature_rows[:] = [first_row + parent for parent in parents]
             sees[start:stop, :start] = sees[parents, :start]
             call.mask[0, 0, :, first_row : first_row + start] = sees[start:stop, :start]
@@ -160,11 +162,15 @@ class OnnxDrafter:
         sampling: SamplingSettings,
         grammar: TextMask | None = None,
     ) -> Generator[None, None, GuessTreeGrower]:
-        """Add to the tree of guesses after `ids`: run its `breadth` likeliest open nodes, and keep
-        of what may follow each the best, and others that are likelier than `least` in all. The tree
-        is kept, and what is below the new end of `ids` stays."""
+        """Let the tree of guesses after `ids` grow by one run of the graph, and return it.
+
+        The run is over the `breadth` likeliest nodes that have no children yet. Each gets the best
+        guess that may follow it, and the others whose whole path has at least the log-probability
+        `least`. The tree is kept for the next call: if `ids` have gone on along it by then, what is
+        below their new end stays.
+        """
         if self._states is not None:
-            breadth = 1
+            breadth = 1  # running states belong to one sequence, so that a draft cannot branch
         growth = self._growth_after(ids)
         if growth is None:
             call = yield from self._follow(ids, sampling, grammar)
@@ -180,6 +186,8 @@ class OnnxDrafter:
         rows = self._growth_rows
         committed = len(self.ids)
         first_row = max(rows.values(), default=committed - 1) + 1
+        # The nodes may lie anywhere in the tree, so each has a position and a mask of its own: it
+        # sees the text, its ancestors, and itself.
         call = self._call([tree.tokens[node] for node in nodes], first_row)
         call.mask[..., committed:] = MASKED  # the call may have been used for other nodes
         for query, node in enumerate(nodes):
@@ -210,7 +218,8 @@ class OnnxDrafter:
         return growth
 
     def read(self, ids: Sequence[int]) -> Generator[None, None, None]:
-        """Compute and keep the rows of `ids`, after which nobody wants a guess yet."""
+        """Compute the keys and values of `ids` where they are not cached, and keep them; nobody
+        wants a guess after them yet."""
         if self._keep(ids) < len(ids):
             yield from self._follow(ids, SamplingSettings())
 
@@ -227,6 +236,7 @@ class OnnxDrafter:
         kept_tokens = []
         kept_scores = []
         for node, tokens, scores in zip(nodes, all_tokens, all_scores, strict=True):
+            # A score that is no number counts as that of a token which is masked.
             scores = [score if math.isfinite(score) else MASKED for score in scores]
             likely = sum(growth.tree.scores[node] + score >= least for score in scores)
             allowed = sum(score > FORBIDDEN for score in scores)
@@ -236,8 +246,9 @@ class OnnxDrafter:
         growth.expand(nodes, kept_tokens, kept_scores)
 
     def _growth_after(self, ids: Sequence[int]) -> GuessTreeGrower | None:
-        """The earlier tree, if `ids` end in it: nodes on the path are committed, others are
-        dropped. None if they do not."""
+        """The tree that earlier calls of `grow` made, moved to the end of `ids`, if `ids` have gone
+        on along it: the nodes that they have passed join the cached text, and nodes that are not
+        below the new end are dropped. None if `ids` have left the tree."""
         growth = self._growth
         committed = len(self.ids)
         if growth is None or len(ids) <= committed or self.ids != ids[:committed]:
@@ -249,6 +260,7 @@ class OnnxDrafter:
             return None
         if not path:
             return growth
+        # The last token of `ids` becomes the root, whose row is not committed yet.
         *passed, new_root = [0, *path]
         if any(node not in self._growth_rows for node in passed):
             return None  # the graph has not run it: there is no row to commit
@@ -260,8 +272,9 @@ class OnnxDrafter:
         return self._growth
 
     def _move_growth(self, growth: GuessTreeGrower, passed: Sequence[int], new_root: int) -> None:
-        """Commit the rows of the nodes that the text has passed, and keep of the tree what is below
-        its new root."""
+        """Move a tree along the text: the cache rows of the nodes that the text has `passed` join
+        those of the text, and of the tree stays what is below `new_root`, with its rows behind
+        them."""
         committed = len(self.ids)
         subtree, old_nodes = growth.below(new_root)
         old_rows = self._growth_rows
@@ -282,7 +295,7 @@ class OnnxDrafter:
     def guess(
         self, ids: Sequence[int], sampling: SamplingSettings, grammar: TextMask | None = None
     ) -> Generator[None, None, int]:
-        """The most likely token after `ids`."""
+        """The most likely token after `ids`; under a grammar, of those that may follow."""
         call = yield from self._follow(ids, sampling, grammar)
         token = int(call.top_tokens[0, 0, 0])
         if grammar is None:
@@ -300,10 +313,12 @@ class OnnxDrafter:
     def _follow(
         self, ids: Sequence[int], sampling: SamplingSettings, grammar: TextMask | None = None
     ) -> Generator[None, None, Call]:
-        """Run the ids that are not cached, piece by piece; returns the call whose guesses follow
-        the last.
+        """Run the graph over the ids that are not cached yet, piece by piece, so that the caller
+        can do other work between two pieces. Returns the last call, whose guesses follow the last
+        id.
 
-        All but the last are committed: the last is the root of the draft.
+        All ids but the last join the cached text. The last is the root of the draft, and its row is
+        kept as one of the draft's.
         """
         start = self._keep(ids[:-1])
         while True:
@@ -343,8 +358,9 @@ class OnnxDrafter:
         return call
 
     def _keep(self, ids: Sequence[int]) -> int:
-        """Cut the committed rows to the common prefix with `ids`, and append the tree's rows that
-        continue it. Returns how many rows are committed then."""
+        """Make the cache follow `ids` as far as it can without running the graph, and return how
+        many of them it holds then. Rows behind the common prefix with the text before are given up;
+        rows of the latest draft whose tokens continue it are moved behind it."""
         ids = list(ids)
         common = common_prefix(self.ids, ids)
         if common < len(self.ids):
@@ -373,8 +389,9 @@ class OnnxDrafter:
             self.records.made(start, stop)
 
     def _call(self, tokens: Sequence[int], first_row: int, *, text: bool = False) -> Call:
-        """A call over these tokens, whose rows start at `first_row`; its mask shows only the
-        committed rows. Of a `text`, guesses are wanted after its last token, else after each."""
+        """Prepare a call of the graph over these tokens, whose cache rows start at `first_row`. Its
+        mask shows only the rows of the text; the caller adds those of a draft. Of a `text`, guesses
+        are wanted after its last token, else after each."""
         self._rows.reserve(first_row + len(tokens))
         cache = self._rows.arrays
         records = self.records.feeds() if self.records is not None else _NO_RECORDS
@@ -403,8 +420,12 @@ class OnnxDrafter:
         masks: Sequence[Bits | None] = (),
         changes: Float | None = None,
     ) -> None:
-        """Run a call, and store its rows; `masks` are of the tokens that may follow each of its
-        queries, and `changes` what is added to their logits."""
+        """Run a call of the graph, and store the keys and values of its tokens from `first_row` on.
+
+        Its guesses follow its queries, some or all of its tokens. `masks` say for each query which
+        tokens a grammar allows, and `changes` are what penalties and biases add to its logits. All
+        of that, and sampling noise, is added by the graph before it sorts the guesses.
+        """
         self.run_tokens = call.ids.shape[1]
         self.runs += 1
         if sampling.greedy:
@@ -427,7 +448,8 @@ class OnnxDrafter:
         self._rows.write(first_row, call.rows)
 
     def _noise_after(self, seed: int, call: Call) -> Float:
-        """The noise of what follows the call's queries: of one position, or of each its own."""
+        """The sampling noise of the positions after a call's queries, `[1, 1, tokens]` if they
+        share one position, else `[1, queries, tokens]`."""
         queries = call.top_logp.shape[1]
         positions = call.positions[0, -queries:].tolist()
         if min(positions) == max(positions):
@@ -448,8 +470,9 @@ class OnnxDrafter:
     def _adjustments(
         self, ids: Sequence[int], paths: Sequence[Sequence[int]], sampling: SamplingSettings
     ) -> Float | None:
-        """What penalties and biases add to the logits after each of these paths behind `ids`,
-        `[1, paths, draft vocabulary]`; None if they add nothing."""
+        """What penalties and biases add to the logits of the token after `ids` and a path of
+        drafted tokens, for each of these paths: `[1, paths, draft vocabulary]`; None if they add
+        nothing."""
         if not paths or not sampling.adjusts:
             return None
         zeros = np.zeros(self._vocab_size)

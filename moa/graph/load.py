@@ -31,8 +31,9 @@ class LoadedGraph:
     def load(
         cls, bundle: Bundle, variant: str = "", *, threads: int = 0, measured: bool = False
     ) -> LoadedGraph:
-        """Load a variant, by default the bundle's own; with `measured`, its number of threads is
-        the fastest here, unless one is given."""
+        """Load a variant, one of the forms in which a bundle has the drafter's graph; without a
+        name its default one. With `measured` the number of threads is the fastest on this machine,
+        unless one is given."""
         name = variant or bundle.manifest.default_variant
         chosen = bundle.variant(name)
         if chosen.form != "dynamic":
@@ -50,7 +51,7 @@ class LoadedGraph:
         return cls(bundle, name, graph, bundle.draft_to_target())
 
     def drafter(self) -> OnnxDrafter:
-        """A drafter with its own caches."""
+        """Make a drafter over this graph, with caches of its own; the weights are shared."""
         manifest = self.bundle.manifest
         borrowed = len(manifest.records.borrowed) if manifest.records else 0
         if borrowed > self.graph.layers:

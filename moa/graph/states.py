@@ -35,8 +35,9 @@ class StateHistory:
         return max((at for at in self._kept if at <= tokens), default=0)
 
     def step(self, start: int, stop: int) -> tuple[list[Float], list[Float]]:
-        """The states after the first `start` tokens, which must be known, and arrays for those after
-        `stop`, which are known from now on. What was known behind `start` was of another text."""
+        """Return two lists of arrays for a step over the tokens `start` to `stop` of the text: the
+        running states before it, which must be known, and those into which the step is to write the
+        states after it. States behind `start` were of another text, and are forgotten."""
         for at in [at for at in self._kept if at > start]:
             self._unused.append(self._kept.pop(at))
         if len(self._kept) >= self._most:
@@ -47,7 +48,9 @@ class StateHistory:
         return before, after
 
     def _least_useful(self, end: int) -> int:
-        """The one whose neighbours are closest to each other, for their distance from the end."""
+        """Which of the kept states to give up when the text is `end` tokens long, as its number of
+        tokens: the one that is missed the least, because its neighbours are close to each other,
+        compared with their distance from the end."""
         places = [0, *self._kept, end]
         worth = {
             places[i]: (places[i + 1] - places[i - 1]) / (end - places[i])

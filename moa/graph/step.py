@@ -57,8 +57,9 @@ def usable_cores() -> int:
 
 
 def open_session(model: Path, *, threads: int = 1, bounded: bool = False) -> Any:
-    """A graph on the CPU, without loops or branches; `bounded` by the memory that all graphs of
-    this process share."""
+    """Load a graph for the CPU, and refuse one with loops or branches, which could run for ever. A
+    `bounded` graph allocates from memory of a limited size, which all graphs of this process
+    share."""
     refuse_control_flow(model)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -85,6 +86,8 @@ class StepGraph:
     """One ONNX session, with the shapes of its inputs."""
 
     def __init__(self, model: Path, *, threads: int = 0) -> None:
+        """Load the graph of a drafter's step, and read from its inputs and outputs what it needs; a
+        `BundleError` if they are not those of such a graph."""
         self.threads = threads or default_threads()
         self.session = open_session(model, threads=self.threads, bounded=True)
         self._latest_options: Any = None
@@ -118,7 +121,8 @@ class StepGraph:
         self.state_outputs = [f"new_state_{place}" for place in range(len(self.states))]
 
     def run(self, binding: Any) -> None:
-        """One step."""
+        """Run one step over the arrays that are bound. A `BundleError` if it fails, or if it was
+        ended from another thread or after a time limit."""
         options = onnxruntime.RunOptions()
         self._latest_options = options
         try:
@@ -151,6 +155,8 @@ class LayerRows:
     """
 
     def __init__(self, layers: Sequence[Heads], rows: int) -> None:
+        """Allocate zeros for this number of rows of every layer. A stack `[2 * layers, heads, rows,
+        width]` holds the keys and values of layers of one shape."""
         stacks: dict[Heads, Float] = {}
         unused: dict[Heads, Iterator[Float]] = {}
         """Views of the stack's arrays that no layer has taken yet."""
@@ -183,8 +189,9 @@ class Call:
         records: Mapping[str, Float],
         text: bool,
     ) -> None:
-        """`cache` and `records` are read at every run; guesses are computed after the last token of
-        a text, and after each of a level."""
+        """Make the arrays of a call over so many tokens, and bind them. `cache` (keys and values of
+        each layer) and `records` (inputs by name) are read at every run. Guesses are computed after
+        the last token of a `text`, or after each token of a level of a tree."""
         self._graph = graph
         self.cache = cache
         self.records = records
@@ -231,8 +238,9 @@ class Call:
         """The noise that is bound."""
 
     def carry(self, before: Sequence[Float], after: Sequence[Float]) -> None:
-        """Let the next runs go on from these running states, and write those after their last token
-        into `after`: other arrays."""
+        """Let the next runs begin from the running states `before`, and write the states after
+        their last token into the arrays `after`. No array may be in both: a run reads one while it
+        writes the other."""
         for name, state in zip(self._graph.state_inputs, before, strict=True):
             self._binding.bind_cpu_input(name, state)
         for name, out in zip(self._graph.state_outputs, after, strict=True):
@@ -240,8 +248,8 @@ class Call:
         self._carried = before, after  # the binding holds addresses alone
 
     def run(self, noise: Float) -> float:
-        """Run the tokens; `noise` is added to the logits, `[1, 1, 1]` of zeros for none. Returns
-        the seconds."""
+        """Run the graph over the arrays of this call, and return the seconds that it took. `noise`
+        is added to the logits before guesses are sorted: zeros `[1, 1, 1]` for none."""
         graph = self._graph
         start = perf_counter()
         if noise is not self._noise:
@@ -263,9 +271,9 @@ def memory_limit(model: Path) -> int:
 
 
 def _bound_memory(model: Path) -> None:
-    """Bound what all operators of this process may allocate, before they do."""
+    """Bound what all graphs of this process may allocate, before the first one, `model`, does."""
     if _arena_limits:
-        return
+        return  # a process has one arena, which its first graph has made
     limit = memory_limit(model)
     memory = onnxruntime.OrtMemoryInfo(
         "Cpu",
@@ -279,7 +287,8 @@ def _bound_memory(model: Path) -> None:
 
 
 def _states(shapes: Mapping[str, Sequence[int | str]], model: Path) -> list[tuple[int, ...]]:
-    """The sizes of the running states among a graph's inputs."""
+    """The shapes of the running states among a graph's inputs, in order; a `BundleError` where one
+    is not fixed, or where all of them would take too much memory."""
     count = sum(name.startswith("past_state_") for name in shapes)
     found: list[tuple[int, ...]] = []
     numbers = 0
@@ -294,7 +303,8 @@ def _states(shapes: Mapping[str, Sequence[int | str]], model: Path) -> list[tupl
 
 
 def _heads(shape: Sequence[int | str]) -> Heads:
-    """The heads of an input `[1, heads, rows, width]`; a name stands for a size that varies."""
+    """The number and width of the heads of an input `[1, heads, rows, width]`; a `BundleError` if
+    they are not fixed. In place of a size that varies a shape has a name."""
     count = shape[1]
     width = shape[3]
     if not isinstance(count, int) or not isinstance(width, int):

@@ -43,8 +43,9 @@ _MOST_THREADS = 1024
 
 
 def fastest(model: Path, identity: str) -> StepGraph:
-    """The graph with the number of threads that is the fastest here; `identity` stands for its
-    content."""
+    """Load a graph with the number of threads that is the fastest on this machine. It is measured
+    once, between the usual number and twice as many, and kept under the graph's `identity`; not
+    for small graphs, and not while other work would disturb the measurement."""
     usual = default_threads()
     more = min(2 * usual, usable_cores())
     size = sum(file.stat().st_size for file in model.parent.iterdir() if file.is_file())
@@ -75,7 +76,8 @@ def pick(times: Mapping[int, float], usual: int) -> int:
 
 
 def _measured(graphs: Mapping[int, StepGraph]) -> dict[int, float]:
-    """The median seconds of a step with each, taken in turns: what disturbs one disturbs the others."""
+    """The median seconds of a step with each number of threads. Steps are run in turns, so that
+    what disturbs one disturbs the others, too."""
     calls = {threads: _call(graph) for threads, graph in graphs.items()}
     no_noise = np.zeros((1, 1, 1), np.float32)
     for call in calls.values():
@@ -91,7 +93,7 @@ def _measured(graphs: Mapping[int, StepGraph]) -> dict[int, float]:
 
 
 def _call(graph: StepGraph) -> Call:
-    """A step of one token after a chat of some length."""
+    """A call to be measured: one token after a chat of some length, with empty caches."""
     cache = LayerRows(graph.cache, _CACHED_ROWS).arrays
     records: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]] = {}
     if graph.records is not None:
@@ -120,7 +122,8 @@ def _answer_file(identity: str) -> Path:
 
 
 def _read_answer(file: Path) -> int | None:
-    """The kept number of threads; None where there is none, or a damaged one."""
+    """The number of threads that an earlier measurement kept in this file; None where there is
+    none, or a damaged one."""
     try:
         found = json.loads(file.read_bytes()[:_LARGEST_ANSWER])["threads"]
     except (OSError, ValueError, KeyError, TypeError):

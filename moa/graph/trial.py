@@ -47,7 +47,8 @@ _UNKNOWN_ADDRESS_SPACE = 2**30
 
 
 def try_out(bundle: Bundle, variant: str, *, threads: int = 0) -> None:
-    """Raise if this variant cannot be loaded and run within limits; once for these files."""
+    """Load and run a variant of a bundle in a process of its own with limits of time and memory,
+    and raise a `BundleError` if it exceeds them. Files that have passed are not tried again."""
     tried_mark = _tried_mark(bundle, variant)
     if tried_mark is not None and tried_mark.exists():
         return
@@ -61,8 +62,9 @@ def try_out(bundle: Bundle, variant: str, *, threads: int = 0) -> None:
 
 
 def _child(bundle: Bundle, variant: str, threads: int) -> str:
-    """Try the graph in a child; returns what is to be said of the graph, `_DONE` if it is good.
-    Raises a `MoaError` if the child failed for another reason than its limits."""
+    """Try a variant of a bundle in a child process. Returns `_DONE` if its graph could be loaded
+    and run, else a line that says what is wrong with it. Raises a `MoaError` if the child failed
+    for another reason than its limits."""
     # The user's settings, a token among them, are no business of a process that runs a
     # stranger's graph.
     environment = {
@@ -86,7 +88,7 @@ def _child(bundle: Bundle, variant: str, threads: int) -> str:
         try:
             output, errors = _output(child, _seconds(bundle))
         finally:
-            child.kill()
+            child.kill()  # whatever has happened here, nothing of the graph goes on
     said = output.decode(errors="replace").strip()
     if child.returncode == 0 and said:
         return said.splitlines()[-1]
@@ -104,8 +106,9 @@ def _child(bundle: Bundle, variant: str, threads: int) -> str:
 
 
 def _output(child: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bytes]:
-    """What a child writes to standard output and standard error until it ends, or takes too long
-    and is killed. `seconds` are those of the processor that it may take."""
+    """Return what a child process writes to standard output and standard error until it ends. It is
+    killed if it takes too long: `seconds` are those of the processor that it may use, and by the
+    clock it may take a multiple of them."""
     began = time.monotonic()
     while True:
         try:
@@ -140,8 +143,8 @@ def _seconds(bundle: Bundle) -> float:
 
 
 def _tried_mark(bundle: Bundle, variant: str) -> Path | None:
-    """A file whose presence says that exactly these files have been tried, by this version; None
-    where there is no place for it."""
+    """The path of a mark, an empty file in the user's cache whose presence says that exactly these
+    files have passed with this version; None where the user has no such folder."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if home.startswith("~"):
         return None
@@ -158,7 +161,8 @@ def _tried_mark(bundle: Bundle, variant: str) -> Path | None:
 
 
 def _limit(bundle: Bundle, variant: str) -> None:
-    """Limit this process's time and memory, beyond what it has used already."""
+    """Limit the processor time and the memory of this process, the child, to what a trial may take
+    beyond what it has used already."""
     try:
         import resource
     except ImportError:  # Windows: there only the clock limits it
@@ -182,7 +186,8 @@ def _address_space() -> int:
 
 
 def main(folder: str, variant: str, threads: str) -> None:
-    """Load, run, and say how it went."""
+    """Load a variant of the bundle in a folder within limits, draft after a short and a longer
+    text, and print how it went: `_DONE`, or what is wrong with it."""
     from moa.graph.drafter import run
     from moa.graph.load import LoadedGraph
     from moa.sampling import SamplingSettings
