@@ -34,11 +34,12 @@ def encode(message: Message) -> bytes:
 
 
 def client_frame(message: ClientMessage, most: int) -> bytes:
-    """Encode a message for a verifier whose frames have `most` bytes at most. A `Refusal`, before
-    anything is sent, where the verifier would not read it: a caller's values may be out of range."""
+    """Encode a message for a verifier whose frames have `most` bytes at most. Raises a `Refusal` if
+    the verifier would not read it, because the frame is too large, or a caller's values are out of
+    range: so nothing is sent that would end the connection."""
     try:
         frame = encode(message)
-        # Those two are frequent, and made of numbers that were checked.
+        # Decoding checks all ranges. These two are frequent, and made of numbers that were checked.
         if not isinstance(message, Foresee | Ack):
             decode_client(frame)
     except (ValueError, OverflowError, Refusal) as error:
@@ -99,8 +100,8 @@ def check(message: ClientMessage, limits: Limits, vocab_size: int) -> None:
 
 
 def _check_turn(message: Open | Append, limits: Limits, vocab_size: int) -> None:
-    """A `Refusal` for a turn whose prompt, number of new tokens or stop strings are outside of the
-    limits, or that asks for what does not go together."""
+    """Raise a `Refusal` for a turn (a prompt and its answer) whose prompt, number of new tokens or
+    stop strings are outside of the limits, or whose settings do not go together."""
     if not message.ids:
         raise Refusal(Code.BAD_MESSAGE, "there must be ids")
     if isinstance(message, Open) and (message.round or message.generated):
@@ -120,14 +121,15 @@ def _check_turn(message: Open | Append, limits: Limits, vocab_size: int) -> None
     if "" in message.stop:
         raise Refusal(Code.BAD_MESSAGE, "a stop string must not be empty")
     _in_vocab(message.ids, vocab_size)
+    # Of a turn that is opened again some ids are its output already; a prompt must be left.
     if isinstance(message, Open) and message.generated >= max(1, len(message.ids)):
         raise Refusal(Code.BAD_MESSAGE, "generated must be below the number of ids")
 
 
 def _check_tree(tokens: Sequence[int], parents: Sequence[int], vocab_size: int) -> None:
-    """A `Refusal` for guesses that are no tree: node 0 is the root, and each other node's parent
-    comes before it. A bad index would be an illegal memory access on a GPU, which ends all
-    sessions."""
+    """Raise a `Refusal` for guesses that are no tree. In a tree node 0 is the root, whose parent is
+    -1, and each other node's parent comes before it. A bad index would be an illegal memory access
+    on a GPU, which ends all sessions."""
     if len(parents) != len(tokens):
         raise Refusal(Code.BAD_MESSAGE, f"{len(tokens)} tokens but {len(parents)} parents")
     if parents[0] != -1:

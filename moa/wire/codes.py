@@ -85,7 +85,8 @@ class Refusal(ProtocolError):
         return self.code in RETRYABLE
 
     def error(self, *, session: bytes = b"", round: int = 0) -> Error:
-        """The `Error` message for the other end."""
+        """This refusal as an `Error` message for the other end. It names the session and the round
+        that are refused; without a session it concerns the connection."""
         return Error(
             code=self.code.value,
             message=str(self),

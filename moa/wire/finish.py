@@ -24,8 +24,8 @@ class TurnRules:
 def first_finish(
     rules: TurnRules, log: Sequence[int], new: Sequence[int], decode: Decode | None
 ) -> tuple[int, Finish]:
-    """How many of the `new` tokens belong to the turn when they follow `log`, and why it ends there
-    ("" = it goes on).
+    """Find where a turn (an answer) ends among the `new` tokens that follow the tokens so far,
+    `log`: returns how many of them belong to it, and why it ends there ("" if it goes on).
 
     `decode` turns output tokens into text; it is only called when there are stop strings.
     """
@@ -50,11 +50,12 @@ def cut_path(
     next_token: int,
     decode: Decode | None,
 ) -> tuple[list[int], int, Finish]:
-    """Cut what a forward accepted where the turn ends. `path` are the accepted nodes of the draft
-    `tokens`, from node 0, the log's last token, on, and `next_token` is the target's after them.
+    """Cut what the target accepted of a draft where the turn (an answer) ends.
 
-    Returns the nodes of the path that belong to the turn, the token after these, and why the turn
-    ends there ("" = it goes on).
+    `tokens` are those of the draft, a tree whose node 0 is the last token of the text so far,
+    `log`. `path` are the accepted nodes, node 0 first, and `next_token` is the target's own after
+    them. Returns the nodes of the path that belong to the turn, the token after these, and why the
+    turn ends there ("" if it goes on).
     """
     new = [tokens[node] for node in path[1:]]
     new.append(next_token)
@@ -64,7 +65,8 @@ def cut_path(
 
 
 def _stopped(rules: TurnRules, log: Sequence[int], new: Sequence[int], decode: Decode) -> bool:
-    """Whether the end of the output, with the `new` tokens behind the log, has a stop string."""
+    """Whether the output of a turn, with the `new` tokens behind the tokens so far, `log`, contains
+    a stop string. Only its end is decoded: the rest was looked at when its tokens came."""
     # Every token except a few special ones adds at least a byte, so this window contains the
     # longest stop string.
     window = max(len(stop.encode()) for stop in rules.stop) + 16

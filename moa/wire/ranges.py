@@ -42,8 +42,8 @@ class Ranges:
             self._stops[-1] = min(self._stops[-1], length)
 
     def newest_missing(self, length: int, most: int, floor: int = 0) -> tuple[int, int] | None:
-        """The newest run of rows in floor..length that are not held, its last `most` rows if it is
-        longer; None when all are held."""
+        """The newest run of rows within floor..length that are not in the set, as (start, stop); of
+        a run of more than `most` rows the last ones. None if all are in the set."""
         stop = length
         below = bisect_left(self._starts, length) - 1  # the last range that begins before `length`
         if below >= 0 and self._stops[below] >= stop:

@@ -162,8 +162,8 @@ class ClientSession:
         grammar: Grammar | None = None,
         messages: Sequence[ChatMessage] = (),
     ) -> Append:
-        """Return the message that begins the next turn, whose ids are added to the log at once. A
-        setting that is None stays as it was."""
+        """Return the message that begins the next turn: its prompt `ids`, which join the log at
+        once, and its settings. Those that are None stay as they were in the turn before."""
         self._not_busy()
         if max_new_tokens is not None:
             self.max_new_tokens = max_new_tokens
@@ -204,9 +204,10 @@ class ClientSession:
         neg_log_probs: Sequence[int],
         waits: bool | None = None,
     ) -> Foresee:
-        """Return the message with guesses at what the running stream will bring: a tree of tokens
-        whose root is the log's last token. `waits`, if given, changes whether the stream waits for
-        guesses. There is no answer."""
+        """Return the message with guesses at what the running stream will bring, for the server to
+        verify: a tree of tokens whose root is the log's last token. `neg_log_probs` say how likely
+        each is after its parent, as the wire has it. `waits`, if given, changes whether the stream
+        waits for guesses. There is no answer."""
         stream = self.streaming
         if stream is None or tokens[0] != self.log[-1]:
             raise ProtocolError("guesses need a running stream, and begin at the log's end")
@@ -234,9 +235,10 @@ class ClientSession:
         return Close(self.id)
 
     def recover(self) -> list[Request | Resume]:
-        """Return what to send first on a new connection: the requests again if the server is not
-        known to have the session, else a `Resume` whose answer says what is missing."""
-        if self.settled == 0:
+        """Return what to send first on a new connection, after the earlier one was lost. If the
+        server is not known to have the session, that is every request without an answer, again;
+        else a `Resume`, whose answer says what either end has missed."""
+        if self.settled == 0:  # nothing was ever answered
             return list(self.unsettled)
         self._resuming = True
         return [
@@ -278,7 +280,8 @@ class ClientSession:
                 raise ProtocolError(f"a session does not take {type(message).__name__}")
 
     def _opened(self, message: Opened) -> Ready | None:
-        """The server has the prompt of an open or append, if one waits for this answer."""
+        """Take in that the server has the prompt of the open or append that waits for an answer.
+        None if none waits, or if this is an answer to an earlier one."""
         request = self._opening_request()
         if request is None:
             return None
@@ -304,12 +307,13 @@ class ClientSession:
         return None
 
     def _stream_tokens(self, message: StreamTokens) -> Advanced | None:
-        """Tokens of the running round join the log; those that are in it already, after a lost
-        connection, are compared with it."""
+        """Take in tokens of the running round, which join the log. After a lost connection the
+        server may repeat some that are in it already: these are compared with it. None if the round
+        is not the running one."""
         request = self.streaming
         if request is None or request.round != message.round:
             return None
-        known = self.base - message.base
+        known = self.base - message.base  # how many of the tokens the log has already
         if known < 0:
             raise ProtocolError(
                 f"stream tokens at {message.base + 1}, but the log ends at {self.base}"
@@ -340,8 +344,9 @@ class ClientSession:
         )
 
     def _resumed(self, message: Resumed) -> Recovered | None:
-        """The server has the session still, or again: take over the tokens that were missed, and say
-        which requests it has not got."""
+        """Take in the answer to a `Resume`. If the server has the session, still or again, the
+        tokens that were missed (`tail`) join the log, and the event says which requests must be
+        sent again because the server has not got them. None if no `Resume` waits for an answer."""
         if not self._resuming:
             return None
         self._resuming = False
@@ -383,8 +388,9 @@ class ClientSession:
         return Recovered(message.outcome, last_known, tokens, self.finish, tuple(resend))
 
     def _gone(self) -> Recovered:
-        """The server does not have the session: it is to be opened again with the log, and the other
-        requests are to be sent again behind that."""
+        """Take in that the server does not have the session any more. It is to be opened again with
+        all tokens that were verified, and requests without an answer are to be sent again behind
+        that."""
         # Before the first answer nothing is settled, and the log is the prompt.
         known = self.log[: self.settled] if self.settled else self.log
         requests: list[Request] = [self._open(known)]
@@ -398,14 +404,16 @@ class ClientSession:
         return Recovered("gone", self.settled - 1, (), self.finish, tuple(requests))
 
     def _error(self, message: Error) -> Refused | Recovered:
-        """The server has refused something: the session if it does not know it, a round if the error
-        names one, or else all that waits for an answer."""
+        """Take in that the server has refused something. If it does not know the session, that must
+        be opened again. Else the error is of the round that it names, or of all requests without an
+        answer; they are given up, unless the same requests may succeed later."""
         if message.code in (Code.UNKNOWN_SESSION, Code.QUARANTINED):
             return self._gone()
         retry = message.code in RETRYABLE
         if not retry:
             still_valid: list[Request] = []
             if message.round:
+                # Of another round, or an opening, which names none.
                 still_valid = [r for r in self.unsettled if round_of(r) != message.round]
             self.unsettled = still_valid
         return Refused(message, retry)
@@ -413,13 +421,14 @@ class ClientSession:
     # ---- helpers
 
     def _same(self, start: int, tokens: Sequence[int]) -> None:
-        """A `ProtocolError` unless the log has these tokens from position `start` on: where the
-        server repeats other ones than ours, text with a hole would follow."""
+        """Raise a `ProtocolError` unless the log has these tokens, which the server repeats, from
+        position `start` on. Behind other tokens than ours its text would not go with our log."""
         if self.log[start : start + len(tokens)] != list(tokens):
             raise ProtocolError(f"the server's tokens from position {start} on differ from ours")
 
     def _keep_logprobs(self, logprobs: bytes, stop: int) -> None:
-        """Keep packed log-probabilities, if any: those of the last tokens before position `stop`."""
+        """Keep the log-probabilities that an answer brought, if any, by position. `logprobs` are
+        rows in the layout of `moa.logprobs`, of the last tokens before position `stop`."""
         if logprobs:
             rows = unpack(logprobs, self.logprobs, self.vocab_size)
             if len(rows) > stop - self.turn_start:
@@ -435,7 +444,8 @@ class ClientSession:
             raise ProtocolError(f"more than the {self.max_new_tokens} tokens that were asked for")
 
     def _open(self, ids: Sequence[int]) -> Open:
-        """The message that opens the session with these ids: the prompt, or a log with output."""
+        """The message that opens the session with these ids: the prompt of its first turn, or, for
+        a server that has lost the session, all tokens so far, the last of which may be output."""
         return Open(
             session=self.id,
             ids=list(ids),
