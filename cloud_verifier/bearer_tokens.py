@@ -16,7 +16,7 @@ _SHOWN = 12
 
 
 def add(token: argparse.ArgumentParser) -> None:
-    """The subcommands and their flags."""
+    """Add the subcommands that make, list and revoke tokens, with their flags."""
     commands = token.add_subparsers(required=True, metavar="COMMAND")
     new = commands.add_parser("new", help="make a token", description=_new.__doc__)
     new.add_argument("--name", default="edge", help="its principal (default: %(default)s)")

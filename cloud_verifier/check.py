@@ -26,7 +26,8 @@ _SECONDS = 1.0
 
 
 def measure(settings: Settings) -> dict[str, Any]:
-    """Load the target, then time trees of several sizes behind a short context."""
+    """Load the target and return the figures of this machine: memory, sessions, and how long a
+    forward over trees of several sizes takes behind a short context."""
     started = time.perf_counter()
     served = load(settings)
     loaded = time.perf_counter() - started
@@ -34,6 +35,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     facts = served.facts
     slot = target.cache.acquire()
     context = min(_CONTEXT, facts.capacity // 2)
+    # Which tokens these are makes no difference to the time.
     step = target.forward([Row.chain(slot, [1] * context, judged="none")])
     target.commit(step, 0, range(context))
     trees = []
@@ -85,7 +87,7 @@ def sessions_of(cache: KVCache, tokens: int) -> int:
 
 
 def show(figures: dict[str, Any], *, as_json: bool) -> None:
-    """Print the figures."""
+    """Print the figures as JSON, or for people: a line each, lists as tables."""
     if as_json:
         print(json.dumps(figures, indent=2))
         return
@@ -109,7 +111,8 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Table:
 
 
 def _time(target: Target, slot: int, nodes: int) -> float:
-    """Median seconds of verifying a draft of `nodes`: a tree, where the target verifies trees."""
+    """Median seconds of a forward that verifies a draft of `nodes` tokens: a tree where the target
+    verifies trees, else a chain."""
     parents = [-1] + [max(0, node // 2 - 1) for node in range(1, nodes)]
     row = Row.chain(slot, [1] * nodes, judged="all")
     if target.capabilities.trees:
@@ -120,4 +123,4 @@ def _time(target: Target, slot: int, nodes: int) -> float:
         started = time.perf_counter()
         target.forward([row]).argmax(0)  # reading the result waits for the accelerator
         times.append(time.perf_counter() - started)
-    return median(times[1:])
+    return median(times[1:])  # the first one may be slow

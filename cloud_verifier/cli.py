@@ -70,21 +70,22 @@ SWITCH_SECONDS = 0.0005
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point."""
+    """Run the command of these words, by default those of the command line, and exit with its
+    code."""
     arguments = parser().parse_args(argv)
-    tells = arguments.run is not _serve
+    prints_results = arguments.run is not _serve
     sys.exit(
         run_cli(
             "cloud-verifier",
             lambda: arguments.run(arguments),
             extra="verifier",
-            stdout_needed=tells,
+            stdout_needed=prints_results,
         )
     )
 
 
 def parser(kind: type[CommandParser] = CommandParser) -> CommandParser:
-    """The command line."""
+    """Returns the parser of the command line: `serve`, `token` and `check` with their flags."""
     top = kind(
         prog="cloud-verifier",
         description="Verify drafts of many edges with one large language model.",
@@ -130,8 +131,8 @@ def parser(kind: type[CommandParser] = CommandParser) -> CommandParser:
 
 
 def settings_from(arguments: argparse.Namespace) -> Settings:
-    """Settings from parsed flags. Limits that depend on the context's size are derived from it
-    unless they are given."""
+    """Returns the settings of the parsed flags. Limits that depend on the length of the context
+    follow from it unless they are given."""
     limits = given_fields(arguments, Limits)
     if (context := limits.get("max_context_tokens")) is not None:
         limits.setdefault("max_prompt_tokens", context)
@@ -192,7 +193,8 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _check_paths(settings: Settings) -> None:
-    """Refuse what is no hub id and is not here."""
+    """Refuse a model's place that reads like a path or a file and is not there; others may be hub
+    ids."""
     named = {
         "--target": settings.target,
         "--drafter": settings.drafter,
@@ -230,7 +232,8 @@ async def _serve_upstream(settings: Settings, auth: Authenticator, port: Port) -
 async def _until_stopped(
     verifier: Any, port: Port, beside: contextlib.AbstractAsyncContextManager[str]
 ) -> None:
-    """`beside`: another listener, whose address it gives; empty without one."""
+    """Serve until a signal or the engine's own end. `beside` is another listener that runs
+    meanwhile, and gives its address; empty without one."""
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)

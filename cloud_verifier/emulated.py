@@ -19,7 +19,8 @@ SomeTarget = TypeVar("SomeTarget", bound=Target)
 
 
 def slowed_down(target: SomeTarget, forward_time: ForwardTime) -> SomeTarget:
-    """The same target, each of whose forwards takes at least its `forward_time` from now on."""
+    """Make each forward of the target take at least its `forward_time` from now on, and return the
+    target."""
     forward = target.forward
 
     def slow_forward(rows: Sequence[Row]) -> Step:

@@ -25,7 +25,8 @@ class ForwardTime:
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """From `250ms`, or `250ms+20ms`."""
+        """The times that a text like `250ms` or `250ms+20ms` says: of a forward over one token, and
+        of each token more."""
         times = [_TIME.fullmatch(part) for part in text.split("+")]
         if len(times) > 2 or None in times:
             raise ConfigError(

@@ -56,7 +56,7 @@ class JsonFormatter(logging.Formatter):
     """Formats a record as JSON; the fields above come from `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Returns a log record as a line of JSON; remote text in it is escaped and shortened."""
         entry: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
             + f".{int(record.msecs):03d}Z",
@@ -85,7 +85,9 @@ class FairShare(logging.Filter):
         self._source = lru_cache(_MAX_SOURCES)(self._new)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether this line may go out."""
+        """Whether this line may be written. A principal, or an address without one, that logs too
+        much is left out: its first such line says so, and the next that is written says how many
+        were left out."""
         now = self._clock()
         peer = getattr(record, "peer", "").rpartition(":")[0]
         source = self._source(getattr(record, "principal", "") or peer or record.name)
@@ -97,6 +99,7 @@ class FairShare(logging.Filter):
         source.left_out += 1
         if source.left_out > 1:
             return False
+        # The first line over the limit is written as this remark.
         record.msg = "more lines of this source are left out"
         record.args = ()
         record.exc_info = None

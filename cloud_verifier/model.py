@@ -80,7 +80,8 @@ class Served:
 
 
 def load(settings: Settings) -> Served:
-    """Load everything that `settings` names; errors are one clear line."""
+    """Load the target, its drafter and what else the settings name, and log what was loaded. What
+    cannot be used is an error of one line."""
     began = time.monotonic()
     log.info(
         "starting",
@@ -105,8 +106,8 @@ def load(settings: Settings) -> Served:
 
 @contextlib.contextmanager
 def told_while_it_lasts(what: str, every: float = _TELL_SECONDS) -> Iterator[None]:
-    """Log a line every few seconds while the body runs: how long it has taken, and what memory this
-    process has by now."""
+    """Log a line every few seconds while the body runs: how long it has taken, and how much memory
+    this process has by now."""
     done = threading.Event()
     began = time.monotonic()
 
@@ -147,8 +148,8 @@ def _drafter_of_streams(source: str) -> StoredDrafter:
 
 
 def _load(settings: Settings) -> Served:
-    """Load the target, the drafter that makes records, and what drafts streams: another drafter, the
-    device's graph, or a small model."""
+    """Load the target, the drafter that activation records are made for, and what drafts streams
+    here: another drafter, the device's exported graph, or a small model."""
     refuse_other_tokenizers(settings)
     stored = stored_drafter(settings)
     streams = stored
@@ -169,7 +170,7 @@ def _load(settings: Settings) -> Served:
     name = stored.weights_id(facts) if stored is not None else ""
     machine = target.machine
     graph = None
-    if streams is stored and small is None:
+    if streams is stored and small is None:  # a bundle is of the drafter that makes the records
         graph = load_graph(settings, machine.device, name)
     if small is None and stream_drafter is not None and not target.capabilities.states:
         small = drafting_alone(settings, target, stream_drafter, graph)
@@ -189,8 +190,8 @@ def _load(settings: Settings) -> Served:
 
 
 def load_drafter(stored: StoredDrafter, target: Target) -> Drafter:
-    """The drafter beside its target. Behind a target without states, only one that reads nothing of
-    it can be used; what its kind did not tell is found here."""
+    """Load a drafter beside its target. Behind a target that gives no hidden states (a GGUF file),
+    only one that reads none can be used; what its kind does not tell before is found here."""
     if target.capabilities.states:
         return stored.load(with_states(target).model, target.facts)
     drafter = stored.load(None, target.facts)
@@ -202,7 +203,7 @@ def load_drafter(stored: StoredDrafter, target: Target) -> Drafter:
 def drafting_alone(
     settings: Settings, target: Target, drafter: Drafter, graph: LoadedGraph | None
 ) -> SmallModel:
-    """A drafter that reads nothing of its target, behind one that has nothing to be read."""
+    """Returns a drafter that reads only tokens, for a target that gives nothing else."""
     slots = drafting_slots(target)
     shape = settings.stream_shape
     if graph is not None:
@@ -219,7 +220,9 @@ def drafting_alone(
 
 
 def small_model(settings: Settings, target: Target) -> SmallModel | None:
-    """A GGUF file given as --server-drafter, or a bundle of a sibling that no drafter goes with."""
+    """Returns the small model that drafts streams from tokens alone: a GGUF file given as
+    --server-drafter, or a bundle whose drafter reads nothing of a target. None if there is
+    neither."""
     if is_gguf(settings.server_drafter):
         if settings.bundle:
             raise UsageError(
@@ -252,8 +255,8 @@ def small_model(settings: Settings, target: Target) -> SmallModel | None:
 
 
 def refuse_other_tokenizers(settings: Settings) -> None:
-    """Refuse a sibling that drafts here and has another tokenizer than the target: of both, files
-    are read that cost a second, before the target is loaded."""
+    """Refuse a small model that is to draft here and has another tokenizer than the target. Only
+    files that take a second to read are looked at, before the target is loaded."""
     small = {}
     if settings.bundle:
         manifest = Bundle.open(settings.bundle).manifest
@@ -298,7 +301,7 @@ def expected_load(settings: Settings) -> ExpectedLoad:
 
 
 def load_target(settings: Settings) -> Target:
-    """The target alone."""
+    """Load the target into memory, with the KV cache that the settings ask for."""
     options = LoadOptions(
         device=settings.device,
         dtype=settings.dtype,
@@ -315,7 +318,8 @@ def load_target(settings: Settings) -> Target:
         library=settings.llama_library,
     )
     source = settings.target or str(_embedded().target)
-    if (plan := plan_memory(source, options) if source_of(source).planned else None) is not None:
+    plan = plan_memory(source, options) if source_of(source).planned else None
+    if plan is not None:
         log.info("the target %s", plan, extra={"event": "memory", **plan.figures})
         options = dataclasses.replace(options, kv_tokens=plan.kv_tokens)
     # Errors of loading the model are reported by themselves: here it is the KV cache that does not
@@ -348,8 +352,9 @@ def stored_drafter(settings: Settings) -> StoredDrafter | None:
 def taps_of(
     settings: Settings, drafter: StoredDrafter | None, streams: StoredDrafter | None
 ) -> tuple[int, ...]:
-    """The target's states that these drafters read. Only configs are read: what cannot be served is
-    found before the target is loaded."""
+    """Returns the layers of the target whose hidden states these drafters read; none if they read
+    none. It reads only configs, so that what cannot be served is found before the target is
+    loaded."""
     if drafter is None and streams is None:
         return ()
     if settings.bundle and streams is not None and streams is not drafter:
@@ -396,7 +401,8 @@ def reads_records(
 
 
 def load_graph(settings: Settings, device: str, drafter: str) -> LoadedGraph | None:
-    """The graph that drafts streams, on a CPU; its bundle must be of the drafter with this id."""
+    """Returns the exported graph that drafts streams on a CPU, from the bundle that the settings
+    name; None without one. It must be the bundle of the drafter whose identity is `drafter`."""
     folder = settings.bundle
     if not folder and not settings.target and not settings.drafter and device == "cpu":
         folder = str(_embedded().bundle)
@@ -427,7 +433,7 @@ def serve_model(
     drafter_name: str = "",
     graph: LoadedGraph | None = None,
 ) -> Served:
-    """Serve models that are in memory."""
+    """Returns models that are in memory already in the form in which they are served."""
     if drafter is not None and drafter.taps:
         with_states(target).tap(drafter.taps)
     from_records = reads_records(drafter, drafter, graph)
@@ -448,13 +454,14 @@ def model_facts(
     *,
     stream_records: bool = True,
 ) -> ModelFacts:
-    """The facts of a model in memory that the service needs."""
+    """Returns what the service must know of a model in memory: identities, limits, and what it can
+    do."""
     records = None
     if drafter is not None and (layout := drafter.record_layout) is not None:
         dtypes = [d for d in DTYPES if d != "int4" or layout.width % 2 == 0]
         records = RecordContract(layout.count, layout.width, list(dtypes))
     cache = target.cache
-    pages_of_a_full_slot = -(-cache.capacity // cache.page_tokens)
+    pages_of_a_full_slot = -(-cache.capacity // cache.page_tokens)  # rounded up
     all_can_be_full = cache.pages >= cache.slots * pages_of_a_full_slot
     return ModelFacts(
         target=target.facts.weights_id,

@@ -67,7 +67,7 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
-        """Start the engine without listening: the caller has another way in."""
+        """Run the engine while the body runs, without listening: the caller has another way in."""
         self._loop = asyncio.get_running_loop()
         await self.start_engine()
         helpers = [
@@ -82,7 +82,8 @@ class Server:
             await self.stop_engine()
 
     async def drain(self) -> None:
-        """Send Goaway to all clients, then wait for running work, up to the limit."""
+        """Tell all devices that this process is about to stop, and wait for the work that runs, for
+        `drain_seconds` at most."""
         seconds = self.service.limits.drain_seconds
         log.info("draining", extra={"event": "drain"})
         self.service.drain("the verifier is stopping", seconds)

@@ -125,8 +125,8 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        """Refuse what is out of range, does not go together, or would serve strangers without
-        authentication, with one line that names it."""
+        """Refuse settings that are out of range, do not go together, or would serve strangers
+        without authentication; the error names the setting."""
         _ = self.forward_time  # it checks what `--emulate` says
         if self.upstream and (self.target or self.drafter or self.server_drafter):
             raise ConfigError(

@@ -91,9 +91,9 @@ class Tokenizer:
         return str(self._tokenizer.chat_template or "")
 
     def chat(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any]) -> str:
-        """Render a conversation by the chat template, to which the values of `template` are passed. A
-        template is a program that came with the model: it runs in a process of its own, so that one
-        without an end ends no server."""
+        """Render a conversation by the target's chat template, which may read the values of
+        `template`. A template is a program that came with the model: it runs in a process of its
+        own, so that one that does not end stops no server."""
         if self._tokenizer.chat_template is None:
             raise UsageError("this target has no chat template", hint="use /v1/completions")
         special = self._tokenizer.special_tokens_map
@@ -160,7 +160,8 @@ class VerifierAnswerer:
         return str(self._wrong())
 
     async def encode(self, ask: AnswerRequest) -> Encoded:
-        """Encode a request's prompt and compile what goes with it; an error where it is too long."""
+        """Returns a request's prompt in tokens, with what goes with it; an error if it is too
+        long."""
         limits = self._service.limits
         return await encoded(
             self._tokenizer,
@@ -171,7 +172,7 @@ class VerifierAnswerer:
         )
 
     async def admit(self, ask: AnswerRequest, encoded: Encoded) -> None:
-        """Compile the answer's grammar, if it has one, before the answer begins; an error where it
+        """Compile the answer's grammar, if it has one, before the answer begins; an error if it
         cannot be compiled. The result is kept for the answer's session."""
         if encoded.grammar is None:
             return
@@ -201,8 +202,8 @@ class VerifierAnswerer:
     async def _events(
         self, ask: AnswerRequest, session: ClientSession, encoded: Encoded, line: Loopback
     ) -> AsyncGenerator[AnswerEvent, None]:
-        """Open the session over `line`, ask for streams until the answer has ended, and yield what
-        they bring."""
+        """Open a session over `line`, ask for streams until the answer has ended, and yield what
+        they bring as events of the API."""
         yield Began(encoded.thinking)
         prompt_length = len(session.log)
         text = TextStream(self._tokenizer, ask.stop)
@@ -214,7 +215,7 @@ class VerifierAnswerer:
         # A stream asked for at the same time would also be refused without a slot.
         await exchange.next(Ready)
         while not session.finish:
-            if not session.busy:
+            if not session.busy:  # the first stream, or one that was ended before the answer
                 streams += 1
                 line.put(session.stream(waits=predicted.begins()))
             for message in predicted.news():
@@ -244,8 +245,8 @@ class VerifierAnswerer:
         yield Ended(reason=session.finish, verified=True, text=text.text, counts=counts)
 
     def _scored(self, session: ClientSession, position: int) -> tuple[Scored, ...]:
-        """The log-probabilities of the token at a position; none where they were not asked for, or it
-        ends the answer."""
+        """Returns the log-probabilities of the token at this position, in a tuple; an empty one if
+        they were not asked for, or the token ends the answer."""
         logprobs = session.token_logprobs.get(position)
         token = session.log[position]
         if logprobs is None or token in self._service.facts.eos_ids:
@@ -256,7 +257,7 @@ class VerifierAnswerer:
 
 
 def session_for(ask: AnswerRequest, encoded: Encoded, limits: Limits) -> ClientSession:
-    """A session for this answer, within the service's limits."""
+    """Returns a session with the settings of this request, within the service's limits."""
     sampling, penalties = wire_sampling(_sampling(ask))
     return ClientSession(
         list(encoded.ids),
@@ -293,8 +294,8 @@ class _Predicted:
         return len(self._prediction.after(self._output, self._room)) > 0
 
     def news(self) -> list[Foresee]:
-        """The message that tells the running stream the guesses that it does not know yet, and that
-        it need not wait for more; none where there are none."""
+        """Returns the message with predicted tokens that the running stream has not been told, in a
+        list; an empty list if there is nothing new."""
         if not self._any:
             return []
         told_before = len(self._prediction.told)
@@ -320,8 +321,8 @@ class _Predicted:
         self.accepted += self._prediction.decided(tokens)
 
     def again(self) -> list[Foresee]:
-        """The message for a stream that was sent again, and so has been told nothing: the guesses; if
-        there are none any more, at least not to wait for them."""
+        """Returns the messages for a stream that was sent again, and so has been told nothing: the
+        predicted tokens, or, if there are none any more, that it need not wait for any."""
         self._prediction.told = []
         stream = self._session.streaming
         if stream is None:
@@ -396,7 +397,7 @@ class Loopback:
 @contextlib.asynccontextmanager
 async def connected(service: Service, principal: str) -> AsyncIterator[Loopback]:
     """Yield a connection of this principal to the service in this process, after hello and welcome.
-    It is closed, and its end waited for, when the body ends."""
+    When the body ends, it is closed and its end waited for."""
     line = Loopback(service)
     task = asyncio.create_task(charged(converse(service, line, principal)))
     try:
@@ -426,10 +427,11 @@ class _Exchange:
         self._losses = 0
 
     async def next(self, kind: type[E]) -> E | Working:
-        """Wait for the next event of this kind, or for the news that the service works on it.
+        """Wait for the session's next event of this kind, or for the news that the service works on
+        it.
 
-        What was refused for now is sent again, and a lost session is opened again, but not for ever:
-        then the service's refusal is raised.
+        What was refused for now is sent again, and a session that the service has dropped is opened
+        again; after some time or some losses the service's refusal is raised.
         """
         while True:
             message = await self._line.get()

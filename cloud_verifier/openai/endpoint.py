@@ -25,7 +25,8 @@ from moa.process.listening import Port
 async def endpoint(
     verifier: Verifier, *, port: Port, tokenizer: Any, settings: Settings, principals: Principals
 ) -> AsyncIterator[str]:
-    """Serve `--openai` on `port` while the body runs; yields the address."""
+    """Serve OpenAI's API and the operator's page on `port` while the body runs; yields the
+    address."""
     service = verifier.service
     answerer = VerifierAnswerer(
         service, Tokenizer(tokenizer), settings.served_name, verifier.engine.wrong

@@ -52,8 +52,10 @@ class Admission:
     def answer(
         self, target: str, authorization: Sequence[str], peer: str, host: str = ""
     ) -> Reply | str:
-        """The answer to a request with these Authorization headers, or the principal whose
-        websocket may open. Where nobody needs a token, `host` must be a name of this port."""
+        """Returns the answer to an HTTP request: a reply, or the name of the principal whose
+        websocket may open. `authorization` are the values of its Authorization headers. Where
+        nobody needs a token, `host` must be a name of this port: else a web page could reach it
+        under a name of its own."""
         path = target.partition("?")[0]
         problem = self._wrong()
         if self._service.draining and path != "/health/live":  # it lives while it drains
@@ -88,7 +90,7 @@ class Admission:
         return principal
 
     def _metrics(self, principal: str) -> Reply:
-        """The page of metrics, for those who may read it."""
+        """Returns the page of metrics, or a refusal for a principal that may not read it."""
         if not may_measure(principal):
             return text_reply(http.HTTPStatus.FORBIDDEN, NOT_MEASURED)
         self._service.observe()

@@ -49,7 +49,8 @@ class AsgiVerifier:
         self._origins = frozenset(origins)
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        """Serve one request, one websocket, or the life of the server."""
+        """Serve what the ASGI server calls for: an HTTP request, a websocket, or its own start and
+        end."""
         match scope["type"]:
             case "lifespan":
                 await self._live(receive, send)
@@ -71,7 +72,8 @@ class AsgiVerifier:
         await send({"type": "lifespan.shutdown.complete"})
 
     def _answer(self, scope: AsgiScope) -> Reply | str:
-        """The answer to a request, or the principal whose websocket may open."""
+        """Returns the answer to a request, or the name of the principal whose websocket may
+        open."""
         mounted_at = scope.get("root_path", "").rstrip("/")
         path = scope["path"].removeprefix(mounted_at)
         given = authorizations(_values(scope, b"authorization"), scope.get("subprotocols", ()))
@@ -80,7 +82,7 @@ class AsgiVerifier:
         return self._admission.answer(path, given, _peer(scope), host)
 
     async def _websocket(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        """Serve one websocket, or refuse it."""
+        """Serve one websocket until it ends, or refuse its handshake."""
         await receive()  # the request itself
         answer = self._answer(scope)
         if SUBPROTOCOL not in scope.get("subprotocols", ()):
@@ -90,7 +92,7 @@ class AsgiVerifier:
         if isinstance(answer, Reply):
             if _REPLIES in (scope.get("extensions") or {}):
                 await _reply(answer, send, _REPLIES)
-            else:
+            else:  # this server can only refuse, without a reason
                 await send({"type": "websocket.close", "code": CloseCode.POLICY, "reason": ""})
             return
         await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL, "headers": []})
@@ -112,7 +114,8 @@ class AsgiSocket:
         self._open = True
 
     async def __aiter__(self) -> AsyncIterator[str | bytes]:
-        """Frames as they come, and as the budget allows."""
+        """Yield the frames as they come. A connection above its budget is read more slowly; a frame
+        that is too large ends it."""
         while True:
             message = await self._receive()
             if message["type"] == "websocket.disconnect":
@@ -159,7 +162,8 @@ class AsgiSocket:
             raise ConnectionClosedError(None, None) from None
 
     async def _hold_back(self) -> None:
-        """Wait until the budget allows more; a connection that floods is ended."""
+        """Wait until the connection's budget allows the next frame. One that has waited for most of
+        some seconds floods: it is ended."""
         while True:
             wait = self.meter.wait(time.monotonic())
             if wait <= 0:

@@ -35,7 +35,8 @@ def token_line(name: str, token: str) -> str:
 
 
 def read_entries(path: Path) -> tuple[tuple[str, bytes], ...]:
-    """Names and hashes of a token file; blank lines and `#` comments are skipped."""
+    """Returns the principals and the hashes of their tokens in a token file; empty lines and `#`
+    comments are skipped."""
     entries = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -81,8 +82,8 @@ class Authenticator:
             )
 
     def principal(self, authorization: Sequence[str]) -> str | None:
-        """The caller's name by its Authorization headers, or None to refuse it: without a valid
-        header, or with several, because a proxy may have checked a different one."""
+        """Returns the name of the caller by its Authorization headers, or None to refuse it:
+        without a valid one, or with several, because a proxy may have checked a different one."""
         if self._path is None:
             return ANONYMOUS
         self._read_again_if_changed(self._path)
@@ -100,8 +101,8 @@ class Authenticator:
         return matching[0]
 
     def _read_again_if_changed(self, path: Path) -> None:
-        """Read the token file again if it has changed. One that cannot be read is logged once, and
-        the entries stay as they are."""
+        """Read the token file again if it has changed since. If it cannot be read, that is logged
+        once and the tokens stay as they are."""
         stamp = _stamp(path)
         if stamp == self._stamp:
             return

@@ -94,8 +94,8 @@ class Connection(ServerConnection):
         super().connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes from the socket. A request by another method than GET is answered and ended
-        here: it is a browser or a client that takes this port for an API."""
+        """Take bytes from the socket. A first request by another method than GET comes from a
+        browser or a client that takes this port for an API: it is answered and ended here."""
         is_first = not self.arrived
         self.arrived = time.monotonic()
         # The first bytes may be fewer than four: then they are a part of "GET ", or they are not.
@@ -150,8 +150,9 @@ class Connection(ServerConnection):
         self._hand_on()
 
     def _hand_on(self) -> None:
-        """Hand bytes on to the library, piece by piece, as long as they may be; the socket is read
-        only when there are none left."""
+        """Pass the bytes that were read on to the websockets library, a piece at a time, for as
+        long as the connection's budget and its reader allow. The socket is read only when none are
+        left, so TCP makes the other end wait."""
         started = time.monotonic()
         while self._bytes and self._next is None and not self._ended:
             if self.paused or self.recv_messages.paused:
@@ -162,7 +163,7 @@ class Connection(ServerConnection):
                 self._hold_back(min(wait, _LONGEST_NAP), now)
                 break
             if now - started > _TURN_SECONDS:
-                self._hand_on_soon()
+                self._hand_on_soon()  # after the other connections
                 break
             piece = bytes(self._bytes[:_PIECE])
             del self._bytes[:_PIECE]
@@ -171,7 +172,8 @@ class Connection(ServerConnection):
         self._set_reading(not self._bytes and not self._ended)
 
     def _hold_back(self, seconds: float, now: float) -> None:
-        """Go on after so many seconds; a connection that floods is ended."""
+        """Pass nothing on for so many seconds. A connection that is held back for most of the time
+        floods: it is ended."""
         limit = self.meter.held_back(seconds, now)
         if limit:
             self.end()
@@ -205,7 +207,8 @@ class SecuredConnection(Secured, Connection):
 def connection_type(
     limits: Limits, half_open: HalfOpen, tls: ssl.SSLContext | None
 ) -> type[Connection]:
-    """The class of one port's connections, with TLS or without."""
+    """Returns the class of a port's connections, with or without TLS. The websockets library makes
+    the connections itself, so what they share is put into the class."""
     parts = {
         "_limits": limits,
         "_half_open": half_open,

@@ -54,7 +54,8 @@ class Socket(Protocol):
 
 
 async def converse(service: Service, socket: Socket, principal: str) -> None:
-    """Serve one connection of `principal` until it ends."""
+    """Serve one connection of `principal` until it ends: frames go to a channel, which handles
+    them, and what the channel's outbox holds goes out."""
     if service.full(principal):  # handshakes that were under way together
         await socket.close(CloseCode.TRY_LATER, "too many connections")
         return
@@ -100,7 +101,8 @@ async def _write(socket: Socket, outbox: Outbox, who: Who) -> None:
 
 @contextlib.asynccontextmanager
 async def _orderly_end(socket: Socket, who: Who) -> AsyncIterator[None]:
-    """Whatever ends the body, the other end is told by the code of the connection's end."""
+    """A context whose end, whatever the reason, is told to the other end of the connection by a
+    close code."""
     try:
         yield
     except ConnectionClosed:

@@ -97,8 +97,8 @@ class Transport:
             await self._server.wait_closed()
 
     def _fit_descriptors(self) -> None:
-        """Lower the limits of connections, and of half-open ones, to what the files allow that this
-        process may open; a warning says so."""
+        """Lower the limits of connections and of half-open ones to what this process's limit of
+        open files allows; a warning says so."""
         limits = self._service.limits
         ports = 2 if self._settings.openai else 1
         most, most_half_open = room_for_connections(
@@ -134,11 +134,11 @@ class Transport:
     # ---- HTTP
 
     async def _request(self, connection: ServerConnection, request: Request) -> Response | None:
-        """The response to a request; None for one whose websocket may open."""
+        """Returns the response to an HTTP request; None for one whose websocket may open."""
         ours = _ours(connection)
         headers = request.headers
         try:
-            self._half_open.leave(ours)
+            self._half_open.leave(ours)  # its request is whole
             offered = ",".join(headers.get_all("Sec-WebSocket-Protocol"))
             subprotocols = offered.replace(" ", "").split(",")
             given = authorizations(headers.get_all("Authorization"), subprotocols)

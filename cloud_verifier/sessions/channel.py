@@ -68,7 +68,8 @@ class Channel:
         self.service.leave(self.outbox)
 
     def flooded(self, limit: str) -> None:
-        """The other end floods: send it the limit's name, then close."""
+        """Tell the other end that it sends too much, by the name of the limit, and close the
+        connection."""
         log.warning(
             "closed: above its budget for too long",
             extra={
@@ -88,15 +89,16 @@ class Channel:
         self.outbox.end(CloseConnection(CloseCode.POLICY, limit))
 
     async def receive(self, frame: bytes, arrived: float) -> None:
-        """Handle one frame with its arrival time. A refusal is answered; too many invalid frames
-        end the connection."""
-        await self.outbox.room()
+        """Handle one frame of the device, which arrived at that time. What cannot be done is
+        answered with a refusal; too many invalid frames end the connection."""
+        await self.outbox.room()  # a device that does not read its answers is not read either
         message: ClientMessage | None = None
         try:
             message = decode_client(frame)
             if not (self.welcomed.is_set() or isinstance(message, Hello)):
                 raise Refusal(Code.BAD_MESSAGE, "the first message must be hello")
             check(message, self.limits, self.service.facts.vocab_size)
+            # Ranges of activation records that the device says it holds: they take time to read.
             held = getattr(message, "held", None)
             if held:
                 self._meter.spend(FRAMES, len(held) // _RANGES_PER_FRAME)
@@ -129,7 +131,7 @@ class Channel:
             self._refuse(refusal, message)
 
     def _refuse(self, refusal: Refusal, message: ClientMessage | None) -> None:
-        """Answer a message with a refusal, and count it; too many invalid messages, or a refused
+        """Answer a message with a refusal, and count it. Too many invalid messages, or a refused
         hello, end the connection."""
         session = getattr(message, "session", b"")
         self._count_against_budget(refusal, message, session)
@@ -148,8 +150,8 @@ class Channel:
     def _count_against_budget(
         self, refusal: Refusal, message: ClientMessage | None, session: bytes
     ) -> None:
-        """Spend a refusal from the budget, unless the device is not to blame: it was refused for
-        now, or could not know yet that its session's opening was."""
+        """Spend one refusal of the connection's budget, unless the device is not to blame: it was
+        refused for now, or could not know yet that the opening of its session was."""
         if refusal.retryable:
             most = self.limits.max_sessions_per_connection
             if isinstance(message, Open) and len(self._refused_opens) < most:
@@ -160,8 +162,8 @@ class Channel:
             self._meter.spend(REFUSALS)
 
     async def _matcher(self, message: Open | Append, start: int) -> Matcher | None:
-        """Compile the grammar of an opening or a turn whose answer begins at `start`; None if it
-        has none. Frames behind it wait, those of other connections do not."""
+        """Compile the grammar of an answer that begins at position `start`; None if the message has
+        no grammar. Meanwhile later frames of this connection wait, those of others do not."""
         if message.grammar is None:
             return None
         self._agreed("grammar", "answers that match a grammar")
@@ -171,7 +173,7 @@ class Channel:
     # ---- message by message
 
     def _hello(self, hello: Hello) -> None:
-        """Welcome the device, or refuse it."""
+        """Welcome the device with what was agreed on, or refuse it."""
         if self.welcomed.is_set():
             raise Refusal(Code.BAD_MESSAGE, "hello came twice")
         service = self.service
@@ -188,7 +190,8 @@ class Channel:
         self.outbox.answer(welcome)
 
     def _stream(self, message: Stream, arrived: float) -> None:
-        """Run a round; a repeated request gets its answer again."""
+        """Run a round, a session's request for a stream of tokens. A request that was repeated gets
+        its answer again."""
         session = self._own(message.session)
         if message.waits:
             self._agreed("foresee", "guesses at a stream")
@@ -198,6 +201,7 @@ class Channel:
             self.service.perform(session, outputs)
             return
         try:
+            # The tokens of a stream are counted as they come (`Service._pay`).
             self.service.admit(self.principal, 0)
             self.service.perform(session, outputs)
         except BaseException:
@@ -206,8 +210,8 @@ class Channel:
         self._meter.refund()
 
     def _foresee(self, message: Foresee, arrived: float) -> None:
-        """Give guesses to the session whose stream they are for. They are never refused: that
-        session may have been refused, closed or taken over while they were sent."""
+        """Give the device's guesses to the session whose stream they are for. Guesses are never
+        refused: that session may have been closed or taken over while they were sent."""
         self._agreed("foresee", "guesses at a stream")
         session = self.table.find(message.session, self.principal)
         if session is not None and session.outbox is self.outbox:
@@ -217,7 +221,7 @@ class Channel:
                 self._meter.refund()
 
     def _open(self, message: Open, matcher: Matcher | None) -> None:
-        """Open a session, or answer the repeated opening of one."""
+        """Open a session with its prompt, or answer the repeated opening of one."""
         session = self.table.find(message.session, self.principal)
         if session is None:
             own = len(self.outbox.sessions)
@@ -241,8 +245,8 @@ class Channel:
         self.service.perform(session, answer)
 
     def _resume(self, message: Resume) -> None:
-        """Let a session go on from this connection; where it is gone, or has another log, the
-        device opens it again."""
+        """Let a session go on from this connection. Where it is gone, or has another log than the
+        device, the device is told to open it again."""
         metrics = self.service.metrics
         session = self.table.find(message.session, self.principal)
         if session is not None:
@@ -251,7 +255,7 @@ class Channel:
             hashed = min(message.length, len(session.log))
             self._meter.spend(FRAMES, hashed // _TOKENS_PER_FRAME)
             try:
-                answer, *work = session.resume(message)
+                answer, *work = session.resume(message)  # work: a prompt to run once more
             except Refusal:
                 # The device's log counts, because it was shown to the user.
                 self.table.remove(session, "logs_differ")
@@ -268,9 +272,10 @@ class Channel:
         self.service.prepare(session, outputs)
 
     def _append(self, message: Append, matcher: Matcher | None) -> None:
-        """Begin the next turn of a session."""
+        """Begin the next turn of a session: its prompt joins the log."""
         session = self._own(message.session)
         self.service.admit(self.principal, len(message.ids))
+        # Bytes by which the session grows.
         growth = BYTES_PER_TOKEN * len(message.ids)
         if matcher is not None and session.matcher is None:
             growth += MATCHER_BYTES
@@ -313,7 +318,8 @@ class Channel:
 def answer_hello(
     hello: Hello, facts: ModelFacts, limits: Limits, *, max_context: int, instance: str
 ) -> Welcome:
-    """The welcome for a hello, or a `Refusal` if version, tokenizer or target do not match."""
+    """Returns the welcome for a device's hello: the features that both ends have, this verifier's
+    limits, and notices for the user. A `Refusal` if version, tokenizer or target do not match."""
     version = agree_version(hello.versions)
     if version is None:
         raise Refusal(Code.VERSION, "no protocol version in common")

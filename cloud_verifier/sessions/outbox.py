@@ -97,7 +97,9 @@ class Outbox:
             raise self._end
 
     def answer(self, message: Message, latency: Latency | None = None) -> None:
-        """Queue an answer, and count its bytes: a small request may have a large answer."""
+        """Queue a message for the device, and count its bytes against the budget, because a small
+        request may have a large answer. If far too much waits already, the connection is closed:
+        nobody reads it."""
         if self._end is not None:
             return
         frame = encode(message)
@@ -122,8 +124,8 @@ class Outbox:
         self._wake.set()
 
     async def write(self, send: Callable[[bytes], Awaitable[None]]) -> None:
-        """Send what waits, as soon as `send` has room for it; raises `CloseConnection` when the
-        connection ends and everything was sent."""
+        """Send what waits, as soon as `send` has room for it: answers first, then activation
+        records. Raises `CloseConnection` when the connection is to end and everything was sent."""
         while True:
             self._wake.clear()
             if self._answers:
@@ -131,7 +133,7 @@ class Outbox:
                 continue
             if self._end is not None:
                 raise self._end
-            records, pause = self.record_sender.next()
+            records, pause = self.record_sender.next()  # pause: seconds until there may be some
             if records is not None:
                 frame = encode(records)
                 self._metrics.sent_bytes.labels("records").inc(len(frame))
@@ -143,7 +145,8 @@ class Outbox:
                     await self._wake.wait()
 
     async def _send_answer(self, send: Callable[[bytes], Awaitable[None]]) -> None:
-        """Send the first answer that waits, and count how long it took from its request on."""
+        """Send the first answer that waits. If a forward made it, measure how long it took since
+        its request, and how much of that was not the forward."""
         frame, latency = self._answers.popleft()
         self._waiting_bytes -= len(frame)
         if self._waiting_bytes <= self._room_bytes:

@@ -99,8 +99,8 @@ class RecordWindow:
         self._flying.append((self.sent, self.clock()))
 
     def ack(self, received: int) -> bool:
-        """Learn that the edge has `received` bytes in total; returns whether that is new. An
-        impossible number is ignored."""
+        """Learn that the device has received so many bytes in all, and adjust the window by how
+        long they were under way; returns whether that is news. An impossible number is ignored."""
         if not self.acked < received <= self.sent:
             return False
         gained = received - self.acked
@@ -108,15 +108,16 @@ class RecordWindow:
         sent_at = None
         while self._flying and self._flying[0][0] <= received:
             sent_at = self._flying.popleft()[1]
-        if sent_at is None:
+        if sent_at is None:  # no frame has arrived whole, so there is no delay to measure
             return True
         delay = self.clock() - sent_at
         self._base_delay = min(self._base_delay, delay)
-        queued_for = (delay - self._base_delay) / self.target_delay
-        if queued_for < 1:
-            self.size += gained * (1 - queued_for)
+        # What is beyond the shortest delay was spent in a queue: 1 is as much as it may be.
+        queueing = (delay - self._base_delay) / self.target_delay
+        if queueing < 1:
+            self.size += gained * (1 - queueing)
         else:
-            self.size -= gained * min(0.5, queued_for - 1)
+            self.size -= gained * min(0.5, queueing - 1)
         self.size = max(self.floor, min(self.size, self.ceiling))
         return True
 
@@ -164,10 +165,11 @@ class RecordSender:
             self._offered[session.session] = session
 
     def next(self) -> tuple[Activations | None, float | None]:
-        """A frame to send now, or how long to wait for one (None: until something changes)."""
+        """Returns the activation records to send now, and 0; or None, and the seconds until there
+        may be some (None: until something changes)."""
         if self._contract is None or self.window.room < self._smallest:
             return None, None  # an acknowledgement will wake us
-        shortest_wait: float | None = None
+        shortest_wait: float | None = None  # until a session's own rate allows its next frame
         best: _Sendable | None = None
         for session in list(self._offered.values()):
             found = self._sendable(session)
@@ -188,7 +190,8 @@ class RecordSender:
         return self._frame(best.session, start, best.stop), 0.0
 
     def _sendable(self, session: OutgoingRecords) -> _Sendable | None:
-        """The newest rows of a session for one frame; None if it has nothing to send."""
+        """Returns the newest records of a session that its device does not have, as many as one
+        frame carries; None if there is nothing to send."""
         row_bytes = self._row_bytes.get(session.dtype)
         if row_bytes is None or session.rows is None:
             return None
@@ -209,7 +212,8 @@ class RecordSender:
         self._offered.pop(session, None)
 
     def _frame(self, session: OutgoingRecords, start: int, stop: int) -> Activations:
-        """The frame with these rows, which counts as sent."""
+        """Returns the message with the records of these positions, which count as sent from now
+        on."""
         if session.rows is None or session.dtype == "off" or self._contract is None:
             raise RuntimeError("a session without records was picked")
         payload = records.encode(*session.rows.read(start, stop), session.dtype)

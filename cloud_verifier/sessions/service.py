@@ -106,8 +106,8 @@ class Service:
     # ---- connections
 
     def principal(self, name: str) -> Principal:
-        """The shared budgets of a principal's connections. Names come from the token file, so they
-        are few."""
+        """Returns the budgets that all connections of a principal, the owner of an access token,
+        share."""
         found = self._principals.get(name)
         if found is None:
             limits = self.limits
@@ -126,7 +126,8 @@ class Service:
         )
 
     def full(self, name: str) -> bool:
-        """Whether there is no room for another connection of this principal."""
+        """Whether there is no room for another connection of this principal: the process or the
+        principal has as many as it may."""
         own = self.principal(name).connections
         return (
             len(self.connections) >= self.max_connections
@@ -139,7 +140,8 @@ class Service:
         self.connections[outbox] = principal
 
     def leave(self, outbox: Outbox) -> None:
-        """Remove a connection: its sessions wait for its return."""
+        """Remove a connection that is gone. Its sessions wait for the device to return, and their
+        rounds end."""
         principal = self.connections.pop(outbox, None)
         if principal is None:
             return
@@ -174,8 +176,8 @@ class Service:
     async def matcher(
         self, principal: str, grammar: Grammar, start: int, log: Sequence[int]
     ) -> Matcher:
-        """What follows an answer that begins at `start`, behind what the log has of it; a `Refusal`
-        says what is wrong with its grammar."""
+        """Compile a grammar into what follows an answer that begins at position `start`, behind
+        what the log has of that answer already. A `Refusal` says what is wrong with the grammar."""
         if self._grammars is None:
             raise Refusal(Code.UNSUPPORTED, "there is no tokenizer here to follow a grammar with")
         try:
@@ -193,7 +195,8 @@ class Service:
         features: Collection[str],
         matcher: Matcher | None = None,
     ) -> ServerSession:
-        """Make a new session and queue its prompt; raises a `Refusal` when there is no room."""
+        """Make a new session and have its prompt run; raises a `Refusal` if the prompt is too long
+        or there is no room."""
         tokens = len(message.ids)
         if tokens >= self.max_context:
             raise Refusal(
@@ -222,8 +225,8 @@ class Service:
         return session
 
     def perform(self, session: ServerSession, outputs: Iterable[Output]) -> None:
-        """Send the messages and start the work that a session's verb has returned. Raises a
-        `Refusal` when the engine has no room."""
+        """Do what a session's method has returned: send messages to its device, and give work to
+        the engine. Raises a `Refusal` if there is no room for the work."""
         for output in outputs:
             match output:
                 case Prefill():
@@ -239,8 +242,8 @@ class Service:
         self.table.account(session)
 
     def prepare(self, session: ServerSession, outputs: Iterable[Output]) -> None:
-        """Perform outputs where nobody waits for the slot yet: when there is no room, the next
-        round tries again."""
+        """Do what a session's method has returned, where no round waits for it yet: if there is no
+        room, the next round asks for it again."""
         try:
             self.perform(session, outputs)
         except Refusal as refusal:
@@ -255,8 +258,9 @@ class Service:
             self.perform(session, session.stop_waiting())
 
     def sweep(self) -> None:
-        """Apply timeouts, and end sessions whose round the engine has lost: it was gone at the last
-        call already, so that no report of it is on its way."""
+        """Apply the timeouts of sessions, and end sessions whose round the engine has lost. A round
+        counts as lost if it was missing at the call before, too: so no report of it is on its
+        way."""
         self.table.sweep()
         gone: dict[Job, ServerSession] = {}
         for session in self.table:
@@ -270,8 +274,8 @@ class Service:
         self._gone = set(gone)
 
     def tell_progress(self) -> None:
-        """Tell the edges that have waited long how far their rounds are; none that do not read
-        their answers."""
+        """Tell devices that have heard nothing for long how far their rounds are. A device that
+        does not read its answers is told nothing."""
         now = self.clock()
         for session in self.table:
             outbox = session.outbox
@@ -284,7 +288,8 @@ class Service:
     # ---- from the engine
 
     def take(self, reports: Iterable[Report]) -> None:
-        """Handle the engine's reports. A report that raises costs only its own session."""
+        """Handle what the engine reports of the sessions' work. A report that raises costs only its
+        own session."""
         for report in reports:
             session = None
             try:
@@ -304,6 +309,7 @@ class Service:
                         continue  # they say nothing of its rounds
                     case Waiting():
                         outputs = session.wait(report, self.clock())
+                        # Nothing of it runs, so another may have its slot.
                         self.table.pass_on(session)
                         self.go_on(session, outputs)
                     case Dropped():
@@ -332,8 +338,9 @@ class Service:
         self.perform(session, [error])
 
     def _pay(self, session: ServerSession, answer: StreamTokens) -> None:
-        """Count what a stream has had run; one above its principal's rate or share of slots ends
-        with what it has sent, and the edge asks for the rest."""
+        """Count the tokens that a stream has had run against its principal's rate. Above that rate,
+        or above its share of slots, the stream ends with what it has sent, and the device asks for
+        the rest."""
         if answer.tokens:
             kind = "foreseen" if answer.foreseen else "stream"
             self.metrics.accepted(answer.drafted, len(answer.tokens) - 1, len(answer.tokens), kind)
@@ -343,15 +350,16 @@ class Service:
         budget.spend(max(answer.drafted + 1, len(answer.tokens)))
         if session.job is None:
             return
-        if budget.wait(0, self.clock()) > 0 or self.table.must_yield(session):
+        is_above_rate = budget.wait(0, self.clock()) > 0
+        if is_above_rate or self.table.must_yield(session):
             session.job.cancelled = True
         else:
             with contextlib.suppress(Refusal):  # if there is no room the engine ends the stream
                 self.table.reserve_pages(session)
 
     def _quarantine(self, session: ServerSession, failed: Failed) -> None:
-        """Forget a session whose work failed here, and say so; if even that fails its connection
-        ends."""
+        """Forget a session whose work has failed here, and tell its device to open it again. If
+        even that fails, the connection ends."""
         refusal = Refusal(
             Code.QUARANTINED, f"this session's work failed here ({failed.reason}): open it again"
         )

@@ -248,8 +248,8 @@ class ServerSession:
         return [Opened(self.id, len(message.ids), self.records.epoch)]
 
     def append(self, message: Append, matcher: Matcher | None = None) -> list[Output]:
-        """Start the next turn, whose answer must match a grammar if there is one; a repetition
-        changes nothing."""
+        """Start the next turn: its prompt joins the log, and runs if the session has a slot.
+        `matcher` follows the answer's grammar; a repetition of the message changes nothing."""
         ids = message.ids
         base = message.base
         answer = Opened(self.id, base + len(ids), self.records.epoch)
@@ -288,8 +288,8 @@ class ServerSession:
         return [answer, PREFILL] if self.lease is not None else [answer]
 
     def stream(self, message: Stream, arrived: float) -> list[Output]:
-        """Run a round; one that runs already is answered later, one that has settled gets the same
-        answer again."""
+        """Begin a round, in which the engine streams tokens to the end of the answer. A round that
+        runs already is answered later, the last one that has ended gets the same answer again."""
         if self.running is not None:
             if self.running == message:
                 return []
@@ -308,11 +308,13 @@ class ServerSession:
             )
         self.running = message
         self.guesses = Guesses(message.waits)
-        return [PREFILL] if message.waits else [Run(arrived)]
+        if message.waits:  # for the device's guesses: until they come only the prompt can run
+            return [PREFILL]
+        return [Run(arrived)]
 
     def foresee(self, message: Foresee, arrived: float) -> tuple[list[Output], bool]:
-        """Take the edge's guesses for its running stream; guesses for another round are ignored.
-        Returns also whether they count as work."""
+        """Take the device's guesses at what its running stream will bring. Returns what is to be
+        done now, and whether the message counts as work. Guesses for another round are ignored."""
         if self.guesses is None or self.running is None or self.running.round != message.round:
             return [], False
         counts_as_work = self.guesses.add(message)
@@ -320,7 +322,8 @@ class ServerSession:
         return outputs, counts_as_work
 
     def cancel(self, round: int) -> list[Output]:
-        """Stop the round; its answer says where it stopped."""
+        """Stop the round: a running one ends with its next answer, one that waits for guesses at
+        once."""
         if self.running is None or self.running.round != round:
             return []
         if self.job is not None:
@@ -334,7 +337,9 @@ class ServerSession:
         return self.cancel(self.running.round)
 
     def resume(self, message: Resume) -> list[Output]:
-        """Answer a `Resume` with all that the edge has missed."""
+        """Answer a device that comes back on a new connection with the tokens that it has missed; a
+        `Refusal` if its log is another one. A session that has lost its KV cache runs its text once
+        more."""
         if (
             message.length > len(self.log)
             or chain_hash(self.log[: message.length]) != message.chain
@@ -356,13 +361,14 @@ class ServerSession:
     # ---- to and from the engine
 
     def as_job(self, lease: Lease, arrived: float) -> Job:
-        """The running round as a job of the engine; it, or its first guesses, arrived at this time."""
+        """Returns the running round as a job for the engine. `arrived` is when its request came, or
+        the first guesses that it waited for."""
         if self.running is None or self.guesses is None:
             raise RuntimeError("no round is running")
-        cost = USUAL_COST
+        cost = USUAL_COST  # tokens of its forward, about
         if self.guesses.waits:
             cost = min(self._limits.max_tree_nodes, 1 + self.guesses.nodes)
-        begun = self.base > self.running.base
+        has_sent_tokens = self.base > self.running.base
         return Job(
             lease=lease,
             request=self.running,
@@ -370,7 +376,7 @@ class ServerSession:
             rules=self.rules,
             sampling=self.sampling,
             enqueued=arrived,
-            deadline=float("inf") if begun else arrived + self._limits.request_seconds,
+            deadline=float("inf") if has_sent_tokens else arrived + self._limits.request_seconds,
             logprobs=self.logprobs,
             guesses=self.guesses,
             matcher=self.matcher,
@@ -387,8 +393,8 @@ class ServerSession:
         self.guesses = None
 
     def stop_waiting(self, *, for_good: bool = False) -> list[Output]:
-        """End a stream that waits for guesses, with the tokens it has sent; `for_good`: none may
-        wait from now on."""
+        """End a stream that waits for guesses, with the tokens that it has sent. `for_good` says
+        that no stream may wait from now on."""
         self._may_wait = self._may_wait and not for_good
         if self.running is None or not self._waiting:
             return []
@@ -397,7 +403,8 @@ class ServerSession:
         return [end]
 
     def stream_on(self, answer: StreamTokens, now: float) -> None:
-        """Let new tokens of the running stream join the log; the round may end after them."""
+        """Add the new tokens of the running stream to the log. If the answer says that the round is
+        over, keep all of its tokens, in case the device asks for them again."""
         stream = self.running
         if stream is None or answer.round != stream.round:
             raise Refusal(Code.CONFLICT, "no stream round is running")
@@ -428,9 +435,9 @@ class ServerSession:
             self._settled = (stream, whole)
 
     def wait(self, report: Waiting, now: float) -> list[Output]:
-        """The running stream has no guess to verify: it waits, ends, or runs with what has come
-        meanwhile."""
-        if report.job.base != self.base:
+        """Note that the running stream has no guess to verify: it waits, ends, or runs with guesses
+        that have come meanwhile."""
+        if report.job.base != self.base:  # the engine's copy of the log is longer than ours
             raise Refusal(Code.CONFLICT, "tokens of this stream were lost in the engine")
         self.job = None
         if report.job.cancelled or not self._may_wait:
@@ -440,8 +447,8 @@ class ServerSession:
         return []
 
     def progress(self, now: float) -> Progress | None:
-        """How far the running round is, if the edge wants to know and has heard nothing for long;
-        else None."""
+        """Returns how far the running round is, as a message for a device that has heard nothing
+        for long; None if there is nothing to say."""
         if self.running is None or self.job is None or self.outbox is None:
             return None
         heard_at = max(self.used, self._told_progress_at)
@@ -464,10 +471,10 @@ class ServerSession:
         return self.running is not None and self.job is None and self.guesses is not None
 
     def _last_rows(self, tokens: int) -> bytes:
-        """Log-probabilities of the last so many tokens, as far as they are known and fit into one
-        answer."""
+        """Returns the log-probabilities of the last `tokens` tokens, packed, as far as they are
+        known and fit into one answer."""
         bytes_per_token = row_bytes(self.logprobs)
-        if not bytes_per_token:
+        if not bytes_per_token:  # nobody has asked for log-probabilities
             return b""
         tokens = min(tokens, _REPEATED_BYTES // bytes_per_token)
         start = max(0, len(self._rows) - bytes_per_token * tokens)
@@ -480,7 +487,7 @@ def message_bytes(messages: Sequence[ChatMessage]) -> int:
 
 
 def sampling_settings(wire: Sampling, penalties: Penalties | None) -> SamplingSettings:
-    """The wire's sampling settings as `SamplingSettings`."""
+    """Returns the sampling settings of a message as ours; a `Refusal` if one is out of range."""
     more = penalties or Penalties()
     try:
         return SamplingSettings(

@@ -74,8 +74,9 @@ class SlotShares:
     def victim(
         self, wanting: ServerSession, holders: Iterable[ServerSession], now: float
     ) -> ServerSession | None:
-        """The session that must give its slot to `wanting`; None if there is none. A principal
-        below its share has a claim on the next free slot from now on."""
+        """Returns the session that must give its slot, the place of its KV cache, to `wanting`;
+        None if none must. A principal that holds less than its share has a claim on the next free
+        slot from now on."""
         principal = wanting.principal
         below_share = self._held[principal] < self._share(principal)
         if below_share:
@@ -109,12 +110,14 @@ class SlotShares:
         return min(of_greedy, key=lambda session: session.used, default=None)
 
     def appointment(self, principal: str, now: float) -> float:
-        """After how many seconds a refused session of this principal may ask again. One with a
-        claim comes back after a pause, for its slot is kept free only so long."""
+        """Returns after how many seconds a refused session of this principal may ask again, so that
+        they ask one after another. One with a claim may ask after a single pause, because its slot
+        is kept free only for a few."""
         if principal in self._waiting(now):
             return self._pause
         self._appointments = {name: at for name, at in self._appointments.items() if at > now}
         latest = self._appointments.get(principal, now)
+        # As many of them in a pause as the principal's share has slots.
         at = max(now + self._pause, latest + self._pause / self._share(principal))
         at = min(at, now + _LONGEST_PAUSES * self._pause)
         self._appointments[principal] = at
@@ -172,7 +175,7 @@ class PageReservations:
 
     @property
     def missing(self) -> int:
-        """Pages reserved beyond the existing ones; 0 if all reservations fit."""
+        """Pages of KV cache that are reserved beyond those there are; 0 if all reservations fit."""
         # In this order: the model's thread may change each figure meanwhile.
         to_come = sum(max(0, pages - lease.pages_held) for lease, pages in self._leases.items())
         free = self._free_pages()

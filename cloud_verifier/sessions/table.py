@@ -83,7 +83,8 @@ class SessionTable:
         return self._sessions.get((principal, id))
 
     def attached(self, id: bytes, principal: str, outbox: Outbox) -> ServerSession:
-        """This principal's session of this id, which must be attached to this connection."""
+        """Returns this principal's session of this id. A `Refusal` if there is none, or if it
+        belongs to another connection than this."""
         session = self._sessions.get((principal, id))
         if session is None:
             raise Refusal(Code.UNKNOWN_SESSION, "no such session here")
@@ -93,7 +94,8 @@ class SessionTable:
         return session
 
     def check_room(self, session: ServerSession) -> None:
-        """Refuse a new session where there is no room for it."""
+        """Refuse a new session if the process or its principal has too many, or too long ones.
+        First sessions that nobody uses are forgotten."""
         own = self._owned[session.principal]
         if own >= self._limits.max_sessions_per_principal:
             dropped = self._drop_oldest("sessions", session.principal)
@@ -107,7 +109,9 @@ class SessionTable:
         self.check_logs(session, session.log_bytes)
 
     def check_logs(self, session: ServerSession, growth: int) -> None:
-        """Refuse growth of the token logs beyond their budget; unused sessions are dropped first."""
+        """Refuse to let the token logs of all sessions grow by `growth` bytes beyond their budget.
+        First sessions that nobody uses are forgotten, then one of a principal with more than its
+        share."""
         limit = self._limits.max_log_bytes
         while growth and self.log_bytes + growth > limit:
             dropped = self._drop_oldest("log_bytes")
@@ -132,8 +136,9 @@ class SessionTable:
             session.counted = session.log_bytes
 
     def reserve(self, session: ServerSession) -> Lease:
-        """Reserve what the session's next forward needs: bytes of log, a slot, pages. Raises a
-        `Refusal` if others need it."""
+        """Returns the session's lease, its claim on a slot, after reserving what its next forward
+        needs: bytes of log, a slot, and pages of KV cache. Raises a `Refusal` if others need
+        them."""
         self.check_logs(session, session.next_bytes)
         had_slot = session.lease is not None
         lease = self._ensure_lease(session)
@@ -146,8 +151,8 @@ class SessionTable:
         return lease
 
     def reserve_pages(self, session: ServerSession) -> None:
-        """Reserve memory in the slot for the session's next forward, if need be by evicting others.
-        Raises a `Refusal` if there is nobody to evict."""
+        """Reserve KV cache for the session's next forward, if need be by taking slots from other
+        sessions. Raises a `Refusal` if there is no session to take one from."""
         if self._pages is None or session.lease is None:
             return
         before = self._pages.reserve(session.lease, session.base + session.next_tokens)
@@ -159,8 +164,8 @@ class SessionTable:
             self.evict(victim, "pages_needed")
 
     def _ensure_lease(self, session: ServerSession) -> Lease:
-        """The session's claim on a slot; a new one, if need be from another session, where it has
-        none. Raises a `Refusal` if there is nobody to evict."""
+        """Returns the session's lease, its claim on a slot of KV cache. A new one may take its slot
+        from another session; a `Refusal` if none is to be had."""
         if session.lease is not None:
             return session.lease
         now = self._clock()
@@ -189,7 +194,8 @@ class SessionTable:
             self.evict(session, "fair_share")
 
     def fit_records(self, session: ServerSession) -> None:
-        """Make records from now on, if the edge or the server's own drafter needs them."""
+        """Give the session a place for activation records if its device wants any, or the server's
+        own drafter needs them."""
         contract = self._facts.records
         lease = session.lease
         if lease is None:
@@ -201,7 +207,8 @@ class SessionTable:
         session.records.rows = lease.records
 
     def evict(self, session: ServerSession, reason: str) -> None:
-        """Take the session's slot away; its log stays."""
+        """Take the session's slot away, and with it the KV cache and the records; its token log
+        stays."""
         if session.lease is None:
             return
         self._release(session.lease)
@@ -214,7 +221,7 @@ class SessionTable:
         self._evicted(reason)
 
     def remove(self, session: ServerSession, reason: str) -> None:
-        """Forget the session, and detach it from its connection."""
+        """Forget the session, and let nothing more be sent for it."""
         session.detach()
         self.evict(session, reason)
         if self._sessions.pop((session.principal, session.id), None) is not None:
@@ -230,7 +237,8 @@ class SessionTable:
             log.info("session ended", extra=fields | {"tokens": len(session.log)})
 
     def sweep(self) -> None:
-        """Apply timeouts: detached sessions lose their slot, cold ones are removed."""
+        """Apply the timeouts: sessions without a connection lose their slot after a while, and are
+        forgotten after a longer one."""
         now = self._clock()
         for session in list(self._sessions.values()):
             idle = now - session.used
@@ -243,15 +251,17 @@ class SessionTable:
     # ---- choosing whom to evict
 
     def _drop_oldest(self, reason: str, principal: str | None = None) -> bool:
-        """Forget the session without a connection that has been unused the longest, cold ones
-        first; of this principal, if one is named. Returns whether there was one."""
+        """Forget the session that has been unused the longest, of those without a connection, and
+        of this principal if one is named; those without a slot first. Returns whether there was
+        one."""
         candidates = [session for session in self._resting(principal) if session.outbox is None]
         candidates.sort(key=lambda session: (session.lease is not None, session.used))
         return self._drop_first(candidates, reason)
 
     def _drop_greedy(self, reason: str, principal: str) -> bool:
-        """Forget the least recently used session of the principal with the largest logs, unless
-        that is the asking one. Returns whether there was one."""
+        """Forget the session that has been unused the longest of the principal with the largest
+        logs, unless that one asks itself, or has no more than its share. Returns whether there was
+        one."""
         log_bytes: Counter[str] = Counter()
         for session in self._sessions.values():
             log_bytes[session.principal] += session.counted
@@ -276,21 +286,22 @@ class SessionTable:
         return True
 
     def _share_prefix(self, session: ServerSession) -> None:
-        """Find a lease of the same principal with a common prefix, which then need not run again."""
+        """Find the lease of the same principal whose text begins with most of this session's
+        tokens: these are copied, and need not run again."""
         ids = session.log
-        best = _MIN_SHARED_TOKENS - 1
+        longest = _MIN_SHARED_TOKENS - 1
         found = None
         for other in self._sessions.values():
             if other is session or other.principal != session.principal or other.lease is None:
                 continue
             common = common_prefix(ids, other.log)
-            if common > best:
-                best = common
+            if common > longest:
+                longest = common
                 found = other.lease
         if session.lease is not None and found is not None:
             session.lease.share = found
             # The pending token is run in any case: its logits say what follows.
-            session.lease.share_tokens = min(best, len(ids) - 1)
+            session.lease.share_tokens = min(longest, len(ids) - 1)
 
     def _busy(self, session: ServerSession, message: str, limit: str) -> Refusal:
         """The refusal of a session for now, with the time at which it may ask again."""
