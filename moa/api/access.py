@@ -28,7 +28,8 @@ class ApiKeys:
         self._digests = [_digest(key) for key in keys]
 
     def __call__(self, authorization: Sequence[str]) -> str | None:
-        """The caller's name: a hash of its key. Several Authorization headers are refused."""
+        """The caller's name, a hash of the key that its Authorization headers bring; None for a
+        caller without a valid key, which is to be refused. Only one such header may be sent."""
         if not self._digests:
             return ANONYMOUS
         header = authorization[0] if len(authorization) == 1 else ""
@@ -68,12 +69,15 @@ class Access:
         hosts: Sequence[str] = (),
         origins: Sequence[str] = (),
     ) -> None:
+        """`principals` tells a caller's name from its key. The endpoint is served at `host` and
+        under the names `hosts`; `origins` are the websites whose pages may use it."""
         self._principals = principals
         self._hosts = Hosts((host, *hosts))
         self._origins = {origin.lower().rstrip("/") for origin in origins}
 
     def check_source(self, headers: Mapping[str, str]) -> None:
-        """Refuse a request that another website has sent, with or without a key."""
+        """Refuse a request, with or without a key, that the page of another website has made a
+        browser send."""
         host = headers.get("host", "")
         if not self._hosts.serve(host):
             raise ApiError(
@@ -85,8 +89,8 @@ class Access:
             raise ApiError(403, "another website may not use this endpoint", code="origin_refused")
 
     def _comes_from_another_website(self, headers: Mapping[str, str], host: str) -> bool:
-        """Whether a browser says that a page of another website has sent the request, and not one
-        that is let in."""
+        """Whether a browser's headers say that a page of another website has sent the request. A
+        website that is let in does not count, nor a request that no page has sent."""
         origin = headers.get("origin", "").lower()
         if origin in self._origins:
             return False

@@ -96,7 +96,8 @@ class Api:
         self._created = int(time.time())
 
     def app(self, more: Sequence[BaseRoute] = (), origins: Sequence[str] = ()) -> Guard:
-        """The ASGI application; `more` routes come first."""
+        """The ASGI application with all routes. `more` routes are asked first; pages of the
+        websites `origins` may read its answers."""
         keyed = self.keyed
         routes = [
             *more,
@@ -131,7 +132,9 @@ class Api:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Api]:
-        """Sweep, check and trim while the body runs; then end every stream."""
+        """Run what the endpoint does beside its requests while the body runs: remove streams that
+        are over a limit, check answers that were never verified, and give memory back to the
+        system. At the end every stream is ended."""
         helpers = [
             asyncio.create_task(self._kept.keep_swept()),
             asyncio.create_task(self._rechecks.keep_checking()),
@@ -207,6 +210,8 @@ class Api:
         request: Request,
         principal: str,
     ) -> Response:
+        """Answer a request, whole or as a stream. The routes differ in how they `parse` a body, and
+        in the shape of what they send (`shape_of`)."""
         body = await self._body(request, principal)
         call = parse(body, self.defaults, principal)
         self._check_model(call.model)
@@ -240,17 +245,21 @@ class Api:
         call: ParsedRequest,
         shape: Shape | ResponseShape,
     ) -> Response:
-        """The response that sends these events, of which the first was taken already."""
+        """The response that sends these events of an answer as they come; the `first` one was taken
+        from them already. The events of a resumable stream are recorded, so that a client which has
+        lost its connection can read on."""
         headers = {"X-Request-Id": shape.id, "X-Moa-Link": self._link}
         if not call.resumable:
             return EventStream(events, headers, first=first)
         recording = self._kept.open(shape.id, call.asks[0].principal)
+        # Only a client that can take text back may be told later that a part of it was wrong.
         if len(call.asks) == 1 and call.asks[0].mode == "provisional":
             self._rechecks.add(recording, call.asks[0], shape)
         self._kept.record(recording, first, events)
         return EventStream(recording.listen(0), headers, SIGN_SECONDS)
 
     async def _follow(self, request: Request, principal: str) -> Response:
+        """Send a recorded stream again, from behind the last frame that the client has."""
         id = request.path_params["id"]
         recording = self._kept.get(id, principal)
         # Browsers send the header when they connect again; other programs may use the parameter.
@@ -281,7 +290,8 @@ class Api:
         return str(self.answerer.status()["link"])
 
     async def _body(self, request: Request, principal: str) -> bytes:
-        """The body of a request; a principal may have only so many bytes of them on their way."""
+        """Read the body of a request, which is bounded in size; a principal (the owner of a key)
+        may have only so many bodies on their way at once."""
         if self._reading[principal] >= self.limits.max_bodies:
             raise ApiError(
                 429, "too many requests are being received", code="busy", retry_after=1.0
@@ -293,7 +303,7 @@ class Api:
         return body
 
     def _check_model(self, model: str | None) -> None:
-        """Refuse a request for another model; without a name it is ours."""
+        """Raise an `ApiError` for a request that names another model than ours. None is no name."""
         if model is None or model == self.answerer.model or model in self.also_called:
             return
         if "*" in self.also_called:
@@ -306,7 +316,9 @@ class Api:
         )
 
     def keyed(self, endpoint: Callable[[Request, str], Any]) -> Callable[[Request], Any]:
-        """Wrap a route's function: pass the caller's name, and refuse callers without access."""
+        """Wrap a route's function so that it is called with the caller's name. Callers without a
+        valid key are refused; others wait for their fair turn, and are charged for the processor
+        time that the function takes."""
 
         async def checked(request: Request) -> Response:
             principal = self.access.principal(request.headers.getlist("authorization"))

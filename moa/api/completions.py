@@ -129,7 +129,8 @@ class CompletionCall(ParsedRequest, frozen=True, kw_only=True):
 
 
 def parse_chat(body: bytes, defaults: Defaults, principal: str) -> CompletionCall:
-    """A chat request."""
+    """Parse the body of `/v1/chat/completions`; a field that is wrong, or not supported and would
+    change the answer, is an `ApiError` that names it."""
     request = decode(body, _chat_of)
     _refuse_unsupported(request)
     _check_choices(1, request, defaults)
@@ -160,7 +161,8 @@ def parse_chat(body: bytes, defaults: Defaults, principal: str) -> CompletionCal
 
 
 def parse_completion(body: bytes, defaults: Defaults, principal: str) -> CompletionCall:
-    """A completion request."""
+    """Parse the body of `/v1/completions`; a field that is wrong, or not supported and would change
+    the answer, is an `ApiError` that names it."""
     request = decode(body, _completion_of)
     _refuse_unsupported(request)
     if request.chat_template_kwargs:  # a completion has no template
@@ -189,7 +191,8 @@ _COMPLETION_TOKENS = 16
 
 
 def _message(message: ChatMessage, where: str) -> dict[str, Any]:
-    """A message for the chat template; `where` it is in the request."""
+    """A message of a request as chat templates take it. `where` says where it is in the request,
+    for errors."""
     is_result = message.role == "tool"
     found: dict[str, Any] = {
         "role": "tool" if is_result else chat_role(message.role, where),
@@ -205,7 +208,8 @@ def _message(message: ChatMessage, where: str) -> dict[str, Any]:
 
 
 def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The stop texts of a request, each within the wire's limit."""
+    """The texts at which an answer is to stop, from a request's one text or list of them. An
+    `ApiError` for one that is longer than a verifier may be sent."""
     given = [stop] if isinstance(stop, str) else stop or []
     texts = tuple(text for text in given if text)  # an empty one would stop at once
     longest = max((len(text.encode()) for text in texts), default=0)
@@ -217,8 +221,8 @@ def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 def _call(
     request: Common, questions: Sequence[Question], defaults: Defaults, *, chat: bool, **more: Any
 ) -> CompletionCall:
-    """The parsed request for an answer, or several, to each question; `more` are fields of each
-    `AnswerRequest`."""
+    """The parsed request: `n` answers to each question, each with an `AnswerRequest` of its own;
+    `more` are fields that all of these have."""
     more["stop"] = stop_texts(request.stop)
     more["logit_bias"] = biases(request.logit_bias)
     asks = []
@@ -243,7 +247,9 @@ def _check_choices(questions: int, request: Common, defaults: Defaults) -> None:
 
 
 def _prompts(prompt: str | list[Any]) -> list[str | list[int]]:
-    """The prompts of a request: texts, or lists of ids."""
+    """The prompts of a completion, each a text or a list of token ids. A request gives one text,
+    the ids of one prompt, a list of texts, or a list of lists of ids; a list may not mix texts and
+    ids."""
     if isinstance(prompt, str):
         return [prompt]
     kinds = {type(part) for part in prompt}

@@ -51,6 +51,8 @@ class Connections:
     """The connections of one server. Those that wait for a request give way to new ones."""
 
     def __init__(self, fairness: Fairness, ports: int) -> None:
+        """Begin without connections. `ports` is how many ports share the process's file
+        descriptors, which bound their number."""
         self.fairness = fairness
         self.most, waiting = room_for_connections(_MOST, _MOST_WAITING, ports=ports)
         self.waiting = HalfOpen(waiting, self._dropped)
@@ -75,7 +77,8 @@ class Connections:
         self.waiting.make_room()
 
     def _dropped(self, peer: str, count: int) -> None:
-        """Log that a connection of this address was dropped, which has so many; not every time."""
+        """Log that a connection of an address, which has `count` of them, was dropped; not every
+        time, for a flood of them must not fill the log."""
         if self._lines.take(1, time.monotonic()):
             log.warning(
                 "too many idle connections: the oldest of an address is dropped, it has %d",
@@ -149,7 +152,8 @@ class HttpConnection(H11Protocol):
     # ---- what it waits for
 
     def _update_phase(self) -> None:
-        """Set the limit of time for what is missing now."""
+        """Set the limit of time for what the connection waits for now: the next request, the rest
+        of a body, or, without a limit, our own answer."""
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None or self.transport.is_closing():
             return  # the head is still missing, or the connection is over
@@ -163,7 +167,8 @@ class HttpConnection(H11Protocol):
             self._connections.waiting.leave(self)
 
     def _wait(self, phase: str, seconds: float) -> None:
-        """Wait for something, at most so long; the time of a phase is not prolonged."""
+        """End the connection in so many seconds, unless it is in another phase by then. If it is in
+        this one already, its time goes on: a byte now and then does not prolong it."""
         if phase == self._phase:
             return
         self._phase = phase
@@ -203,8 +208,8 @@ class _Server(uvicorn.Server):
 async def serving(
     app: Guard, port: Port, *, tls: ssl.SSLContext | None = None, ports: int = 1
 ) -> AsyncIterator[str]:
-    """Serve on `port` while the body runs; yields the address. The process has so many `ports`,
-    which share its file descriptors."""
+    """Serve an application on `port` while the body runs; yields its address. The process has
+    `ports` ports in all, which share its file descriptors."""
     connections = Connections(app.fairness, ports)
     config = uvicorn.Config(
         app,

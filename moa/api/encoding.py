@@ -112,7 +112,8 @@ class _Prompt(NamedTuple):
 
 
 def _prompt(tokenizer: Tokenizing, question: Question, room: int) -> tuple[_Prompt, int]:
-    """The prompt, and how many of its messages were left out."""
+    """The prompt of a question in tokens, and how many of its oldest messages were left out so that
+    it has `room` tokens at most."""
     if question.messages is None:
         return _Prompt(tokenizer.encode(question.text or "")), 0
     form = ToolFormat.of(tokenizer.template)
@@ -141,8 +142,9 @@ def _prompt(tokenizer: Tokenizing, question: Question, room: int) -> tuple[_Prom
 
 
 def _readable(question: Question, context: int) -> tuple[Question, int]:
-    """The question without the tools and messages that are certain not to fit, and how many
-    messages those are; refused if no shorter."""
+    """The question without tools and oldest messages that are so long that they cannot fit into the
+    context, and how many messages were left out. So nothing is tokenized in vain; an `ApiError` if
+    what must stay is too long, too."""
     most = context * _CHARACTERS_A_TOKEN
     left_out = 0
     tools = question.tools
@@ -180,7 +182,8 @@ def _check_biases(ask: AnswerRequest, vocabulary: int) -> None:
 
 
 def _check_ids(ids: Sequence[int], context: int, vocabulary: int) -> None:
-    """Refuse a prompt that is empty, too long, or has ids that are no tokens."""
+    """Raise an `ApiError` for a prompt that is empty, leaves no room in the context for an answer,
+    or has ids that are no tokens of the model."""
     if not ids:
         raise bad("the prompt is empty", "prompt")
     if len(ids) >= context:
@@ -190,7 +193,8 @@ def _check_ids(ids: Sequence[int], context: int, vocabulary: int) -> None:
 
 
 def _check_grammar(ask: AnswerRequest, grammar: Grammar | None) -> None:
-    """Refuse a grammar that the wire would refuse."""
+    """Raise an error for a grammar that the verifier would refuse: one that is not well-formed, or
+    that comes with `ignore_eos`."""
     if grammar is None:
         return
     grammar.check()

@@ -31,6 +31,8 @@ class ApiError(MoaError):
         code: str | None = None,
         retry_after: float = 0.0,
     ) -> None:
+        """`retry_after`: seconds after which the client may try again; 0: trying again is in
+        vain."""
         super().__init__(message)
         self.status = status
         self.param = param
@@ -61,7 +63,8 @@ def bad(message: str, param: str | None = None, code: str | None = None) -> ApiE
 
 
 def from_error(error: MoaError) -> ApiError:
-    """The error for a client that reports an internal error."""
+    """The error, with its HTTP status, that tells a client of an error of this project: 400 what it
+    can correct, 429 what is full for now, 503 a verifier that cannot be reached, 500 the rest."""
     match error:
         case ApiError():
             return error

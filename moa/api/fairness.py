@@ -54,7 +54,7 @@ class Accounts:
         return len(self._buckets)
 
     def of(self, name: str, now: float) -> TokenBucket:
-        """The bucket of this name."""
+        """The bucket of this name, from which its use is taken; a full one if there was none."""
         if name not in self._buckets:
             if len(self._buckets) >= _MOST_ACCOUNTS:
                 self._forget_some(now)
@@ -62,7 +62,8 @@ class Accounts:
         return self._buckets[name]
 
     def _forget_some(self, now: float) -> None:
-        """Forget full buckets, which are as good as new ones; then the oldest, down to half."""
+        """Forget the buckets that are full, which are as good as new ones; and of the others the
+        oldest, until half of the most that are kept remain."""
         used = [entry for entry in self._buckets.items() if entry[1].level(now) < self._burst]
         self._buckets = dict(used[-_MOST_ACCOUNTS // 2 :])
 
@@ -71,7 +72,8 @@ class Fairness:
     """The accounts of one endpoint, and who waits."""
 
     def __init__(self, others: Callable[[str], bool] = lambda principal: False) -> None:
-        """`others`: whether anybody but this principal is served now."""
+        """`others` tells whether anybody but a principal, the owner of a key, is served now: then
+        the principal's work counts for more."""
         self._others = others
         self._keys = Accounts(_SHARE, _BURST_SECONDS)
         self._addresses = Accounts(_REFUSALS_PER_SECOND, _REFUSALS_PER_SECOND)
@@ -80,8 +82,9 @@ class Fairness:
 
     @contextlib.asynccontextmanager
     async def turn(self, principal: str) -> AsyncIterator[None]:
-        """Wait for the key's share of the event loop, and charge it for what this task does from
-        then on. Without keys nobody shares the endpoint."""
+        """Wait until a principal, the owner of a key, has not used more than its share of the event
+        loop, and charge it for the processor time of what the body does. A body that raises costs
+        more than it took: a refusal must not be cheap. Without keys nobody shares the endpoint."""
         if principal == ANONYMOUS:
             yield
             return
@@ -105,8 +108,8 @@ class Fairness:
             raise
 
     async def hold(self, address: str) -> bool:
-        """Wait before a refusal is sent; False if it is not worth sending: the address has too many
-        that wait."""
+        """Wait before a refusal is sent to an address, the longer the more of them there were;
+        False if it is not to be sent, because too many of the same address wait already."""
         bucket = self._addresses.of(address, time.monotonic())
         bucket.spend(1)
         wait = bucket.wait(0, time.monotonic())
@@ -144,8 +147,11 @@ async def charged(work: Coroutine[Any, Any, Result]) -> Result:
 def _charged(
     work: Coroutine[Any, Any, Result], charge: Callable[[float], None]
 ) -> Generator[Any, Any, Result]:
-    """Run the coroutine step by step, as the event loop would, and charge each step's time. What
-    the work awaits goes out to the event loop, and what that answers goes back in."""
+    """Run a coroutine to its end, and charge the processor time of each of its steps.
+
+    A step runs from one `await` to the next, as the event loop would run it. What the coroutine
+    awaits is passed on to the event loop (`yield`); what that sends or raises is passed back in.
+    """
     resume: Callable[[Any], Any] = work.send
     value: Any = None
     while True:

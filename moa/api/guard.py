@@ -46,6 +46,7 @@ class Guard:
         fairness: Fairness,
         origins: Sequence[str] = (),
     ) -> None:
+        """Guard an application. Pages of the websites `origins` may read its answers."""
         self._origins = list(origins)
         self._app = self._readable(app)
         self._access = access
@@ -70,7 +71,7 @@ class Guard:
         """Check a request before anything else looks at it, pass it on, turn whatever is raised into
         a response of the API, and log and count it."""
         if scope["type"] != "http":
-            if scope["type"] == "websocket":
+            if scope["type"] == "websocket":  # nobody speaks it here
                 await send({"type": "websocket.close", "code": 1008})
             return
         started = time.monotonic()
@@ -108,8 +109,8 @@ class Guard:
             )
 
     async def _wait_or_abort(self, scope: Scope) -> None:
-        """Wait before a refusal is sent; where its address has too many that wait, end the
-        connection, so that nothing is sent."""
+        """Wait before a refusal is sent, the longer the more of them its address has had. Where too
+        many of the address wait, the connection is ended, and nothing is sent."""
         address = scope["client"][0] if scope.get("client") else ""
         if await self.fairness.hold(address):
             return
@@ -118,8 +119,8 @@ class Guard:
             abort()
 
     def _as_api_error(self, error: Exception, path: str) -> ApiError:
-        """Convert any error to an `ApiError`. One that is a defect of ours is logged, but not for
-        every request."""
+        """Convert any error to an `ApiError` for the client. One that is a defect of ours is logged
+        with its traceback, but not for every request: a flood of them must not fill the log."""
         match error:
             case HTTPException(status_code=404):
                 return ApiError(404, f"there is nothing at {path[:200]}")

@@ -31,7 +31,8 @@ _SEND_SECONDS = 30.0
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """The body; it must be JSON and not too long."""
+    """Read the body of a request; an `ApiError` if it is not called JSON, or is longer than `most`
+    bytes, of which no more are read."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, "send JSON, with Content-Type: application/json")
@@ -46,8 +47,8 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of the work; `ClientDisconnect`, and the work cancelled, if the client disconnects
-    first."""
+    """Run a coroutine and return its result. If the client disconnects first, the work is cancelled
+    and `ClientDisconnect` is raised: nobody would read the result."""
     working = asyncio.ensure_future(charged(work))
     disconnected = asyncio.ensure_future(_disconnected(receive))
     try:
@@ -106,9 +107,9 @@ DONE = "[DONE]"
 
 
 def event_frame(event: Any, id: str = "") -> bytes:
-    """One server-sent event: JSON, named by its `type` if it has one, or a text that is sent as it
-    is; or a comment. None of these contains a line break, which would end it. Bytes are a frame
-    already."""
+    """The bytes of one server-sent event. An object is sent as JSON, named by its `type` if it has
+    one; a text as it is; a `Comment` as a comment. None of these contains a line break, which would
+    end the event. Bytes are a frame already, and are returned."""
     if isinstance(event, bytes):
         return event
     if isinstance(event, Comment):
@@ -135,8 +136,9 @@ class EventStream(Response):
         *,
         first: Any = None,
     ) -> None:
-        """`events`: what `event_frame` takes; `first`: one that was taken from them already.
-        `alive`: seconds of silence after which a comment is sent."""
+        """Send `events`, each of which is what `event_frame` takes; `first` is one that was taken
+        from them already. After `alive` seconds of silence a comment is sent, so that the
+        connection is not taken for dead."""
         self._events = events
         self._first = first
         self._alive = alive
@@ -151,7 +153,8 @@ class EventStream(Response):
             await while_connected(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:
-        """Send the frames as they come, and a sign of life whenever there was none for a while."""
+        """Send the frames as they come, and a comment as a sign of life after each while without
+        any. A client that does not read a frame in time is given up (`TimeoutError`)."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         sent_at = time.monotonic()  # when the latest frame was sent
 

@@ -40,7 +40,9 @@ class RunningAnswer:
         metrics: ApiMetrics,
         totals: Counter[str],
     ) -> None:
-        """`left_out`: messages that had no room in the prompt; `totals`: those of its principal."""
+        """Count the events of one answer. `left_out` is how many messages had no room in its
+        prompt, which its client is told; `totals` are the sums over all answers of its principal,
+        the owner of the key."""
         self.events = events
         self._left_out = left_out
         self._metrics = metrics
@@ -86,6 +88,7 @@ class Counted:
     principal."""
 
     def __init__(self, inner: Answerer, metrics: ApiMetrics, most: int) -> None:
+        """Let at most `most` answers of the `inner` answerer run at once."""
         self._inner = inner
         self._metrics = metrics
         self._most = most
@@ -106,8 +109,9 @@ class Counted:
         return self._running.total()
 
     def status(self, principal: str | None = None) -> dict[str, Any]:
-        """The inner answerer's figures, the load, and totals over all answers, or one principal's:
-        tokens as they come, the rest when an answer ends."""
+        """The inner answerer's figures, how many answers run, and totals: over all answers, or over
+        those of one principal, the owner of a key. Tokens count as they come, the rest when an
+        answer ends."""
         if principal is None:
             running = self.running
             totals = sum(self._totals.values(), Counter[str]())
@@ -127,8 +131,9 @@ class Counted:
         }
 
     async def encode(self, ask: AnswerRequest) -> Encoded:
-        """The inner answerer's encoding, one at a time for each principal. A grammar is compiled
-        beside the questions that come after it: it may take a second."""
+        """Put a question into tokens, one at a time for each principal (the owner of a key), so
+        that nobody keeps all threads busy. A grammar is compiled beside the questions that come
+        after it: it may take a second."""
         self._check_encoding(ask.principal)
         turn = self._turns.setdefault(ask.principal, asyncio.Lock())
         with one_more(self._encoding, ask.principal):
@@ -148,7 +153,8 @@ class Counted:
 
     @contextlib.asynccontextmanager
     async def answering(self, ask: AnswerRequest, encoded: Encoded) -> AsyncIterator[RunningAnswer]:
-        """One answer, counted while the body takes its events. It ends with the body."""
+        """Begin an answer, and count it as running while the body takes its events; it ends with
+        the body. An `ApiError` if too many answers run."""
         self._check_running(ask.principal)
         totals = self._totals[ask.principal]
         with one_more(self._running, ask.principal):
@@ -161,7 +167,8 @@ class Counted:
             raise self._busy()
 
     def _check_running(self, principal: str) -> None:
-        """Refuse an answer if too many run, or if its principal has its share of them."""
+        """Raise an `ApiError` if too many answers run, or if this principal has its share of them
+        already: as many as all that have answers running would have, if they had equally many."""
         if self.running >= self._most:
             raise self._busy()
         others = len(self._running.keys() - {principal})

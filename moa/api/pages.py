@@ -33,7 +33,8 @@ def page(package: str, folder: str, at: str) -> Iterator[Route]:
 
 
 def web_app(folder: Path | None) -> list[Route]:
-    """Routes below `/app/` for a folder of `edge-client page`; none without one."""
+    """Routes below `/app/` for the files of a web app, in a folder that `edge-client page` wrote;
+    no routes without a folder. The files are read now, and served from memory."""
     if folder is None:
         return []
     policy = app_policy(folder)
@@ -61,7 +62,9 @@ async def _to_folder(_: Request) -> Response:
 
 
 def app_policy(folder: Path) -> str:
-    """The content security policy of a folder of `edge-client page`."""
+    """The content security policy, what its pages may load, of a web app in a folder that
+    `edge-client page` wrote. It is read from the app's service worker; a `UsageError` without
+    one."""
     script = folder / "sw.js"
     found = None
     if script.is_file():

@@ -12,8 +12,10 @@ _CLOSE = "</think>"
 
 
 def split(text: str, *, thinking: bool = False, last: bool = True) -> tuple[str, str]:
-    """The reasoning and the answer. Of a text that still grows (not `last`), what may be the
-    beginning of a tag is left out, so that both only grow with it."""
+    """Split a model's text into its reasoning, what is in `<think>` at the beginning, and its
+    answer. With `thinking` the prompt has opened `<think>` already. Of a text that still grows (not
+    `last`), what may be the beginning of a tag is left out, so that both parts only grow with
+    it."""
     if not thinking:
         begun = text.lstrip()
         if not begun.startswith(_OPEN):
@@ -42,9 +44,9 @@ class Separator:
     def __init__(
         self, *, separate: bool = True, thinking: bool = False, form: ToolFormat | None = None
     ) -> None:
-        """Without `separate` all of the text is the answer; with `thinking` it begins within the
-        thinking, which the prompt has opened; `form` is how the model writes calls, which are taken
-        out of the answer."""
+        """Begin with an empty text. Without `separate` all of the text is the answer; with
+        `thinking` it begins within the reasoning, which the prompt has opened. `form` is how the
+        model writes calls of tools, which are taken out of the answer; None: it may write none."""
         self._separate = separate
         self._thinking = thinking
         self._form = form
@@ -60,7 +62,8 @@ class Separator:
         """What the client has of the answer."""
 
     def _split(self, text: str, *, last: bool) -> tuple[str, str]:
-        """The reasoning and the answer of a text, whose calls become `calls`."""
+        """The reasoning and the answer of a text; the calls in it are left in `calls`. Of a text
+        that still grows (not `last`), what may become a tag or a call is held back."""
         reasoning = ""
         answer = text
         if self._separate:
@@ -72,7 +75,9 @@ class Separator:
         return reasoning, answer
 
     def take(self, show: Show | None, *, last: bool = False) -> tuple[Show, Show]:
-        """The changes of reasoning and answer; the `last` one brings what was held back."""
+        """Take a change of the whole text, and return the changes that it makes to the client's
+        reasoning and to its answer. The `last` one brings what was held back because it could have
+        become a tag or a call."""
         if show is not None:
             self._text = self._text[: show.cut] + show.text
             self._verified = show.verified

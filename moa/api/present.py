@@ -44,7 +44,9 @@ class Presenter:
         """Log-probabilities that the client does not have yet."""
 
     def take(self, event: AnswerEvent) -> Show | None:
-        """The change of the client's text for this event, if any."""
+        """Take an event of the answer, and return the change of the client's text that it makes,
+        None if it makes none. In mode `hold` the client gets verified text alone; else all text, as
+        it comes, with news of how much of it is verified."""
         cut = None
         match event:
             case Piece():
@@ -105,13 +107,15 @@ class Patience:
         """Characters of the text so far."""
 
     def take(self, event: AnswerEvent, now: float) -> None:
-        """Move the deadline, because this event has come."""
+        """Take an event that has come, and set the time (`deadline`) at which the next one is too
+        late."""
         match event:
             case Piece():
                 self._length += len(event.text)
                 if event.verified or self._mode != "hold":
                     self.deadline = None
                 elif self.deadline is None or not self._has_text:
+                    # The first unverified text; more of it does not prolong the time.
                     self.deadline = now + self._seconds
                 self._has_text = True
             case Verified():
@@ -135,7 +139,8 @@ class Patience:
 
 
 async def next_in_time(events: AsyncGenerator[Event, None], patience: Patience) -> Event | None:
-    """The next event, None after the last; raises the error of this patience at its deadline."""
+    """Wait for the next event of an answer and return it, None after the last one. When the
+    deadline of the client's patience has come, the error is raised that says what was late."""
     try:
         async with asyncio.timeout_at(patience.deadline) as limit:
             return await anext(events, None)

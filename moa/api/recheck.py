@@ -50,8 +50,9 @@ class Correction:
     """How many of those the client knows to be verified."""
 
     def take(self, event: AnswerEvent) -> Show | None:
-        """The change of the client's text for this event of the check, if any: only what is
-        verified counts, until the end."""
+        """Take an event of the check, in which the answer is written once more, and return the
+        change of the client's text that it makes, None if it makes none. Until the end only
+        verified text counts: what is not may be withdrawn again."""
         match event:
             case Piece():
                 self._text += event.text
@@ -69,7 +70,9 @@ class Correction:
         return self._show_verified(self._text[: self._verified])
 
     def _show_verified(self, verified: str) -> Show | None:
-        """The change for a client that is to know that this text is verified."""
+        """The change that tells the client that this beginning of the answer is verified: only
+        that, where it has the same text; else the verified text in place of its own. None if it
+        knows."""
         if len(verified) <= self._verified_shown:
             return None
         self._verified_shown = len(verified)
@@ -79,7 +82,9 @@ class Correction:
         return self._show(verified, len(verified))
 
     def _ended(self, ended: Ended) -> Show | None:
-        """All of a verified answer; what else is there of one that was begun anew."""
+        """The change at the end of the check. A verified answer replaces the client's text. Where
+        the check was cut short, its unverified rest is shown only if the client's text was
+        withdrawn already, and None is returned else."""
         if ended.verified:
             return self._show(ended.text, len(ended.text))
         if not self.differs:
@@ -107,7 +112,8 @@ class Recheck:
 
     @property
     def over(self) -> bool:
-        """Whether the answer is complete, and there is nothing more to check."""
+        """Whether the answer is complete, and is not to be checked any more: it is verified, has
+        ended with an error, or its checks have failed too often."""
         if not self.recording.closed:
             return False
         ended = self.shape.ends.get(0)
@@ -116,8 +122,9 @@ class Recheck:
         return ended.verified or self.failures >= _MOST_FAILURES
 
     async def correct(self, answerer: Counted) -> None:
-        """Tell the stream what the verifier says of the answer, as it says it; nothing if it is
-        gone again before it has verified anything."""
+        """Have the verifier write the answer once more, with what the device wrote as the
+        prediction, and correct the recorded stream as far as the two differ. Nothing is told if the
+        verifier is gone again before it has verified anything."""
         before = self.shape.ends[0]
         correction = Correction(before.text)
         question = replace(self.ask.question, prediction=before.text)
@@ -189,7 +196,8 @@ class Rechecks:
         self._waiting.append(Recheck(recording, ask, shape))
 
     async def keep_checking(self) -> None:
-        """Whenever the verifier is there, check what the device has finished alone."""
+        """Check the answers that the device has finished alone, one after another, whenever the
+        verifier can be reached. Answers whose streams are no longer kept are forgotten."""
         while True:
             await asyncio.sleep(_RECHECK_SECONDS)
             kept = set(self._kept)

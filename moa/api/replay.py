@@ -49,8 +49,8 @@ class Recording:
         self._wake_readers()
 
     async def take(self, first: Any, events: AsyncGenerator[Any, None]) -> None:
-        """Add all events of an answer, of which the first was taken already. Comments are not kept:
-        they are about the moment."""
+        """Add all events of an answer as they come; the `first` one was taken from them already.
+        Comments are not kept: they are about the moment."""
         async with contextlib.aclosing(events):
             if not isinstance(first, Comment):
                 self.add(first)
@@ -77,7 +77,8 @@ class Recording:
         self.news = asyncio.Event()  # readers wait for the next frame on a new event
 
     async def listen(self, after: int) -> AsyncGenerator[bytes, None]:
-        """The frames after the first `after`, those to come too."""
+        """Yield the frames of the stream behind the first `after`, which the client has: those that
+        are kept, then others as they come, until the stream is closed."""
         self.listeners += 1
         try:
             while True:
@@ -132,7 +133,8 @@ class Recordings:
         task.add_done_callback(lambda _: stream.close())
 
     def get(self, id: str, principal: str) -> Recording:
-        """A stream by its id. To another principal it looks as if it did not exist."""
+        """The recorded stream of this id; an `ApiError` if there is none, or if it is another
+        principal's, to whom it looks as if it did not exist."""
         self.sweep()
         stream = self._streams.get(id)
         if stream is None or stream.principal != principal:
@@ -150,8 +152,9 @@ class Recordings:
             stream.close()  # wake the readers
 
     def sweep(self) -> None:
-        """Remove expired streams; then, while there are too many bytes, the oldest of the principal
-        with the most: nobody pushes out another's."""
+        """Remove the streams that nobody has read for too long; then, while all together take too
+        many bytes, the oldest stream of the principal (the owner of a key) whose streams take the
+        most: nobody pushes out another's."""
         now = self.clock()
         for stream in self:
             if stream.listeners:

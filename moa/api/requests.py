@@ -137,10 +137,11 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[Parsed]) -> Parsed:
-    """Parse a body; the error names the field."""
+    """Parse a JSON body; an `ApiError` that names the field for one that is wrong."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
+        # The validator says what is wrong, then where: "... - at `$.messages[0].role`".
         message, _, path = str(error).partition(" - at `")
         param = path.rstrip("`").removeprefix("$").removeprefix(".") or None
         raise bad(in_our_words(message, param or "the body"), param) from None
@@ -149,7 +150,8 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[Parsed]) -> Parsed:
 
 
 def content_text(content: Content, where: str) -> str:
-    """The text of a message; other parts are refused."""
+    """The text of a message, whose content is a text or a list of parts. An `ApiError` that names
+    the field (`where`) for parts that are no text, such as pictures."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -177,7 +179,8 @@ def chat_role(role: str, where: str) -> str:
 
 
 def answer_format(given: dict[str, Any] | None, where: str) -> Grammar | None:
-    """What `response_format`, or `text.format` of a response, says that the answer must match."""
+    """The grammar that an answer must match by a request's `response_format`, or by `text.format`
+    of the responses route; None if it asks for none. `where` names the field, for errors."""
     match given:
         case None | {"type": "text"}:
             return None
@@ -209,7 +212,9 @@ def refuse(request: msgspec.Struct, *names: str) -> None:
 
 
 def token_limit(name: str, *asked: int | None) -> int | None:
-    """The first limit that a request has; None: until the model ends the answer."""
+    """The number of tokens that an answer may have: the first of these limits that the request
+    sets, and None (until the model ends it) for -1 or where it sets none. `name` is the field, for
+    errors."""
     for limit in asked:
         if limit is None:
             continue
@@ -220,7 +225,8 @@ def token_limit(name: str, *asked: int | None) -> int | None:
 
 
 def biases(given: dict[str, float] | None) -> tuple[tuple[int, float], ...] | None:
-    """The biases of tokens, by their ids."""
+    """The biases of a request's `logit_bias`, as pairs of a token id and what is added to its
+    logit; None if it has none. In JSON the ids are texts: they are names of fields."""
     if not given:
         return None
     found = []
@@ -238,8 +244,8 @@ def biases(given: dict[str, float] | None) -> tuple[tuple[int, float], ...] | No
 
 
 def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
-    """What the request tells the chat template. Names with a meaning of their own are refused: a
-    template in a request would be a program."""
+    """The variables that a request gives to the chat template. Names that have a meaning of their
+    own are refused, `chat_template` among them: a template in a request would be a program."""
     for name in given or {}:
         if not name.isidentifier() or name in _NO_VARIABLES or name.endswith("_token"):
             raise bad(
@@ -260,9 +266,9 @@ def question_of(request: TextRequest, **more: Any) -> Question:
 def answer_request(
     request: TextRequest, question: Question, defaults: Defaults, *, choice: int = 0, **more: Any
 ) -> AnswerRequest:
-    """The request for one answer; `more` are the fields whose names or meaning differ between the
-    routes. The seed is the request's, plus the choice's number, or a random one; the sampler's
-    seeds are not negative. A temperature that is too small to divide by is greedy."""
+    """The request for one answer, that of number `choice` if a request wants several. `more` are
+    the fields whose names or meaning differ between the routes. A temperature that is too small to
+    divide by is greedy."""
     asked = {}
     for name in _AS_ASKED:
         value = getattr(request, name, None)  # a field that not all routes have
@@ -290,7 +296,8 @@ def answer_request(
 
 
 def _seed_of(request: TextRequest, choice: int) -> int:
-    """The seed of a choice: the request's and the choice's number, or a random one."""
+    """The seed of the answer of number `choice`: the request's seed plus that number, so that
+    several answers differ; or a random one. It is not negative."""
     seed: int | None = getattr(request, "seed", None)  # a field that not all routes have
     if seed is None:
         return random.SystemRandom().getrandbits(_RANDOM_SEED_BITS)

@@ -98,7 +98,8 @@ class ResponseCall(ParsedRequest, frozen=True, kw_only=True):
 
 
 def parse_response(body: bytes, defaults: Defaults, principal: str) -> ResponseCall:
-    """A request for a response."""
+    """Parse the body of `/v1/responses`; a field that is wrong, or not supported and would change
+    the answer, is an `ApiError` that names it."""
     request = decode(body, _response_of)
     refuse(request, "prompt", "conversation")
     for name, instead in _NOT_KEPT.items():
@@ -137,7 +138,8 @@ def parse_response(body: bytes, defaults: Defaults, principal: str) -> ResponseC
 
 
 def _repeated_fields(request: ResponseRequest, text_format: Any) -> dict[str, Any]:
-    """The fields of a response that repeat the request's, with the defaults of what it left out."""
+    """The fields of a response that repeat those of the request, as OpenAI's do, with the defaults
+    of what it left out. `text_format` is what the answer must match."""
     functions = [
         {"type": "function", **msgspec.to_builtins(function)} for function in request.tools or ()
     ]
@@ -168,7 +170,8 @@ def _messages(given: str | Sequence[Item]) -> Iterator[dict[str, Any]]:
 
 
 def _message(item: Item, where: str) -> dict[str, Any]:
-    """The message of an item of the input; `where` it is in the request."""
+    """The chat message for an item of a request's input: a message, a call of a tool, or a call's
+    result. `where` says where it is in the request, for errors."""
     if item.type == "function_call" and item.call_id and item.name:
         function = {"name": item.name, "arguments": item.arguments}
         call = {"id": item.call_id, "type": "function", "function": function}
@@ -193,6 +196,7 @@ class OutputItem:
     """An item of a response whose text grows: the reasoning, or the message."""
 
     def __init__(self, kind: OutputKind) -> None:
+        """Begin an item without text, with an id of its own."""
         self.kind = kind
         self.is_message = kind == "message"
         prefix = "msg" if self.is_message else "rs"
@@ -205,7 +209,8 @@ class OutputItem:
         """Whether its end was sent since the last change."""
 
     def take(self, part: Show, scored: Sequence[Scored]) -> list[msgspec.Raw]:
-        """Change its text; returns the log-probabilities as they are sent."""
+        """Change the item's text, and keep the log-probabilities of its new tokens; returns these
+        as they are sent."""
         new_logprobs = logprobs.parts(scored)
         self.text = self.text[: part.cut] + part.text
         self.closed = False
@@ -221,7 +226,7 @@ class OutputItem:
         return part
 
     def snapshot(self, status: str) -> dict[str, Any]:
-        """The item in a response of this status."""
+        """The item as it is in a response object whose own status is this."""
         if self.closed and not self.is_message:
             status = "completed"  # the reasoning is, also of an answer that is not
         elif status == "failed":
@@ -302,7 +307,9 @@ class ResponseShape:
     def piece(
         self, index: int, show: Show | None, *, alone: bool = False, last: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """Events for added and removed text; the `last` change brings what was held back."""
+        """Yield the events for a change of the text: of the reasoning, the message, and new calls
+        of tools. The `last` change brings what was held back. Clients that know our events
+        (`marked`) are told, too, when text is withdrawn or verified."""
         reasoning, answer = self._parts.take(show, last=last)
         if reasoning.text or reasoning.cut is not None:
             yield from self._change("reasoning", reasoning)
@@ -317,7 +324,8 @@ class ResponseShape:
                 yield from self._call(call)
 
     def _call(self, call: WrittenCall) -> Iterator[dict[str, Any]]:
-        """Events for a complete call, as if it had been written piece by piece."""
+        """Yield the events for a complete call of a tool. Clients expect one that is written piece
+        by piece, so that it is begun, added to and ended."""
         yield from self._close_items()
         id = f"fc_{secrets.token_hex(16)}"
         item = {
@@ -354,7 +362,9 @@ class ResponseShape:
     def _change(
         self, kind: OutputKind, part: Show, scored: Sequence[Scored] = ()
     ) -> Iterator[dict[str, Any]]:
-        """Events for a change of the reasoning or the message, which may be its beginning."""
+        """Yield the events for a change of the reasoning or the message. If it has not begun yet,
+        that is announced first, and what was written before it is ended. `scored` are
+        log-probabilities of tokens in it."""
         item = self._item(kind)
         if item is None:
             yield from self._close_items()
@@ -386,7 +396,8 @@ class ResponseShape:
         return None
 
     def _close_items(self) -> Iterator[dict[str, Any]]:
-        """Events that end the reasoning and the message, where they have not been sent."""
+        """Yield the events that end the reasoning and the message, where they have begun and have
+        not been ended since their last change."""
         for index, item in enumerate(self._items):
             if not isinstance(item, OutputItem) or item.closed:
                 continue
@@ -407,7 +418,8 @@ class ResponseShape:
         return self._event("moa:notice", message=event.message)
 
     def end(self, index: int, ended: Ended) -> Iterator[dict[str, Any]]:
-        """Events at the end of the answer."""
+        """Yield the events at the end of the answer: it is completed if the model has ended it,
+        else incomplete."""
         self.ends[index] = ended
         if ended.reason in ("eos", "stop"):
             self._status = "completed"

@@ -24,7 +24,8 @@ class Shape:
     """The envelope of one response: its id, and how choices are written in it."""
 
     def __init__(self, model: str, call: CompletionCall, form: ToolFormat | None = None) -> None:
-        """`form`: how the model writes calls, if it may."""
+        """Begin the response to a request (`call`). `form` is how the model writes calls of tools;
+        None: it may write none."""
         self._call = call
         self._form = form
         self.marked = call.asks[0].mode == "provisional"
@@ -45,7 +46,8 @@ class Shape:
         self.error: ApiError | None = None
 
     def snapshot(self) -> dict[str, Any]:
-        """The response of a request that does not stream, when all choices have ended."""
+        """The whole response to a request that does not stream, once all its choices (answers) have
+        ended."""
         choices = []
         for index, ended in sorted(self.ends.items()):
             if self._call.chat:
@@ -80,8 +82,9 @@ class Shape:
     def piece(
         self, index: int, show: Show | None, *, alone: bool = False, last: bool = False
     ) -> Iterator[Any]:
-        """The chunk for a change, if there is one. `alone`: the device's own text; the `last`
-        change brings what was held back, and calls in texts that may be cut."""
+        """Yield the chunk for a change of a choice's text, if its client is to be told. `alone`
+        says that the device wrote it without the verifier. The `last` change brings what was held
+        back; where text may still be withdrawn, only then its calls of tools are sent."""
         reasoning, answer = self._parts[index].take(show, last=last)
         scored = show.logprobs if show is not None else ()
         if not self._call.stream:
@@ -104,7 +107,8 @@ class Shape:
         yield self._chunk([self._choice(index, body, moa=marks, scored=scored or None)])
 
     def _marks(self, reasoning: Show, answer: Show, *, alone: bool) -> dict[str, Any]:
-        """What a chunk says of its change in `moa`."""
+        """The field `moa` of a chunk, ours beside OpenAI's: for clients that know it how many
+        characters are verified and where text is cut; for others whether it is unverified."""
         if not self.marked:
             return {"unverified": True} if alone else {}
         marks: dict[str, Any] = {"verified": answer.verified}
@@ -162,7 +166,9 @@ class Shape:
         moa: dict[str, Any] | None = None,
         scored: Sequence[Scored] | None = None,
     ) -> dict[str, Any]:
-        """A choice with its text or change; `reason` says why the answer has ended."""
+        """A choice as an entry of a response or chunk. `body` is its text or change; `reason` says
+        why the answer has ended, None while it goes on; `moa` is our own field, and `scored` are
+        log-probabilities of its tokens."""
         finish = None
         if reason is not None:
             finish = _FINISH.get(reason, "length")
@@ -179,7 +185,8 @@ class Shape:
         return choice
 
     def _message(self, index: int) -> dict[str, Any]:
-        """The message of a whole answer."""
+        """The message of a whole answer in a chat: its text, and its reasoning and calls of tools
+        if it has any."""
         parts = self._parts[index]
         message: dict[str, Any] = {"role": "assistant", "content": parts.answer, "refusal": None}
         if parts.reasoning:
@@ -191,7 +198,8 @@ class Shape:
         return message
 
     def _new_calls(self, index: int) -> list[dict[str, Any]]:
-        """The complete calls of a choice that have not been sent; then they count as sent."""
+        """Return the complete calls of tools in a choice that have not been sent yet; they count as
+        sent from now on."""
         calls = self._parts[index].calls
         first = self._calls_sent[index]
         self._calls_sent[index] = max(first, len(calls))

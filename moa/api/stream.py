@@ -33,8 +33,9 @@ _WAITING = 64
 async def streamed(
     asks: Sequence[AnswerRequest], shape: Shape | ResponseShape, answerer: Counted
 ) -> AsyncGenerator[Any, None]:
-    """What the client of a stream is sent, the mark of its end included. An error after the
-    beginning becomes the last event before that; one before it is raised."""
+    """Yield what the client of a request is sent: chunks of its answers, which are written side by
+    side, and the mark of the end. An error before an answer has begun is raised; a later one
+    becomes the last event before the mark."""
     client = _StreamClient(asks, shape)
     try:
         encoded = await _encoded(asks, answerer)
@@ -68,7 +69,7 @@ class _StreamClient:
         self._wrote_logprobs = False
 
     def chunks(self, index: int, events: Sequence[AnswerEvent]) -> Iterator[Any]:
-        """What the client is sent for these events of a choice."""
+        """Yield what the client is sent for these events of one choice (answer)."""
         for event in events:
             self.has_begun = self.has_begun or isinstance(event, Began)
             show = self._presenters[index].take(event)
@@ -96,8 +97,8 @@ async def _encoded(asks: Sequence[AnswerRequest], answerer: Counted) -> list[Enc
 async def _side_by_side(
     asks: Sequence[AnswerRequest], encoded: Sequence[Encoded], answerer: Counted
 ) -> AsyncGenerator[tuple[int, Sequence[AnswerEvent]], None]:
-    """Events of several answers as they come, each with the number of its answer. Closing the
-    generator ends them all."""
+    """Yield the events of several answers as they come, each time with the number of the answer. An
+    error in one of them is raised, and ends all. Closing the generator ends them all, too."""
     # An exception or None is the last of an answer.
     queue: asyncio.Queue[tuple[int, Sequence[AnswerEvent] | Exception | None]]
     queue = asyncio.Queue(_WAITING)
@@ -131,7 +132,8 @@ async def _side_by_side(
 def _shaped(
     index: int, event: AnswerEvent, show: Show | None, shape: Shape | ResponseShape
 ) -> Iterator[Any]:
-    """What the client is sent for an event of a choice; `show` is the change of its text."""
+    """Yield what the client is sent for one event of a choice (answer); `show` is the change of its
+    text, None if there is none."""
     is_end = isinstance(event, Ended)
     if isinstance(event, Began):
         yield from shape.begin(index, event)

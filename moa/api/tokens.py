@@ -49,7 +49,8 @@ _detokenize_of = msgspec.json.Decoder(_DetokenizeRequest)
 
 
 def tokenized(body: bytes, tokenizer: TokenTexts, context: int) -> dict[str, Any]:
-    """The ids of a text; to be called in a thread."""
+    """The answer of `/tokenize`: the ids of a request's text. It may take long, and is to be called
+    in a thread."""
     request = decode(body, _tokenize_of)
     if request.content is not None:
         text = request.content
@@ -75,7 +76,7 @@ def detokenized(body: bytes, tokenizer: TokenTexts, vocabulary: int) -> dict[str
 
 
 def properties(model: str, tokenizer: TokenTexts, context: int, slots: int) -> dict[str, Any]:
-    """What llama.cpp's clients read of a server before they use it."""
+    """The answer of `/props`: what clients of llama.cpp's server read before they use one."""
     return {
         "default_generation_settings": {"n_ctx": context, "params": {"n_predict": -1}},
         "total_slots": slots,

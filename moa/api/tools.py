@@ -71,8 +71,8 @@ class ToolFormat(NamedTuple):
 
     @classmethod
     def of(cls, template: str) -> ToolFormat:
-        """The format of a chat template: that of Qwen and Hermes, of Mistral, or of Llama and
-        Gemma."""
+        """How a model writes calls of tools, by marks in the source of its chat template: as Qwen
+        and Hermes do, as Mistral does, or else as Llama and Gemma."""
         knows_tools = "tools" in template
         if "<tool_call>" in template:
             return cls(
@@ -91,8 +91,8 @@ class ToolFormat(NamedTuple):
     # ---- what the model may write
 
     def grammar(self, tools: Tools, answer: Grammar | None) -> Grammar | None:
-        """What an answer must match: calls, or else `answer` or any text. None is any text without
-        calls."""
+        """The grammar that an answer must match, as the request's `tool_choice` has it: calls of
+        the tools, or else what `answer` says, or any text. None is any text without calls."""
         if not tools.tools or tools.choice == "none":
             return answer
         if answer is not None and answer.kind != "json_schema":
@@ -125,7 +125,9 @@ class ToolFormat(NamedTuple):
         )
 
     def _rules_of_calls(self, functions: Sequence[Function]) -> list[str]:
-        """Rules of a Lark grammar for one call: `one` is a call of any of the functions."""
+        """The rules of a Lark grammar for one call. The rule `one` is a call of any of the
+        functions, and each function has a rule for its call and one for its arguments, by its
+        number."""
         names = [f"call{number}" for number in range(len(functions))]
         rules = [f"one: {' | '.join(names)}"]
         for number, function in enumerate(functions):
@@ -147,7 +149,9 @@ class ToolFormat(NamedTuple):
         return self.as_text(messages, tools)
 
     def as_text(self, messages: Sequence[Mapping[str, Any]], tools: Tools) -> list[dict[str, Any]]:
-        """The conversation as plain texts: tools, calls and results are written into them."""
+        """The conversation as plain texts, for a model or a server that knows no tools: calls are
+        written into the answers, results become messages of the user, and the tools are described
+        before the first question."""
         plain: list[dict[str, Any]] = []
         for message in messages:
             content = message["content"]
@@ -180,8 +184,9 @@ class ToolFormat(NamedTuple):
     # ---- what it has written
 
     def split(self, text: str, *, last: bool = True) -> tuple[str, list[WrittenCall], str]:
-        """The text before the first call, the complete calls, and what is left of an incomplete
-        one."""
+        """Split what the model has written into the text before its first call, the complete calls,
+        and what is left of an incomplete one. Of a text that still grows (not `last`), an end that
+        may begin a call counts as one."""
         first_call = self._find_call(text)
         if first_call < 0:
             held_back = 0 if last else begun_length(self.before.strip(), text)
@@ -199,8 +204,8 @@ class ToolFormat(NamedTuple):
         return 0 if text.startswith(self.opens or "{") else -1
 
     def _calls_of(self, text: str) -> tuple[list[WrittenCall], str]:
-        """The complete calls of a text that begins with one, and what is left of an incomplete
-        one."""
+        """Read the calls of a text that begins with one: JSON objects, with marks around them.
+        Returns the complete ones, and what is left of an incomplete one."""
         calls: list[WrittenCall] = []
         rest = text
         decoder = json.JSONDecoder()
@@ -227,7 +232,8 @@ def begun_length(mark: str, text: str) -> int:
 
 
 def chosen(choice: Any, tools: Sequence[Tool] | None, parallel: bool | None) -> Tools | None:
-    """The tools of a request with its `tool_choice`, or None if there are none to use."""
+    """The tools of a request, with its `tool_choice` as a word or a function's name; None if it has
+    no tools. An `ApiError` for a choice that is none, or that demands a call without tools."""
     match choice:
         case None | "auto" | "none" | "required":
             name = choice or "auto"
@@ -295,9 +301,9 @@ def _object(arguments: str) -> Any:
 
 
 def _closed(schema: Any) -> Any:
-    """The same schema, but an object that lists its properties has no others: whoever calls
-    `f(**arguments)` cannot use what the model made up. JSON Schema's own default is that it may
-    have. Where parts of a schema hold together (`allOf`), they stay as they are."""
+    """Return a JSON schema in which every object that lists its properties has no others. By JSON
+    Schema's own default it may have more; but whoever calls `f(**arguments)` cannot use what the
+    model made up. Where parts of a schema hold together (`allOf`), they stay as they are."""
     if isinstance(schema, list):
         return [_closed(one) for one in schema]
     if not isinstance(schema, dict):

@@ -25,7 +25,8 @@ _PATTERN = re.compile(r"Expected `str` matching regex (.+)")
 
 
 def in_our_words(message: str, field: str) -> str:
-    """A validator's `message` about a field; as it is where nobody has thought of it."""
+    """Put what the validator of requests says of a field into words that its sender understands. A
+    message that is not known here stays as it is."""
     if found := _MISSING.fullmatch(message):
         if field == "the body":
             return f"{found[1]} is missing"
