@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
@@ -363,11 +363,24 @@ def _check_address(address: str) -> None:
             f"{safe_line(repr(address))} is no verifier address", hint=safe_line(str(error))
         ) from None
     if parts.scheme not in ("ws", "wss") or not host or port == 0:
-        likely = "" if "//" in address else f"did you mean ws://{safe_line(address)}? "
+        likely = _likely_address(address, parts)
+        asked = f"did you mean {safe_line(likely)}? " if likely else ""
         raise UsageError(
             f"{safe_line(repr(address))} is no verifier address",
-            hint=f"{likely}It is like ws://host:8765, wss://host, or local",
+            hint=f"{asked}It is like ws://HOST:PORT, wss://HOST:PORT, or local",
         )
+
+
+def _likely_address(address: str, parts: SplitResult) -> str:
+    """The address of a verifier that was most likely meant; empty if there is none."""
+    if "//" not in address:
+        return f"ws://{address}"
+    if parts.scheme == "http" and parts.hostname:
+        # A verifier's own port, unless a port was named: 80 is that of a web server.
+        return f"ws://{parts.netloc}" if parts.port else f"ws://{parts.netloc}:8765"
+    if parts.scheme == "https" and parts.hostname:
+        return f"wss://{parts.netloc}"
+    return ""
 
 
 def _nearest(name: str, known: Iterable[str], beginning: str = "") -> str:

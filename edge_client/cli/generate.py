@@ -6,14 +6,24 @@ import argparse
 import asyncio
 import contextlib
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from edge_client.cli import options
-from edge_client.events import AnswerSoFar, Done, Event, Link, Progress, Prompt, Token
-from edge_client.screen.pipe import PipeView, View, refused
+from edge_client.events import (
+    AnswerSoFar,
+    Done,
+    Event,
+    Link,
+    LinkState,
+    Progress,
+    Prompt,
+    Token,
+)
+from edge_client.screen.pipe import PipeView, View, how_much_verified, refused
 from edge_client.screen.views import make_view
 from edge_client.settings import ClientSettings
 from moa.cli.command_line import add_flags
@@ -70,17 +80,38 @@ def run(arguments: argparse.Namespace) -> int:
     answer = asyncio.run(_answer(settings, arguments.json_schema, asked, _view(arguments)))
     if arguments.json:
         options.print_json(answer.report() | {"seed": settings.seed})
-    if not (arguments.json or arguments.quiet):
+    remarks = not (arguments.json or arguments.jsonl or arguments.quiet)
+    if remarks or arguments.jsonl:
         options.tell_seed(settings, seed)
-        if not settings.verifier and not settings.offline:
-            options.say("no verifier was named: --verifier ws://HOST:PORT, or local to start one")
     if answer.stopped:
         return 128 + signal.SIGTERM
     if answer.refused and not answer.verified:
         raise refused(answer.refused)
     if arguments.require_verified and not answer.verified:
-        raise MoaError("not all of this was verified by the target", hint="--require-verified")
+        raise MoaError(not_verified(answer, settings), hint="--require-verified")
+    if settings.offline and sys.stdout.isatty():
+        remarks = False  # the line of figures says it
+    if remarks and answer.texts and not answer.verified:
+        can_be = "; --require-verified makes this an error" if settings.verifier else ""
+        options.say(not_verified(answer, settings) + can_be)
     return 0
+
+
+def not_verified(answer: JsonAnswer, settings: ClientSettings) -> str:
+    """How much of the answer is not verified, and why; what to do where no verifier was named."""
+    line = f"{how_much_verified(answer)} was verified by the target"
+    if settings.offline:
+        return line  # as it was asked for
+    if not settings.verifier:
+        return f"{line}: no verifier was named (--verifier ws://HOST:PORT, or local to start one)"
+    verifier = "the verifier" if settings.verifier == "local" else settings.verifier
+    if answer.link == "offline" and answer.was_online:
+        return f"{line}: the connection to {verifier} was lost"
+    if answer.link == "offline":
+        return f"{line}: {verifier} could not be reached"
+    if answer.link in ("connecting", "late"):
+        return f"{line}: {verifier} did not answer in time"
+    return line
 
 
 def _messages(arguments: argparse.Namespace, prompt: str) -> str | list[dict[str, str]]:
@@ -98,7 +129,7 @@ def _view(arguments: argparse.Namespace) -> View:
         return JsonLines()
     if arguments.quiet:
         return PipeView(remarks=False)
-    return make_view(quiet=arguments.json)
+    return make_view(quiet=arguments.json, says_unverified=False)
 
 
 async def _answer(
@@ -170,6 +201,10 @@ class JsonAnswer(AnswerSoFar):
         """Whether the process was told to end."""
         self.refused = ""
         """Why the verifier refuses, if it does."""
+        self.link: LinkState | None = None
+        """The state of the link at the end; None where nothing was said of it."""
+        self.was_online = False
+        """Whether the verifier has answered at all."""
 
     def stop(self, task: asyncio.Task[Any]) -> None:
         """End the answer where it is."""
@@ -189,6 +224,8 @@ class JsonAnswer(AnswerSoFar):
         """Take in the next event."""
         super().take(event)
         if isinstance(event, Link):
+            self.link = event.state
+            self.was_online = self.was_online or event.state == "online"
             self.refused = event.detail if event.state == "refused" else ""
         in_other_fields = isinstance(event, Prompt | Token | Done)
         if not in_other_fields and self._news.has(event):

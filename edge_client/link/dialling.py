@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -137,6 +138,12 @@ def explain(
             return _explain_handshake(error, url, tls=tls)
         case TimeoutError() | asyncio.TimeoutError():
             return LinkError(f"cannot reach {url}: no answer in time")
+        case socket.gaierror():
+            host = urlsplit(url).hostname or url
+            return LinkError(
+                f"cannot resolve {safe_line(host)}: {safe_line(error.strerror or str(error))}",
+                hint="is the name right, and is this device online?",
+            )
         case ConnectionClosed() | OSError() | EOFError():
             hint = "is `cloud-verifier serve` running there?"
             if tls:

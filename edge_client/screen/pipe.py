@@ -38,9 +38,11 @@ class View:
 
 
 class PipeView(View):
-    """For files and pipes: each final text once. `remarks` go to standard error."""
+    """For files and pipes: each final text once. `remarks` go to standard error; without
+    `says_unverified` none of them says of an answer that it was not verified."""
 
-    def __init__(self, *, remarks: bool = True) -> None:
+    def __init__(self, *, remarks: bool = True, says_unverified: bool = True) -> None:
+        self._says_unverified = says_unverified
         self._remarks: list[str] | None = [] if remarks else None
         """Remarks that wait for the end of a line, because standard error may be the same terminal
         or file; None if there shall be none."""
@@ -70,9 +72,8 @@ class PipeView(View):
         not verified, and why it ended."""
         rest = done.text[len(self._answer.text_of()) :]  # known only at the end
         self._write(len(self._answer.texts), rest + "\n")
-        if not done.verified and self._answer.texts:
-            how_much = "not all" if self._answer.final else "nothing"
-            self._tell(f"{how_much} of this was verified by the target")
+        if self._says_unverified and not done.verified and self._answer.texts:
+            self._tell(f"{how_much_verified(self._answer)} was verified by the target")
         if done.reason in ENDS:
             self._tell(ENDS[done.reason])
         if self._broken is not None:
@@ -111,6 +112,11 @@ class PipeView(View):
     def __exit__(self, *_: Any) -> None:
         self._midline = False  # also where the answer was not finished
         self._tell()
+
+
+def how_much_verified(answer: AnswerSoFar) -> str:
+    """The beginning of a sentence about an answer that is not verified to its end."""
+    return "not all of this" if answer.final else "nothing of this"
 
 
 def rescue(text: str, trouble: OSError) -> NoReturn:

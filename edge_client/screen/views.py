@@ -28,22 +28,27 @@ def make_console() -> Console:
 
 
 def make_view(
-    *, quiet: bool = False, console: Console | None = None, context: int = 0, more: str = ""
+    *,
+    quiet: bool = False,
+    console: Console | None = None,
+    context: int = 0,
+    more: str = "",
+    says_unverified: bool = True,
 ) -> View:
     """Returns the view for this output: of a terminal, of a pipe, or with `quiet` one that shows
     nothing. A terminal also says how much of the `context` is used, and with `more` how to go on
-    with an answer that was cut."""
+    with an answer that was cut. `says_unverified` is for a pipe."""
     if quiet:
         return View()
     if console is None and not _can_redraw():
-        return PipeView()
+        return PipeView(says_unverified=says_unverified)
     from rich.console import Console
 
     from edge_client.screen.live import LiveView
 
     console = console or Console(highlight=False)
     if not console.is_terminal or console.is_dumb_terminal:
-        return PipeView()
+        return PipeView(says_unverified=says_unverified)
     return LiveView(console, context, more=more)
 
 

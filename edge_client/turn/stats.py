@@ -37,7 +37,7 @@ class Stats:
     calls: int = 0
     """Requests for a stream, and guesses for one that stood still without them: a round trip each."""
     rounds: int = 0
-    """Those forwards that ran over guesses of the device."""
+    """Forwards of the target over guesses of the device."""
     drafted: int = 0
     accepted: int = 0
     offline_tokens: int = 0

@@ -22,9 +22,11 @@ import msgspec
 import pytest
 
 from edge_client.cli import main, options
+from edge_client.cli.generate import JsonAnswer, not_verified
 from edge_client.cli.serve import tell_of_the_verifier
 from edge_client.client import EdgeClient
 from edge_client.device import embedded_bundle
+from edge_client.events import Link, Prompt, Token
 from edge_client.settings import ClientSettings
 from moa.bundle import GOLDEN, Bundle, sha256, write_golden, write_manifest
 from moa.manifest import FileEntry
@@ -113,10 +115,69 @@ def test_text_goes_to_a_pipe_and_remarks_do_not() -> None:
     )
     failed = offline("--require-verified", "--quiet", "hello")
     assert (failed.returncode, failed.stdout) == (1, result.stdout)
-    assert b"not all of this was verified" in failed.stderr
+    assert failed.stderr == (
+        b"edge-client: error: nothing of this was verified by the target (--require-verified)\n"
+    )
     quiet = offline("--quiet", "hello", "--temperature", "1")
     assert (quiet.returncode, quiet.stderr) == (0, b"")
     assert quiet.stdout
+
+
+def test_an_answer_without_its_verifier_is_no_error_unless_it_has_to_be_verified() -> None:
+    words = ["generate", "--raw", "hello", "--bundle", str(kit.pair() / "bundle")]
+    words += ["--max-new-tokens", "5", "--settle-seconds", "0"]
+    alone = run(*words, "--verifier", "ws://127.0.0.1:9")
+    closing = alone.stderr.decode().splitlines()[-1]
+    assert alone.returncode == 0
+    assert re.fullmatch(
+        "edge-client: nothing of this was verified by the target: ws://127.0.0.1:9 "
+        "(could not be reached|did not answer in time); --require-verified makes this an error",
+        closing,
+    )
+    unnamed = run(*words)
+    assert unnamed.returncode == 0
+    assert b"no verifier was named (--verifier ws://HOST:PORT" in unnamed.stderr
+    needed = run(*words, "--verifier", "ws://127.0.0.1:9", "--require-verified")
+    assert (needed.returncode, needed.stdout) == (1, alone.stdout)
+    assert (
+        needed.stderr.decode()
+        .splitlines()[-1]
+        .startswith(
+            "edge-client: error: nothing of this was verified by the target: ws://127.0.0.1:9 "
+        )
+    )
+    assert needed.stderr.count(b"nothing of this") == 1
+    for form in ("--quiet", "--json", "--jsonl"):
+        silent = run(*words, "--verifier", "ws://127.0.0.1:9", form)
+        assert (silent.returncode, silent.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("states", "why"),
+    [
+        (["offline"], "nothing of this was verified by the target: ws://x:1 could not be reached"),
+        (
+            ["connecting"],
+            "nothing of this was verified by the target: ws://x:1 did not answer in time",
+        ),
+        (["late"], "nothing of this was verified by the target: ws://x:1 did not answer in time"),
+        (
+            ["online", "offline"],
+            "not all of this was verified by the target: the connection to ws://x:1 was lost",
+        ),
+    ],
+)
+def test_why_an_answer_is_not_verified_is_said_by_the_state_of_the_link(
+    states: list[Any], why: str
+) -> None:
+    answer = JsonAnswer()
+    answer.take(Prompt(ids=[1]))
+    if states[0] == "online":
+        answer.take(Token(position=1, id=2, text="a", status="verified"))
+    answer.take(Token(position=len(answer.ids) + 1, id=3, text="b", status="provisional"))
+    for state in states:
+        answer.take(Link(state=state))
+    assert not_verified(answer, ClientSettings(verifier="ws://x:1")) == why
 
 
 def test_words_files_and_what_is_piped_in_are_one_prompt(tmp_path: Path) -> None:
@@ -201,6 +262,11 @@ def test_sampling_draws_a_seed_and_says_it() -> None:
             ["generate", "hello", "--verifier", "example.org:8765"],
             {},
             b"did you mean ws://example.org:8765?",
+        ),
+        (
+            ["serve", "--verifier", "http://example.org:80/"],
+            {},
+            b"did you mean ws://example.org:80? It is like ws://HOST:PORT",
         ),
         (["generate", "hello", "--draft", "nobody"], {}, b"draft must be one of"),
         (["generate", "hello", "--variant", "npu"], {}, b"no variant 'npu'"),
