@@ -12,9 +12,26 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from moa.errors import MoaError
-from moa.wire import FEATURES, PROTOCOL_VERSIONS, SUBPROTOCOL, ClientSession, decode_server, encode
+from moa.wire import (
+    FEATURES,
+    PROTOCOL_VERSIONS,
+    SUBPROTOCOL,
+    ClientSession,
+    decode_server,
+    encode,
+    remote_error,
+)
 from moa.wire.events import Advanced, Ready, Recovered, Refused, SessionEvent, Working
-from moa.wire.messages import Ack, Activations, Hello, Message, ServerMessage, Stream, Welcome
+from moa.wire.messages import (
+    Ack,
+    Activations,
+    Error,
+    Hello,
+    Message,
+    ServerMessage,
+    Stream,
+    Welcome,
+)
 from moa.wire.versions import SESSION_HEADER
 
 PATIENCE = 60.0
@@ -45,6 +62,8 @@ class Client:
         """Of frames with records; of all others, up and down."""
         self._ack = ack
         self._received = 0
+        self._lost: dict[bytes, Error] = {}
+        """The error that a session was lost by, for the last time."""
 
     async def send(self, *messages: Message) -> None:
         """Send messages."""
@@ -86,13 +105,18 @@ class Client:
 
     async def event(self, session: ClientSession) -> SessionEvent:
         """The next event of `session`. That its round is being worked on is heard on a slow machine
-        and never on a fast one, so it is none here."""
+        and never on a fast one, so it is none here. An error that concerns the whole connection is
+        raised: nothing may come behind it."""
         while True:
             message = await self.receive()
+            if isinstance(message, Error) and not message.session:
+                raise remote_error(message)
             if getattr(message, "session", None) != session.id:
                 self.other.append(message)
                 continue
             event = session.receive(message)
+            if isinstance(message, Error) and isinstance(event, Recovered):
+                self._lost[session.id] = message
             if event is not None and not isinstance(event, Working):
                 return event
 
@@ -160,15 +184,19 @@ class Client:
 
     async def stream(self, session: ClientSession, *, speculate: bool = True) -> None:
         """One round that the server decodes, to the end of the turn; patiently repeated while the
-        server is busy."""
+        server is busy. Another error is raised: the server sends nothing behind it."""
         message = session.stream(speculate=speculate)
         await self.send(message)
         while session.busy:
-            if isinstance(event := await self.event(session), Refused):
-                if not event.retry:
-                    raise MoaError(f"a stream was answered with {event}")
-                await asyncio.sleep(min(self.longest_pause, event.retry_after))
-                await self.send(message)
+            event = await self.event(session)
+            if isinstance(event, Recovered):
+                raise remote_error(self._lost[session.id])
+            if not isinstance(event, Refused):
+                continue
+            if not event.retry:
+                raise remote_error(event.error)
+            await asyncio.sleep(min(self.longest_pause, event.retry_after))
+            await self.send(message)
 
 
 def connection(url: str, *, token: str = "", key: str = "", **options: Any) -> connect:

@@ -335,8 +335,9 @@ class Target(Protocol):
 
     def commit(self, step: Any, b: int, path: Sequence[int]) -> Committed:
         """Append `path`, a chain of nodes of row b from the slot's end on, to its slot. A row can be
-        committed once, and only until its slot takes part in another forward. `step` is a result of
-        this target's `forward`."""
+        committed once, and only until its slot takes part in another forward or is released;
+        afterwards it is a `UsageError`, also when the slot was acquired again. `step` is a result
+        of this target's `forward`."""
 
     # ---- text
 

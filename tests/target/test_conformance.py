@@ -334,6 +334,30 @@ def test_a_path_is_a_chain_and_is_committed_once_and_at_once(subject: Subject) -
     check_next(subject, target, slot, [5, 6])
 
 
+def test_a_step_cannot_be_committed_once_its_slot_was_given_back(subject: Subject) -> None:
+    """A connection may end between a forward and its commit, and its slot be another session's."""
+    target = subject.make(slots=2, capacity=32)
+    slot = prefill(target, text(85, 9))
+    other = prefill(target, text(86, 5))
+    step = target.forward(
+        [Row.chain(slot, [5, 6], judged="all"), Row.chain(other, [7, 8], judged="all")]
+    )
+    target.cache.release(slot)
+    for path in ([], [0], [0, 1]):
+        with pytest.raises(UsageError):
+            target.commit(step, 0, path)
+    assert (target.cache.lengths[slot], target.cache.pages_held[slot]) == (0, 0)
+    again = target.cache.acquire()
+    assert again == slot, "no other slot is free"
+    with pytest.raises(UsageError):
+        target.commit(step, 0, [0])
+    assert target.cache.lengths[slot] == 0
+    target.commit(step, 1, [0, 1])  # the row beside it is as it was
+    check_next(subject, target, other, [*text(86, 5), 7, 8])
+    extend(target, again, [9, 10])
+    check_next(subject, target, again, [9, 10])
+
+
 def test_a_full_slot_harms_no_other(subject: Subject) -> None:
     target = subject.make(slots=2, capacity=16)
     ids = text(80, 14)

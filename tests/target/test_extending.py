@@ -96,8 +96,10 @@ def test_a_drafter_that_reads_states_is_refused_with_a_line(tmp_path: Path) -> N
 
 
 def test_what_it_does_not_know_is_refused_with_a_line(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--quantize is for folders"):
-        load(settings(tmp_path, quantize="int8"))
+    for option, value in (("quantize", "int8"), ("dtype", "bfloat16"), ("kv_type", "q8_0")):
+        flag = "--" + option.replace("_", "-")
+        with pytest.raises(UsageError, match=f"{flag} does not go with .*small.toy"):
+            load(settings(tmp_path, **{option: value}))
     (tmp_path / "other.toy").write_text("seven")
     with pytest.raises(UsageError, match="it must hold one number"):
         load(Settings(target=str(tmp_path / "other.toy"), port=0))

@@ -180,8 +180,17 @@ class ToyTarget:
     @classmethod
     def open(cls, source: str, options: LoadOptions) -> Self:
         """Load a `.toy` file."""
-        if options.quantize:
-            raise UsageError("--quantize is for folders of weights", hint="leave it out")
+        options.refuse(
+            source,
+            "dtype",
+            "quantize",
+            "gpu_layers",
+            "kv_type",
+            "cpu_moe",
+            "rpc",
+            "threads",
+            "library",
+        )
         try:
             seed = int(Path(source).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
