@@ -58,22 +58,29 @@ def principals(folder: Path, *names: str) -> tuple[Authenticator, *tuple[str, ..
 
 
 @contextlib.contextmanager
-def held_forward(running: Verifier) -> Iterator[tuple[threading.Event, threading.Event]]:
+def held_forward(
+    running: Verifier, *, behind: int = -1
+) -> Iterator[tuple[threading.Event, threading.Event]]:
     """The next forward stops before it runs: the first event is set when it does, the second lets
-    it go on."""
+    it go on. With `behind`, it is the next one of a slot that holds more tokens than that: behind
+    the prompt it is in the middle of an answer."""
     entered = threading.Event()
     release = threading.Event()
     target = running.engine.target
     real = target.forward
 
     def slow(rows: Any) -> Any:
-        entered.set()
-        release.wait(PATIENCE)
+        if max(target.cache.lengths[row.slot] for row in rows) > behind:
+            entered.set()
+            release.wait(PATIENCE)
         return real(rows)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(target, "forward", slow)
-        yield entered, release
+        try:
+            yield entered, release
+        finally:
+            release.set()  # a test that fails does not keep the engine
 
 
 target_options: dict[str, Any] = {}

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -20,6 +21,7 @@ import pytest_asyncio
 import torch
 
 from cloud_verifier.app import Verifier
+from cloud_verifier.cli import main
 from cloud_verifier.openai.answerer import Tokenizer
 from cloud_verifier.openai.endpoint import endpoint
 from cloud_verifier.serving.auth import Authenticator
@@ -33,7 +35,7 @@ from moa.process.listening import Port
 from tests.api.large import LARGE, large_request
 from tests.api.scripted import check_that_the_loop_turns
 from tests.edge.serve.pair import embedded, served
-from tests.verifier.kit import PATIENCE, generate, until
+from tests.verifier.kit import PATIENCE, generate, held_forward, principals, until
 
 SETTINGS = Settings(port=0, openai="0", slots=4, device="cpu", dtype="float32")
 QUESTION = [{"role": "user", "content": "What is 17 + 25 - 9?"}]
@@ -43,10 +45,12 @@ Both = tuple[Verifier, openai.AsyncOpenAI]
 
 
 @contextlib.asynccontextmanager
-async def running(settings: Settings = SETTINGS) -> AsyncIterator[Both]:
+async def running(
+    settings: Settings = SETTINGS, auth: Authenticator | None = None
+) -> AsyncIterator[Both]:
     """A verifier with its endpoint, and a client of it."""
     tokenizer = embedded().target.tokenizer
-    auth = Authenticator()
+    auth = auth or Authenticator()
     async with (
         Verifier(served(settings), settings, auth).running() as verifier,
         endpoint(
@@ -90,6 +94,30 @@ async def said(client: openai.AsyncOpenAI, **how: Any) -> Any:
 async def text_of(stream: Any) -> str:
     """All that a stream brings."""
     return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+
+async def test_a_key_that_is_revoked_in_mid_answer_ends_no_answer_and_begins_none(
+    tmp_path: Path,
+) -> None:
+    auth, alice, bob = principals(tmp_path, "alice", "bob")
+    file = tmp_path / "tokens"
+    prompt = embedded().target.tokenizer.apply_chat_template(
+        QUESTION, add_generation_prompt=True, return_dict=False
+    )
+    async with running(auth=auth) as (verifier, client):
+        hers = client.with_options(api_key=alice)
+        with held_forward(verifier, behind=len(prompt)) as (entered, release):
+            stream = await said(hers, max_tokens=24, stream=True)
+            assert await asyncio.to_thread(entered.wait, PATIENCE)
+            with pytest.raises(SystemExit):
+                main(["token", "revoke", str(file), "alice"])
+            with pytest.raises(openai.AuthenticationError, match="a valid api key is needed"):
+                await said(hers, max_tokens=4)
+            release.set()
+            assert await text_of(stream) == truth(24)
+        his = await said(client.with_options(api_key=bob), max_tokens=24)
+        assert his.choices[0].message.content == truth(24)
+        await until(lambda: not len(verifier.service.table))
 
 
 async def test_variables_reach_the_chat_template() -> None:
