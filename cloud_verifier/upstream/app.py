@@ -138,7 +138,8 @@ class UpstreamVerifier(Server):
         self._learn()
 
     def _learn(self) -> None:
-        """Tell devices that connect from now on what the upstreams can do."""
+        """Tell devices that connect from now on what the upstreams, the engines behind HTTP, can
+        do."""
         able = self.upstreams.abilities
         notices = [_notice(able)] if able.scores else []
         if self._trouble:
@@ -166,7 +167,7 @@ class UpstreamVerifier(Server):
         await asyncio.wait({self._probing}, timeout=_PROBED_SECONDS)
 
     async def _probe(self) -> None:
-        """Say what answers, or what is wrong with it."""
+        """Ask the upstreams for their model, and log the answer, or what is wrong."""
         try:
             facts = await self.upstreams.probe()
         except UpstreamError as error:
@@ -195,8 +196,8 @@ def _notice(able: Abilities) -> str:
 
 
 def upstreams_of(settings: Settings) -> Upstreams:
-    """The upstreams that the settings name; the key is in a file or in the environment, never among
-    the arguments, which every user of a machine can read."""
+    """Returns the upstreams that the settings name. Their key comes from a file or the environment,
+    never from the arguments, which every user of a machine can read."""
     key = os.environ.get(KEY_VARIABLE, "")
     if settings.upstream_key_file is not None:
         key = _key_in(settings.upstream_key_file)

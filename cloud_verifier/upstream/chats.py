@@ -53,8 +53,9 @@ class Chat(Dialect):
         return "chat/completions"
 
     def ways(self, asked: Continuation) -> Sequence[Way]:
-        """The ways to ask for what follows, the best one first; an error for a prompt that is no
-        conversation."""
+        """Returns the ways to ask a chat service for what follows, the best one first: behind the
+        answer so far as its last message, anew from the answer's beginning, or told in words to go
+        on. An error for a prompt that is no conversation."""
         if not asked.messages:
             raise UpstreamError(
                 "the upstream takes chats only, and this prompt is none", later=False
@@ -71,7 +72,8 @@ class Chat(Dialect):
         return ("behind", "anew", "told")
 
     def join(self, asked: Continuation) -> Join:
-        """How an answer that was asked for in this way joins the text that has begun."""
+        """Returns what finds the new text in an answer that was asked for in this way: the service
+        may repeat text that is there already."""
         if asked.way == "behind":
             doubted = not self.trusted and len(asked.begun) >= _SHORT
             return Behind(asked.begun, doubted=doubted)
@@ -80,8 +82,8 @@ class Chat(Dialect):
         return Told(asked.begun)
 
     def body(self, asked: Continuation, model: str) -> dict[str, object]:
-        """A request with OpenAI's names; others, which some services refuse, only where they are
-        set."""
+        """Returns the JSON of a request, with OpenAI's names; fields that some services refuse are
+        there only where they are set."""
         sampling = asked.sampling
         body: dict[str, object] = {
             "model": model,
@@ -103,8 +105,8 @@ class Chat(Dialect):
         return body
 
     async def pieces(self, lines: AsyncIterator[str]) -> AsyncIterator[Piece]:
-        """Read the answer's chunks, each with a `delta` of its text. What a model thinks beside its
-        answer is in another field, and no part of it."""
+        """Yield the pieces of the answer, each a `delta` of its text. What a model thinks beside
+        its answer is in another field, and is left out."""
         async for choice in choices(lines):
             delta = choice.get("delta")
             text = text_of(delta.get("content")) if isinstance(delta, dict) else ""
@@ -118,7 +120,8 @@ class ChatVllm(Chat):
     trusted = True
 
     def body(self, asked: Continuation, model: str) -> dict[str, object]:
-        """A request of a chat, with the two fields that ask to go on behind the last message."""
+        """Returns the JSON of a request, with the two fields that ask vLLM to go on behind the last
+        message."""
         body = super().body(asked, model)
         if asked.way == "behind":
             body["continue_final_message"] = True
@@ -133,7 +136,8 @@ class ChatPrefix(Chat):
     trusted = True
 
     def body(self, asked: Continuation, model: str) -> dict[str, object]:
-        """A request of a chat whose last message, if it is to be gone on with, has the mark."""
+        """Returns the JSON of a request, whose last message has the mark of a prefix if it is to be
+        gone on with."""
         body = super().body(asked, model)
         if asked.way == "behind":
             *before, last = conversation(asked)
@@ -165,7 +169,8 @@ class Anthropic(Chat):
         return {"x-api-key": key, "anthropic-version": "2023-06-01"}
 
     def body(self, asked: Continuation, model: str) -> dict[str, object]:
-        """A request with Anthropic's own names; the system's messages have a place of their own."""
+        """Returns the JSON of a request with Anthropic's names, in which the system's messages have
+        a place of their own."""
         sampling = asked.sampling
         system: list[str] = []
         others: list[dict[str, str]] = []
@@ -190,8 +195,8 @@ class Anthropic(Chat):
         return body
 
     async def pieces(self, lines: AsyncIterator[str]) -> AsyncIterator[Piece]:
-        """Read the answer's events: most have a `delta` of its text, and the message's own delta says
-        why it ended. The first event says how many tokens were read."""
+        """Yield the pieces of the answer: most events have a `delta` of its text, the last delta
+        says why it ended, and the first event how many tokens were read."""
         endings: dict[Any, Ending] = {
             None: "",
             "end_turn": "eos",
@@ -207,6 +212,7 @@ class Anthropic(Chat):
             delta = event.get("delta")
             if not isinstance(delta, dict):
                 continue
+            # Later events tell only what was written.
             counted = {"input_tokens": read} | (event.get("usage") or {})
             reason = delta.get("stop_reason")
             yield Piece(
@@ -219,8 +225,8 @@ class Anthropic(Chat):
 
 
 def conversation(asked: Continuation) -> list[dict[str, str]]:
-    """The messages that are sent to a chat service: the conversation, and by the way that is asked
-    the answer so far (`behind`), or it and a request to go on (`told`)."""
+    """Returns the messages for a chat service: the conversation, with the answer so far behind it
+    if it is to be gone on with, and with a request in words to go on if that is the way."""
     messages = [{"role": message.role, "content": message.content} for message in asked.messages]
     if messages[-1]["role"] == "assistant":
         messages.pop()  # it is the beginning of what has begun
@@ -233,8 +239,8 @@ def conversation(asked: Continuation) -> list[dict[str, str]]:
 
 
 def most_tokens(asked: Continuation) -> int:
-    """How many tokens a service may write: those that are wanted, and those of the answer so far
-    where it is written once more."""
+    """Returns how many tokens the service may write: those that are wanted, and those of the answer
+    so far if the service has to write it once more."""
     if asked.way != "anew" or not asked.begun:
         return asked.most
     # The service's tokenizer may need twice as many tokens as the device's for the same text.
@@ -243,7 +249,8 @@ def most_tokens(asked: Continuation) -> int:
 
 
 def other_sampling(asked: Continuation) -> dict[str, object]:
-    """The sampling settings that OpenAI does not have and some services refuse: those that are set."""
+    """Returns the sampling settings that OpenAI does not have and some services refuse, as far as
+    they are set."""
     sampling = asked.sampling
     fields: dict[str, object] = {}
     if sampling.top_k:

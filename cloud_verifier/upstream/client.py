@@ -96,8 +96,9 @@ class Upstream:
 
 
 def address_of(url: str) -> str:
-    """Complete an upstream's address as a user gives it: with a scheme, without a slash at the end,
-    below /v1 by default. A `UsageError` for what is no address, or carries a key."""
+    """Returns an upstream's address as requests need it, from what a user gave: with a scheme,
+    without a slash at the end, below /v1 by default. A `UsageError` for what is no address, or
+    carries a key."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(
@@ -158,7 +159,8 @@ class Upstreams:
 
     @property
     def abilities(self) -> Abilities:
-        """What all of them can do; nothing beside writing while one is unknown."""
+        """What all upstreams can do beside writing; nothing while one of them has not said what it
+        is."""
         known = [self._dialect(one) for one in self._all]
         if self._interface == "auto" and any(one.facts is None for one in self._all):
             return Abilities()
@@ -184,13 +186,13 @@ class Upstreams:
         raise last_error
 
     async def go_on(self, asked: Continuation) -> AsyncGenerator[Piece, None]:
-        """Yield the pieces of text or tokens that follow. An upstream that fails before its first
-        piece is replaced by the next one; after it, the error is raised, for another upstream would
-        write another text."""
+        """Yield the pieces of the text or tokens that follow the prompt. If an upstream fails
+        before its first piece, the next one is asked. After it the error is raised, for another
+        upstream would write another text."""
         last_error = UpstreamError("no upstream may be asked yet", retry_after=self._wait())
         for upstream in self._all:
             if upstream.not_before > self._clock():
-                continue
+                continue  # it has failed lately
             has_begun = False
             try:
                 async with contextlib.aclosing(self._ask(upstream, asked)) as pieces:
@@ -229,16 +231,17 @@ class Upstreams:
         return upstream.facts
 
     def _dialect(self, upstream: Upstream) -> Dialect:
-        """The dialect in which an upstream is asked: the one that was named, or by what its list of
-        models says, once it was read. An engine that takes tokens is asked by chats where it does not
-        say that they are the device's: others would make senseless text."""
+        """Returns how an upstream is asked: as the settings say, or by what its list of models
+        says, once that was read. An engine that takes token ids is asked by chats unless its tokens
+        are known to be the device's: with others it would write nonsense."""
         owner = upstream.facts.owner if upstream.facts is not None else ""
         host = urlsplit(upstream.url).hostname or ""
         same_tokens = self.encode is None or upstream.same_tokens is True
         return dialect(self._interface, owner, host, same_tokens=same_tokens)
 
     async def _has_same_tokens(self, upstream: Upstream, facts: UpstreamFacts) -> bool | None:
-        """Whether a text has the same tokens there as on the device; None where it does not say."""
+        """Whether the upstream's tokenizer is the device's: it is asked for the tokens of one
+        difficult text. None if it does not say, or takes no token ids."""
         host = urlsplit(upstream.url).hostname or ""
         how = dialect(self._interface, facts.owner, host)
         if how.takes != "tokens" or self.encode is None:
@@ -263,8 +266,8 @@ class Upstreams:
         return bool(tokens == list(self.encode(_TOKENIZED)))
 
     async def _models(self, upstream: Upstream) -> list[dict[str, Any]]:
-        """Ask an upstream for its list of models. One without a list is believed to have the model
-        that was named."""
+        """Returns an upstream's list of models. One that has no such list is believed to have the
+        model that the settings name."""
         try:
             async with self._http.stream(
                 "GET",
@@ -285,8 +288,8 @@ class Upstreams:
         return [model for model in models if isinstance(model, dict)]
 
     async def _ask(self, upstream: Upstream, asked: Continuation) -> AsyncGenerator[Piece, None]:
-        """Ask one upstream, in one way after another, until an answer fits the text that is there;
-        yields its pieces. Ways that it has refused before are left out."""
+        """Ask one upstream in one way after another, until an answer continues the text that is
+        there, and yield its pieces. Ways that it has refused before are left out."""
         model = (await self._facts(upstream)).model
         how = self._dialect(upstream)
         if how.takes == "tokens" and upstream.same_tokens is False:
@@ -295,7 +298,7 @@ class Upstreams:
                 later=False,
                 hint="--upstream-api chat, or the bundle of a small model of the same family",
             )
-        if asked.draft:
+        if asked.draft:  # it is to judge tokens, and not to write any
             yield await self._score(upstream, how, asked, model)
             return
         ways = [way for way in how.ways(asked) if way not in upstream.refuses]
@@ -324,7 +327,9 @@ class Upstreams:
     async def _score(
         self, upstream: Upstream, how: Dialect, asked: Continuation, model: str
     ) -> Piece:
-        """What it thinks of a draft."""
+        """Returns what the upstream thinks of a draft: for the place of each drafted token the
+        likeliest tokens with their log-probabilities. If it cannot tell, it is not asked again: it
+        writes alone."""
         url = httpx.URL(f"{upstream.url}/").join(how.path())
         # An answer tells candidates for every token of the prompt at most.
         places = len(asked.ids) + len(asked.draft) + 1
@@ -398,21 +403,22 @@ def _leave_out(body: dict[str, object], lacks: set[str], optional: Mapping[str, 
 async def _pieces(
     response: httpx.Response, how: Dialect, asked: Continuation
 ) -> AsyncGenerator[Piece, None]:
-    """Yield the pieces of a streamed answer, with what is new in their text behind the text that is
-    there: JSON is brought into our style first, and what an answer repeats is left out."""
+    """Yield the pieces of a streamed answer, with only what is new in their text: what an answer
+    repeats of the text that is there is left out. JSON is brought into the style of our grammars
+    first."""
     content_type = response.headers.get("content-type", "")
     if not content_type.startswith(("text/event-stream", "application/x-ndjson")):
         raise UpstreamError(f"the upstream answers with {safe_line(content_type)!r}, no stream")
-    join = how.join(asked)
+    join = how.join(asked)  # finds what is new
     style = None
     if asked.grammar is not None and asked.grammar.kind == "json_schema":
         before = "" if asked.way == "anew" else asked.begun
         style = JsonStyle(before)
-    room = asked.most
+    tokens_left = asked.most
     lines = bounded_lines(response.aiter_bytes())
     told = how.pieces(lines)
     async for piece in told:
-        room -= len(piece.ids)
+        tokens_left -= len(piece.ids)
         text = piece.text
         if style is not None:
             text = style.add(text)
@@ -425,16 +431,18 @@ async def _pieces(
         if new_text != piece.text or usage is not piece.usage:
             piece = dataclasses.replace(piece, text=new_text, usage=usage)
         yield piece
-        if piece.ending or room < 0:  # a service that writes more than it was asked for is cut off
+        if (
+            piece.ending or tokens_left < 0
+        ):  # a service that writes more than it was asked for is cut off
             return
 
 
 async def _rest(
     pieces: AsyncIterator[Piece], lines: AsyncIterator[str], seconds: float
 ) -> Usage | None:
-    """The usage behind an answer's end, if it comes at once; else None. It reads to the end of the
-    body, as a connection can be used again then: a new one costs round trips before the next
-    first token."""
+    """Returns the usage that follows an answer's end, if it comes at once; else None. It reads to
+    the end of the body, because the connection can then be used again: a new one costs round trips
+    before the next first token."""
     usage = None
     with contextlib.suppress(TimeoutError, UpstreamError, httpx.HTTPError):
         async with asyncio.timeout(seconds):
@@ -446,7 +454,8 @@ async def _rest(
 
 
 def _named(message: str, fields: Iterable[str]) -> str | None:
-    """The first of the fields that an error's message names as a word; None if it names none."""
+    """Returns the first of these fields that an error's message names as a word; None if it names
+    none."""
     first_place: dict[str, int] = {}
     for name in fields:
         found = re.search(rf"\b{name}\b", message)
@@ -470,10 +479,11 @@ async def _whole(response: httpx.Response, most: int = _MOST_BODY) -> bytes:
 def _scores(
     upstream: Upstream, how: Dialect, asked: Continuation, answer: bytes
 ) -> tuple[Any, tuple[Candidates, ...]]:
-    """Read an answer to a request for scores: the answer itself, and the candidates that it tells.
+    """Returns an upstream's answer to a request for scores as JSON, and the candidates that it
+    tells.
 
-    One answer without scores may be a login page of the network; an upstream that sends several in a
-    row has other answers than its dialect says, and is asked to write instead.
+    One answer without scores may be a login page of the network. An upstream that sends several in
+    a row answers otherwise than its dialect says: it is asked to write instead.
     """
     try:
         decoded = _decoded(answer)
@@ -498,8 +508,8 @@ def _decoded(body: bytes) -> Any:
 
 
 def _check(response: httpx.Response, body: bytes) -> None:
-    """Raise what a status other than 200 means: a wrong key, a request that is too long or refused,
-    or an upstream that cannot answer now."""
+    """Raise the error that a status other than 200 means: a wrong key, a prompt that is too long, a
+    request that is refused, or an upstream that cannot answer now."""
     status = response.status_code
     if status == httpx.codes.OK:
         return
@@ -543,8 +553,8 @@ def _unreachable(error: httpx.HTTPError) -> UpstreamError:
 
 
 def _chosen(models: Sequence[dict[str, Any]], wanted: str) -> UpstreamFacts:
-    """Choose the model of this name from an upstream's list, or the only one where no name is given;
-    an error names some of those that there are."""
+    """Returns the model of this name from an upstream's list, or the only one if no name is given.
+    An error names some of those that there are."""
     by_name = {str(model.get("id")): model for model in models if model.get("id")}
     some_names = ", ".join(map(safe_line, list(by_name)[:8]))
     if wanted and wanted not in by_name:

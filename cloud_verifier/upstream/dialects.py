@@ -59,7 +59,8 @@ class LlamaServer(Dialect):
         return {"content": text, "add_special": False, "parse_special": False}
 
     def body(self, asked: Continuation, model: str) -> dict[str, object]:
-        """A request with the server's own names, and its own sampling defaults switched off."""
+        """Returns the JSON of a request with llama-server's names; what it would add to the
+        sampling by default is switched off."""
         sampling = asked.sampling
         body: dict[str, object] = {
             "model": model,
@@ -83,7 +84,8 @@ class LlamaServer(Dialect):
         return body
 
     async def pieces(self, lines: AsyncIterator[str]) -> AsyncIterator[Piece]:
-        """Read the answer's events, each with its `tokens`; the last one says why it stopped."""
+        """Yield the pieces of the answer: each event has `tokens`, and the last one says why it
+        stopped."""
         endings: dict[Any, Ending] = {"eos": "eos", "limit": "length"}
         async for event in events(lines):
             ids = token_ids(event.get("tokens"))
@@ -91,6 +93,7 @@ class LlamaServer(Dialect):
             if event.get("stop"):
                 yield Piece(
                     ids=ids,
+                    # This event may tell the places of the whole answer: its own are the last.
                     candidates=places[len(places) - len(ids) :],
                     ending=endings.get(event.get("stop_type"), "cut"),
                     usage=usage_of(event, "tokens_evaluated", "tokens_predicted"),
@@ -99,7 +102,8 @@ class LlamaServer(Dialect):
             yield Piece(ids=ids, candidates=places)
 
     def _place(self, told: Any) -> Candidates:
-        """One entry of `completion_probabilities`: of the model itself, before any sampling."""
+        """Returns one entry of `completion_probabilities`, the likeliest tokens for one place with
+        the model's log-probabilities before any sampling."""
         if not isinstance(told, dict):
             raise UpstreamError("the upstream sent candidates that are none")
         likeliest = [
@@ -124,7 +128,7 @@ class Vllm(Dialect):
         return "completions"
 
     def body(self, asked: Continuation, model: str) -> dict[str, object]:
-        """A request with OpenAI's names, and vLLM's own fields."""
+        """Returns the JSON of a request with OpenAI's names and vLLM's own fields."""
         sampling = asked.sampling
         body = _openai_body(asked, model, prompt=list(asked.ids))
         if asked.schema is not None:
@@ -139,7 +143,7 @@ class Vllm(Dialect):
         return body
 
     async def pieces(self, lines: AsyncIterator[str]) -> AsyncIterator[Piece]:
-        """Read the answer's chunks, each with its `token_ids`."""
+        """Yield the pieces of the answer, each with its `token_ids`."""
         async for choice in choices(lines):
             if "token_ids" not in choice and choice.get("text"):
                 raise UpstreamError(
@@ -155,8 +159,9 @@ class Vllm(Dialect):
             )
 
     def score_body(self, asked: Continuation, model: str) -> dict[str, object]:
-        """The draft as a part of the prompt, whose log-probabilities are asked for. vLLM leaves its
-        prefix cache out then, and runs the whole prompt."""
+        """Returns the JSON of a request to score a draft: the draft is the end of the prompt, whose
+        log-probabilities are asked for. vLLM then leaves its prefix cache out, and runs the whole
+        prompt."""
         return {
             "model": model,
             "prompt": [*asked.ids, *asked.draft],
@@ -170,10 +175,11 @@ class Vllm(Dialect):
         }
 
     def scored(self, answer: Any, asked: Continuation) -> tuple[Candidates, ...]:
-        """`prompt_logprobs` has an object for each token of the prompt but the first: candidates by
-        id, and the token itself, which may be less likely than they."""
+        """Returns the candidates for each place of the draft, and for the place behind it. In
+        `prompt_logprobs` each token of the prompt but the first has an object of candidates by id,
+        and of the token itself, which may be less likely than they."""
         choice = first_choice(answer)
-        prompt = listed(choice.get("prompt_logprobs"))[len(asked.ids) :]
+        prompt = listed(choice.get("prompt_logprobs"))[len(asked.ids) :]  # the draft's part of it
         written = self._written(choice.get("logprobs"))
         if len(prompt) != len(asked.draft) or not written:
             raise UpstreamError("the upstream tells candidates for other tokens than asked for")
@@ -188,7 +194,8 @@ class Vllm(Dialect):
         return (*places, written[0])
 
     def _written(self, told: Any) -> tuple[Candidates, ...]:
-        """OpenAI's log-probabilities of a completion, with tokens written as `token_id:17`."""
+        """Returns the candidates for each token that vLLM wrote, from OpenAI's log-probabilities
+        with tokens written as `token_id:17`."""
         if not isinstance(told, dict):
             return ()
         places = []
@@ -219,7 +226,7 @@ class Sglang(Dialect):
         return "../generate"
 
     def body(self, asked: Continuation, model: str) -> dict[str, object]:
-        """A request with SGLang's own names."""
+        """Returns the JSON of a request with SGLang's own names."""
         sampling = asked.sampling
         parameters: dict[str, object] = {
             "max_new_tokens": asked.most,
@@ -243,8 +250,8 @@ class Sglang(Dialect):
         return body
 
     async def pieces(self, lines: AsyncIterator[str]) -> AsyncIterator[Piece]:
-        """Read the answer's events. Their `output_ids` are all so far, or with
-        --incremental-streaming-output the new ones."""
+        """Yield the pieces of the answer. An event's `output_ids` are all tokens so far, or, if the
+        server runs with --incremental-streaming-output, the new ones."""
         endings: dict[Any, Ending] = {None: "", "stop": "eos", "length": "length"}
         known: tuple[int, ...] = ()
         async for event in events(lines):
@@ -264,8 +271,9 @@ class Sglang(Dialect):
             )
 
     def score_body(self, asked: Continuation, model: str) -> dict[str, object]:
-        """The draft as a part of the input, with log-probabilities from its first token on: SGLang
-        takes what comes before from its prefix cache."""
+        """Returns the JSON of a request to score a draft: the draft is the end of the input, and
+        its log-probabilities are asked for. SGLang takes what comes before from its prefix
+        cache."""
         return self._asks_candidates(asked.candidates) | {
             "input_ids": [*asked.ids, *asked.draft],
             "stream": False,
@@ -275,11 +283,12 @@ class Sglang(Dialect):
         }
 
     def scored(self, answer: Any, asked: Continuation) -> tuple[Candidates, ...]:
-        """`input_top_logprobs` has a list for each token from `logprob_start_len` on."""
+        """Returns the candidates for each place of the draft, and for the place behind it: one list
+        of `input_top_logprobs` for each token from `logprob_start_len` on."""
         meta = answer.get("meta_info") if isinstance(answer, dict) else None
         if not isinstance(meta, dict):
             raise UpstreamError("the upstream tells no candidates")
-        given = listed(meta.get("input_top_logprobs"))[1:]
+        given = listed(meta.get("input_top_logprobs"))[1:]  # the first entry is always empty
         written = self._written(meta, 1)
         if len(given) != len(asked.draft) or not written:
             raise UpstreamError("the upstream tells candidates for other tokens than asked for")
@@ -290,7 +299,8 @@ class Sglang(Dialect):
         return {"return_logprob": True, "top_logprobs_num": count, "return_text_in_logprobs": False}
 
     def _written(self, meta: dict[str, Any], count: int) -> tuple[Candidates, ...]:
-        """Candidates of the `count` latest tokens: events tell those of all so far, or of new ones."""
+        """Returns the candidates for the `count` latest tokens. Events tell those of all tokens so
+        far, or of new ones."""
         likeliest = listed(meta.get("output_top_logprobs"))
         owns = listed(meta.get("output_token_logprobs"))
         if not likeliest or not count:
@@ -316,8 +326,8 @@ class Completions(Dialect):
         return "completions"
 
     def body(self, asked: Continuation, model: str) -> dict[str, object]:
-        """A request with OpenAI's names; others, which some services refuse, only where they are
-        set."""
+        """Returns the JSON of a request with OpenAI's names; fields that some services refuse are
+        there only where they are set."""
         body = _openai_body(asked, model, prompt=asked.text)
         return body | other_sampling(asked)
 
@@ -342,7 +352,7 @@ class Ollama(Dialect):
         return "../api/generate"
 
     def body(self, asked: Continuation, model: str) -> dict[str, object]:
-        """A request with Ollama's own names."""
+        """Returns the JSON of a request with Ollama's own names."""
         sampling = asked.sampling
         body: dict[str, object] = {
             "model": model,
@@ -364,7 +374,8 @@ class Ollama(Dialect):
         return body
 
     async def pieces(self, lines: AsyncIterator[str]) -> AsyncIterator[Piece]:
-        """Read the answer's objects, one a line; the last one is `done`, and says why it stopped."""
+        """Yield the pieces of the answer, one object a line. The last one is `done`, and says why
+        it stopped."""
         endings: dict[Any, Ending] = {"stop": "eos", "length": "length"}
         async for event in objects(lines):
             text = text_of(event.get("response"))
@@ -411,9 +422,9 @@ _CHATS = {"llama-server": "chat", "vllm": "chat-vllm", "sglang": "chat-vllm"}
 
 
 def dialect(name: str, owner: str = "", host: str = "", *, same_tokens: bool = True) -> Dialect:
-    """The dialect of this name. For `auto` it is chosen by the service's host name, or by who owns
-    its models; any other service is asked for completions. `same_tokens` says whether its tokenizer
-    is the device's: else it is asked by chats."""
+    """Returns how a kind of engine is asked, by its name. For `auto` it is chosen by the service's
+    host name, or by who owns its models; any other service is asked for completions. Without
+    `same_tokens`, where its tokenizer is not the device's, it is asked by chats."""
     if name == "auto":
         name = _HOSTS.get(host) or _OWNERS.get(owner, "completions")
         if not same_tokens:
@@ -437,7 +448,8 @@ def _sglang_reason(meta: object) -> object:
 
 
 def _openai_body(asked: Continuation, model: str, *, prompt: object) -> dict[str, object]:
-    """The fields that every service with OpenAI's completions knows; `prompt` is text or token ids."""
+    """Returns the fields that every service with OpenAI's completions knows; `prompt` is text or
+    token ids."""
     sampling = asked.sampling
     more = {"stream_options": {"include_usage": True}} if asked.wants_usage else {}
     return more | {

@@ -108,7 +108,7 @@ class UpstreamEngine:
         return self._silent
 
     def submit(self, job: Job) -> None:
-        """Run a stream; a `Refusal` when there is no room."""
+        """Run a stream, a session's request for tokens; a `Refusal` if there is no room."""
         if not isinstance(job.request, Stream):
             raise Refusal(Code.UNSUPPORTED, "an upstream runs streams only")
         if len(self._tasks) >= self._most_running:
@@ -153,7 +153,7 @@ class UpstreamEngine:
     # ---- a job
 
     async def _run(self, job: Job) -> None:
-        """Run a stream to its end, and post its last report, whatever happens."""
+        """Run a stream to its end and report what became of it, whatever happens."""
         report: Report | None = None
         try:
             report = await self._stream(job)
@@ -169,7 +169,8 @@ class UpstreamEngine:
         self._post([report])
 
     async def _stream(self, job: Job) -> Report:
-        """Run a stream to its end, or until it waits for guesses; returns the last report."""
+        """Run a stream to its end, or until it waits for the device's guesses; returns the last
+        report. Each time round the upstream either checks tokens that may come next, or writes."""
         turn = _Turn(job, self._clock(), by_rule=self._by_rule(job))
         while True:
             if turn.by_rule and not turn.draft:
@@ -190,25 +191,28 @@ class UpstreamEngine:
         return able.scores and job.mask is None and follows(job.sampling, able.candidates)
 
     def _candidates(self, job: Job, *, by_rule: bool) -> int:
-        """How many are asked for; 0: none."""
+        """Returns how many of the likeliest tokens the upstream is to tell for each place: as many
+        as the device wants to see, and as a choice by our own rule needs. An error if it cannot
+        tell so many."""
         able = self._upstreams.abilities
-        told = max(1, job.logprobs) if job.logprobs >= 0 else 0
-        if told > able.candidates:
+        to_show = max(1, job.logprobs) if job.logprobs >= 0 else 0
+        if to_show > able.candidates:
             raise UpstreamError(
                 "the upstream tells no log-probabilities"
                 if not able.candidates
                 else f"the upstream tells {able.candidates} log-probabilities at most",
                 later=False,
             )
-        chosen_from = 0
+        to_choose_from = 0
         if by_rule and not job.sampling.greedy:
-            chosen_from = wanted(job.sampling, able.candidates)
-        return max(told, chosen_from)
+            to_choose_from = wanted(job.sampling, able.candidates)
+        return max(to_show, to_choose_from)
 
     def _draft(self, job: Job) -> list[int]:
-        """What of the device's guesses is worth a request: the likeliest chain, as an engine scores
-        one text. Where the stream does not wait for guesses the engine writes faster than they are
-        checked, so there only text that is known counts, such as what was written offline."""
+        """Returns those of the device's guesses that are worth a request: the likeliest chain, as
+        an engine scores one text. Where the stream does not wait for guesses, the engine writes
+        faster than they are checked: there only text that is known counts, such as what was written
+        offline."""
         if not (job.guesses.waits or job.guesses.waiting):
             return []
         most = min(self._room(job), self._most_guesses)
@@ -229,7 +233,7 @@ class UpstreamEngine:
         return max(1, room)
 
     def _asked(self, job: Job) -> Continuation:
-        """The answer's continuation, as the job stands."""
+        """Returns the request for what follows the job's text, as it is now."""
         return Continuation(
             ids=list(job.ids),
             text=self._prompt(job.ids),
@@ -243,8 +247,8 @@ class UpstreamEngine:
         )
 
     async def _check(self, turn: _Turn) -> Report | None:
-        """Have the draft scored, and send what of it holds with the token behind it. The job's last
-        report, if it ends here."""
+        """Have the upstream score the draft, and send the tokens that hold, with one more that it
+        would choose behind them. Returns the job's last report if it ends here."""
         job = turn.job
         draft = turn.draft
         turn.draft = []
@@ -253,18 +257,19 @@ class UpstreamEngine:
         asked = dataclasses.replace(self._asked(job), draft=draft, candidates=count)
         try:
             async with contextlib.aclosing(self._pieces(turn, asked)) as pieces:
-                async for piece in pieces:
+                async for piece in pieces:  # there is only one
                     new = accepted(piece.candidates, draft, job.sampling, len(job.ids))
                     places = with_own(piece.candidates[: len(new)], new)
                     return self._send(turn, new, places, drafted=len(draft))
         except NotScoredError:
-            turn.by_rule = False
+            turn.by_rule = False  # from now on the engine writes and chooses itself
             return None
         return Answered.ended(job)  # it was cancelled
 
     async def _write(self, turn: _Turn) -> Report | None:
-        """Have the engine write, and send tokens as they come. The job's last report, or None where
-        it goes on: with guesses, or behind a token that was chosen here."""
+        """Have the upstream write, and send its tokens as they come. Returns the job's last report;
+        None if the job goes on, with guesses, or behind a token that was chosen here in place of
+        the upstream's."""
         job = turn.job
         count = self._candidates(job, by_rule=turn.by_rule)
         asked = dataclasses.replace(self._asked(job), candidates=count)
@@ -272,12 +277,12 @@ class UpstreamEngine:
         if draws:
             # What the engine would write itself is a draft as any other: the likeliest one is best.
             asked = dataclasses.replace(asked, sampling=SamplingSettings())
-        forbidden = False
+        cut_by_grammar = False
         base = job.base
         async with contextlib.aclosing(self._tokens(turn, asked)) as parts:
             async for written in parts:
                 new = self._allowed(job, written.ids)
-                forbidden = new != written.ids
+                cut_by_grammar = new != written.ids
                 places = written.candidates[: len(new)]
                 if draws:
                     new = self._drawn(job, written)
@@ -287,11 +292,11 @@ class UpstreamEngine:
                 report = self._send(turn, new, places)
                 if report is not None:
                     return report
-                if forbidden:
+                if cut_by_grammar:
                     break
                 if new != written.ids:
                     return None
-        if forbidden and job.base == job.request.base:
+        if cut_by_grammar and job.base == job.request.base:
             return Dropped(
                 job,
                 Refusal(Code.UNSUPPORTED, "the upstream does not write what the grammar demands"),
@@ -301,11 +306,12 @@ class UpstreamEngine:
         if turn.draft or (turn.by_rule and job.guesses.waits):
             return None
         if draws and job.base > base:
-            return None  # the engine's own end was not ours
+            return None  # the greedy text has ended there, but a drawn one need not
         return Answered.ended(job)
 
     def _drawn(self, job: Job, written: Written) -> list[int]:
-        """The tokens that are chosen here for the engine's places, up to the first other one."""
+        """Returns the tokens that our own sampling rule chooses for the engine's places, up to the
+        first that the engine did not write."""
         if len(written.candidates) != len(written.ids):
             raise UpstreamError("the upstream tells no candidates for its tokens")
         return accepted(written.candidates, written.ids, job.sampling, len(job.ids))
@@ -317,7 +323,8 @@ class UpstreamEngine:
         places: Sequence[Candidates],
         drafted: int = 0,
     ) -> Report | None:
-        """Send new tokens, as far as they belong to the turn. The job's last report, if it ends."""
+        """Send new tokens, as far as they belong to the turn. Returns the job's last report if it
+        ends with them."""
         job = turn.job
         now = self._clock()
         kept, finish = first_finish(job.rules, job.ids, new, self._decode)
@@ -348,8 +355,8 @@ class UpstreamEngine:
         return None
 
     def _allowed(self, job: Job, new: list[int]) -> list[int]:
-        """The tokens up to the first one that the answer's grammar forbids; an end token in its
-        place where the answer is complete, so what an engine goes on to say is no part of it."""
+        """Returns these tokens up to the first one that the answer's grammar forbids. If the answer
+        is complete there, an end token follows: what an engine goes on to say is no part of it."""
         mask = job.mask
         if mask is None:
             return new
@@ -373,7 +380,8 @@ class UpstreamEngine:
         return before + self._decode(job.ids[job.rules.start :])
 
     async def _tokens(self, turn: _Turn, asked: Continuation) -> AsyncGenerator[Written, None]:
-        """Tokens as they come, at least one at a time, until the upstream ends or is broken off."""
+        """Yield the tokens that the upstream writes as they come, until it ends or is broken off; a
+        text is turned into the device's tokens."""
         # A grammar may demand another token than the first piece of a word.
         begins = asked.begun_tokens == 0 and asked.grammar is None
         text = TokensOfText(self._encode, self._decode, begins=begins)
@@ -382,15 +390,17 @@ class UpstreamEngine:
                 new = [*piece.ids, *text.add(piece.text)]
                 if piece.ending:
                     new += text.rest()
-                if piece.ending == "eos" and self._eos_ids and not set(new) & set(self._eos_ids):
-                    new.append(self._eos_ids[0])
+                has_no_end_token = not set(new) & set(self._eos_ids)
+                if piece.ending == "eos" and self._eos_ids and has_no_end_token:
+                    new.append(self._eos_ids[0])  # by which the device sees the end
                 if new:
                     yield Written(new, piece.candidates)
                 if piece.ending:
                     return
 
     async def _pieces(self, turn: _Turn, asked: Continuation) -> AsyncGenerator[Piece, None]:
-        """What the upstream answers, until it ends, is broken off, or costs too much."""
+        """Yield what the upstream answers, until it ends, is broken off, or has cost as much as it
+        may."""
         self._spending.check()
         cost = self._spending.request(len(asked.ids) + len(asked.draft))
         pieces = self._upstreams.go_on(asked)
@@ -400,6 +410,7 @@ class UpstreamEngine:
         try:
             while True:
                 coming = asyncio.ensure_future(anext(pieces, None))
+                # A silent upstream must not keep a cancelled job, or guesses that come, waiting.
                 while not coming.done() and not self._is_broken_off(turn, asked):
                     await asyncio.wait({coming}, timeout=_LOOK_SECONDS)
                 if self._is_broken_off(turn, asked):
@@ -429,8 +440,8 @@ class UpstreamEngine:
             cost.told(piece.usage)
 
     def _is_broken_off(self, turn: _Turn, asked: Continuation) -> bool:
-        """Whether the upstream's answer is of no use any more: the job was cancelled, or an engine
-        that writes is to check a draft instead, now or when it comes."""
+        """Whether nobody wants the rest of the upstream's answer: the job was cancelled, or an
+        engine that writes is to check the device's guesses instead, now or when they come."""
         if turn.job.cancelled:
             return True
         if asked.draft or not turn.by_rule:
@@ -439,7 +450,8 @@ class UpstreamEngine:
         return bool(turn.draft) or turn.job.guesses.waits
 
     def _refused(self, job: Job, error: UpstreamError) -> Report:
-        """A stream that has begun keeps its tokens; the device asks for the rest."""
+        """Returns the report of a stream that the upstream has refused. One that has sent tokens
+        keeps them, and the device asks for the rest."""
         if job.base > job.request.base and error.later:
             return Answered.ended(job)
         if isinstance(error, TooLongError):

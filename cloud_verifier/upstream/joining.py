@@ -68,15 +68,17 @@ class Behind:
         """Whether it is known what the answer repeats: from then on everything is new."""
 
     def add(self, text: str) -> str:
-        """Take in a piece of the answer, and return what is new in it. It is kept back only for as
-        long as all of it is space, or reads like the beginning of the text that is there."""
+        """Take in a piece of the answer, and return what is new in it. The answer is kept back only
+        while all of it is space, or while it reads like the beginning of the text that is there:
+        then the service may repeat that text."""
         if self._decided:
             return text
         self._kept += text
         if self._space and not self._kept.strip():
             return ""
         repeated = common_prefix(self._kept, self._begun)
-        if repeated == len(self._kept) and repeated < len(self._begun):
+        all_is_repeated = repeated == len(self._kept)
+        if all_is_repeated and repeated < len(self._begun):
             return ""
         return self._decide(repeated)
 
@@ -133,8 +135,8 @@ class Told:
         """Whether it is known what the answer repeats: from then on everything is new."""
 
     def add(self, text: str) -> str:
-        """Take in a piece of the answer, and return what is new in it. It is kept back for as long as
-        it may be a repetition of the last words, or of the whole text."""
+        """Take in a piece of the answer, and return what is new in it. The answer is kept back
+        while it may repeat the last words of the text that is there, or all of that text."""
         if self._decided:
             return text
         self._kept += text
@@ -152,7 +154,8 @@ class Told:
         return self._decide()
 
     def _decide(self) -> str:
-        """Return what is new in the text that was kept back."""
+        """Returns what is new in the text that was kept back: without what it repeats of the text's
+        end, and with a space where two words would run into each other."""
         self._decided = True
         longest = min(len(self._kept), len(self._begun), _LONGEST_OVERLAP)
         for length in range(longest, _SHORTEST_OVERLAP - 1, -1):

@@ -23,8 +23,8 @@ class JsonStyle:
             self._styled(begun)
 
     def add(self, text: str) -> str:
-        """Return a piece of the text in our style. The beginning is kept back for as long as it may
-        be a fence of Markdown, which is left out."""
+        """Returns a piece of the text in our style. The beginning is kept back while it may be a
+        fence of Markdown around the JSON, which is left out."""
         if not self._may_be_fence:
             return self._styled(text)
         self._first = (self._first + text).lstrip()
@@ -37,12 +37,13 @@ class JsonStyle:
         return self._styled(first)
 
     def _styled(self, text: str) -> str:
-        """Rewrite a piece of JSON: white space outside of strings goes, and one space comes behind
-        each comma and colon."""
+        """Returns a piece of JSON with white space only where our style has it: a space behind each
+        comma and colon. Strings stay as they are."""
         styled: list[str] = []
         for character in text:
             if self._in_text:
                 styled.append(character)
+                # A quote ends the string, unless a backslash escapes it.
                 self._in_text = self._escaped or character != '"'
                 self._escaped = character == "\\" and not self._escaped
             elif character in ",:":

@@ -17,7 +17,8 @@ DONE = "[DONE]"
 
 
 async def bounded_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
-    """The lines of a body. Characters may be cut anywhere between two chunks."""
+    """Yield the lines of a body that comes in chunks; a character may be cut anywhere between two
+    of them. A line that is far too long is an error."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     rest = ""
     async for chunk in chunks:
@@ -33,8 +34,8 @@ async def bounded_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
 
 
 async def events(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
-    """The JSON objects of server-sent events, up to `[DONE]`. Comments and other fields are passed
-    over; an object with `error` raises."""
+    """Yield the JSON objects of server-sent events, up to `[DONE]`. Comments and other fields are
+    left out; an object with an `error` raises."""
     async for line in lines:
         if not line.startswith("data:"):
             continue
@@ -86,7 +87,7 @@ async def objects(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
 
 
 def event(data: str) -> dict[str, Any]:
-    """Decode one JSON object of a stream; an error where it is none, or says that the upstream
+    """Returns one JSON object of a stream; an error if it is none, or says that the upstream
     failed."""
     try:
         found = msgspec.json.decode(data)
@@ -133,7 +134,8 @@ def openai_usage(choice: dict[str, Any]) -> Usage | None:
 
 
 def usage_of(told: Any, read: str, written: str) -> Usage | None:
-    """The usage that an answer tells under these names; None where it tells none, or nonsense."""
+    """Returns how many tokens an answer says it has read and written, under these names; None if it
+    does not say, or says nonsense."""
     if not isinstance(told, dict):
         return None
     counts: list[int] = []

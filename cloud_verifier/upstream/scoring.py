@@ -17,8 +17,8 @@ _ROOM_FOR_TIES = 8
 
 
 def follows(sampling: SamplingSettings, most: int) -> bool:
-    """Whether `chosen` is what a verifier of our own would choose, given the `most` likeliest
-    tokens of a place.
+    """Whether `chosen` takes the token that a verifier of our own would take, if it knows only the
+    `most` likeliest tokens of a place.
 
     Greedy text needs one. Sampled text needs all that may be drawn: top-k names how many. A
     repetition penalty divides logits, which cannot be done to log-probabilities.
@@ -45,8 +45,9 @@ def chosen(place: Candidates, sampling: SamplingSettings, position: int) -> int:
 def accepted(
     places: Sequence[Candidates], draft: Sequence[int], sampling: SamplingSettings, position: int
 ) -> list[int]:
-    """The tokens that the engine has decided: those of the draft that it would have chosen itself,
-    and one more. `position`: that of the draft's first token."""
+    """Returns the tokens that are decided by what an engine tells of each place: those of the draft
+    that the rule would choose itself, and one more. `position` is that of the draft's first
+    token."""
     tokens: list[int] = []
     for index, place in enumerate(places):
         tokens.append(chosen(place, sampling, position + index))
@@ -64,7 +65,8 @@ def with_own(places: Sequence[Candidates], tokens: Sequence[int]) -> list[Candid
 
 
 def packed(places: Sequence[Candidates], top: int) -> bytes:
-    """Log-probabilities of tokens and of the `top` likeliest in their places, as they travel."""
+    """Returns the log-probabilities of the tokens and of the `top` likeliest in their places, in
+    the bytes of the protocol."""
     if any(len(place.likeliest) < top for place in places):
         raise UpstreamError(
             f"the upstream tells fewer than the {top} log-probabilities that were asked for",
@@ -79,7 +81,8 @@ def packed(places: Sequence[Candidates], top: int) -> bytes:
 
 
 def place_of(pairs: Any, *, most: int, own: Any = 0.0) -> Candidates:
-    """Candidates from pairs of a log-probability and a token, in any order."""
+    """Returns the candidates for one place from pairs of a log-probability and a token, in any
+    order."""
     try:
         found = [(int(token), _logprob(number)) for number, token in pairs]
         found.sort(key=lambda one: (-one[1], one[0]))

@@ -69,7 +69,7 @@ class Spending:
         )
 
     def add(self, usage: Usage) -> None:
-        """Tokens of a request; less than 0 of them where fewer were told than had been counted."""
+        """Count tokens of a request; fewer than 0 correct what was counted too high."""
         money = self.prices.of(usage)
         now = self._clock()
         if self._sums and now - self._sums[-1][0] < _STEP_SECONDS:

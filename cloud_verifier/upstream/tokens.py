@@ -31,8 +31,8 @@ class TokensOfText:
         self._kept = ""
 
     def add(self, text: str) -> list[int]:
-        """Take in a piece of text, and return the tokens of all words that are complete now; at an
-        answer's beginning of all of it, so that its first text is shown at once."""
+        """Take in a piece of text, and return the tokens of all words that are complete now. At an
+        answer's beginning that is all of the piece, so that its first text is shown at once."""
         self._kept += text
         end = _boundary(self._kept)
         is_first = self._begins and bool(self._kept.strip())
@@ -52,8 +52,8 @@ class TokensOfText:
         return self._tokens(complete)
 
     def _tokens(self, text: str) -> list[int]:
-        """Encode a part of a text into tokens that decode to exactly that part; an error where the
-        device's tokenizer has none."""
+        """Returns tokens that decode to exactly this part of a text; an error if the device's
+        tokenizer has none."""
         if not text:
             return []
         ids = list(self._encode(text))
@@ -70,8 +70,9 @@ class TokensOfText:
 
 
 def _boundary(text: str) -> int:
-    """The last place at which a text may be cut, and the part before it encoded by itself: in front
-    of a space, or behind a character of a script that is written without spaces; 0: nowhere."""
+    """Returns the last place at which a text may be cut so that each part has the tokens that it
+    has in the whole: in front of a space, or behind a character of a script without spaces; 0 for
+    nowhere."""
     for place in range(len(text) - 1, 0, -1):
         before = text[place - 1]
         if before.isspace():
