@@ -202,3 +202,43 @@ def test_little_is_imported_before_ctrl_c_ends_the_process_quietly() -> None:
         "print({'importlib.metadata', 'asyncio', 'numpy'} & set(sys.modules))"
     )
     assert run(program=program).stdout == b"set()\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            "edge-client generate hi --verifer ws://x",
+            "generate: error: there is no flag --verifer: did you mean --verifier?",
+        ),
+        (
+            "edge-client generate hi --verifer=ws://x",
+            "there is no flag --verifer: did you mean --verifier?",
+        ),
+        ("edge-client chat --ofline", "did you mean --offline?"),
+        ("cloud-verifier serve --prot 1", "did you mean --port?"),
+        ("cloud-verifier token new --nmae x", "did you mean --name?"),
+        ("moa-train target --dtaa x --out y", "there is no flag --dtaa: did you mean --data?"),
+        ("moa-export build --targte x", "did you mean --target?"),
+        ("moa-edge up --dry-rnu", "did you mean --dry-run?"),
+        ("moa-edge client audit --verifer x hi", "did you mean --verifier?"),
+        (
+            "edge-client generate hi --qqqqqq",
+            "there is no flag --qqqqqq (--help shows the options)",
+        ),
+        ("edge-client generate hi -- --verifer", ""),
+    ],
+)
+def test_a_mistyped_flag_names_the_one_that_was_meant(words: str, says: str) -> None:
+    done = run(*words.split()[1:], program=starting(words.split()[0]))
+    said = done.stderr.decode()
+    assert says in said
+    assert done.returncode == (2 if says else 0), said
+    assert not says or said.count("\n") == 1, said
+
+
+def starting(program: str) -> str:
+    """What starts a program in the base install."""
+    short = program.removeprefix("moa-").removeprefix("edge-").removeprefix("cloud-")
+    before = "" if program == "moa-edge" else f"sys.argv.insert(1, {short!r})\n"
+    return _BASE.replace("main()\n", f"{before}main()\n")

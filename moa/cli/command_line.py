@@ -6,16 +6,24 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import difflib
 import functools
 import inspect
 import itertools
+import sys
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from moa.safe_text import safe_line
+
 COMMAND = "COMMAND"
 """What a program with subcommands calls them."""
+_MISSING = "the following arguments are required"
+"""How `argparse` begins to say that a flag or a word is missing."""
+_LONGEST_FLAG = 60
+"""Characters of an unknown flag that are shown."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -24,12 +32,44 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
+        self._words: list[str] = []
+        """What is being parsed."""
         if self.description:
             # Python takes the indentation of a docstring away since 3.13.
             self.description = inspect.cleandoc(self.description)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the words of this command. A flag that it does not know is refused here and not by
+        the parser above it, because only this one can tell which was meant."""
+        self._words = sys.argv[1:] if args is None else list(args)
+        found, not_understood = super().parse_known_args(args, namespace)
+        unknown = self._unknown_flag(not_understood)
+        if unknown:
+            self.error(unknown)
+        return found, not_understood
+
+    def _unknown_flag(self, words: Iterable[str]) -> str:
+        """What to say of the first flag among these words that this command does not know; empty
+        if there is none."""
+        known = [one for one in self._option_string_actions if one.startswith("--")]
+        for word in words:
+            flag = word.partition("=")[0]
+            if word == "--":
+                break  # what follows is no flag
+            is_beginning = any(one.startswith(flag) for one in known)  # argparse completes it
+            if not flag.startswith("--") or is_beginning:
+                continue
+            line = f"there is no flag {safe_line(flag, _LONGEST_FLAG)}"
+            # Without the dashes, which all have: they would make any two short flags look alike.
+            names = [one.removeprefix("--") for one in known]
+            close = difflib.get_close_matches(flag.removeprefix("--"), names, n=1)
+            return f"{line}: did you mean --{close[0]}?" if close else line
+        return ""
+
     def error(self, message: str) -> NoReturn:
-        """Print the mistake, and end with exit code 2."""
+        """Print the mistake, and end with exit code 2. What is missing may have been mistyped."""
+        if message.startswith(_MISSING) and self._subparsers is None:
+            message = self._unknown_flag(self._words) or message
         if message.endswith(f"required: {COMMAND}"):
             for action in self._actions:
                 if isinstance(action, argparse._SubParsersAction):

@@ -351,7 +351,7 @@ BAD_INPUTS: dict[str, tuple[list[str], str]] = {
     "a torn line": (["{target}", "--data", "{torn}"], "torn.jsonl:1: not valid JSON"),
     "a binary file": (["{target}", "--data", "{binary}"], "not UTF-8"),
     "a folder without data": (["{target}", "--data", "{no_files}"], "holds no file named"),
-    "an unknown flag": (["{target}", "--bogus"], "unrecognized arguments: --bogus"),
+    "an unknown flag": (["{target}", "--bogus"], "there is no flag --bogus"),
     "no steps": (["{target}", "--steps", "0"], "steps must be at least 1"),
     "a seed below 0": (["{target}", "--seed", "-1"], "seed must be within 0..2147483647, not -1"),
     "a seed too large": (["{target}", "--seed", str(2**70)], "seed must be within 0..2147483647"),
