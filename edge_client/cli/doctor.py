@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -52,9 +53,13 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run every check; exit code 1 when one failed."""
+    """Run every check; exit code 1 when one failed. Where no folder is named there is nothing to
+    check: that is a mistake on the command line, with exit code 2."""
+    settings = options.settings_from(arguments)
+    if settings.bundle and not Path(settings.bundle).is_dir():
+        Bundle.open(settings.bundle)  # raises the error that says why this is no bundle
     console = None if arguments.json else make_console()
-    checks = asyncio.run(_examine(options.settings_from(arguments), console))
+    checks = asyncio.run(_examine(settings, console))
     if arguments.json:
         options.print_json(checks)
     return int(any(check.state == "failed" for check in checks))

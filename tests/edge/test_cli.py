@@ -441,6 +441,23 @@ def test_doctor_and_inspect() -> None:
     assert all(b"cpu-fp32" in inspected.stdout for inspected in told[1:])
 
 
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_doctor_without_a_folder_is_a_mistake_and_with_a_bad_one_a_finding(
+    form: list[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "bundle.zip"
+    file.write_bytes(b"PK")
+    for place, why in ((file, "it is a file"), (tmp_path / "nowhere", "there is no such folder")):
+        told = run("doctor", "--bundle", str(place), *form)
+        assert (told.returncode, told.stdout) == (2, b"")
+        line = f"edge-client: error: no bundle at {place}: {why} ("
+        assert told.stderr.decode().startswith(line)
+        assert told.stderr.count(b"\n") == 1
+    empty = run("doctor", "--bundle", str(tmp_path), *form)
+    assert (empty.returncode, empty.stderr) == (1, b"")
+    assert b"manifest.json is missing" in empty.stdout
+
+
 @pytest.mark.parametrize("golden", [b"garbage", b"wrong inputs"])
 def test_doctor_says_of_bad_golden_vectors_what_is_wrong(golden: bytes, tmp_path: Path) -> None:
     folder = tmp_path / "bundle"
