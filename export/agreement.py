@@ -48,7 +48,8 @@ class Continuation:
 
 
 def read_prompts(files: Sequence[Path]) -> list[str]:
-    """Prompts: `.jsonl` with a "prompt" in each line, or text with one prompt a line."""
+    """Returns the prompts in these files: a `.jsonl` file has a "prompt" in each line, a text one
+    prompt a line."""
     prompts: list[str] = []
     for file in files:
         if file.suffix == ".jsonl":
@@ -75,8 +76,9 @@ def encode_prompts(target: Target, prompts: Sequence[str]) -> list[list[int]]:
 def make_traces(
     target: Target, source: Source, prompts: Sequence[Sequence[int]], *, new_tokens: int = 96
 ) -> list[Continuation]:
-    """Let the target continue every prompt greedily by up to `new_tokens`, as many prompts at a time
-    as it has slots, and keep the records that the drafter makes of it."""
+    """Let the target continue each prompt greedily by up to `new_tokens` tokens, as many prompts at
+    a time as it has slots. Returns the texts with the activation records of them, the target's
+    hidden states as the drafter reads them."""
     room = target.cache.capacity - new_tokens - 1
     for prompt in prompts:
         if len(prompt) > room:
@@ -113,8 +115,9 @@ class KeptRecords:
         self._pairs.append(self._drafter.records([done]))
 
     def trace(self, text: Continued) -> Continuation:
-        """Return the text with its records: those of cross-attention, and the rows of layers with a
-        cache that records carry."""
+        """Returns the text with its activation records. A record has the keys and values of
+        cross-attention, or rows that take the place of the drafter's own in layers with a cache, or
+        both."""
         layout = self._drafter.record_layout
         if layout is None:
             return Continuation(text.ids, text.prompt, None, None)
@@ -146,7 +149,8 @@ class AcceptedRounds:
         return float(np.mean(self.accepted)) + 1.0
 
     def by_depth(self) -> tuple[float, ...]:
-        """The share of rounds that accepted at least d+1 drafts, for each d below the depth."""
+        """Returns the share of rounds that accepted at least one draft token, at least two, and so
+        on, up to the depth of the drafts."""
         if not self.accepted:
             return (0.0,) * self.depth
         accepted = np.array(self.accepted)
@@ -160,7 +164,8 @@ class Replay:
     """One continuation and the drafter's cache: it drafts after any token of the text."""
 
     def __init__(self, runner: Runner, trace: Continuation, held: int | None = None) -> None:
-        """`held` is the number of tokens, the text's first ones, whose records are there; None: all."""
+        """Begin with an empty cache, and fill it with the whole text. `held` is the number of the
+        text's first tokens whose activation records are there; None: all."""
         self.runner = runner
         self.trace = trace
         self.held = len(trace.ids) if held is None else held
@@ -173,8 +178,9 @@ class Replay:
         self.advance(len(trace.ids))
 
     def advance(self, end: int) -> None:
-        """Extend the cache to the text's first `end` tokens. In borrowed layers the rows are those of
-        the records where these are there, and else the drafter's own."""
+        """Extend the drafter's cache to the text's first `end` tokens. In borrowed layers, whose
+        cache rows come with the activation records, the rows are those of the records as far as
+        these are there, and behind them the drafter's own."""
         # Without records each token of a drafter of states reads what the one before it made.
         at_once = 1 if self.runner.spec.features else _CHUNK
         while (start := self.rows[0].shape[1]) < end:
@@ -190,7 +196,8 @@ class Replay:
             self.rows = _appended(self.rows, new_rows)
 
     def draft(self, pending: int, shape: TreeShape) -> int:
-        """Draft after the text's token `pending`; returns how many drafts the target would accept."""
+        """Draft a tree of this shape after the text's token at position `pending`; returns how many
+        of its tokens the target would accept, which are those that agree with the text."""
         self.advance(pending)
         tree = self._tree(pending, shape)
         depths = tree.depths()
@@ -200,8 +207,8 @@ class Replay:
         return len(accepted.path) - 1  # without the pending token
 
     def _tree(self, pending: int, shape: TreeShape) -> DraftTree:
-        """Draft a tree of this shape after the text's token `pending`, level by level, as the device
-        does."""
+        """Returns a draft of this shape after the text's token at position `pending`: a tree that
+        grows level by level, as on the device."""
         grower = TreeGrower(self.trace.ids[pending], shape)
         # The cache row of each node, which its children read: the pending token's parent is the
         # text's token before it.
@@ -209,7 +216,7 @@ class Replay:
         states = self._states_at(pending)
         cache = [rows[:, :pending] for rows in self.rows]
         record_k, record_v = self._records(pending)
-        while grower.frontier:
+        while grower.frontier:  # the nodes of the latest level that are to be expanded
             parent_rows = [row_of_node[grower.parents[node]] for node in grower.frontier]
             for row, node in enumerate(grower.frontier, cache[0].shape[1]):
                 row_of_node[node] = row
@@ -235,8 +242,9 @@ class Replay:
         return grower.tree()
 
     def rounds(self, shape: TreeShape) -> list[int]:
-        """Decode speculatively from the prompt to the end of the text; returns how many drafts each
-        round accepted."""
+        """Decode the text as a device would, from the prompt to its end: draft, take the accepted
+        tokens and one of the target's, and draft again. Returns how many draft tokens each round
+        accepted."""
         rounds: list[int] = []
         pending = self.trace.prompt
         while pending < len(self.trace.ids) - 1:
@@ -257,8 +265,9 @@ class Replay:
         return self._text(start, end, held, range(end - start))
 
     def _text(self, start: int, end: int, held: int, queries: Sequence[int]) -> StepInput:
-        """The step over the text's tokens `start` to `end - 1` behind the cache of those before, with
-        final states of the `queries` (indices into these tokens)."""
+        """Returns the step over the text's tokens `start` to `end - 1`, behind the cache of those
+        before, with the records of the first `held` tokens. Only the `queries`, indices into these
+        tokens, get a prediction."""
         count = end - start
         record_k, record_v = self._records(held)
         return StepInput(
@@ -275,8 +284,9 @@ class Replay:
         )
 
     def _states_at(self, length: int) -> list[Float]:
-        """The running states after the text's first `length` tokens. They are kept at one place
-        alone: later ones are computed from there, earlier ones from the beginning."""
+        """Returns the running states of layers without a cache after the text's first `length`
+        tokens. Only the latest are kept: later ones are computed from there, earlier ones from the
+        beginning."""
         if not self.runner.spec.states:
             return []
         if self._states_length > length:
@@ -311,8 +321,8 @@ def rounds(runner: Runner, traces: Sequence[Continuation], shape: TreeShape) -> 
 
 
 def first_guesses(runner: Runner, traces: Sequence[Continuation]) -> Iterator[tuple[int, int]]:
-    """Yield, after every token of every continuation, the drafter's first guess and the target's
-    token. The records of all tokens before are there."""
+    """Yield, for each position behind each prompt, the drafter's first guess and the target's
+    token, where the records of all tokens before are there."""
     for trace in traces:
         replay = Replay(runner, trace)
         for position in range(trace.prompt, len(trace.ids) - 1):
@@ -321,9 +331,10 @@ def first_guesses(runner: Runner, traces: Sequence[Continuation]) -> Iterator[tu
 
 
 def offline(runner: Runner, traces: Sequence[Continuation], *, cold: bool) -> Offline:
-    """How good offline text is by its length: if the link is lost right after the prompt, or with
-    `cold` if there never was one. The share of guesses that agree with the target since the length
-    before, and of texts that are the target's own up to this length.
+    """Measure how good text is that the device writes alone, by its length: after the link was lost
+    right behind the prompt, or with `cold` without ever a link. Returns the share of guesses that
+    agree with the target since the length before, and the share of texts that are the target's own
+    so far.
 
     One pass over the target's text gives both figures: an offline text equals the target's exactly
     as long as every guess on the target's text was right.
@@ -350,8 +361,8 @@ def offline(runner: Runner, traces: Sequence[Continuation], *, cold: bool) -> Of
 
 
 def _alone(runner: Runner, trace: Continuation, held: int) -> list[bool]:
-    """Whether each guess behind the prompt is the target's token, with the records of the text's
-    first `held` tokens and no more."""
+    """Returns for each token behind the prompt whether the drafter would have guessed it, with the
+    records of the text's first `held` tokens and no more."""
     if len(trace.ids) - trace.prompt < 2:
         return []
     replay = Replay(runner, trace, held)
@@ -393,8 +404,8 @@ class Reference:
         return [guess for guess, _ in first_guesses(self.reference, self.traces)]
 
     def judge(self, runner: Runner) -> Agreement:
-        """Measure how well the drafter in this form agrees with the target (`top1`, `acceptance`) and
-        with itself in float32 (`top1_same`, `acceptance_ratio`)."""
+        """Measure how well the drafter in this form agrees with the target (`top1`, `acceptance`),
+        and with itself in float32 (`top1_same`, `acceptance_ratio`)."""
         guesses = []
         hits = []
         for guess, token in first_guesses(runner, self.traces):
@@ -412,8 +423,8 @@ class Reference:
         )
 
     def calibration(self) -> Calibration:
-        """Measure what the device expects of this drafter: acceptance by depth, by which it chooses
-        how much to draft, and how long it may be trusted offline."""
+        """Measure what a device expects of this drafter: acceptance by depth, by which it chooses
+        how deep to draft, and how long text that it writes alone can be trusted."""
         chain = rounds(self.reference, self.traces, CHAIN)
         tree = self._reference_rounds
         used = self._shape

@@ -21,8 +21,9 @@ _FULL = 2**20
 def new_folder(
     out: Path, *, needed: int = 0, force: bool = False, trial: bool = False
 ) -> Iterator[Path]:
-    """Yield a folder beside `out` that is renamed to `out` at the end, and removed after an error.
-    A `trial` only checks whether that is possible.
+    """Yield a new folder beside `out` that is renamed to `out` when the body has ended, and removed
+    after an error. It needs `needed` bytes; `force` replaces a bundle that is there. A `trial` only
+    checks whether that would work.
 
     A killed process leaves a `.NAME.building-*` folder behind, which has no manifest and so is no
     bundle.
@@ -76,8 +77,8 @@ def gigabytes(size: float) -> str:
 
 
 def _refused_by_the_disk(error: Exception, parent: Path, needed: int) -> UsageError | None:
-    """Turn errors of a full disk into one line: each library reports them in its own way, some only
-    with a traceback. None for another error."""
+    """Returns the error of one line for a full disk, which each library reports in its own way;
+    None for another error."""
     says_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
     if says_full or shutil.disk_usage(parent).free < _FULL:
         hint = f"about {gigabytes(needed)} are wanted" if needed else ""
@@ -89,7 +90,7 @@ def _refused_by_the_disk(error: Exception, parent: Path, needed: int) -> UsageEr
 
 
 def _refuse_to_lose(out: Path, force: bool) -> None:
-    """Raise if `out` holds something that may not be replaced."""
+    """Raise a `UsageError` if `out` holds something that may not be replaced."""
     if not out.exists():
         return
     if not out.is_dir():

@@ -24,8 +24,9 @@ from moa.errors import MoaError
 
 
 def export_body(body: nn.Module, spec: GraphSpec, path: Path, *, opset: int) -> None:
-    """Export a drafter's layers as an ONNX graph with dynamic lengths, written to `path`, its weights
-    beside it. A `MoaError` if the exporter wrote weights in a form that no quantizer finds."""
+    """Export a drafter's layers, without embedding and head, as an ONNX graph whose lengths may
+    vary. It is written to `path`, with its weights beside it. A `MoaError` if the exporter has
+    written weights in a form that no quantizer finds."""
     args, shapes = _example(spec)
     with torch.inference_mode(), quiet():
         program = torch.onnx.export(
@@ -44,8 +45,8 @@ def export_body(body: nn.Module, spec: GraphSpec, path: Path, *, opset: int) -> 
 
 
 def _refuse_transposed_weights(graph: onnx.GraphProto) -> None:
-    """A `MoaError` if a product multiplies by a weight that a Transpose turns at run time: quantizers
-    look for products that take a weight itself."""
+    """Raise a `MoaError` if a matrix product multiplies by a weight that a Transpose node turns at
+    run time: quantizers look for products that take a weight itself."""
     weights = {tensor.name for tensor in graph.initializer}
     transposed = set()
     for node in graph.node:
@@ -59,8 +60,9 @@ def _refuse_transposed_weights(graph: onnx.GraphProto) -> None:
 
 
 def _example(spec: GraphSpec) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
-    """Arguments to trace the layers with, and which of their sizes may change. The sizes are distinct
-    and above 1: `torch.export` treats sizes 0 and 1 as constants."""
+    """Returns arguments to trace the layers with, and which of their sizes may change. The sizes
+    are distinct and above 1, because `torch.export` takes 0 and 1 for constants."""
+    # Tokens, queries, past cache rows, records, and all rows of the cache after the step.
     sizes = {"T": 5, "N": 3, "P": 7, "R": 4, "P+T": 12}
     dims: dict[str, Any] = {
         "T": Dim("T", min=1, max=2**20),

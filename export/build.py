@@ -99,7 +99,8 @@ class BuildSettings:
 
 
 def build(settings: BuildSettings, say: Notify = lambda _: None) -> Bundle:
-    """Build a bundle at `settings.out`, atomically."""
+    """Build a bundle, what a device drafts from, at `settings.out`: the folder gets that name when
+    it is complete. `say` gets lines of progress."""
     started = time.monotonic()
     plan = make_plan(settings.target, settings.drafter, settings.variants, settings.draft_vocab)
     with new_folder(settings.out, needed=plan.disk, force=settings.force) as folder:
@@ -125,7 +126,7 @@ class _Build:
         self.source: Source = load_source(settings.target, settings.drafter)
 
     def run(self) -> None:
-        """Write all files, the manifest last."""
+        """Write all files of the bundle, the manifest last."""
         with tempfile.TemporaryDirectory(dir=self.folder, prefix="work-") as work:
             target = self._target()
             chosen = self._draft_vocabulary(target)
@@ -154,7 +155,8 @@ class _Build:
         self._manifest(shop.top_k, variants, tokenizer, vocabulary, calibration)
 
     def _target(self) -> Target | None:
-        """The whole target, loaded only if needed."""
+        """Returns the whole target model if its answers are needed, to calibrate with or to choose
+        a vocabulary by; else None."""
         settings = self.settings
         wanted = self.texts or (settings.draft_vocab and not settings.vocab_text)
         if not wanted:
@@ -172,7 +174,8 @@ class _Build:
         return target
 
     def _draft_vocabulary(self, target: Target | None) -> NDArray[np.int64] | None:
-        """The target's ids of the tokens that are drafted; None for all."""
+        """Returns the ids of the tokens that the drafter may propose, as the target numbers them;
+        None for all."""
         source = self.source
         settings = self.settings
         if settings.draft_vocab is None:
@@ -209,7 +212,8 @@ class _Build:
         return compare(reference, model, shop.draft_to_target)
 
     def _reference(self, target: Target | None) -> Reference | None:
-        """The target's answers, with which variants are compared; None without prompts."""
+        """Returns the target's answers to the calibration prompts, which each variant is compared
+        with; None without prompts."""
         if target is None or not self.texts:
             return None
         self.say(f"recording the target's answers to {len(self.texts)} prompts")
@@ -225,7 +229,8 @@ class _Build:
     def _variant(
         self, shop: Workshop, kind: VariantKind, difference: float, reference: Reference | None
     ) -> Variant:
-        """Make a variant; returns its entry of the manifest."""
+        """Make one variant, the drafter in one precision for one runtime; returns its entry of the
+        manifest."""
         self.say(f"variant {kind.name}")
         folder = self.folder / "variants" / kind.name
         times: tuple[StepTime, ...] = ()
@@ -239,7 +244,8 @@ class _Build:
         return describe(kind, made, self.folder, parity=difference, times=times)
 
     def _golden(self, variants: dict[str, Variant]) -> None:
-        """Write test inputs, and what each dynamic variant makes of them here."""
+        """Write the golden vectors: inputs of a few steps, and what each dynamic variant makes of
+        them here."""
         self.say("recording golden vectors")
         runners = {}
         for name, variant in variants.items():
@@ -256,7 +262,7 @@ class _Build:
         vocabulary: Vocabulary,
         calibration: Calibration | None,
     ) -> None:
-        """Write the card, then the manifest, which lists all files."""
+        """Write the bundle's card, then its manifest, which lists all files with their hashes."""
         source = self.source
         # The first variant that runs anywhere; a bundle of static ones alone has none.
         dynamic = [name for name, variant in variants.items() if variant.form == "dynamic"]
@@ -292,12 +298,14 @@ class _Build:
         write_manifest(self.folder, msgspec.structs.replace(manifest, files=files))
 
     def _records(self) -> RecordFormat | None:
-        """The format of the activation records that the target sends to the drafter, None if the
-        drafter reads none."""
+        """Returns the format of the activation records that a verifier sends to the drafter: the
+        target's hidden states, as keys and values that the drafter reads. None if the drafter reads
+        none."""
         spec = self.source.spec
         if spec.records is None and not spec.borrowed:
             return None
-        # A drafter may read only rows that it borrows from the target's own layers: no heads then.
+        # A drafter without cross-attention reads records only as rows of its cache: then a record
+        # has no heads beside those of these layers.
         heads = spec.records or KVHeads(kv_heads=0, head_dim=spec.cache[0].head_dim)
         return RecordFormat(
             kv_heads=heads.kv_heads,
@@ -308,7 +316,7 @@ class _Build:
         )
 
     def _recipe(self) -> dict[str, Any]:
-        """The settings, without paths."""
+        """Returns the settings for the manifest, without paths of this machine."""
         settings = asdict(self.settings)
         for name in ("target", "drafter", "out", "force", "prompts", "vocab_prompts"):
             del settings[name]
@@ -326,7 +334,8 @@ def step_times(
     threads: tuple[int, ...] = (1, 2),
     seconds: float = 0.5,
 ) -> tuple[StepTime, ...]:
-    """Median step times, each measured for about `seconds`."""
+    """Returns the median time of a step of the drafter in milliseconds, over few and over several
+    tokens, with one thread and with two. Each is measured for about `seconds`."""
     times = []
     for count in threads:
         runner = OrtRunner(model, spec, threads=count)
@@ -350,8 +359,9 @@ _LEAST_RUNS = 5
 
 
 def golden_cases(reference: TorchRunner, runners: Mapping[str, OrtRunner]) -> list[GoldenCase]:
-    """A few steps with each variant's outputs here, so that any machine can compare its own: over
-    states of the model, for over random ones a real model's numbers follow the processor."""
+    """Returns the inputs of a few steps, with what each variant makes of them here, so that any
+    machine can compare its own. The steps run over states that the model itself has computed: over
+    random ones a real model's numbers depend on the processor."""
     cases = []
     for case, step in working_steps(reference, _GOLDEN_CASES):
         feeds = step.feeds(reference.spec)

@@ -75,7 +75,7 @@ def _table_line(cells: Sequence[object]) -> str:
 
 
 def _row(name: str, variant: Variant) -> list[object]:
-    """What the table says of a variant."""
+    """Returns the cells of the table's row for a variant."""
     agreement = variant.agreement
     quality = ["not measured", ""]
     if agreement:
@@ -94,7 +94,7 @@ def _row(name: str, variant: Variant) -> list[object]:
 
 
 def _times(manifest: Manifest) -> Iterator[str]:
-    """Step times, of the variants for which they were measured: all with the same columns."""
+    """Yield the table of step times, for the variants whose steps were timed."""
     timed = [
         (name, variant.step_times)
         for name, variant in manifest.variants.items()
@@ -112,7 +112,8 @@ def _times(manifest: Manifest) -> Iterator[str]:
 
 
 def _calibration(manifest: Manifest) -> Iterator[str]:
-    """What was measured on held-out prompts."""
+    """Yield what was measured on held-out prompts: acceptance by depth, and offline text by its
+    length."""
     measured = manifest.calibration
     if measured is None:
         yield "Acceptance and offline agreement were not measured: no held-out prompts were given."

@@ -242,8 +242,8 @@ def _check_files(files: Sequence[Path]) -> None:
 
 
 def _check_place(args: argparse.Namespace, out: Path) -> None:
-    """A `UsageError` for unknown variants, and for a folder that cannot be written: now, and not after
-    minutes of building. With --dry-run nothing will be written."""
+    """Refuse unknown variants, and a folder that cannot be written to, now and not after minutes of
+    building. With --dry-run nothing will be written."""
     choose_kinds(args.variant)
     if not args.dry_run:
         with new_folder(out, force=args.force, trial=True):

@@ -71,8 +71,9 @@ def _oldest_runtime(kind: VariantKind, session: Any, model: Path) -> str:
 def describe(
     kind: VariantKind, made: Made, folder: Path, *, parity: float, times: Sequence[StepTime] = ()
 ) -> Variant:
-    """The manifest's entry of a variant in the bundle's folder. `parity` is the largest error against
-    torch, which only the float32 variant is said to have; `times` are steps timed on this machine."""
+    """Returns a variant's entry of the manifest. `folder` is the bundle's; `parity` is the largest
+    error against torch, which only the float32 variant is said to have; `times` are steps timed
+    here."""
     session = open_session(made.files[0])
     return Variant(
         model=made.files[0].relative_to(folder).as_posix(),
@@ -97,8 +98,9 @@ def describe(
 def write_shared(
     source: Source, chosen: NDArray[np.int64] | None, folder: Path
 ) -> tuple[TokenizerFiles, Vocabulary]:
-    """Write what all variants share into a bundle's folder: tokenizer, chat template, and the draft
-    vocabulary `chosen` (the target's ids, None: all). Returns the manifest's entries of these."""
+    """Write what all variants share into the bundle's folder: tokenizer, chat template, and the
+    target's ids `chosen` that can be drafted (None: all). Returns the manifest's entries for
+    them."""
     shared = folder / "shared"
     shared.mkdir()
     (shared / "tokenizer.json").write_bytes(source.tokenizer.json)

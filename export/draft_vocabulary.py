@@ -16,7 +16,7 @@ from moa.errors import UsageError
 
 
 def count_files(tokenizer_json: bytes, files: Sequence[Path]) -> Counter[int]:
-    """How often each token occurs in text files."""
+    """Returns how often each token occurs in these text files."""
     tokenizer = Tokenizer.from_str(tokenizer_json.decode())
     tokenizer.no_truncation()  # whole files are counted, and nothing but them
     tokenizer.no_padding()
@@ -31,8 +31,8 @@ def count_files(tokenizer_json: bytes, files: Sequence[Path]) -> Counter[int]:
 
 
 def most_frequent(counts: Counter[int], size: int, source: Source) -> NDArray[np.int64]:
-    """Target ids of the `size` tokens to keep, sorted: end and special tokens first, then the most
-    frequent."""
+    """Returns the target's ids of the `size` tokens to keep, sorted. End tokens and special tokens
+    are kept first, then the most frequent."""
     whole = source.vocabulary
     if not 1 <= size <= whole:
         raise UsageError(f"--draft-vocab must be 1..{whole} (the target's vocabulary), not {size}")

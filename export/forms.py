@@ -90,8 +90,8 @@ class Workshop:
         return self._graph(onnx.load(self.layers(opset)), FloatTable)
 
     def int8_graph(self, opset: int) -> tuple[WeightedModel, str]:
-        """The graph in eight bits, with dynamically quantized activations; and the name of the
-        quantizer."""
+        """Returns the graph with weights in eight bits and activations that are quantized as it
+        runs, and the quantizer's name."""
         if opset not in self._int8:
             work = self.folder / f"int8-{opset}"
             work.mkdir(parents=True, exist_ok=True)
@@ -115,8 +115,9 @@ class Workshop:
     def _graph(
         self, layers: onnx.ModelProto, table: Callable[[str, NDArray[np.float32]], Table]
     ) -> WeightedModel:
-        """The step graph of these layers, with the embedding before them and the head behind;
-        `docs/export.md` has its inputs and outputs. `table` makes a matrix of a name and rows."""
+        """Returns the whole step of a drafter as one graph: the embedding, these layers, the head
+        and the choice of the likeliest tokens. `table` makes a matrix of a name and its rows, in
+        some precision; `docs/export.md` has the inputs and outputs."""
         model = WeightedModel.take(layers)
         spec = self.source.spec
         graph = model.proto.graph
@@ -168,7 +169,8 @@ class Workshop:
         model.node("Mul", [f"{out}_unscaled", scale], [out])
 
     def _project(self, model: WeightedModel, table: Table) -> None:
-        """From `hidden` to `top_logp` and `top_tokens`."""
+        """Add the nodes from the layers' `hidden` states to the likeliest tokens, `top_tokens`, and
+        their log-probabilities, `top_logp`."""
         cap = self.source.shared.logit_softcap
         factor = self.source.shared.logit_scale
         uncapped = "logits" if cap is None else "logits_uncapped"
@@ -178,11 +180,12 @@ class Workshop:
             table.project(model, "hidden", "logits_unscaled")
             scale = model.constant("logit_scale", np.array(factor, np.float32))
             model.node("Mul", ["logits_unscaled", scale], [uncapped])
-        if cap is not None:
+        if cap is not None:  # some models bend their logits: cap * tanh(logits / cap)
             limit = model.constant("logit_softcap", np.array(cap, np.float32))
             over_cap = model.node("Div", ["logits_uncapped", limit], ["logits_over_cap"])
             bent = model.node("Tanh", [over_cap], ["logits_bent"])
             model.node("Mul", [bent, limit], ["logits"])
+        # `scale` is 1 / temperature, and `noise` makes sampling a choice of the largest.
         scaled = model.node("Mul", ["logits", "scale"], ["logits_scaled"])
         noisy = model.node("Add", [scaled, "noise"], ["logits_noisy"])
         logp = model.node("LogSoftmax", [noisy], ["logp"], axis=-1)
@@ -196,10 +199,10 @@ class Workshop:
 
 
 def int8_layers(layers: Path, work: Path, cpu: str) -> tuple[Path, str]:
-    """Layers with dynamically quantized products, written into `work`; returns the model and the
-    quantizer's name.
+    """Write the layers with matrix products in eight bits into `work`; returns the model's path and
+    the quantizer's name.
 
-    With optimum installed (which keeps transformers below 5) its quantizer is used, otherwise ONNX
+    optimum's quantizer is used if it is installed (it keeps transformers below 5), else ONNX
     Runtime's own with the same settings: both give the same bits.
     """
     skip = products_of_activations(onnx.load(layers, load_external_data=False))
@@ -213,7 +216,8 @@ def int8_layers(layers: Path, work: Path, cpu: str) -> tuple[Path, str]:
 def int8_by_onnxruntime(
     layers: Path, work: Path, cpu: str, skip: Sequence[str]
 ) -> tuple[Path, str]:
-    """`int8_layers` by ONNX Runtime, without the nodes `skip`."""
+    """Do the work of `int8_layers` with ONNX Runtime's quantizer; the nodes `skip` stay in
+    float32."""
     path = work / "int8.onnx"
     quantize_dynamic(
         layers,
@@ -229,7 +233,8 @@ def int8_by_onnxruntime(
 
 
 def int8_by_optimum(layers: Path, work: Path, cpu: str, skip: Sequence[str]) -> tuple[Path, str]:
-    """`int8_layers` by optimum; an `ImportError` where it is not, or not beside this transformers."""
+    """Do the work of `int8_layers` with optimum's quantizer; the nodes `skip` stay in float32. An
+    `ImportError` if optimum is not installed, or not for this transformers."""
     from optimum.onnxruntime import ORTQuantizer
     from optimum.onnxruntime.configuration import AutoQuantizationConfig
 
@@ -245,8 +250,8 @@ def int8_by_optimum(layers: Path, work: Path, cpu: str, skip: Sequence[str]) -> 
 
 
 def block_layers(layers: Path, *, bits: int, block: int) -> onnx.ModelProto:
-    """Layers with weights in blocks of `block`; products are computed in eight bits (accuracy level
-    4)."""
+    """Returns the layers with weights of `bits` bits that share a scale in blocks of `block`; their
+    products are computed in eight bits (accuracy level 4)."""
     model = onnx.load(layers)
     settings = DefaultWeightOnlyQuantConfig(
         block_size=block,
@@ -265,8 +270,8 @@ def block_layers(layers: Path, *, bits: int, block: int) -> onnx.ModelProto:
 
 
 def unpacked_layers(layers: Path) -> onnx.ModelProto:
-    """Layers with weights in eight bits and a scale for each column; products are in float32, for
-    the runtime unpacks the weights when it loads them."""
+    """Returns the layers with weights in eight bits, a scale for each column, and nodes that
+    multiply the two into float32: the runtime does that once, when it loads the graph."""
     model = onnx.load(layers)
     graph = model.graph
     weights = {tensor.name: tensor for tensor in graph.initializer}

@@ -74,9 +74,10 @@ _CASES = (
 def compare(
     reference: TorchRunner, model: Path, draft_to_target: NDArray[np.int64] | None
 ) -> float:
-    """Compare an exported graph with torch, step by step; returns the largest error, as a part of
-    the length of an output's row. A `MoaError` names the first place where a graph computes
-    something else. `draft_to_target` are the target's ids of a smaller draft vocabulary, if any."""
+    """Compare an exported graph with torch, step by step; returns the graph's largest error, as a
+    share of the length of an output's row. A `MoaError` names the first output that is wrong.
+    `draft_to_target` are the target's ids of a smaller draft vocabulary, if there is one."""
+    # A copy of the graph that also tells its final states and logits.
     beside = model.with_name("parity.onnx")
     proto = onnx.load(model, load_external_data=False)
     for name in ("hidden", "logits"):
@@ -97,7 +98,7 @@ def compare(
 def working_steps(
     reference: TorchRunner, cases: Sequence[Case] = _CASES
 ) -> Iterator[tuple[Case, StepInput]]:
-    """Yield each case with its step, as the device takes it: over a cache that the model itself has
+    """Yield each case with its step, as a device takes it: over a cache that the model itself has
     filled with a text."""
     source = reference.source
     spec = reference.spec
@@ -133,8 +134,9 @@ def _step(
     rng: np.random.Generator,
     spec: GraphSpec,
 ) -> StepInput:
-    """The step of a case over these tokens: a chain, or a random tree where there are several
-    queries, behind the first rows of the cache."""
+    """Returns the step of a case over these tokens, behind the first rows of the cache. The tokens
+    are a chain, or a random tree if there are several queries, the tokens whose predictions are
+    wanted."""
     parents = [node - 1 for node in range(case.tokens)]
     if case.queries > 1 and not spec.states:  # running states cannot branch
         for node in range(1, case.tokens):
@@ -238,8 +240,8 @@ def _compared(
     step: StepInput,
     draft_to_target: NDArray[np.int64] | None,
 ) -> float:
-    """Run one step by the graph, and by torch in float32 and in float64; returns the largest error
-    of the graph. A `MoaError` where it is far above torch's own in float32."""
+    """Run one step by the graph, by torch in float32 and by torch in float64; returns the graph's
+    largest error. A `MoaError` if that is far above torch's own error in float32."""
     in_float32 = reference.parts(step)
     with _InDouble():
         in_float64 = reference.parts(step)

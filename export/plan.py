@@ -98,8 +98,9 @@ class ExportPlan:
 def make_plan(
     target: str, drafter: str, variants: Sequence[str], draft_vocab: int | None
 ) -> ExportPlan:
-    """Estimate a build from the headers of the files: shapes are read, and no weights. A `UsageError`
-    for what cannot be built. `draft_vocab` None: the drafter drafts from its whole vocabulary."""
+    """Estimate a build from the headers of the files: shapes are read, and no weights. A
+    `UsageError` for what cannot be built. `draft_vocab` is the number of tokens that can be
+    drafted; None: all."""
     kinds = choose_kinds(variants)
     facts, folder = read_facts(target, identify=False)
     sizes = find(drafter).sizes(facts, folder)
@@ -119,6 +120,7 @@ def make_plan(
     layers = sizes.layer_weights
     embedding = sizes.vocabulary * (sizes.hidden_size + sizes.per_layer_width)
     head = draft_vocabulary * sizes.hidden_size
+    # A head of fewer tokens cannot share the embedding's table.
     shared = sizes.tied and draft_vocabulary == sizes.vocabulary
     head_of_its_own = 0 if shared else head
     return ExportPlan(
@@ -161,8 +163,8 @@ def _refuse_other_hosts(kinds: Sequence[VariantKind], sizes: GraphSizes) -> None
 
 
 def _size(kind: VariantKind, layers: int, embedding: int, head: int, shared: bool) -> int:
-    """Bytes of a variant, for so many weights of its layers, its embedding and its head; `shared`:
-    one table is both of these."""
+    """Returns the bytes of a variant with so many weights in its layers, its embedding and its
+    head. `shared`: one table is both embedding and head."""
     bytes_per_weight = _BYTES_PER_WEIGHT.get(kind.name, 1.0)
     if kind.form == "static":
         return int((layers + head) * bytes_per_weight + embedding * _HOST_EMBEDDING)
@@ -174,7 +176,8 @@ def _size(kind: VariantKind, layers: int, embedding: int, head: int, shared: boo
 
 
 def _seconds(kinds: Sequence[VariantKind], weights: int) -> float:
-    """About how long a build takes without calibration."""
+    """Returns how long a build takes without calibration, about, by the weights that it goes
+    over."""
     # Dynamic variants of one opset are made from one graph, each static one has its own.
     graphs = {kind.opset if kind.form == "dynamic" else kind.name for kind in kinds}
     timed = [kind for kind in kinds if kind.form == "dynamic"]

@@ -30,7 +30,7 @@ _KV_TOKENS = 131072
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the plan of a pair; downloads show their own progress."""
+    """Print the plan of a pair, a target and a small sibling, as JSON."""
     parser = CommandParser(prog="moa-edge up")
     parser.add_argument("target")
     parser.add_argument("sibling")
@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print(arguments: argparse.Namespace) -> None:
+    """Print the plan. Unless nothing is to be made, a sibling in a GGUF file is unpacked first."""
     plan = plan_pair(arguments.target, arguments.sibling, dtype=arguments.dtype)
     if not arguments.dry_run and (arguments.again or not plan["made"]):
         from moa.target.loading import locate
@@ -55,8 +56,9 @@ def _print(arguments: argparse.Namespace) -> None:
 
 
 def plan_pair(target: str, sibling: str, *, dtype: str = "auto") -> dict[str, Any]:
-    """The plan of a pair, from headers alone. Raises for what cannot work: other tokenizers,
-    families that are not supported, too little memory or disk."""
+    """Returns what is known of a target and a small sibling before anything starts, from their
+    files' headers alone: sizes, times, and the folder of their bundle. Raises for what cannot work:
+    another tokenizer, an unsupported family, too little memory or disk."""
     from export.setup import Setup, make_setup_plan
     from moa.gguf.reader import is_gguf
     from moa.llama import memory_plan as llama_memory
@@ -66,6 +68,7 @@ def plan_pair(target: str, sibling: str, *, dtype: str = "auto") -> dict[str, An
 
     facts, _ = read_facts(target, identify=False)
     _, sibling_folder = read_facts(sibling, identify=False)
+    # A bundle that was made of anything else gets another name.
     made_of = [
         json.dumps(dataclasses.asdict(facts)),
         tokenizer_hash_of(target),

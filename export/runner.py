@@ -40,8 +40,8 @@ class StepInput:
     """Running states before the step; none for those before any text."""
 
     def feeds(self, spec: GraphSpec) -> dict[str, Array]:
-        """Return the step as inputs of a graph of this spec, with a batch of one in front of each and
-        without noise."""
+        """Returns the step as the inputs of a graph of this spec: each array gets a batch of one in
+        front. There is no noise, so the likeliest tokens come out."""
         feeds: dict[str, Array] = {
             "ids": np.array([self.ids], np.int64),
             "positions": np.array([self.positions], np.int64),
@@ -70,8 +70,8 @@ class StepInput:
         return feeds
 
     def _record_feeds(self, heads: KVHeads) -> dict[str, Array]:
-        """The record inputs. Without a record there is one of zeros, which is masked: attention
-        needs a column."""
+        """Returns the inputs with activation records. Without any there is one of zeros that is
+        masked, because attention needs a column."""
         key = self.record_k
         value = self.record_v
         masked = 0.0
@@ -133,7 +133,7 @@ class TorchRunner:
         self._top_k = top_k
 
     def parts(self, step: StepInput) -> StepParts:
-        """All that a step computes."""
+        """Returns all that a step computes, by torch in float32."""
         feeds = {
             name: torch.from_numpy(np.ascontiguousarray(value))
             for name, value in step.feeds(self.spec).items()
@@ -209,8 +209,8 @@ def random_steps(
     seed: int = 0,
     sizes: tuple[tuple[int, int, int, int], ...] = _SIZES,
 ) -> Iterator[StepInput]:
-    """Yield a step of a random tree over a random cache and records for each of the sizes (tokens,
-    queries, past rows, records)."""
+    """Yield one step for each of these sizes (tokens, queries, past rows, records): a random tree
+    over a random cache and random records."""
     rng = np.random.default_rng(seed)
 
     def rows(heads: KVHeads, count: int) -> Float:
@@ -225,6 +225,7 @@ def random_steps(
             parents = list(range(-1, tokens - 1))
         ids = rng.integers(0, vocabulary, tokens).tolist()
         chosen = sorted(rng.choice(tokens, queries, replace=False).tolist())
+        # Random ones, too: a graph must take whatever positions it is given.
         positions = (past + rng.integers(0, 4, tokens).cumsum()).tolist()
         sees_past = rng.random((tokens, past)) < 0.8
         cache: list[Float] = []

@@ -79,7 +79,7 @@ class SetupPlan:
     calibrates: bool
 
     def lines(self) -> list[str]:
-        """The plan as lines for people. Every figure is computed."""
+        """Returns the plan as lines for people; every figure is computed, none was measured."""
         sizes = self.export.variant_bytes
         largest_variant = max(sizes.values())
         variants = ", ".join(f"{name} {gigabytes(size)}" for name, size in sizes.items())
@@ -112,8 +112,9 @@ def _least_times(size: int, bandwidths: Mapping[str, int]) -> str:
 
 
 def make_setup_plan(setup: Setup) -> SetupPlan:
-    """Estimate a setup from shapes and tokenizers; a `UsageError` for a pair that cannot work. Where
-    the sibling cannot be exported, the error names others of this machine that can."""
+    """Estimate a setup from the models' shapes and tokenizers; a `UsageError` for a pair that
+    cannot work. If the sibling, the small model that is to draft, cannot be exported, the error
+    names others on this machine that can."""
     facts, folder = read_facts(setup.target, identify=False)
     _, sibling_folder = read_facts(setup.sibling, identify=False)
     if _tokenizer_of(folder) != _tokenizer_of(sibling_folder):
@@ -157,8 +158,8 @@ def _tokenizer_of(folder: Path) -> str:
 
 
 def others_of_its_tokenizer(target: Path, sibling: Path) -> list[str]:
-    """The names of up to three models on this machine that could be the sibling instead, the smallest
-    first. It looks into the folders beside the two models, and into the hub's cache."""
+    """Returns the names of up to three models on this machine that could be the sibling instead,
+    the smallest first. It looks into the folders beside the two models and into the hub's cache."""
     wanted = _tokenizer_of(target)
     beside = {*target.parent.iterdir(), *sibling.parent.iterdir()} - {target, sibling}
     cached = {Path(path).parent: name for name, path in _cached_models()}
@@ -200,8 +201,8 @@ def training_command(setup: Setup) -> list[str]:
 
 
 def run_setup(setup: Setup, train: Callable[[Sequence[str]], int], say: Notify) -> None:
-    """Train if there is data, and build the bundle. A repeated run continues the training where it
-    was left."""
+    """Train the attention to the target's records if there is data, and build the bundle. A
+    repeated run goes on with the training where it was left."""
     drafter = PREFIX + setup.sibling
     if setup.records:
         say(f"training: moa-train {' '.join(training_command(setup))}")
@@ -225,7 +226,7 @@ def run_setup(setup: Setup, train: Callable[[Sequence[str]], int], say: Notify) 
 
 
 def next_commands(setup: Setup) -> list[str]:
-    """What to start, on the server and on the device."""
+    """Returns the commands to run next, on the server and on the device."""
     drafter = f" --drafter {setup.drafter}" if setup.records else ""
     return [
         "on the server:",

@@ -34,7 +34,7 @@ class TargetTokenizer:
 
     @classmethod
     def of(cls, folder: Path) -> TargetTokenizer:
-        """The tokenizer of a model's folder."""
+        """The tokenizer of a model's folder, with its chat template and special tokens."""
         tokenizer = load_tokenizer(folder)
         file = folder / "tokenizer.json"
         content = file.read_bytes() if file.is_file() else _as_json(tokenizer)
@@ -98,8 +98,8 @@ class Source:
 
 
 def load_source(target: str, drafter: str) -> Source:
-    """Read a drafter, `independent:ID_OR_DIR` or a folder of ours, and the parts of `target` that
-    it shares."""
+    """Read a drafter, `independent:ID_OR_DIR` or a folder of ours, and the weights of the target
+    that it shares: the embedding, the head, and layers that it borrows."""
     stored = find(drafter)
     stored.refuse_off_device()
     shares = stored.kind.shares_weights
@@ -107,7 +107,7 @@ def load_source(target: str, drafter: str) -> Source:
     tokenizer = TargetTokenizer.of(folder)
     facts, _ = read_facts(folder)
     model = None
-    if shares:
+    if shares:  # else the drafter has an embedding and a head of its own
         borrowed = stored.config(facts).borrowed_layers
         part = read_partial_target(folder, borrowed=borrowed)
         facts = part.facts

@@ -76,8 +76,8 @@ class StaticStep(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, *rest: Tensor
     ) -> tuple[Tensor, ...]:
-        """`rest`: past keys and values by layer, then the four record inputs. Logits of all tokens,
-        and new rows."""
+        """Compute one step; returns the logits of all tokens, then new keys and values by layer.
+        `rest` has the past keys and values by layer, then the four inputs of activation records."""
         past = rest[:-4]
         records = rest[-4:]
         rows: list[Tensor] = []
@@ -112,13 +112,14 @@ class StaticStep(nn.Module):
         mask: Tensor,
         has_records: Tensor,
     ) -> Tensor:
-        """States after cross-attention over records; as they are where `has_records` is 0."""
+        """Returns the states after cross-attention over the activation records; without records,
+        where `has_records` is 0, they stay as they are."""
         block = self.crossing
         normed = self._norm(block.input_layernorm, x)
         query = _rotated(block.self_attn.query(normed), cos, sin)
         attended = _attend(block.self_attn, query, key, value, mask)
         with_records = self._feed_forward(block, x + attended)
-        return x + (with_records - x) * has_records
+        return x + (with_records - x) * has_records  # a choice without a branch in the graph
 
     def _feed_forward(self, block: Block, x: Tensor) -> Tensor:
         """The second half of a layer, with its residual: SwiGLU in elementary operators."""
@@ -144,8 +145,8 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _attend(
     attention: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor
 ) -> Tensor:
-    """Query heads that share a key head become rows of one product, so that no operator has to
-    repeat keys."""
+    """Returns the output of grouped-query attention. Query heads that share a key head become rows
+    of one product, so that no operator has to repeat keys."""
     heads = attention.heads
     width = attention.head_dim
     sharing = heads // attention.kv_heads
@@ -162,7 +163,8 @@ def _attend(
 def export_static(
     shop: Workshop, shape: StaticShape, path: Path, *, opset: int, native_norm: bool
 ) -> None:
-    """Write the float32 static graph, one file."""
+    """Write the drafter's step as a float32 graph of fixed sizes, in one file. `native_norm` keeps
+    RMSNorm as one operator."""
     # The plan has refused all others.
     drafter = cast(AttentionDrafter, shop.source.module)
     config = drafter.config
@@ -223,8 +225,8 @@ class _Feeds(CalibrationDataReader):
 
 
 def quantize_for_htp(model: Path, feeds: list[Feeds]) -> None:
-    """Sixteen-bit activations and eight-bit weights as QDQ, with ranges calibrated on `feeds`; in
-    place."""
+    """Quantize a graph in place for Qualcomm's HTP: 16-bit activations, with ranges found by
+    running `feeds`, and 8-bit weights."""
     prepared = model.with_name("prepared.onnx")
     quantized = model.with_name("quantized.onnx")
     with quiet():
@@ -242,8 +244,8 @@ def quantize_for_htp(model: Path, feeds: list[Feeds]) -> None:
 
 
 def partitions(model: Path, runtime: Literal["CoreML", "NNAPI"]) -> str:
-    """Check the graph for a runtime that is not installed, with ONNX Runtime's usability checker;
-    raises if it would be partitioned."""
+    """Check with ONNX Runtime's usability checker whether a runtime that is not installed would
+    take the whole graph; returns what the checker says, and raises if it would take only parts."""
     proto = onnx.shape_inference.infer_shapes(onnx.load(model))
     with quiet():
         if runtime == "CoreML":
@@ -267,6 +269,7 @@ class StaticRunner:
     its capacity are dropped."""
 
     def __init__(self, shop: Workshop, model: Path, shape: StaticShape) -> None:
+        """Load the graph and the table of embeddings beside it."""
         self.spec = shop.source.spec
         self.shape = shape
         self.session = open_session(model)
@@ -278,13 +281,13 @@ class StaticRunner:
         self._frequencies = shop.source.module.config.rope_theta ** (-even / width)
 
     def step(self, step: StepInput) -> StepOutput:
-        """One step of any size."""
+        """Run one step of any size, in pieces of as many tokens as the graph takes."""
         rows = list(step.past)
         past_count = rows[0].shape[1]
         logits = []
         for start in range(0, len(step.ids), self.shape.tokens):
             part = slice(start, min(start + self.shape.tokens, len(step.ids)))
-            used = part.stop - part.start
+            used = part.stop - part.start  # the graph's other tokens are padding
             piece_logits, *piece_rows = self.session.run(None, self.feeds(step, part, rows))
             logits.append(piece_logits[0, :used])
             rows = [
@@ -293,15 +296,15 @@ class StaticRunner:
             ]
         of_queries = np.concatenate(logits)[list(step.queries)]
         best = np.argsort(-of_queries, axis=-1, kind="stable")[:, : self._top_k]
-        normalizer = np.logaddexp.reduce(of_queries, axis=-1, keepdims=True)
+        normalizer = np.logaddexp.reduce(of_queries, axis=-1, keepdims=True)  # of a softmax
         logp = np.take_along_axis(of_queries, best, -1) - normalizer
         tokens = best if self._draft_to_target is None else self._draft_to_target[best]
         new_rows = [row[:, past_count:] for row in rows]
         return StepOutput(logp.astype(np.float32), tokens.astype(np.int64), new_rows)
 
     def feeds(self, step: StepInput, part: slice, past: list[Float]) -> Feeds:
-        """The graph's inputs for some of a step's tokens; `past` holds the rows of all tokens
-        before them."""
+        """Returns the graph's inputs for some of a step's tokens; `past` has the cache rows of all
+        tokens before them. What the graph has no room for is left out, the oldest rows first."""
         shape = self.shape
         used = part.stop - part.start
         held = min(past[0].shape[1], shape.past)  # past rows that there is room for
@@ -310,6 +313,7 @@ class StaticRunner:
         positions = np.zeros(shape.tokens, np.float32)
         ids[:used] = step.ids[part]
         positions[:used] = step.positions[part]
+        # Rotary positions: the angle of each pair of numbers, for both halves of a head.
         angles = np.tile(positions[:, None] * self._frequencies, 2)
         sign = np.repeat(np.array([-1.0, 1.0], np.float32), len(self._frequencies))
         # Columns are the past rows, with room for `shape.past`, then the tokens.
@@ -331,7 +335,7 @@ class StaticRunner:
         return feeds | self._records(step)
 
     def _records(self, step: StepInput) -> Feeds:
-        """The graph's record inputs: the newest that there is room for."""
+        """Returns the graph's inputs with activation records: the newest that there is room for."""
         heads = self.spec.records
         assert heads is not None
         key = np.zeros((heads.kv_heads, 0, heads.head_dim), np.float32)

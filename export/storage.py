@@ -31,8 +31,8 @@ _INLINE = 1024
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress logs, warnings and prints of exporter and quantizers, which log every node and warn
-    about their own deprecations; exceptions pass."""
+    """A context that suppresses logs, warnings and prints of the exporter and the quantizers, which
+    log every node and warn about their own deprecations; exceptions pass."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -52,8 +52,8 @@ class WeightedModel:
 
     @classmethod
     def take(cls, proto: onnx.ModelProto) -> WeightedModel:
-        """Move the larger initializers out of a model; the exporter's metadata about the origin of
-        nodes is dropped."""
+        """Returns a model with its larger initializers, the weights, taken out as arrays. What the
+        exporter says of each node's origin is dropped."""
         small = []
         weights = {}
         for tensor in proto.graph.initializer:
@@ -69,8 +69,8 @@ class WeightedModel:
         return cls(proto, weights)
 
     def constant(self, name: str, value: Array) -> str:
-        """Add an initializer, inline when small, unless it is there: a tied table adds it twice.
-        Returns its name."""
+        """Add a constant to the graph, inline if it is small; returns its name. One that is there
+        already is not added again: a table that embedding and head share comes twice."""
         inline = {tensor.name for tensor in self.proto.graph.initializer}
         if name in self.weights or name in inline:
             return name
@@ -93,7 +93,7 @@ class WeightedModel:
 
     def save_whole(self, path: Path) -> list[Path]:
         """Write one file that includes the weights, for runtimes that need it; equal weights are
-        not shared."""
+        stored twice. Returns the file in a list."""
         size = sum(value.nbytes for value in self.weights.values())
         if size > _LARGEST_MESSAGE:
             raise UsageError(
@@ -109,8 +109,8 @@ class WeightedModel:
         return [path]
 
     def save(self, path: Path) -> list[Path]:
-        """Write `path` and, beside it, `path`.data with each distinct weight once. Returns the
-        files."""
+        """Write the graph to `path` and the weights to `path`.data beside it, equal ones once.
+        Returns both files."""
         data = path.with_name(f"{path.name}.data")
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)

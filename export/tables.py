@@ -61,9 +61,10 @@ class Int8Table:
     use the same data."""
 
     def __init__(self, name: str, rows: Matrix) -> None:
+        """Quantize the rows to eight bits, each with a scale of its own."""
         self.name = name
         scale = np.abs(rows).max(axis=1, keepdims=True) / 127.0
-        scale[scale == 0] = 1.0
+        scale[scale == 0] = 1.0  # a row of zeros
         self.scale: Matrix = scale.astype(np.float32)
         self.rows = np.empty(rows.shape, np.int8)
         for start in range(0, len(rows), _ROWS_AT_ONCE):
@@ -81,8 +82,8 @@ class Int8Table:
         model.node("Mul", [wide, scale], [out])
 
     def project(self, model: WeightedModel, hidden: str, out: str) -> None:
-        """Multiply in eight bits, in the pattern that ONNX Runtime fuses into one dynamically
-        quantized product."""
+        """Add the product with the head in eight bits, in the pattern of nodes that ONNX Runtime
+        fuses into one dynamically quantized product."""
         codes = model.constant(f"table.{self.name}.int8", self.rows)
         columns = model.node("Transpose", [codes], [f"table.{self.name}.columns"], perm=[1, 0])
         zero = model.constant(f"table.{self.name}.zero", np.array(0, np.int8))
@@ -115,6 +116,7 @@ class BlockTable:
     """Four or eight bits with a scale for every block of a row, in the layout of MatMulNBits."""
 
     def __init__(self, name: str, rows: Matrix, *, bits: int, block: int) -> None:
+        """Quantize the rows to `bits` bits, with a scale for each `block` of numbers."""
         self.name = name
         self.bits = bits
         self.block = block
@@ -133,7 +135,8 @@ class BlockTable:
         self.scales: Matrix = np.concatenate(scale_parts)
 
     def embed(self, model: WeightedModel, ids: str, out: str) -> None:
-        """Gather the head's quantized data, in which a block is one row of the last axis."""
+        """Add the embedding: rows of the head's quantized data, in which a block is one row of the
+        last axis."""
         codes = model.constant(f"table.{self.name}.codes", self.codes)
         scales = model.constant(f"table.{self.name}.block_scales", self.scales[:, :, None])
         blocks = model.node(
@@ -146,6 +149,7 @@ class BlockTable:
             gather_axis=0,
             quantize_axis=2,
         )
+        # Blocks side by side again; a last block that is not full leaves zeros, which are cut off.
         shape = model.constant(f"{out}_shape", np.array([0, 0, -1], np.int64))
         padded_width = self.codes.shape[1] * self.block
         if padded_width == self.width:
@@ -158,8 +162,8 @@ class BlockTable:
         model.node("Slice", [rows, start, stop, axis], [out])
 
     def project(self, model: WeightedModel, hidden: str, out: str) -> None:
-        """Multiply by the quantized matrix. Accuracy level 4 computes in eight bits: three times as
-        fast as float."""
+        """Add the product with the quantized matrix. Accuracy level 4 computes in eight bits: three
+        times as fast as float."""
         model.node(
             "MatMulNBits",
             [

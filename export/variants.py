@@ -67,7 +67,7 @@ def make_dynamic(shop: Workshop, kind: VariantKind, folder: Path, judge: Judge) 
 
 
 def _written(shop: Workshop, kind: VariantKind, folder: Path, judge: Judge) -> Made:
-    """Write a dynamic variant in the form of its kind."""
+    """Write a dynamic variant in the form of its kind: precision, and how its files are stored."""
     path = folder / "model.onnx"
     if kind.name == "cpu-fp32":
         return Made(shop.float_graph(kind.opset).save(path), "fp32")
@@ -86,7 +86,8 @@ def _written(shop: Workshop, kind: VariantKind, folder: Path, judge: Judge) -> M
 
 
 def _four_bits(shop: Workshop, kind: VariantKind, path: Path, judge: Judge) -> Made:
-    """The smallest graph that keeps enough acceptance; without text to compare on, the smallest."""
+    """Write the smallest graph in four bits that keeps enough of the float32 drafter's acceptance,
+    or the most accurate if none does; without text to compare on, the smallest of all."""
     made: Made | None = None
     tried: list[str] = []
     for blocks in BLOCKS:
@@ -103,8 +104,8 @@ def _four_bits(shop: Workshop, kind: VariantKind, path: Path, judge: Judge) -> M
 
 
 def _to_ort(path: Path) -> list[Path]:
-    """Convert to the .ort format; the list of operators that it needs makes a reduced build of the
-    runtime possible."""
+    """Convert a model to the .ort format of phones. Returns it with the list of operators that it
+    needs, from which a smaller build of the runtime can be made."""
     with quiet():
         convert_onnx_models_to_ort(path, optimization_styles=[OptimizationStyle.Fixed])
     path.unlink()
@@ -119,8 +120,8 @@ def _to_ort(path: Path) -> list[Path]:
 def make_static(
     shop: Workshop, kind: VariantKind, folder: Path, shape: StaticShape, reference: Reference | None
 ) -> Made:
-    """Write a static variant and run it on the CPU; for runtimes that have a usability checker,
-    that is run too."""
+    """Write a variant of fixed sizes, for an NPU, and run it on the CPU. Where ONNX Runtime has a
+    checker for the variant's own runtime, that is run, too."""
     folder.mkdir(parents=True)
     model = folder / "model.onnx"
     is_for_htp = kind.name == "npu-qnn"
@@ -158,8 +159,8 @@ def make_static(
 def calibration_feeds(
     shop: Workshop, runner: StaticRunner, traces: Sequence[Continuation]
 ) -> list[Feeds]:
-    """Calibration inputs for the quantizer: steps along real texts, or random ones, also without
-    past or records."""
+    """Returns inputs to calibrate a quantizer with: steps along real texts, or random ones. Some
+    have no past and no records."""
     tokens = runner.shape.tokens
     steps: list[StepInput] = []
     if traces:
