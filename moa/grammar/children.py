@@ -75,8 +75,9 @@ class Children:
         """Held while one is taken."""
 
     def check(self, grammar: Grammar) -> int:
-        """The memory of a compiled grammar, in bytes; a `GrammarError` if it cannot be compiled
-        within the limits."""
+        """Have a child process compile a grammar, and return the bytes of memory that it takes
+        compiled; a `GrammarError` if it is wrong, or cannot be compiled within the limits of time
+        and memory."""
         try:
             task = msgspec.json.encode([grammar.kind, grammar.text, JSON_STYLE]) + b"\n"
         except (UnicodeEncodeError, ValueError) as error:
@@ -124,6 +125,7 @@ class _Child:
     """One process."""
 
     def __init__(self) -> None:
+        """Start the process, without waiting until it is ready."""
         try:
             # In its own process session, so that a Ctrl-C that stops an answer does not kill it.
             self._process = subprocess.Popen(
@@ -154,8 +156,9 @@ class _Child:
         return _exchange(self._process, task, _WALL_SECONDS)
 
     def end(self) -> str:
-        """End the process, if it has not ended; returns what it needed too much of: "patience"
-        (our own), "time" (of the processor), or "memory"."""
+        """End the process, if it has not ended, and say what it needed too much of: "patience" if
+        we killed it because it took too long by the clock, "time" if the system did because it used
+        too much of the processor, else "memory"."""
         exit_code = self._process.poll()  # the number of a signal is negative
         self._finalizer()
         if exit_code == -_KILLED:
@@ -166,7 +169,8 @@ class _Child:
 
 
 def _exchange(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes:
-    """Send a line, read a line. An incomplete line means that the process died or was killed."""
+    """Send a line to a child process, and return the line that it answers. An answer without a line
+    break at its end means that the process died, or was killed after so many seconds."""
     assert process.stdin is not None
     assert process.stdout is not None
     with _PATIENCE.killed_after(process, seconds):
@@ -196,7 +200,7 @@ class _Patience:
 
     @contextlib.contextmanager
     def killed_after(self, process: subprocess.Popen[bytes], seconds: float) -> Iterator[None]:
-        """Kill this process unless the body ends within so many seconds."""
+        """Kill a process unless the body ends within so many seconds."""
         if self._thread is None or not self._thread.is_alive():  # there is none after a fork
             self._thread = threading.Thread(
                 target=self._watch, name="grammar-patience", daemon=True
@@ -212,8 +216,8 @@ class _Patience:
             del self._until[mine]
 
     def _watch(self) -> None:
-        """Kill each process whose time is over, for ever, in a thread; it sleeps while no process is
-        waited for."""
+        """Kill each process whose time is over. This runs in a thread for as long as the program
+        does, and sleeps while nobody waits for a process."""
         while True:
             self._some.wait()
             time.sleep(_LOOK_SECONDS)

@@ -68,7 +68,9 @@ class Source(NamedTuple):
 
 
 def compiled(tokens: LLTokenizer, source: Source) -> LLMatcher:
-    """A matcher at the start of a text; `Refused` says what is wrong with the grammar."""
+    """Compile a grammar over these tokens, and return a matcher at the start of a text, which knows
+    the tokens that may follow. Raises `Refused`, which says what is wrong, for a grammar that
+    cannot be compiled or allows no text at all."""
     matcher = _tried(tokens, source)
     if isinstance(matcher, str):
         error = matcher
@@ -87,7 +89,8 @@ def line(error: str) -> str:
 
 
 def _tried(tokens: LLTokenizer, source: Source) -> LLMatcher | str:
-    """A compiled grammar, or what is wrong with it."""
+    """Compile a grammar within the limits. Returns its matcher, or a line that says what is wrong
+    with it."""
     try:
         match source.kind:
             case "json_schema":
@@ -106,7 +109,9 @@ def _tried(tokens: LLTokenizer, source: Source) -> LLMatcher | str:
 
 
 def _place(tokens: LLTokenizer, source: Source, error: str) -> str:
-    """Where in a schema the error is: the smallest part of it that alone has the same error."""
+    """Where in a JSON schema an error of the compiler is, as ` at #/properties/x`, for the message.
+    It is the smallest part of the schema that has the same error when it is compiled alone; the
+    search is bounded in parts and time. Empty where the text is no JSON."""
     try:
         schema = json.loads(source.text)
     except (ValueError, RecursionError):
@@ -134,7 +139,8 @@ _LISTED_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
 
 
 def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas directly within a schema, each with its place there."""
+    """Yield the schemas directly within a JSON schema, each with its place there, such as
+    `properties/x` or `anyOf/0`."""
     if not isinstance(schema, dict):
         return
     for keyword, value in schema.items():
@@ -154,7 +160,9 @@ def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def serve(lines: BinaryIO, out: BinaryIO) -> None:
-    """Judge one grammar a line, until the input ends or a limit ends this process."""
+    """Answer lines of JSON: each names a grammar, and is answered with what is wrong with it, or
+    nothing, and the memory that it takes. It ends with the input, or when a limit ends this
+    process."""
 
     def say(answer: Any) -> None:
         out.write(json.dumps(answer).encode() + b"\n")
@@ -172,7 +180,8 @@ def serve(lines: BinaryIO, out: BinaryIO) -> None:
 
 
 def _judged(tokens: LLTokenizer, source: Source) -> dict[str, Any]:
-    """Why the grammar is refused, or nothing; and the memory that it takes."""
+    """Compile a grammar, and return the answer about it: why it is refused (empty if it is not),
+    and how many bytes the memory of this process grew by."""
     before = _resident_bytes()
     matcher = None
     reason = ""

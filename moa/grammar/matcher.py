@@ -68,8 +68,9 @@ class GrammarCompiler:
     """Compiles grammars over a tokenizer's tokens; usable from any thread."""
 
     def __init__(self, read: Callable[[], str], *, size: int, eos_ids: Sequence[int]) -> None:
-        """`read` returns the content of `tokenizer.json`, which takes a while to prepare: at the
-        first grammar."""
+        """Compile for a model whose logits are over `size` tokens, and whose texts end with one of
+        `eos_ids`. `read` returns the content of its `tokenizer.json`; that takes a while, and is
+        called at the first grammar."""
         self._read = read
         self._size = size
         self._eos_ids = list(eos_ids)
@@ -83,8 +84,9 @@ class GrammarCompiler:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
 
     async def matcher(self, grammar: Grammar, start: int, log: Sequence[int] = ()) -> Matcher:
-        """A matcher for a text whose answer begins at `start`, behind what the log has of it; made
-        beside the event loop."""
+        """Compile a grammar in a thread, and return a matcher for a text whose answer begins at
+        position `start`. The matcher is moved to the end of `log`, the text so far; a
+        `GrammarError` if what the log has of the answer does not match."""
 
         def make() -> Matcher:
             matcher = self.compile(grammar).matcher(start)
@@ -112,7 +114,8 @@ class GrammarCompiler:
         return kept.outcome
 
     def _compile(self, grammar: Grammar) -> _Kept:
-        """Compile it in a process with limits, and here only if that was cheap."""
+        """Compile a grammar in a child process with limits, and here only if that went well.
+        Returns it with the memory that it takes, or the reason why it is refused."""
         tokens = self._loaded()
         try:
             memory = _CHILDREN.check(grammar)
@@ -163,6 +166,7 @@ class Matcher:
     """Follows one text. Not for two threads at once."""
 
     def __init__(self, compiled: CompiledGrammar, start: int) -> None:
+        """Follow a text whose answer, which must match, begins at position `start`."""
         self._matcher = compiled.root.deep_copy()
         self._eos_ids = compiled.eos_ids
         self.start = start
@@ -176,12 +180,14 @@ class Matcher:
         return TextMask(self, list(log[self.start :]))
 
     def _follow(self, output: list[int]) -> bool:
-        """Move to behind these tokens; False if the grammar forbids them, or ended before them."""
+        """Move llguidance's matcher to behind these tokens of the answer; False if the grammar
+        forbids one of them, or has ended before. Only what differs from the tokens that it was at
+        is undone and consumed."""
         started = time.thread_time()
         common = common_prefix(self._consumed, output)
         beyond = len(self._consumed) - common
         if beyond and not self._matcher.rollback(beyond):
-            self._matcher.reset()
+            self._matcher.reset()  # it cannot go back so far: begin anew
             common = 0
         del self._consumed[common:]
         self._raise_error(started)
@@ -212,8 +218,8 @@ class Matcher:
         return tokens
 
     def _raise_error(self, started: float, tokens: int = 0) -> None:
-        """Raise if a look at a text, begun at `started`, took too long for so many new tokens, or
-        if llguidance gave up."""
+        """Raise a `GrammarError` if work on this text that began at `started`, in seconds of this
+        thread's processor time, took too long for so many new tokens; or if llguidance gave up."""
         seconds = time.thread_time() - started
         if seconds > _STEP_SECONDS + _TOKEN_SECONDS * tokens:
             raise GrammarError(
@@ -249,8 +255,9 @@ class TextMask(NamedTuple):
         return []
 
     def guesses(self, path: Sequence[int] = ()) -> Bits | None:
-        """What a draft may go on with: what is forced, else what is allowed; None behind the
-        grammar's end, and where it is given up."""
+        """What a draft should go on with behind the text and these tokens, as a bit for each token:
+        the one that must follow, if there is one, else all that may. None behind the grammar's end,
+        and where the grammar is given up."""
         with suppress(GrammarError):
             if not self.matcher._follow([*self.output, *path]):
                 return None
@@ -267,10 +274,13 @@ class TextMask(NamedTuple):
         root: Bits | None = None,
         until: float = math.inf,
     ) -> tuple[list[int], list[Bits | None]]:
-        """The masks after each node of a draft, and its tokens with -1 in place of those that
-        nothing may be accepted of: forbidden ones, and those whose turn did not come by `until` (of
-        `time.perf_counter`). A shorter draft changes no text. `root`: the first mask, where it is
-        known."""
+        """Look at a draft, a tree given by tokens and parents. Returns its tokens, with -1 in place
+        of those that must not be accepted, and for each node the mask of tokens that may follow it.
+
+        Not to be accepted are tokens that the grammar forbids, and those whose turn did not come by
+        `until` (of `time.perf_counter`): a shorter draft changes no text. `root` is the mask after
+        node 0, where it is known already.
+        """
         kept_tokens = [tokens[0]]
         masks: list[Bits | None] = [self.allowed() if root is None else root]
         paths: list[list[int]] = [[]]
@@ -292,8 +302,9 @@ class TextMask(NamedTuple):
 def forced_draft(
     grammar: TextMask | None, pending: int, *, least: int, most: int
 ) -> DraftTree | None:
-    """A chain of what must follow, which costs no drafter, of `most` tokens; None where that is
-    less than a drafter may win."""
+    """A draft of the tokens that must follow a text by its grammar, at most `most` of them, which
+    costs no run of a drafter. None where there is no grammar, or where fewer than `least` must
+    follow: then a drafter may win more."""
     if grammar is None:
         return None
     forced = grammar.forced()[:most]

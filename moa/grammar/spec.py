@@ -46,7 +46,8 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
         return cls("json_schema", json.dumps(schema, ensure_ascii=False))
 
     def check(self) -> None:
-        """Bound what the compiler gets to see; else a `GrammarError`."""
+        """Raise a `GrammarError` for a grammar that is too large, nests too deep, or is known to
+        make the compiler build too much: none of these is given to it."""
         size = len(self.text.encode(errors="replace"))
         if size > MAX_BYTES:
             raise GrammarError(f"a grammar of {size} bytes, at most {MAX_BYTES}")
@@ -69,7 +70,9 @@ _REGEX_TEXT = re.compile(r"\\.", re.DOTALL)
 
 
 def _bare(grammar: Grammar) -> list[str]:
-    """The parts of a grammar whose brackets nest, without those that are only texts."""
+    """The parts of a grammar in which brackets nest, without brackets that are only text, such as
+    those in strings and comments. Regular expressions within a Lark grammar are parts of their
+    own."""
     match grammar.kind:
         case "json_schema":
             return [_JSON_TEXT.sub('""', grammar.text)]
@@ -85,8 +88,8 @@ def _bare(grammar: Grammar) -> list[str]:
 
 
 def _deepest(parts: list[str]) -> int:
-    """The most brackets in one another. A closing one counts for one that was opened: a class
-    such as `[)]` of a regular expression closes no group."""
+    """How deep brackets nest in any of these parts. A closing bracket counts only if it fits the
+    one that was opened last: the class `[)]` of a regular expression closes no group."""
     deepest = 0
     for part in parts:
         awaited: list[str] = []  # the closing brackets of those that are open
@@ -103,7 +106,9 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 def _check_intersections(grammar: Grammar) -> None:
-    """Refuse by name what is known to make a compiler build too much, before it begins."""
+    """Raise a `GrammarError` for intersections, conditions that must hold together, of which the
+    compiler would build too many states: numbers that several `multipleOf` must divide, and texts
+    that many patterns must match."""
     match grammar.kind:
         case "json_schema":
             try:
@@ -120,8 +125,9 @@ def _check_intersections(grammar: Grammar) -> None:
 
 
 def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """Every object within a schema but the members of an `allOf`, which are looked at with the
-    schema that they belong to: that some are no schemas does no harm."""
+    """Yield every object within a JSON schema, itself among them, but the members of an `allOf`:
+    those are looked at with the schema that they belong to. Some of the objects are no schemas,
+    which does no harm."""
     waiting = [schema]
     while waiting:
         value = waiting.pop()
@@ -145,7 +151,8 @@ def _within(schema: dict[str, Any]) -> Iterator[Any]:
 
 
 def _check_together(schema: dict[str, Any]) -> None:
-    """Check what holds for the same value: the keywords of a schema and of all in its `allOf`."""
+    """Raise a `GrammarError` if the conditions for one value are too many to follow at once: the
+    `multipleOf` and `pattern` of a schema, and of all schemas in its `allOf`."""
     factors: list[Decimal] = []
     patterns = 0
     waiting: list[Any] = [schema]
@@ -179,7 +186,8 @@ def _check_patterns(count: int) -> None:
 
 
 def _factor(value: Any) -> Decimal | None:
-    """A `multipleOf` as it is written; None for what is no number, or cannot be a factor."""
+    """The value of a `multipleOf` as an exact decimal, as it is written; None for what is no
+    number, or cannot be a factor."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -197,8 +205,9 @@ ones."""
 
 
 def _remainders(factors: list[Decimal]) -> int:
-    """The least number that all factors divide, in units of their last digit; or one that is too
-    large already. 1 without factors."""
+    """How many remainders a number can have by all of these factors together: the least number that
+    all of them divide, in units of their last digit. It may stop at one that is too large already;
+    1 without factors."""
     places = max((-int(factor.as_tuple().exponent) for factor in factors), default=0)
     places = max(0, places)
     multiple = 1

@@ -58,8 +58,9 @@ class Calls:
             yield from self._calls(group)
 
     def _groups(self, rows: Sequence[Pieces]) -> Iterator[list[Pieces]]:
-        """Group rows whose sequences' numbers follow each other, at most as many as a call holds:
-        llama.cpp runs no others at once."""
+        """Group rows that one call of llama.cpp can run, at most as many as it holds: their
+        sequences are in one context, and have consecutive numbers there. The rows come sorted by
+        these."""
         group: list[Pieces] = []
         for row in rows:
             if group:
@@ -75,8 +76,9 @@ class Calls:
             yield group
 
     def _calls(self, rows: Sequence[Pieces]) -> Iterator[list[Part]]:
-        """Cut a group of rows into calls. All rows go on together, by as many tokens as the shortest
-        of those that are not done has left, and as a call may have."""
+        """Cut a group of rows into calls, in each of which every row has the same number of tokens:
+        llama.cpp runs only such calls at once. All rows go on together, by as many tokens as the
+        shortest of those that are not done has left, and as a call may have."""
         lengths = self._padded([len(row.tokens) for row in rows])
         done = 0  # tokens of each row that have been run
         while running := [index for index, length in enumerate(lengths) if length > done]:
@@ -90,8 +92,9 @@ class Calls:
             done += size
 
     def _padded(self, lengths: Sequence[int]) -> list[int]:
-        """The lengths of rows with what fills them up: multiples of the unit, and a row that is
-        nearly as long as the longest is made as long as it, which saves a call for the rest."""
+        """The lengths of rows with the padding behind their tokens. They are multiples of the unit;
+        a row that is nearly as long as the longest is made as long as it, which saves a call for
+        the longest row's rest."""
         multiples = [math.ceil(length / self.unit) * self.unit for length in lengths]
         longest = max(multiples)
         padded = []
@@ -101,10 +104,11 @@ class Calls:
         return padded
 
     def _part(self, row: Pieces, done: int, size: int) -> Part:
-        """The part of a row that a call runs: `size` tokens behind the `done` first ones, filled up
-        where the row has fewer left."""
+        """The part of a row that one call runs: `size` tokens behind the `done` first ones, with
+        padding where the row has fewer left."""
         tokens = list(row.tokens[done : done + size])
         tokens += [_FILL] * (size - len(tokens))
+        # Nodes are counted behind the `skipped` tokens of the text that the row runs again.
         first_node = done - row.skipped
         judged = []
         for node in row.judged:

@@ -47,7 +47,8 @@ class LlamaDrafting:
     record_lag = 0
 
     def __init__(self, model: LlamaTarget, vocab_size: int) -> None:
-        """`model` is loaded for this alone; guesses are below the target's `vocab_size`."""
+        """Draft with a `model` that is loaded for this alone. Only tokens below the target's
+        `vocab_size` are guessed."""
         self._runtime = model.runtime
         self._vocab_size = min(vocab_size, model.runtime.vocab_size)
         self._capacity = model.cache.capacity
@@ -58,7 +59,8 @@ class LlamaDrafting:
 
     @classmethod
     def load(cls, path: Path, target: TargetFacts, options: LoadOptions) -> Self:
-        """Load a file for the target with these facts, whose tokenizer it must have."""
+        """Load the model in a GGUF file as the drafter of a target with these facts; a `UsageError`
+        if it has another tokenizer, or keeps a running state, which cannot be taken back."""
         # No number has to be the same in every batch: the target decides.
         model = LlamaTarget.open(str(path), replace(options, exact=False))
         reason = ""
@@ -111,8 +113,8 @@ class LlamaDrafting:
         """It reads no records."""
 
     def read(self, slot: int, tokens: Sequence[int]) -> None:
-        """Read more tokens of a text. They are run when there are many: a few of them cost nothing
-        in the call of the next draft's first token."""
+        """Read more tokens of a slot's text. They are run now only if there are many: a few cost
+        nothing in the call that runs the next draft's first token."""
         text = self._texts[slot]
         text.ids += tokens
         not_run = len(text.ids) - _common_length(text.held, text.ids)
@@ -122,8 +124,9 @@ class LlamaDrafting:
     # ---- drafts
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """Draft a chain for each request, token by token for all of them together. A request whose
-        chain would not fit into the context gets none, only its pending token."""
+        """Draft a chain of guesses for each request, one token of all chains in each call. A
+        request whose chain would not fit into the context gets no guesses: a tree of its pending
+        token, the one that the target has not run yet."""
         chains = []
         for request in requests:
             grower = TreeGrower(request.pending, replace(request.shape, breadth=1))
@@ -173,7 +176,7 @@ class LlamaDrafting:
             if draft:
                 keep = min(keep, len(wanted) - 1)  # its last token's logits are wanted
             self._runtime.cut(slot, keep)  # what fills a call up is behind the held tokens, too
-            text.held = wanted
+            text.held = wanted  # when the calls below have run
             rest = wanted[keep:]
             if rest:
                 judged = [len(rest) - 1] if draft else []

@@ -273,6 +273,8 @@ class Library:
     """A shared library of llama.cpp. Its functions are attributes of `c`. Made by `load` alone."""
 
     def __init__(self, path: Path) -> None:
+        """Load the library, declare its functions' types to ctypes, and find out which layout its
+        structures have; a `UsageError` for a library that cannot be used."""
         # An OpenMP build waits for work in a loop unless it is told not to, before it is loaded:
         # two such processes on the same cores are ten times as slow as one.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -313,7 +315,9 @@ class Library:
     def _agreeing(
         self, function: str, layouts: list[type[Structure]], defaults: Mapping[str, Any]
     ) -> type[Structure]:
-        """The layout in which the library's defaults are what they are known to be."""
+        """Return which of these `layouts` of a structure the library uses: the one in which the
+        defaults that its `function` returns are what they are known to be. A `UsageError` if none
+        is."""
         for layout in layouts:
             getattr(self.c, function).restype = layout
             found = getattr(self.c, function)()
@@ -330,8 +334,9 @@ class Library:
             self.complaints.append(message)
 
     def thread_pool(self, threads: int) -> tuple[int, Any]:
-        """Threads that sleep while they wait for a forward, and what frees them; 0 where the
-        library has no CPU backend to make them."""
+        """Make threads for the forwards on the processor that sleep while they wait, and leave
+        the cores to others. Returns llama.cpp's handle of them and the function that
+        frees them; 0 and None where the library has no CPU backend to make them."""
         device = next((each for kind, each in self.devices() if kind == CPU), None)
         if device is None:
             return 0, None
@@ -348,6 +353,7 @@ class Library:
     def add_servers(self, addresses: Sequence[str]) -> None:
         """Have layers computed by these machines, too, each `HOST:PORT` of llama.cpp's
         `rpc-server`."""
+        # A backend is asked for its own functions by their names.
         backend = self.c.ggml_backend_reg_by_name(b"RPC")
         add = None
         if backend:
@@ -385,7 +391,7 @@ class Library:
         return any(kind in (GPU, INTEGRATED_GPU) for kind, _ in self.devices())
 
     def card_memory(self) -> int:
-        """Free bytes of all cards."""
+        """Free bytes in the memory of all graphics cards together."""
         total = 0
         for kind, handle in self.devices():
             if kind in (GPU, INTEGRATED_GPU):
@@ -408,7 +414,8 @@ def load(path: Path) -> Library:
 
 
 def find(given: str = "") -> Path:
-    """The shared library: the given one, that of an installed package, or the system's."""
+    """Find llama.cpp's shared library: the `given` file, that of an installed Python package, or
+    the system's; a `UsageError` if there is none."""
     if given:
         if not Path(given).is_file():
             raise UsageError(f"no library at {given}: there is no such file")

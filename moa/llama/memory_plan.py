@@ -84,7 +84,8 @@ def plan_memory(path: Path, options: LoadOptions) -> LlamaPlan:
 
 
 def plan_of(head: GgufHead, options: LoadOptions) -> LlamaPlan:
-    """The plan of a file whose head has been read."""
+    """What a model takes of the machine's memory, planned from the head of its file: as many
+    sessions at once as the settings allow and half of the free memory holds, one at least."""
     weights = head.path.stat().st_size
     capacity = capacity_of(head, options)
     sequence = kv_bytes_per_token(head, options.kv_type or KV_TYPE) * (capacity + PADDING)
@@ -93,6 +94,7 @@ def plan_of(head: GgufHead, options: LoadOptions) -> LlamaPlan:
     if free:
         affordable = int(free * _SHARE - weights) // max(1, sequence)
         sequences = max(1, min(sequences, affordable))
+    # Memory is taken for several sessions at once (a block).
     together = _BLOCK if options.exact and not is_mixture(head) else _BLOCK_OF_SINGLE_TOKENS
     return LlamaPlan(
         weights=weights,
@@ -121,8 +123,8 @@ def is_mixture(head: GgufHead) -> bool:
 
 
 def kv_bytes_per_token(head: GgufHead, kv_type: str) -> int:
-    """Bytes of a token's keys and values in all layers. Recurrent layers keep none: their number of
-    KV heads is 0."""
+    """Bytes that a token's keys and values take in all layers, by the head of a model's file, where
+    numbers are kept as `kv_type`. Recurrent layers keep none: their number of KV heads is 0."""
     heads = head.number("{arch}.attention.head_count", 1) or 1
     by_layer = head.metadata.get(f"{head.architecture}.attention.head_count_kv", heads)
     if not isinstance(by_layer, list):

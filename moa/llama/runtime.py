@@ -129,7 +129,8 @@ class Runtime:
     """Owns the model. Not thread-safe; `close` frees what it holds."""
 
     def __init__(self, library: Library, path: Path, shape: Shape) -> None:
-        """Load; errors are one clear line."""
+        """Load the model in a GGUF file, and make the memory of its first sequences. Errors are one
+        clear line."""
         self.shape = shape
         self._library = library
         self._c = library.c
@@ -183,8 +184,8 @@ class Runtime:
         return math.ceil(self.shape.capacity / _CELLS) * _CELLS
 
     def reserve(self, sequence: int) -> None:
-        """Make the context that a sequence belongs to, if it is not there; a `FullError` where the
-        machine has no memory left for it."""
+        """Make the memory of a sequence, if it is not there: that of the whole context of several
+        sequences to which it belongs. A `FullError` where the machine has no memory left for it."""
         block = self.shape.block(sequence)
         if block in self._contexts:
             return
@@ -198,9 +199,10 @@ class Runtime:
         self._begin(block)
 
     def give_back(self, used: Sequence[int]) -> None:
-        """Free the memory of sequences that nobody uses, `used` being those that somebody does.
-        A context is kept while more than half of the sequences before it are in use: sessions that
-        come and go would have it made and freed all the time."""
+        """Free contexts, the memory of several sequences each, from the last one on, in which
+        nobody uses a sequence; `used` are those that somebody does. A context is kept while more
+        than half of the sequences before it are in use: sessions that come and go would have it
+        made and freed all the time."""
         in_use = {self.shape.block(sequence) for sequence in used}
         for block in sorted(self._contexts, reverse=True):
             before = block * self.shape.sequences_of_a_block
@@ -209,8 +211,9 @@ class Runtime:
             self._free(self._contexts.pop(block))
 
     def _begin(self, block: int) -> None:
-        """Make the context of a block of sequences, their memory for keys and values; an error where
-        there is none left: a `UsageError` for the first context, a `FullError` for further ones."""
+        """Make the context with this number (`block`): llama.cpp's memory for the keys and values
+        of some sequences. Where there is none left it is an error: a `UsageError` for the first
+        context, without which nothing can run, a `FullError` for further ones."""
         shape = self.shape
         count = shape.sequences_of_a_block
         parameters = self._c.llama_context_default_params()
@@ -243,6 +246,7 @@ class Runtime:
         found = self._c.llama_n_seq_max(handle), self._c.llama_n_ubatch(handle)
         if found != (count, shape.batch):
             self._free(context)
+            # Its parameters lie elsewhere than we think.
             raise MoaError(f"llama.cpp made a context of {found}: its library is not understood")
         if self._pool:
             self._c.llama_attach_threadpool(handle, self._pool, self._pool)
@@ -342,9 +346,9 @@ class Runtime:
         self._c.llama_memory_seq_rm(context.memory, number, -1, -1)
 
     def copy(self, source: int, into: int) -> bool:
-        """Give a sequence what another one holds. False where llama.cpp cannot, and it holds
-        nothing: into another context it copies only what the next token sees of a layer with a
-        window, and a beginning of the sequence may need more."""
+        """Copy all that a sequence holds into another one. False where llama.cpp cannot: then that
+        one holds nothing. From context to context it copies, of a layer with a sliding window, only
+        what the next token sees; but whoever shares a beginning of the sequence may need more."""
         self.clear(into)
         context, number = self._of(source)
         other, other_number = self._of(into)
@@ -364,16 +368,19 @@ class Runtime:
         return self._restore(sequence, bytearray(state), _STATES_ALONE)
 
     def _save(self, sequence: int, parts: int) -> bytearray:
+        """What llama.cpp holds of a sequence, as bytes: all of it (`_WHOLE_STATE`), or only
+        recurrent states (`_STATES_ALONE`)."""
         context, number = self._of(sequence)
         size = self._c.llama_state_seq_get_size_ext(context.handle, number, parts)
         data = bytearray(size)
         memory = (ctypes.c_char * size).from_buffer(data)
         written = self._c.llama_state_seq_get_data_ext(context.handle, memory, size, number, parts)
-        del memory  # a bytearray that is exported keeps its size
+        del memory  # while it is there, the bytearray cannot be made shorter
         del data[written:]
         return data
 
     def _restore(self, sequence: int, state: bytearray, parts: int) -> bool:
+        """Give a sequence what `_save` returned. False where llama.cpp cannot."""
         context, number = self._of(sequence)
         memory = (ctypes.c_char * len(state)).from_buffer(state)
         read = self._c.llama_state_seq_set_data_ext(
@@ -398,7 +405,8 @@ class Runtime:
 
     @property
     def adds_by(self) -> dict[str, Any]:
-        """All that decides in which order sums are added, and so the last digits of a logit."""
+        """All that decides in which order llama.cpp adds sums, and so the last digits of a logit:
+        two targets that are alike in this compute the same numbers."""
         return {
             "build": self._library.build,
             "instructions": self._library.instructions,
@@ -434,6 +442,7 @@ class Vocabulary:
     """A file's vocabulary alone, as llama.cpp reads it."""
 
     def __init__(self, library: Library, path: Path) -> None:
+        """Have llama.cpp load the vocabulary of a GGUF file, and not its weights."""
         self._c = library.c
         library.complaints.clear()
         parameters = self._c.llama_model_default_params()
@@ -447,7 +456,7 @@ class Vocabulary:
     def tokenize(self, text: str) -> list[int]:
         """llama.cpp's own tokens of a text, special ones recognised."""
         data = text.encode()
-        room = len(data) + 8
+        room = len(data) + 8  # a token has a byte at least, but for a few special ones
         found = (c_int32 * room)()
         count = self._c.llama_tokenize(self._vocabulary, data, len(data), found, room, True, True)
         if count < 0:

@@ -40,6 +40,8 @@ class Sequences(Slots):
     pages: int
 
     def __init__(self, runtime: Runtime, *, slots: int, capacity: int) -> None:
+        """Begin with `slots` empty slots of up to `capacity` tokens. As many of them can hold
+        tokens at once as llama.cpp has sequences."""
         super().__init__(slots, capacity)
         self.page_tokens = capacity
         self.pages = runtime.shape.sequences
@@ -60,8 +62,9 @@ class Sequences(Slots):
         return [int(content.sequence >= 0) for content in self._contents]
 
     def share(self, source: int, tokens: int) -> int:
-        """Take a slot that begins with the first `tokens` of `source`. llama.cpp copies all that it
-        holds of the source; what is behind the shared tokens is taken back at the next forward."""
+        """Take an empty slot, and let it begin with the first `tokens` of the slot `source`.
+        llama.cpp copies all that it holds of the source; what is behind the shared tokens is taken
+        back at the next forward."""
         self.check_taken(source)
         self.check_shareable(source, tokens)
         slot = self.acquire()
@@ -97,8 +100,9 @@ class Sequences(Slots):
     # ---- what a forward does
 
     def begin(self, slots: Sequence[int]) -> list[int]:
-        """Give each of these slots a sequence of llama.cpp if it has none, or change nothing and raise
-        a `FullError`. Returns the slots' new versions."""
+        """Give each of these slots a sequence of llama.cpp, the memory of one text, if it has none;
+        or raise a `FullError` where there are too few. Returns the slots' new versions, which count
+        their changes: a forward can be committed only while they are the same."""
         without = [slot for slot in slots if self._contents[slot].sequence < 0]
         if len(without) > len(self._unused):
             raise FullError(
@@ -122,9 +126,9 @@ class Sequences(Slots):
         return self._contents[slot].held
 
     def rewind(self, slot: int) -> list[int]:
-        """Have llama.cpp forget what is not committed. Returns the committed tokens that it forgot
-        with it, which are to be run again: a recurrent state can only go back to where it was
-        kept."""
+        """Have llama.cpp forget what it holds of a slot beyond its committed tokens: a rejected
+        draft. Returns the committed tokens that it had to forget with it, and that must be run
+        again: a recurrent state can only go back to where it was kept."""
         content = self._contents[slot]
         length = self.lengths[slot]
         if content.held > length:
@@ -147,7 +151,8 @@ class Sequences(Slots):
         return 0
 
     def keep_state(self, slot: int) -> None:
-        """Keep a slot's recurrent state as it is before a draft, so that `rewind` can go back to it."""
+        """Keep a copy of a slot's recurrent state as it is now, before a draft, so that `rewind`
+        can go back to it."""
         content = self._contents[slot]
         if content.held == 0:
             return  # before the first token there is no state

@@ -99,8 +99,8 @@ class LlamaStep:
         self._logits |= logits
 
     def argmax(self, b: int) -> NDArray[np.int64]:
-        """The likeliest token after each node of row b; -1 after nodes that were not judged. A
-        `NumericalError` where logits of the row are no numbers."""
+        """The likeliest token after each node (token) of row b, `[nodes]`; -1 after nodes for which
+        none was asked (not judged). A `NumericalError` where logits are NaN or infinite."""
         tokens = np.full(self.sizes[b], -1, dtype=np.int64)
         is_judged = self.batch.judged()[self.batch.starts[b] : self.batch.starts[b + 1]]
         for node in np.flatnonzero(is_judged).tolist():
@@ -113,8 +113,8 @@ class LlamaStep:
         return tokens
 
     def host_logits(self, nodes: Sequence[Node]) -> NDArray[np.float32]:
-        """Logits `[len(nodes), vocab]` of nodes of any rows. A row is run again if the forward did
-        not compute logits of all of its nodes that are wanted."""
+        """Logits `[len(nodes), vocab]` after these nodes, tokens of any rows of the forward. A row
+        is run again if logits after some of them were not computed in the forward."""
         wanted = []
         for b, node in nodes:
             from_start = range(self.sizes[b])[node]  # a node may count from the end of its row
@@ -134,7 +134,8 @@ class LlamaTarget:
     cache: Sequences
 
     def __init__(self, path: Path, library: Library, options: LoadOptions) -> None:
-        """Load a file; errors are one clear line, those of a damaged file before it is loaded."""
+        """Load a GGUF file into llama.cpp; errors are one clear line, those of a damaged file
+        before it is loaded."""
         self._head = read_head(path)
         self._words = tokenizer_of(self._head)
         if options.rpc:
@@ -160,6 +161,7 @@ class LlamaTarget:
     @classmethod
     def open(cls, source: str, options: LoadOptions) -> Self:
         """Load a GGUF file; errors are one clear line."""
+        # A file says itself what its weights are stored in.
         options.refuse(source, "dtype", "quantize")
         if options.device not in ("auto", "cpu"):
             raise UsageError(
@@ -244,7 +246,8 @@ class LlamaTarget:
     # ---- forwards
 
     def forward(self, rows: Sequence[Row]) -> LlamaStep:
-        """Run every row's tokens, a chain each, behind its slot's committed ones."""
+        """Run the tokens of every row, each a chain without branches, behind the committed ones of
+        its slot, and keep the logits after those of which they are wanted."""
         batch = RowBatch.of(rows, self.facts.vocab_size)
         for b, slot in enumerate(batch.slots):
             if not batch.chain(b):
@@ -277,12 +280,13 @@ class LlamaTarget:
             raise UsageError(f"slot {slot} has moved on since this forward")
 
     def _run(self, step: LlamaStep, nodes_with_logits: dict[int, list[int]]) -> None:
-        """Run some rows of a step's batch, and keep in the step the logits after the nodes that are
-        named for each row."""
+        """Run rows of a step's batch in calls of llama.cpp, and keep in the step the logits after
+        the nodes (tokens) that `nodes_with_logits` names for each row."""
         batch = step.batch
         pieces = []
         for b, nodes in nodes_with_logits.items():
             slot = batch.slots[b]
+            # A draft of an earlier forward may be in the way; committed tokens may go with it.
             forgotten = self.cache.rewind(slot)
             tokens = batch.ids[batch.starts[b] : batch.starts[b + 1]].tolist()
             if self.runtime.recurrent and len(tokens) > 1:
@@ -308,7 +312,9 @@ class LlamaTarget:
                 step.keep(dict(zip(nodes_of_part, logits, strict=True)))
 
     def commit(self, step: Any, b: int, path: Sequence[int]) -> CommittedTokens:
-        """Append `path`, the first nodes of row b, to its slot."""
+        """Append `path`, the accepted nodes of row b's draft, to the text of its slot. They must be
+        the row's first ones in order, as the draft is a chain; a `UsageError` otherwise, or if the
+        slot has moved on since the forward."""
         self._check_same_slot(step, b)
         slot = step.batch.slots[b]
         if list(path) != list(range(len(path))) or len(path) > step.sizes[b]:
@@ -339,8 +345,9 @@ class LlamaTarget:
 
 
 def _shape(head: GgufHead, library: Library, options: LoadOptions, capacity: int) -> Shape:
-    """How a file's model is laid out in memory for sequences of `capacity` tokens: how many there
-    are, and on a card which layers are there."""
+    """How the model of a file is laid out in memory for sessions of `capacity` tokens: how many
+    there are at once, what is kept in which precision, and with a graphics card how many layers are
+    on it."""
     kv_type = options.kv_type or KV_TYPE
     check_kv_type(kv_type)  # before anything is computed from it
     cells = capacity + PADDING
@@ -405,15 +412,16 @@ def _most_common_kind(head: GgufHead) -> str:
 def layers_that_fit(
     head: GgufHead, free: int, kv_bytes: int, *, experts_on_host: bool = False
 ) -> int:
-    """How many of a file's layers a card with so many free bytes takes, each with its share of the
-    `kv_bytes` of keys and values; one more than there are layers stands for the head, too."""
+    """How many of a file's layers fit onto a graphics card with so many `free` bytes, each with its
+    share of the `kv_bytes` of keys and values. If all do, it is one more than there are layers: in
+    llama.cpp's count that one is the LM head."""
     experts = re.compile(EXPERTS)
     layers = head.number("{arch}.block_count")
     layer_bytes = [0] * layers
     other_bytes = 0  # of embedding and head
     for tensor in head.tensors:
         if experts_on_host and experts.search(tensor.name):
-            continue
+            continue  # it stays in the machine's memory
         number = _layer_of(tensor.name)
         if number is not None and number < layers:
             layer_bytes[number] += tensor.size

@@ -70,9 +70,11 @@ class Cost:
     one: where measurements disagree, the latest is right."""
 
     def __init__(self, prior: float = 0.0, *, cautious: bool = False, mean: bool = False) -> None:
-        """`cautious`: until two sizes were measured, all time is the tokens'; else one more costs 1
-        %, so that it is tried. `mean`: of all samples, the first of a size too; for times in which
-        waiting for others counts."""
+        """`prior` are the seconds of a forward of one token before anything was measured; 0: not
+        known. With `cautious` all time counts as the tokens' until two sizes were measured; else
+        one more token is taken to cost 1 %, so that it is tried. With `mean` the estimates are
+        plain means, the first sample of a size among them: for times in which waiting for others
+        counts."""
         self._cautious = cautious
         self._mean = mean
         self._groups: dict[int, _Group | None] = {}
@@ -92,7 +94,8 @@ class Cost:
         return any(self._groups.values())
 
     def observe(self, size: float, seconds: float, pairs: float = 0.0) -> None:
-        """Learn from a forward of so many tokens, which took so long."""
+        """Learn from a forward of `size` tokens, which took so many seconds. `pairs` are the pairs
+        of a query and a key in its attention, which cost time of their own."""
         seconds = max(_LEAST_SECONDS, seconds)
         key = round(_GROUPS_PER_OCTAVE * log2(max(1.0, size)))
         if key not in self._groups and not self._mean:
@@ -102,6 +105,7 @@ class Cost:
         if group is None:
             group = _Group(size=size, pairs=pairs, seconds=seconds, mean_seconds=seconds)
             self._groups[key] = group
+        # A machine that slept meanwhile says nothing of forwards.
         seconds = min(seconds, _OUTLIER * group.mean_seconds)
         self._learn_price_of_pairs(group, size, seconds, pairs)
 
@@ -118,7 +122,8 @@ class Cost:
     def _learn_price_of_pairs(
         self, group: _Group, size: float, seconds: float, pairs: float
     ) -> None:
-        """Add a sample to the regression, before its group has learned from it."""
+        """Add a sample to the regression of seconds on attention pairs, as its differences from the
+        means of its group, before the group has learned from it."""
         more_pairs = pairs - group.pairs
         # The sample's size is not quite the group's: that part of the difference is no pairs' work.
         more_seconds = seconds - group.mean_seconds - self.seconds(size) + self.seconds(group.size)
@@ -127,8 +132,9 @@ class Cost:
         self._seconds_squared = _MEMORY * self._seconds_squared + more_seconds * more_seconds
 
     def _redraw(self, latest: _Group, weight: float) -> None:
-        """Draw the curve through all groups. One that contradicts the `latest`, smaller and dearer
-        or larger and cheaper, moves towards it: it is the older one."""
+        """Draw the curve of seconds by size anew, through all groups of measured sizes. A group
+        that contradicts the `latest`, because it is smaller and dearer or larger and cheaper, moves
+        towards it: its samples are older."""
         known = [group for group in self._groups.values() if group is not None]
         known.sort(key=lambda group: group.size)
         for group in known:
@@ -146,7 +152,8 @@ class Cost:
         return self._seconds_of_tokens(size) + self._seconds_per_pair * pairs
 
     def _seconds_of_tokens(self, size: float) -> float:
-        """The curve at `size`, without pairs."""
+        """The seconds of a forward of so many tokens by the curve of measured sizes, without
+        attention pairs. Between two sizes it is a straight line; beyond the ends it goes on."""
         sizes = self._sizes
         seconds = self._seconds
         after = bisect_right(sizes, size)
@@ -169,8 +176,8 @@ class Cost:
         return self.seconds(beside + tokens, pairs) - self.seconds(beside)
 
     def fitting(self, seconds: float, most: int, context: int = 0, beside: float = 0) -> int:
-        """How many more tokens, `most` at most, make a forward of `beside` tokens longer by at most
-        so many seconds."""
+        """How many more tokens, `most` at most, may join a forward of `beside` tokens if it is to
+        take no more than so many seconds longer. They come after `context` others of their text."""
 
         def added(count: int) -> float:
             return self.added(count, context, beside)

@@ -84,7 +84,9 @@ class GuessTree:
         self._nodes.clear()
 
     def follow(self, log: Sequence[int]) -> None:
-        """Move along the log's new tokens, and drop guesses that are not below its end."""
+        """Move the tree's root to the end of the log, the text so far, which has grown: along its
+        new tokens. Guesses that are not below the new root are dropped, all of them if the log has
+        left the tree."""
         if self._nodes:
             root = self._node_after(log[self._length :])
             if root is None:
@@ -103,9 +105,9 @@ class GuessTree:
         parents: Sequence[int],
         neg_log_probs: Sequence[int],
     ) -> int:
-        """Add a tree whose root is the token at position `base` of the log; returns how many
-        guesses are new. Nodes that the log has passed are skipped; nodes that contradict it are
-        dropped."""
+        """Add guesses that were sent: a tree whose root is the token at position `base` of the log,
+        the text so far, which may have gone on since. Nodes that the log has passed are skipped;
+        nodes that contradict it are dropped. Returns how many guesses are new."""
         self.follow(log)
         if not 0 <= base < len(log) or log[base] != tokens[0]:
             return 0
@@ -130,7 +132,9 @@ class GuessTree:
         return len(self._nodes) - before
 
     def judge(self, path: Sequence[int]) -> GuessOutcome:
-        """Whether these tokens after the log's end were guessed, and how likely."""
+        """How well these tokens after the log's end were guessed: by the likeliest guess at every
+        step (`likeliest`), by other guesses too (`branch`), wrongly (`missed`), or not at all,
+        because no guesses reach so far (`beyond`)."""
         if not self._nodes:
             return "beyond"
         node = 0
@@ -148,7 +152,7 @@ class GuessTree:
         return "likeliest" if always_likeliest else "branch"
 
     def missing(self, tree: DraftTree) -> list[int]:
-        """The nodes of a draft at the log's end that are not among these guesses."""
+        """The nodes of a draft, a tree at the log's end, that are not among these guesses yet."""
         # Our node for each node of the draft; None: there is none.
         ours: list[int | None] = [0 if self._nodes else None]
         missing = []
@@ -163,8 +167,9 @@ class GuessTree:
         return missing
 
     def pick(self, most: int, least: float, *, branches: bool = True) -> Picked:
-        """The likeliest nodes below the end as a draft: at most so many, none less likely than
-        `least` but the best. Without `branches`, a chain: the likeliest child of each."""
+        """Pick the likeliest guesses as a draft, a tree whose root is the log's last token: at most
+        `most` of them, and none whose whole path is less likely than `least`, but one in any case.
+        Without `branches` it is a chain, the likeliest child of each node."""
         if not self._nodes:
             return Picked(tokens=[], parents=[-1], expected=0.0)
         tokens = [self._nodes[0].token]
@@ -180,7 +185,7 @@ class GuessTree:
                 break
             expected += chance  # each node is one more accepted token if its whole path is right
             if not branches:
-                candidates.clear()
+                candidates.clear()  # only the children of this node come next
             self._push_children(
                 candidates,
                 node=best.node,
@@ -200,8 +205,8 @@ class GuessTree:
             heapq.heappush(candidates, _Candidate(whole_path, child, picked_as))
 
     def _find_or_add(self, parent: int, token: int, neg_log_prob: int) -> int | None:
-        """The child of a node with this token, which is made if there is none; None if that would
-        be one guess too many."""
+        """The child of a node that has this token. It is made if there is none, or None is returned
+        if the tree has as many guesses as it may."""
         children = self._nodes[parent].children
         if token in children:
             return children[token]
@@ -223,7 +228,8 @@ class GuessTree:
         return node
 
     def _root_at(self, root: int) -> None:
-        """Keep the nodes below this one; parents come before their children, so one pass is enough."""
+        """Make a node the root: keep it and the nodes below it, and number them anew. Parents come
+        before their children, so one pass is enough."""
         kept = [_Node(token=self._nodes[root].token, parent=-1, neg_log_prob=0)]
         new_index = {root: 0}
         for node in range(root + 1, len(self._nodes)):
@@ -283,7 +289,8 @@ class GuessTreeGrower:
         top_tokens: Sequence[Sequence[int]],
         top_logp: Sequence[Sequence[float]],
     ) -> None:
-        """Take the drafter's best guesses after each of these nodes, best first."""
+        """Add the drafter's best guesses after each of these nodes, which it has run now, as their
+        children: tokens and log-probabilities, best first."""
         tree = self.tree
         for node, tokens, scores in zip(nodes, top_tokens, top_logp, strict=True):
             del self.open[node]
@@ -313,7 +320,7 @@ class GuessTreeGrower:
         return len(nodes), next_is_wrong
 
     def _guessed(self, path: Sequence[int]) -> list[int]:
-        """The nodes of these tokens after the root, as far as they were guessed."""
+        """The nodes that these tokens lead along from the root, as far as they were guessed."""
         children: dict[tuple[int, int], int] = {}
         for node, edge in enumerate(zip(self.tree.parents, self.tree.tokens, strict=True)):
             children[edge] = node
@@ -328,7 +335,8 @@ class GuessTreeGrower:
         return nodes
 
     def below(self, root: int) -> tuple[GuessTreeGrower, list[int]]:
-        """The subtree of a node as a new growth, and the earlier index of each of its nodes."""
+        """The part of the tree below a node, as a tree of its own with that node as its root; and
+        for each of its nodes the number that it has in this one."""
         tree = self.tree
         subtree = GuessTreeGrower(tree.tokens[root])
         subtree.open = {0: None} if root in self.open else {}

@@ -109,7 +109,8 @@ class LevelRates:
         return len(self._tried)
 
     def add(self, reached: int, levels: int) -> None:
-        """Count a round that could reach `levels`, and reached so many."""
+        """Count a draft that was to have `levels` levels and reached `reached` of them. A level
+        counts as tried if the one before it was reached."""
         for level in range(len(self)):
             was_tried = level <= reached and level < levels
             was_reached = was_tried and level < reached
@@ -119,7 +120,8 @@ class LevelRates:
         self._totals = []
 
     def chances(self) -> list[float]:
-        """For each level, the chance that it is reached if the one before was."""
+        """For each level of a draft, the chance that it is reached if the one before was: by the
+        rounds that were counted, and with little weight by the prior."""
         if not self._chances:
             prior = self._prior.chances() if isinstance(self._prior, LevelRates) else self._prior
             chance = 0.0
@@ -143,7 +145,8 @@ class TextAcceptance:
     when to try again."""
 
     def __init__(self, usual: TextAcceptance | None, deepest: int) -> None:
-        """`usual` is the acceptance of the text's class; None makes that of a class itself."""
+        """Begin a text whose drafts are expected to do as well as `usual`, those of texts of like
+        temperature (its class). None makes the record of a class itself."""
         self._usual = usual
         if usual is None:
             self.accepted = LevelRates([_PRIOR] * deepest, _KEEP_CLASS)
@@ -160,13 +163,15 @@ class TextAcceptance:
         """Rounds from the latest draft to the next trial."""
 
     def add(self, now: int, asked: int, drafted: int, accepted: int) -> None:
-        """Count a draft of round `now`. One that ends early, where the drafter is unsure, has
-        missed what was asked."""
+        """Count a draft of round `now`: the levels that were `asked` for, those that it had
+        (`drafted`), and those that the target `accepted`. Where the drafter was unsure it ends
+        early: the levels that are missing count as asked for and not accepted."""
         self.drafts += 1
         self.accepted.add(accepted, asked)
         self.drafted.add(drafted, asked)
         if self._usual is not None and self.drafts <= _FIRST_DRAFTS:
             self._usual.add(now, asked, drafted, accepted)
+        # Trials become rarer; they come sooner again where drafts win anything.
         if self.trial:
             self._wait = min(2 * self._wait, _LONGEST)
         elif accepted:
@@ -222,6 +227,7 @@ class Policy:
     """How many levels each text of the next round should draft."""
 
     def __init__(self, shape: TreeShape) -> None:
+        """Plan drafts within this shape, the largest that one may have, before any was measured."""
         self._shape = shape
         self._depths = sorted({depth for depth in _DEPTHS if depth < shape.depth} | {shape.depth})
         self._classes: dict[float, TextAcceptance] = {}
@@ -272,9 +278,12 @@ class Policy:
     def plan(
         self, texts: Sequence[TextAcceptance], unread: Iterable[int | None], beside: int = 0
     ) -> list[int]:
-        """Levels to draft for each text. `unread` tokens of it, the latest round's left out, the
-        drafter must read first (None: it cannot draft for this one); `beside` other tokens are in
-        the forward."""
+        """How many levels to draft for each text of the next round; 0: decode it plainly.
+
+        For each text `unread` says how many tokens, those of the latest round left out, the drafter
+        must read before it can draft; None: it cannot draft for this one. `beside` is how many
+        other tokens are in the forward.
+        """
         depths = [0] * len(texts)
         if not texts:
             return depths
@@ -329,9 +338,13 @@ class Policy:
         reading: dict[int, float],
         plain_seconds: float,
     ) -> Iterator[int]:
-        """Those of the places that draft now. All texts of the round wait while the drafter reads,
-        so texts whose reading takes too long together draft in a later round. The first always
-        reads; alone, as long as nobody has measured what reading takes."""
+        """Yield the places of the texts that draft now, out of those that should.
+
+        A drafter must first read the tokens of a text that it has `missed`, and all texts of the
+        round wait for that. So texts whose reading takes too long together draft in a later round.
+        The first text that needs reading always gets it; alone, as long as nobody has measured what
+        reading takes.
+        """
         stalled = 0.0
         readers = 0
         for place in places:
@@ -395,8 +408,9 @@ class Policy:
         return seconds / _COLD if is_cold else seconds
 
     def shape(self, levels: int) -> TreeShape:
-        """A tree of so many levels in which each node promises what its time in the forward is
-        worth, and each level what the drafter's time is worth, at the expected tokens a second."""
+        """The shape of a draft of so many levels, as planned by the latest `plan`. A node must
+        promise as many tokens as its time in the target's forward is worth, and a level as many as
+        the drafter's time for it is worth, both at the expected tokens a second."""
         texts, beside, rate = self._latest
         node_seconds = self._forward.added(_NODES_TRIED, beside=texts + beside) / _NODES_TRIED
         level_seconds = self._further_level.seconds(texts)
@@ -408,8 +422,9 @@ class Policy:
         )
 
     def matching(self, text: TextAcceptance) -> float:
-        """Accepted tokens that a draft which costs nothing to make must promise, to be worth as
-        much as ours."""
+        """How many accepted tokens a draft for this text that costs nothing to make, such as
+        guesses of the device, must promise to be worth as much as the best draft of our own
+        drafter."""
         texts, beside, _ = self._latest
         plain_seconds = self._forward.seconds(texts + beside)
         if not plain_seconds:
@@ -433,11 +448,13 @@ class Policy:
         self._read_seconds += weight * (each - self._read_seconds)
 
     def record(self, drafts: Sequence[Drafted], ran: RoundTime) -> None:
-        """Learn from a round."""
+        """Learn from a round: from its drafts, none if it was plain, how deep they are accepted,
+        and from its times what forward and drafting cost."""
         expected = self._forward.seconds(ran.tokens)
         self._forward.observe(ran.tokens, ran.forward_seconds)
         if not drafts:
             self._plain_rounds += 1
+            # One that was much faster than expected does not end the measuring: another follows.
             if ran.forward_seconds > _FASTER * expected:
                 self._plain_check = self._now
             return
@@ -451,8 +468,9 @@ class Policy:
             draft.text.add(self._now, draft.asked, draft.levels, draft.accepted)
 
     def _learn_levels(self, texts: int, levels: int, seconds: float) -> None:
-        """Learn from a draft of so many levels for so many texts. It is measured as a whole: one
-        that took longer or less than expected took so in the same proportion in all its levels."""
+        """Learn what levels cost from a draft of so many levels for so many texts. Only the seconds
+        of the whole are known: if it took longer or less than expected, each level is taken to have
+        done so in the same proportion."""
         mean = seconds / levels
         first = self._first_level.seconds(texts)
         further = self._further_level.seconds(texts) or first

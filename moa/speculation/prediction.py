@@ -33,8 +33,8 @@ class Prediction:
         the answer."""
 
     def after(self, output: Sequence[int], limit: int) -> list[int]:
-        """At most `limit` predicted tokens after `output`; none if the answer differs from the
-        prediction here."""
+        """At most `limit` tokens that are predicted after `output`, the answer so far; none if its
+        end is not in the prediction, or if the prediction was wrong too often lately."""
         position = self._position_after(output)
         if position is None:
             return []
@@ -52,7 +52,8 @@ class Prediction:
         return found
 
     def decided(self, tokens: Sequence[int]) -> int:
-        """The answer goes on with these tokens; how many of them the verifier had been told."""
+        """Note that the answer goes on with these tokens, and return how many of them are what the
+        verifier had been told."""
         if not self.told:
             return 0
         accepted = common_prefix(self.told, list(tokens))
@@ -69,8 +70,8 @@ class Prediction:
         return list(output[-length:]) == self._tokens[position - length : position]
 
     def _position_after(self, output: Sequence[int]) -> int | None:
-        """The position in the prediction at which the answer goes on; None if its last tokens are
-        not in the prediction."""
+        """The position in the prediction at which the answer goes on: behind a place where the
+        prediction has the answer's last tokens (an anchor). None if there is no such place."""
         if list(output) == self._tokens[: len(output)]:
             return len(output)
         if len(output) < _ANCHOR:

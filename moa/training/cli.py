@@ -86,7 +86,9 @@ def _main(argv: list[str]) -> None:
 
 
 def _run(run: TrainingRun, argv: list[str], started: float) -> dict[str, Any] | None:
-    """Train, and write drafter and record; returns the result, None in all processes but the first."""
+    """Train a drafter, and write it into the output folder with a record of how it was made.
+    Returns the figures that are printed; None in all processes but the first, which alone
+    writes."""
     config = run.config
     out = config.out
     out.mkdir(parents=True, exist_ok=True)
@@ -101,6 +103,7 @@ def _run(run: TrainingRun, argv: list[str], started: float) -> dict[str, Any] | 
     rows = run.rows(out / "data", about, sources)
     loop = run.loop(rows, out, identity={"data": about})
     resumed_step = loop.checkpointed_step()
+    # A target whose results are on disk need not run again in every step.
     if run.keeps_states(rows, out, loop.settings.steps):
         run.write_states(rows, out / "data")
     run.sample_the_head(rows)
@@ -144,8 +147,9 @@ def _run(run: TrainingRun, argv: list[str], started: float) -> dict[str, Any] | 
 
 
 def _sources(run: TrainingRun) -> tuple[Sequence[str], dict[str, Any] | None]:
-    """The training data: the given data, or the target's own answers to its prompts, which are
-    written first; and the settings that these were made with."""
+    """The sources of the training data, and the settings that they were made with. They are the
+    given data (with None), or a file with the target's own answers to the data's prompts, which are
+    written first where they are not there."""
     config = run.config
     if not (config.generate or config.generate_only):
         return config.data, None
@@ -175,7 +179,7 @@ def _prompts(run: TrainingRun) -> Iterator[list[int]]:
 
 
 def _answering(run: TrainingRun, slots: int) -> Target:
-    """The target as a writer of answers."""
+    """The target as a writer of answers, `slots` of them at once."""
     assert run.target is not None
     capacity = run.config.length + run.config.max_new_tokens  # of a prompt and its answer
     return Target(
@@ -243,10 +247,12 @@ def _dry_run(run: TrainingRun) -> dict[str, Any]:
 
 
 def _trial_steps(run: TrainingRun, loop: Loop, rows: PackedRows) -> tuple[float, float]:
-    """Tokens a second of the steps, and the run's peak memory in MiB.
+    """Run a few steps of the training as a trial, and return the tokens a second, and the peak
+    memory in MiB that the run will have.
 
-    Where a step is quick, some of them are run as they are. Where it would take minutes, steps of
-    two rows are: time, and memory beyond what the process has anyway, grow with the rows.
+    Where a step is quick, some are run as they are. Where it would take minutes, steps of two rows
+    are run, and their time and memory are scaled up: both grow with the rows, but for the memory
+    that the process has anyway.
     """
     settings = loop.settings
     before = peak_memory_mib()  # the target in memory, which is gone now if its states are kept
@@ -272,8 +278,8 @@ def _trial_steps(run: TrainingRun, loop: Loop, rows: PackedRows) -> tuple[float,
 
 
 def _trial_states(run: TrainingRun, rows: PackedRows, folder: Path) -> tuple[PackedRows, float]:
-    """Run the target over a row, and over the others if that was quick; returns the rows that have
-    states now, and the seconds that they took."""
+    """Run the target over one row as a trial, and over the others if that was quick, and keep its
+    states in the folder. Returns the rows that have states now, and the seconds that they took."""
     _say(run, "the target runs over the first rows")
     started = time.perf_counter()
     write_outputs(run.whole_teacher, rows.first(1), folder, caches=run.kind.reads_caches)
@@ -284,8 +290,9 @@ def _trial_states(run: TrainingRun, rows: PackedRows, folder: Path) -> tuple[Pac
 
 
 def _trial_answers(run: TrainingRun) -> tuple[float, Iterator[Document]]:
-    """How long the answers to all prompts will take, and documents of their size: at most, for an
-    answer may end sooner."""
+    """Let the target begin a few answers as a trial. Returns the seconds that the answers to all
+    prompts will take, and documents as long as those will be, both at most: an answer may end
+    sooner."""
     config = run.config
     prompts = [prompt for prompt in _prompts(run) if 0 < len(prompt) <= config.length]
     if not prompts:
@@ -329,8 +336,8 @@ def _show(result: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _device(name: str | None) -> torch.device:
-    """The device of this name, of this process under `torchrun`; without a name a card, if there is
-    one."""
+    """The device of this name; without a name a card, if there is one, else the CPU. Under
+    `torchrun`, which starts a process for each card, `cuda` is this process's card."""
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and "LOCAL_RANK" in os.environ:
@@ -347,6 +354,7 @@ def _check_out(out: Path) -> None:
             f"--out {out} holds a model that is not of a run of moa-train's",
             hint="choose another folder",
         )
+    # A folder that is not there yet will be made in the nearest one that is.
     parent = out.absolute()
     while not parent.exists():
         parent = parent.parent

@@ -83,7 +83,8 @@ class TrainingConfig:
         return seed
 
     def loop_settings(self, rows: int, world: int) -> LoopSettings:
-        """The loop's settings; `rows` of data turn epochs into steps."""
+        """The settings of the training loop. Where no number of steps is given, it follows from the
+        epochs, passes over the `rows` of data, by `world` processes."""
         given = dict(self.loop)
         if self.paper:
             given = {**PAPER_LOOP, **given}
@@ -95,7 +96,7 @@ class TrainingConfig:
             epochs = min(max(1.0, useful_epochs), MOST_EPOCHS)
         if not 0 < epochs < float("inf"):
             raise UsageError(f"--epochs must be above 0, not {epochs}")
-        settings = LoopSettings(**given, steps=1)
+        settings = LoopSettings(**given, steps=1)  # for its defaults; the steps are not known yet
         rows_of_a_step = settings.batch * settings.accumulate * world
         steps = max(1, round(epochs * rows / rows_of_a_step))
         return LoopSettings(**given, steps=steps)

@@ -40,7 +40,8 @@ class Document:
         return cls(ids, [True] * len(ids))
 
     def prompt(self, text_tokens: int) -> list[int]:
-        """What is before its first wanted token; of a text without a prompt its first tokens."""
+        """The tokens before the first one that is to be learnt (wanted): the document's prompt. Of
+        a text without a prompt its first `text_tokens`."""
         if not any(self.wanted):
             return list(self.ids)
         prompt_tokens = self.wanted.index(True)
@@ -118,7 +119,9 @@ class PackedRows:
         return counts
 
     def batch(self, seed: int, step: int, size: int, *, rank: int = 0, world: int = 1) -> Batch:
-        """This rank's share of the `size * world` rows of a step; every epoch is a new permutation."""
+        """The batch of a step for this process, number `rank` of `world`: `size` rows out of the
+        `size * world` rows of the step. Rows are drawn without repetition until all have been seen,
+        an epoch, and then in another order. It depends on nothing but the arguments."""
         rows_of_a_step = size * world
         # Numbers of rows as they are drawn, all epochs one after another.
         numbers = np.arange(step * rows_of_a_step + rank, (step + 1) * rows_of_a_step, world)
@@ -131,7 +134,8 @@ class PackedRows:
         return self.rows(rows)
 
     def rows(self, rows: NDArray[np.int64]) -> Batch:
-        """Chosen rows as a batch."""
+        """The rows with these numbers as a batch. Each document in a row has positions of its own,
+        from 0 on."""
         marks = self._marks[rows].astype(np.int64)
         segments = np.abs(marks)
         is_first = np.ones(segments.shape, dtype=bool)
@@ -148,7 +152,8 @@ class PackedRows:
 
 
 def pack(documents: Iterable[Document], length: int, out: Path) -> PackedRows:
-    """Write documents as rows of `length`; a longer document continues in the next row."""
+    """Write documents into `out` as packed rows of `length` tokens, several documents side by side
+    in a row; a longer document is cut into several."""
     out.mkdir(parents=True, exist_ok=True)
     with (
         _RowFile(out / "tokens.npy", length, np.int32) as tokens,
@@ -184,8 +189,9 @@ class _RowFile:
         self.rows += 1
 
     def _write_header(self) -> None:
-        """Write the file's header, which says how many rows there are."""
-        # The header is padded, so that the number of rows can be updated.
+        """Write the header of an `.npy` file, which says how many rows there are: at the beginning
+        none, and all at the end."""
+        # numpy pads the header, so that a larger number fits into it later.
         header = {
             "descr": np.lib.format.dtype_to_descr(self.dtype),
             "fortran_order": False,
@@ -214,7 +220,8 @@ class _RowFile:
 
 
 def pieces(documents: Iterable[Document], length: int) -> Iterator[Document]:
-    """The documents, a longer one cut into several; those with nothing to learn are left out."""
+    """Yield the documents, a longer one than `length` cut into several. Pieces without a token that
+    is to be learnt from one before it are left out."""
     for document in documents:
         for start in range(0, len(document.ids), length):
             stop = start + length
@@ -224,8 +231,9 @@ def pieces(documents: Iterable[Document], length: int) -> Iterator[Document]:
 
 
 def _fill(pieces: Iterable[Document], length: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Ids and marks of each row. A piece goes into the first of a few open rows that has room for
-    it; if none has, the fullest row is written."""
+    """Yield the ids and marks of each packed row: a mark is the number of the token's document in
+    its row, negative where the token is not to be learnt. A piece goes into the first of a few open
+    rows that has room for it; if none has, the fullest row is complete, and a new one is begun."""
     open_rows: list[_Row] = []
     for piece in pieces:
         row = _with_room(open_rows, length - len(piece.ids))

@@ -30,7 +30,8 @@ class GeneratedAnswers:
         self.made_with: dict[str, Any] = json.loads(json.dumps(made_with))
 
     def complete(self) -> bool:
-        """Whether every prompt has its answer; answers made with other settings are refused."""
+        """Whether every prompt has its answer in the file. A `UsageError` if its answers were made
+        with other settings than these."""
         if not self._about.exists():
             return False
         try:
@@ -52,8 +53,9 @@ class GeneratedAnswers:
     def write(
         self, target: Target, prompts: Iterable[Sequence[int]], *, quiet: bool = False
     ) -> None:
-        """Answer every prompt that has no line yet; one for which the target has no room is left
-        out."""
+        """Have the target answer every prompt that has no line in the file yet, and write a line
+        for each, as many prompts at once (a window) as the target has slots. A prompt for which the
+        target has no room is left out."""
         if self.complete():
             return
         self._about.parent.mkdir(parents=True, exist_ok=True)
@@ -90,8 +92,9 @@ class GeneratedAnswers:
         self._note(complete=True)
 
     def _whole_windows(self, size: int) -> int:
-        """Number of complete answers; a partial window of a killed process is removed and made
-        again."""
+        """Cut the file after its last whole window of `size` answers, and return how many answers
+        it has then. The rest was written by a process that was killed; it is made again, because
+        the noise of a sampled answer depends on its window."""
         if not self.path.exists():
             return 0
         with self.path.open("r+b") as file:

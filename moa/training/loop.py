@@ -47,6 +47,7 @@ class LoopSettings:
     checkpoint_every: int = 200
 
     def __post_init__(self) -> None:
+        """Raise a `ConfigError` that names the first setting that is out of range."""
         for name in ("steps", "batch", "accumulate", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -104,8 +105,9 @@ class Loop:
         quiet: bool = False,
         identity: Mapping[str, Any] | None = None,
     ) -> None:
-        """`identity` is what else determines the run, such as data and losses: a checkpoint with
-        another identity is refused."""
+        """Train `objective` on `data`, with checkpoints in `out`. `identity` is what determines the
+        run beside the settings, such as data and losses: a checkpoint of a run with another
+        identity is not continued."""
         self.objective = objective
         self.data = data
         self.settings = settings
@@ -159,8 +161,9 @@ class Loop:
         return self._history
 
     def trial(self, rows: int) -> float:
-        """Run one step of so many rows, whatever the settings say; returns its seconds. The run
-        that follows is another one: only an estimate may call this."""
+        """Run one step of so many rows, whatever the settings say, and return its seconds. It
+        changes the weights, so that no run may follow that is to be kept: only an estimate calls
+        this."""
         settings = self.settings
         step = self.step
         self.settings = replace(settings, batch=rows, accumulate=1)
@@ -179,6 +182,7 @@ class Loop:
             for group in optimizer.param_groups:
                 group["lr"] = settings.rate(self.step)
         sums, tokens = self._add_up_gradients()
+        # All processes must reduce the same tensors, also one whose rows left a weight without any.
         gradients = [
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for parameter in self.parameters
@@ -204,8 +208,9 @@ class Loop:
         return {"step": self.step, **metrics, "grad_norm": float(norm), "tokens": tokens}
 
     def _add_up_gradients(self) -> tuple[dict[str, Tensor], int]:
-        """Run the micro-steps of a step, whose gradients add up in the parameters; returns the sums
-        of losses, weights and metrics, and the tokens of all processes."""
+        """Run the micro-steps of a step, batches whose gradients add up in the parameters. Returns
+        the sums of losses, weights and metrics over this process's batches, and the number of
+        tokens of all processes."""
         sums: dict[str, Tensor] = {}
         tokens = 0
         progress = self.step / self.settings.steps
@@ -232,10 +237,10 @@ class Loop:
     # ---- checkpoints ------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
-        """Save everything a resumed run needs; the old checkpoint is removed when the new one is
-        complete."""
+        """Save everything a resumed run needs. The checkpoint before is removed only when the new
+        one is complete, so that there is one whenever the process is killed."""
         if self.rank > 0:
-            return
+            return  # all processes have the same weights: one writes
         folder = self.out / "checkpoint"
         fresh = self.out / "checkpoint.new"
         old = self.out / "checkpoint.old"
@@ -272,7 +277,8 @@ class Loop:
         (fresh / "state.part").rename(fresh / "state.pt")
 
     def resume(self) -> None:
-        """Continue from the last checkpoint, if there is one."""
+        """Take weights, optimizers, history and step from the last checkpoint, if there is one; a
+        `UsageError` if it is damaged or of another run."""
         folder = self._newest()
         if folder is None:
             return
@@ -280,7 +286,7 @@ class Loop:
             state = torch.load(folder / "state.pt", weights_only=True, map_location=self.device)
             self._refuse_another(json.loads(state.get("identity", "{}")))
             parameters = self._trained_parameters()
-            only_in_one = set(parameters) ^ set(state["module"])
+            only_in_one = set(parameters) ^ set(state["module"])  # names
             if only_in_one:
                 raise ValueError(f"{min(only_in_one)} is not in both")
             with torch.no_grad():
@@ -334,8 +340,8 @@ class Loop:
 def _optimizers(
     parameters: list[nn.Parameter], module: nn.Module, settings: LoopSettings
 ) -> list[torch.optim.Optimizer]:
-    """The optimizers of a run. Muon trains the inner matrices; Adam trains embeddings, heads, norms
-    and biases, or everything."""
+    """The optimizers of a run. With `muon` that one trains the matrices, and Adam the rest:
+    embeddings, norms and biases. With `adam` Adam trains everything."""
     rate = settings.learning_rate
     decay = settings.weight_decay
     matrices: list[nn.Parameter] = []

@@ -61,11 +61,13 @@ class _ThroughHead(torch.autograd.Function):
     def forward(
         ctx: Any, mine: Tensor, theirs: Tensor, own: SharedWeights, their: SharedWeights
     ) -> tuple[Tensor, Tensor]:
-        """The loss of each row, and whether drafter and target agree there (0 or 1)."""
+        """The loss `[N]` of each row of final states, the drafter's (`mine`) and the target's
+        (`theirs`) `[N, H]`; and whether both choose the same token there (0 or 1). The gradient by
+        `mine` is computed at once, and kept for `backward`."""
         device = mine.device.type
         ctx.dtype = mine.dtype
         count = len(mine)
-        if count == 0:
+        if count == 0:  # a batch without a token to learn
             empty = mine.new_zeros(0, dtype=torch.float32)
             agree = empty.clone()
             ctx.mark_non_differentiable(agree)
@@ -123,8 +125,8 @@ def _capped(logits: Tensor, cap: float | None) -> Tensor:
 
 
 def wanted_places(batch: Batch) -> Tensor:
-    """`[B, L]`: where the next token is learnt: no document's last token, and none before one that
-    the user wrote."""
+    """A flag for each token of a batch, `[B, L]`: whether the prediction after it is learnt. It is
+    not after a document's last token, nor where the next token belongs to a prompt."""
     segments = torch.from_numpy(batch.segments)
     next_is_wanted = torch.from_numpy(batch.wanted)[:, 1:]
     next_is_in_document = segments[:, 1:] == segments[:, :-1]
@@ -194,7 +196,9 @@ class TeacherObjective:
     def _compare(
         self, mine: Tensor, theirs: Tensor, heads: tuple[SharedWeights, SharedWeights]
     ) -> Compared:
-        """The weighted loss of each row of final states, the drafter's and the target's."""
+        """The weighted loss of each row of final states, the drafter's (`mine`) and the target's
+        (`theirs`), `[N, H]` each: of their distributions through the heads, and, if the settings
+        say so, of the distance between the states themselves."""
         settings = self.settings
         own_head, their_head = heads
         compared = compare(mine, theirs, own_head, their_head)

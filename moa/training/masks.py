@@ -58,6 +58,7 @@ class AnchorRule:
     offline."""
 
     def __post_init__(self) -> None:
+        """Raise a `ConfigError` for distances or shares that are out of range."""
         for spacing in self.spacings:
             if not 1 <= spacing.low <= spacing.high or not 0 <= spacing.share <= 1:
                 raise ConfigError(
@@ -71,8 +72,10 @@ class AnchorRule:
             )
 
     def latest(self, batch: Batch, seed: int, step: int) -> NDArray[np.int64]:
-        """`[B, L]`: index of the latest anchor at or before each position in its document; -1 where
-        there is none."""
+        """The index in its row, `[B, L]`, of the latest anchor at or before each token in its
+        document; -1 where there is none. Anchors are the tokens up to which a drafter knows the
+        target's activations: all of a prompt's, and in the answer one at each spacing, which is
+        drawn anew for each document and step."""
         rows, length = batch.ids.shape
         result = np.empty((rows, length), dtype=np.int64)
         index = np.arange(length)
@@ -80,16 +83,16 @@ class AnchorRule:
             random = np.random.default_rng([seed, step, int(batch.rows[row])])
             segments = batch.segments[row]
             positions = batch.positions[row]
-            # By document, then by token.
+            # These arrays are by document; indexed with `segments` they are by token.
             documents = int(segments.max()) + 1
             spacings, cold_documents = self._draw(random, documents)
-            phases = random.integers(0, _NEVER, documents)
+            phases = random.integers(0, _NEVER, documents)  # where the first anchor is
             spacing = spacings[segments]
             is_spaced = (positions + phases[segments]) % spacing == 0
             is_prompt = ~batch.wanted[row]
             is_anchor = is_prompt | (is_spaced & (spacing < length))
             is_anchor &= ~cold_documents[segments]
-            document_start = index - positions
+            document_start = index - positions  # an anchor before it is of another document
             latest = np.maximum.accumulate(np.where(is_anchor, index, -1))
             result[row] = np.where(latest >= document_start, latest, -1)
         return result
@@ -97,8 +100,8 @@ class AnchorRule:
     def _draw(
         self, random: np.random.Generator, documents: int
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The distance between anchors of each document, `_NEVER` for those outside every share; and
-        which documents are cold."""
+        """Draw for each document of a row the distance between its anchors, `_NEVER` for those
+        outside every share; and which documents are cold, those without any activation."""
         distances = np.full(documents, _NEVER, dtype=np.int64)
         place = random.random(documents)  # among the shares, which lie side by side from 0 on
         low = 0.0
@@ -114,8 +117,9 @@ class AnchorRule:
 def record_mask(
     batch: Batch, latest: NDArray[np.int64], *, strict: bool, device: _Device = "cpu"
 ) -> Tensor:
-    """`[B, L, L]`: query i sees the activations j of its document up to its latest anchor, not its
-    own if strict."""
+    """Which activations of the target each token of the drafter may read, `[B, L, L]`: those of its
+    document up to its latest anchor (`latest`), the newest that it is to know; not its own if
+    strict."""
     segments = torch.from_numpy(batch.segments).to(device)
     index = torch.arange(segments.shape[1], device=device)
     query = index.view(1, -1, 1)
@@ -129,8 +133,9 @@ def record_mask(
 def token_mask(
     batch: Batch, latest: NDArray[np.int64] | None, *, device: _Device = "cpu"
 ) -> Tensor:
-    """`[B, L, L]`: causal inside the document; with `latest` (the staircase) only tokens after the
-    latest anchor, so that the past must come through the activations."""
+    """Which tokens each token of the drafter may attend to, `[B, L, L]`: itself and those before it
+    in its document; with `latest` (the staircase) only those after its latest anchor, so that the
+    past must come through the target's activations."""
     segments = torch.from_numpy(batch.segments).to(device)
     allowed = causal(segments)
     if latest is not None:
@@ -148,8 +153,10 @@ def borrowed_mask(batch: Batch, seen: Tensor) -> Tensor:
 
 
 def parse_spacings(text: str) -> AnchorRule:
-    """`6-14:0.6,32-64:0.2,cold:0.1`; one number is both ends, and one share may be left out: it is
-    the rest."""
+    """Parse the flag `--spacing`, for example `6-14:0.6,32-64:0.2,cold:0.1`: ranges of distances
+    between anchors, each with its share of the documents, and the share of documents without any
+    activation. One number is both ends of a range, and one share may be left out: it is the
+    rest."""
     parts: list[tuple[str, float | None]] = []
     for piece in text.split(","):
         span, colon, share_text = piece.partition(":")

@@ -36,7 +36,8 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Move every matrix that has a gradient."""
+        """Move every matrix that has a gradient: by its momentum, made orthogonal, so that no
+        direction is larger than another."""
         for group in self.param_groups:
             for matrix in group["params"]:
                 if matrix.grad is None:
@@ -52,7 +53,8 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(update: Tensor, dtype: torch.dtype) -> Tensor:
-    """A nearly orthogonal matrix in the direction of `update`."""
+    """About the orthogonal matrix that is nearest to `update`: an iteration moves all of its
+    singular values to about 1. `dtype` is what the products are computed in."""
     a, b, c = _POLYNOMIAL
     is_wide = update.shape[0] <= update.shape[1]
     x = (update if is_wide else update.T).to(dtype)  # so that the products are small

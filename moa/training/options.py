@@ -53,7 +53,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _parser() -> tuple[argparse.ArgumentParser, list[argparse.Action]]:
-    """The parser, and those of its options that are for a Mixture of Attentions alone."""
+    """The parser of the command line, and those of its options that are for a Mixture of Attentions
+    alone: others are refused with them."""
     top = CommandParser(
         prog="moa-train",
         description="Train a drafter beside a frozen target: of its states, for both ends.",
@@ -229,7 +230,8 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
 
 
 def parse(argv: Sequence[str]) -> TrainingConfig:
-    """The command line as a configuration."""
+    """Parse the command line into a configuration; a `UsageError` for flags that do not go
+    together."""
     from moa.training.config import TrainingConfig
     from moa.training.loop import LoopSettings
 

@@ -27,7 +27,8 @@ class Progress:
     """A bar on a terminal's stderr, plain lines elsewhere, nothing when quiet."""
 
     def __init__(self, steps: int, done: int, *, quiet: bool, of: str = "step") -> None:
-        """`done` of the `steps` were there before; `of` is what is counted."""
+        """Show the progress of a run of `steps` steps, `done` of which were there before. `of`
+        names what is counted."""
         self._of = of
         self._steps = steps
         self._done = done
@@ -60,7 +61,8 @@ class Progress:
             self._bar.stop()
 
     def advance(self, entry: dict[str, float], count: int = 1) -> None:
-        """Advance by `count` steps; `entry` has `tokens_per_s` and other figures to show."""
+        """Advance by `count` steps, and show it. `entry` has the figures of the latest step, the
+        tokens a second (`tokens_per_s`) among them; their running means are shown."""
         self._done += count
         for name, value in entry.items():
             if name not in ("step", "grad_norm"):
@@ -88,6 +90,7 @@ class Progress:
         """Print how far the run is, its figures, and about how long it still takes."""
         now = time.monotonic()
         self._last_line = now
+        # Steps that were there before took no time now.
         seconds_each = (now - self._started) / (self._done - self._done_before)
         minutes_left = seconds_each * (self._steps - self._done) / 60
         print(

@@ -48,7 +48,8 @@ class TrainingRun:
     """A prepared run. The target is in memory until its results are on disk."""
 
     def __init__(self, config: TrainingConfig, loaded: LoadedModel) -> None:
-        """Check every option, before any time is spent."""
+        """Prepare a run with a target in memory: check every option before any time is spent, and
+        make the drafter and its objective."""
         facts = loaded.facts
         _check_lengths(config, facts)
         config.loop_settings(rows=1, world=1)
@@ -90,7 +91,8 @@ class TrainingRun:
         return PackedRows(folder)
 
     def _pack_once(self, folder: Path, about: Mapping[str, Any], sources: Sequence[str]) -> None:
-        """Write the rows into the folder, unless they are there already."""
+        """Write the data as packed rows into a folder, unless they are there already: `about` says
+        what they are made of. A `UsageError` where a run on other data has begun there."""
         # As it will be read: JSON makes lists of tuples.
         wanted = json.loads(json.dumps({**about, "length": self.config.length}))
         about_file = folder / "about.json"
@@ -112,8 +114,10 @@ class TrainingRun:
     # ---- the teacher
 
     def keeps_states(self, rows: PackedRows, folder: Path, steps: int) -> bool:
-        """Whether the target's results are kept on disk: where that is asked for, or where rows are
-        seen more than once, the drafter reads states alone, and there is room."""
+        """Whether the target's results on the rows are kept on disk, so that it runs over each only
+        once. They are if the user asks for it; left to us, if rows are seen more than once, the
+        drafter reads states alone (keys and values would be many times as large), and the disk of
+        `folder` has room."""
         mode = self.config.teacher
         if mode != "auto":
             return mode == "disk"
@@ -132,10 +136,11 @@ class TrainingRun:
         return teacher
 
     def write_states(self, rows: PackedRows, folder: Path) -> None:
-        """Run the target over all rows, keep its results, and give its memory back."""
+        """Run the target over all rows and keep its results in a folder. The objective reads them
+        there from now on, and the target's memory is given back."""
         teacher = self.objective.teacher
         if not isinstance(teacher, Teacher):
-            return
+            return  # it reads them already
         write_outputs(
             teacher,
             rows,
@@ -154,7 +159,9 @@ class TrainingRun:
         self.target = None
 
     def sample_the_head(self, rows: PackedRows) -> None:
-        """Compare over a part of a large vocabulary, where drafter and target share their head."""
+        """Let drafter and target be compared over a part of a large vocabulary in each step, drawn
+        by how often tokens occur in the rows. That needs one head for both; else nothing
+        changes."""
         shared = self.objective.teacher.shared
         vocabulary = len(shared.head)
         words = self.config.words_of_the_head(vocabulary)
@@ -168,7 +175,8 @@ class TrainingRun:
     def loop(
         self, rows: PackedRows, out: Path, *, identity: Mapping[str, Any], quiet: bool = False
     ) -> Loop:
-        """The loop over the rows."""
+        """The training loop over the rows, with checkpoints in `out`. `identity` and all else that
+        determines the run are kept with a checkpoint: another run does not continue it."""
         settings = self.config.loop_settings(len(rows), _world())
         determines_the_run = {
             "kind": self.kind.name,
@@ -203,7 +211,8 @@ class TrainingRun:
         }
 
     def save(self, out: Path, dtype: torch.dtype) -> None:
-        """Write config and weights atomically."""
+        """Write the drafter's config and weights into `out`, in this precision. A folder beside
+        them is written first, so that a failure leaves the old files as they are."""
         fresh = out / "weights.new"
         try:
             save_drafter(self.drafter, fresh, dtype)
@@ -224,8 +233,8 @@ class _StateLines:
         self._last_line = time.monotonic()
 
     def __call__(self, done: int, missing: int, rate: float) -> None:
-        """Print how many of the missing rows are done, and the tokens a second; not more often than
-        every few seconds, but at the end."""
+        """Print how many of the missing rows are done, and the tokens a second: every few seconds,
+        and at the end."""
         now = time.monotonic()
         is_due = done >= missing or now - self._last_line >= _SECONDS_BETWEEN_LINES
         if self._quiet or not is_due:
@@ -239,7 +248,8 @@ class _StateLines:
 
 
 def _check_lengths(config: TrainingConfig, facts: TargetFacts) -> None:
-    """Raise if rows, or prompts with their answers, do not fit the target's positions."""
+    """Raise a `UsageError` if rows, or prompts with the answers that the target is to write, are
+    longer than the texts that the target knows (its positions)."""
     if not SHORTEST_ROW <= config.length <= facts.max_positions:
         raise UsageError(
             f"--length must be within {SHORTEST_ROW}..{facts.max_positions}, the target's positions"
@@ -271,7 +281,8 @@ def provenance(
     settings: Mapping[str, Any],
     data: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The command, the versions, the machine, the target and the data of a run."""
+    """A record of how a drafter was made: the command, the versions, the machine, the target, the
+    settings and the data of its run."""
     return {
         "command": ["moa-train", *argv],
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -28,7 +28,9 @@ class SampledHead:
     """Of each word, to be drawn for a batch without it."""
 
     def __call__(self, batch: Batch, step: int) -> SharedWeights:
-        """The embedding, and the part of the head for this batch."""
+        """The embedding, and the rows of the head for the words (tokens of the vocabulary) that are
+        drawn for this batch and step: those in the batch, and others by their chances. The bias
+        makes up for the words that were left out."""
         chances = self.chances.copy()
         chances[np.unique(batch.ids)] = 1.0
         random = np.random.default_rng([self.seed, step, int(batch.rows[0])])
@@ -39,10 +41,10 @@ class SampledHead:
 
 
 def chances(weights: NDArray[np.floating], words: int) -> NDArray[np.float64]:
-    """The chance of each word, in proportion to its weight but 1 at most, so that `words` are drawn
-    on average."""
+    """The chance with which each word (token of the vocabulary) is drawn, so that `words` of them
+    are on average: in proportion to its weight, but 1 at most."""
     if words >= len(weights):
-        return np.ones(len(weights))
+        return np.ones(len(weights))  # all of them
     heaviest_first = np.sort(weights)[::-1]
     rest = np.cumsum(heaviest_first[::-1])[::-1]  # the weight of this word and all lighter ones
     # If the n heaviest words are certain, `words - n` are left for the others in proportion to their

@@ -41,7 +41,8 @@ class SourceExample:
 
 
 def examples(sources: Iterable[str]) -> Iterator[SourceExample]:
-    """Every example of every source, in order."""
+    """Yield every example of training text in these sources, in order: files, the files of folders,
+    or datasets by their ids."""
     for source in sources:
         path = expanded(source)
         if path.is_dir():
@@ -54,7 +55,8 @@ def examples(sources: Iterable[str]) -> Iterator[SourceExample]:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The data files under a folder, sorted; none is an error."""
+    """The data files in a folder and the folders below it, sorted; a `UsageError` if there is
+    none."""
     files = sorted(
         path
         for path in folder.rglob("*")
@@ -68,7 +70,8 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def fingerprint(sources: Iterable[str]) -> list[dict[str, Any]]:
-    """Identity of the data: every file's size and sha256; for a dataset only its id."""
+    """What identifies the data in these sources: the name, size and sha256 of every file, and the
+    id of a dataset, whose content is not looked at."""
     entries: list[dict[str, Any]] = []
     for source in sources:
         path = expanded(source)
@@ -111,7 +114,8 @@ def _of_line(where: str, line: str) -> SourceExample:
 
 
 def _of_dataset(source: str) -> Iterator[SourceExample]:
-    """The rows of a dataset, if that is what the source names."""
+    """Yield the rows of the dataset with this id, which may name a split behind a colon. A
+    `UsageError` if the source looks like the name of a file, which is not there."""
     names_a_file = Path(source).suffix in IN_FOLDERS or source.startswith(("/", ".", "~"))
     if names_a_file or not _DATASET_ID.fullmatch(source):
         raise UsageError(f"no training data at {source}: there is no such file or folder")
@@ -143,7 +147,9 @@ class DocumentReader:
         self.vocab_size = vocab_size
 
     def documents(self, example: SourceExample) -> list[Document]:
-        """The documents of an example: one, none, or several if the template requires it."""
+        """The documents of an example, token ids of which some are to be learnt: one, or several if
+        the chat template writes a text otherwise when it goes on. A `UsageError` for an example of
+        no known form."""
         fields = example.fields
         where = example.where
         if "messages" in fields:
@@ -163,8 +169,9 @@ class DocumentReader:
         raise UsageError(f'{where}: no "messages", "text", "prompt" with "answer", or "ids" in it')
 
     def prompt(self, example: SourceExample, text_tokens: int) -> list[int]:
-        """The prompt if the target writes the answer itself: a chat up to the user's last message,
-        a prompt, what is before the answer of token ids, or the first tokens of a text."""
+        """The tokens of an example's prompt, for the target to write the answer itself: a chat up
+        to the user's last message, a prompt, what is before the answer of token ids, or the first
+        `text_tokens` of a text."""
         fields = example.fields
         where = example.where
         if "messages" in fields:
@@ -221,10 +228,12 @@ class DocumentReader:
         return [self._document([answer]) for answer in answers]
 
     def _document(self, answers: list[_Answer]) -> Document:
-        """A document of answers of one conversation, each of which begins with the one before it."""
+        """A document with one or more answers of a conversation, of which the answers are to be
+        learnt. Each answer's text is the conversation up to its end, and begins with the text of
+        the one before it."""
         ids: list[int] = []
         wanted: list[bool] = []
-        done = 0  # characters of the conversation
+        done = 0  # characters of the conversation that are encoded
         for prompt, text in answers:
             asked = self.encode(prompt[done:])
             answered = self.encode(text[len(prompt) :])
@@ -251,7 +260,8 @@ class DocumentReader:
         return str(text)
 
     def _of_ids(self, fields: Mapping[str, Any], where: str) -> Document:
-        """The document of an example that is in tokens already."""
+        """The document of an example that is in token ids already, `prompt_tokens` of which are not
+        to be learnt; a `UsageError` where these are no ids of the vocabulary."""
         ids = fields["ids"]
         prompt_tokens = fields.get("prompt_tokens", 0)
         are_ids = isinstance(ids, list) and all(self._is_id(value) for value in ids)

@@ -64,7 +64,8 @@ class Teacher:
         self._taps_final_state = False
 
     def tap(self, layers: Sequence[int]) -> None:
-        """Let outputs have the inputs of these layers too, numbered as for `Target.tap`."""
+        """Let outputs have the inputs of these layers, counted from 0, too. The number behind the
+        last layer's, which can only come last, stands for the final state."""
         self._taps_final_state = layers[-1] == len(self.backbone.layers)  # type: ignore[arg-type]
         if self._taps_final_state:
             layers = layers[:-1]
@@ -72,7 +73,8 @@ class Teacher:
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> TeacherOutput:
-        """The target's results for a batch."""
+        """Run the target over a batch, each document of a row by itself, and return its results:
+        final states, and the keys, values and states between layers that a drafter reads."""
         device = self.model.device
         segments = torch.from_numpy(batch.segments).to(device)
         cache = DynamicCache() if self.caches else None
@@ -99,8 +101,9 @@ class Teacher:
         return TeacherOutput(keys, values, hidden, tapped)
 
     def _masks(self, visible: Tensor) -> Any:
-        """The additive mask of what each token sees, `[B, L, L]`; or one for each kind of layer
-        where the model mixes full attention with a sliding window."""
+        """The additive attention masks, `[B, 1, L, L]`, as the library's model takes them: one, or
+        a dict with one for each kind of layer where some look through a sliding window. `visible`
+        `[B, L, L]` says which tokens each token sees without a window."""
         device = visible.device.type
         dtype = self.model.dtype
         if torch.is_autocast_enabled(device):

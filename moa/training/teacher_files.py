@@ -46,7 +46,9 @@ def write_outputs(
     rank: int = 0,
     world: int = 1,
 ) -> None:
-    """Write what is not there yet of this process's share of the rows."""
+    """Run the target over rows, and write its results, a file for each row; those that are there
+    already are left. Process `rank` of `world` has every `world`-th row. With `caches` keys and
+    values are written, too; `tell` is called after each forward."""
     (out / _STATES).mkdir(parents=True, exist_ok=True)
     missing = [row for row in range(rank, len(rows), world) if not _file(out, row).exists()]
     started = time.monotonic()
@@ -85,7 +87,8 @@ class StoredTeacher:
         self._taps = len(layers)
 
     def __call__(self, batch: Batch) -> TeacherOutput:
-        """The results for a batch."""
+        """The target's results for a batch, read from the files of its rows, in the form in which
+        the target itself would return them."""
         device = self.shared.head.device
         rows = [read_output(self.folder, int(row)) for row in batch.rows]
         stacked = {}
@@ -129,7 +132,7 @@ def _file(folder: Path, row: int) -> Path:
 
 
 def _of_row(known: TeacherOutput, place: int, *, caches: bool) -> dict[str, Tensor]:
-    """What is written of one row of a batch."""
+    """The tensors that are written of one row of a batch, the one at `place`, in 16 bits."""
     tensors = {"hidden": known.hidden[place]}
     if known.tapped is not None:
         # The final state, which may be tapped too, is there already.
