@@ -66,7 +66,8 @@ class Bundle:
 
     @classmethod
     def open(cls, folder: str | Path) -> Bundle:
-        """Read the manifest and check that every file exists with the right size. Takes
+        """Open a bundle, the folder of an exported drafter: read its manifest, and check that every
+        file in it exists with the right size. The contents are not read, so it takes
         milliseconds."""
         folder = Path(folder)
         bundle = cls(folder, read_manifest(folder))
@@ -90,7 +91,9 @@ class Bundle:
         return self.folder / name
 
     def variant(self, name: str | None = None) -> Variant:
-        """A variant by name; without one, the default."""
+        """One of the forms (variants) in which the bundle has the drafter's graph, by name; without
+        one, the default. A `BundleError` for a name that it does not have, or a form that this
+        version cannot run."""
         name = name or self.manifest.default_variant
         if name not in self.manifest.variants:
             raise BundleError(
@@ -115,8 +118,9 @@ class Bundle:
             )
 
     def verify(self, variants: Iterable[str] | None = None) -> int:
-        """Hash the contents of the shared files and of `variants` (None: all). Returns the bytes
-        that were read."""
+        """Compare the contents of the bundle's files with the hashes in its manifest; a
+        `BundleError` for a file that differs. Files that only other variants than these need are
+        left out (None: all are read). Returns the bytes that were read."""
         every_variant = self.manifest.variants.values()
         chosen = list(every_variant)
         if variants is not None:
@@ -135,8 +139,8 @@ class Bundle:
         return hashed_bytes
 
     def draft_to_target(self) -> NDArray[np.int64] | None:
-        """Target ids of the reduced draft vocabulary; None if the drafter has the target's whole
-        vocabulary."""
+        """The target's ids of the tokens that the drafter knows, where these are only some of the
+        target's vocabulary, in the order of its own ids; None if it knows all."""
         name = self.manifest.vocabulary.map
         if name is None:
             return None
@@ -158,7 +162,8 @@ class Bundle:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and validate `manifest.json`."""
+    """Read and validate `manifest.json` of a bundle's folder; a `BundleError` of one line if it is
+    missing, damaged, or of another version."""
     path = folder / MANIFEST
     if not path.is_file():
         if folder.is_file():
@@ -213,8 +218,9 @@ class GoldenCase:
     def difference(
         self, variant: str, top_logp: NDArray[np.float32], top_tokens: NDArray[np.int64]
     ) -> float:
-        """Largest difference in the log-probability of the expected best token of each query;
-        infinite if it is missing.
+        """How far a run of a variant is from the run at the time when the bundle was built: the
+        largest difference in the log-probability of the best token then, over all queries; infinite
+        if that token is missing now.
 
         The rest of the list is not compared: quantized kernels differ between processors, so its
         last tokens may change order.
@@ -234,7 +240,8 @@ class GoldenCase:
 
 
 def write_golden(path: Path, cases: Iterable[GoldenCase]) -> None:
-    """Write golden cases to one .npz file."""
+    """Write golden cases, the inputs of some steps with what they gave, to one `.npz` file. The
+    name of an array in it is `CASE/inputs/NAME`, or `CASE/VARIANT/NAME` for results."""
     # Any, as newer versions of numpy have a flag among these names, which older ones do not know.
     arrays: dict[str, Any] = {}
     for case in cases:
@@ -247,7 +254,7 @@ def write_golden(path: Path, cases: Iterable[GoldenCase]) -> None:
 
 
 def read_golden(path: Path) -> list[GoldenCase]:
-    """Read what `write_golden` wrote."""
+    """Read the golden cases that `write_golden` wrote; a `BundleError` for a file that is none."""
     cases: dict[str, GoldenCase] = {}
     # By case and part, which is "inputs" or a variant; then by name.
     parts: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
@@ -287,7 +294,8 @@ def _files_of(variants: Iterable[Variant]) -> set[str]:
 
 
 def _check_names(path: Path, manifest: Manifest) -> None:
-    """Raise if a file lies outside of the bundle, or if one that is named is not listed."""
+    """Raise a `BundleError` if a manifest lists a file that would lie outside of the bundle, or
+    names one for a purpose that it does not list: only listed files are checked."""
     for name in manifest.files:
         if not _is_ordinary(name):
             raise BundleError(f"{path}: {safe_line(repr(name))} is no name for a file of a bundle")
@@ -301,8 +309,9 @@ def _check_names(path: Path, manifest: Manifest) -> None:
 
 
 def _is_ordinary(name: str) -> bool:
-    """Whether every system takes it for the same file, inside of the bundle. Windows reads a drive
-    or a stream before a colon, and drops dots and spaces at the end of a name."""
+    """Whether the name of a file stands on every system for the same file, inside of the bundle.
+    Windows reads a drive or a stream before a colon, and drops dots and spaces at the end of a
+    name."""
     parts = name.split("/")
     return (
         len(name) <= _LONGEST_NAME
@@ -332,7 +341,8 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """All arrays of a `.npz` file by name; ValueError if it is none, or too large."""
+    """Read all arrays of a `.npz` file, by name; a `ValueError` if it is damaged, or too large: it
+    may come from a stranger."""
     try:
         with zipfile.ZipFile(path) as file:
             members = file.infolist()

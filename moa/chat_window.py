@@ -28,9 +28,10 @@ def left_out_notice(messages: int) -> str:
 
 
 def fitting(messages: Sequence[M], room: int, encode: Callable[[Sequence[M]], P]) -> tuple[P, int]:
-    """The prompt without its oldest turns, if its first part (ids) is longer than `room`, and how
-    many messages that leaves out. Messages of the system at the beginning and the latest question
-    are always kept.
+    """Encode a chat so that its prompt is at most `room` tokens long, without the oldest turns if
+    it must be. Returns what `encode` makes of the messages that are left, whose first part are the
+    ids, and how many messages were left out. Messages of the system at the beginning and the latest
+    question are always kept.
 
     What is left out comes in quarters of the room, so that most turns of a long chat begin like the
     one before, and both ends keep their KV caches.

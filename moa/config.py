@@ -54,7 +54,8 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_config(folder: Path, what: str = "model") -> dict[str, Any]:
-    """A model's `config.json`, as it is."""
+    """Read a model's `config.json`, without looking at what is in it; a `UsageError` of one line if
+    it is missing or no JSON object. `what` names the kind of model in it."""
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

@@ -124,7 +124,8 @@ class LinkError(MoaError):
 def run_cli(
     program: str, main: Callable[[], int | None], *, extra: str = "", stdout_needed: bool = False
 ) -> int:
-    """Run a command's body; turn every expected failure into one line on stderr and an exit code.
+    """Run the body of a command, and return its exit code. Every expected failure becomes one line
+    on stderr; what is not expected is a defect of ours, and keeps its traceback.
 
     `extra` names the optional dependencies that the command may miss. With `stdout_needed` what it
     prints is what it is for: it does not begin where that would be lost.
@@ -187,8 +188,8 @@ def _stand_in_for_closed_streams() -> None:
 
 
 def _flush() -> None:
-    """Write what was printed now: at its end the interpreter would fail with a traceback, and with
-    no exit code."""
+    """Write what was printed, now: if that fails when the interpreter ends, it shows a traceback,
+    and the exit code is lost."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

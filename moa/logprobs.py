@@ -45,7 +45,9 @@ def pack(chosen: NDArray[Any], ids: NDArray[Any], logprobs: NDArray[Any]) -> byt
 
 
 def unpack(payload: bytes, top: int, vocab_size: int) -> list[TokenLogprobs]:
-    """The rows of a received payload; a `ProtocolError` if it is invalid."""
+    """Read a received payload of log-probabilities: a row for each token, with `top` likeliest
+    ones. A `ProtocolError` if it is no such rows, or holds what no log-probability or token can
+    be."""
     if top < 0 or len(payload) % row_bytes(top):
         raise ProtocolError(f"{len(payload)} bytes are no rows of log-probabilities")
     rows = np.frombuffer(payload, dtype=_row(top))

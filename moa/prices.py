@@ -6,7 +6,8 @@ from moa.errors import ConfigError
 
 
 def check_prices(price_in: float, price_out: float, budget: float) -> None:
-    """Raise for a budget that could not be counted, or for money that is none."""
+    """Raise a `ConfigError` for a price or budget that is no amount of money, or for a budget
+    without a price to count it by. Prices are for a million tokens of prompts and of answers."""
     for name, value in (
         ("--upstream-price-in", price_in),
         ("--upstream-price-out", price_out),

@@ -67,7 +67,8 @@ class RecordLayout:
 
 
 def row_bytes(dtype: PayloadDtype, heads: int, head_dim: int) -> int:
-    """Payload bytes of one position's record."""
+    """The bytes that an activation record, the keys and values that a drafter reads for one
+    position, takes in a payload of this precision."""
     numbers = heads * head_dim  # of the keys, and as many of the values
     if dtype == "fp16":
         return 2 * (2 * numbers)
@@ -80,11 +81,13 @@ def row_bytes(dtype: PayloadDtype, heads: int, head_dim: int) -> int:
 
 
 def encode(keys: NDArray[Any], values: NDArray[Any], dtype: PayloadDtype) -> bytes:
-    """The payload of records `[rows, heads, head_dim]`."""
+    """Pack activation records, keys and values `[rows, heads, head_dim]`, into a payload for the
+    wire: all keys, all values, then the scales of both where the precision has scales."""
     planes: list[bytes] = []
     scales: list[bytes] = []
     for rows in (keys, values):
         if dtype == "fp16":
+            # What is larger than fp16 reaches would arrive as infinite.
             planes.append(np.clip(rows, -_FP16_MAX, _FP16_MAX).astype("<f2").tobytes())
             continue
         levels, scale = _quantize(np.asarray(rows, dtype=np.float32), dtype)
@@ -96,9 +99,9 @@ def encode(keys: NDArray[Any], values: NDArray[Any], dtype: PayloadDtype) -> byt
 def decode(
     payload: bytes, dtype: PayloadDtype, rows: int, heads: int, head_dim: int
 ) -> tuple[FloatRows, FloatRows]:
-    """Keys and values `[rows, heads, head_dim]` of a payload; a `ProtocolError` when its size does
-    not fit, or when it holds what is no number: attention would carry that from one row into all
-    others."""
+    """Unpack a payload of activation records; returns keys and values `[rows, heads, head_dim]`. A
+    `ProtocolError` when its size does not fit, or when it holds NaN or infinity: attention would
+    carry that from one row into all others."""
     if dtype not in DTYPES:
         raise ProtocolError(f"unknown record precision {dtype!r}")
     if len(payload) != rows * row_bytes(dtype, heads, head_dim):
@@ -135,7 +138,8 @@ def _group(dtype: PayloadDtype, head_dim: int) -> int:
 
 
 def _quantize(rows: FloatRows, dtype: PayloadDtype) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """Levels `[groups, numbers]` and the scale of each group; level times scale is the number."""
+    """Quantize numbers in groups that share a scale. Returns whole numbers (levels) `[groups,
+    numbers]` and the scale of each group; a level times its scale is about the number."""
     largest = _LARGEST_LEVEL[dtype]
     groups = rows.reshape(-1, _group(dtype, rows.shape[-1]))
     exact_scale = np.abs(groups).max(axis=1, initial=0.0) / largest

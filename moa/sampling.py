@@ -158,8 +158,9 @@ def penalize(logits: NDArray[np.float64], penalty: float, context: Context) -> N
 def adjust(
     logits: NDArray[np.float64], settings: SamplingSettings, answer: Context
 ) -> NDArray[np.float64]:
-    """Take the penalties of the answer's tokens, each as often as it occurs, from the logits, then
-    add the biases. In this order, so that the sums are the same bits wherever they are made."""
+    """Return the logits less the penalties of tokens that are in the answer, by how often each is,
+    and with the biases added. The order of the two is fixed, so that the sums are the same bits
+    wherever they are made."""
     if not settings.adjusts:
         return logits
     logits = logits.copy()
@@ -192,8 +193,9 @@ def _best(logits: NDArray[np.float64], count: int) -> NDArray[np.int64]:
 def _nucleus(
     logits: NDArray[np.float64], settings: SamplingSettings, ids: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Those of `ids` that top-p and min-p keep, the likeliest first. Sorts no more of them than it
-    needs."""
+    """Those of the token `ids`, whose logits these are, that top-p and min-p keep, the likeliest
+    first. It sorts no more of a large vocabulary than it needs: the best ones, and more of them
+    while all that were sorted are kept."""
     best = logits.max()
     mass = np.exp(logits - best).sum()
     count = _SORTED_FIRST
@@ -239,8 +241,9 @@ def draw(
     settings: SamplingSettings,
     position: int,
 ) -> int:
-    """The one of these tokens that is chosen for `position`, given their scores: logits, or
-    log-probabilities, which differ from them by a constant. Of equal ones the first."""
+    """Choose one of these tokens for `position`, its index in the text, given their scores: logits,
+    or log-probabilities, which differ from them by a constant. The likeliest, or the one that the
+    seed draws; of equal ones the first."""
     if settings.greedy:
         return int(tokens[np.argmax(scores)])
     scores = scores / settings.temperature

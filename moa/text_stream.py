@@ -12,7 +12,8 @@ _Text = TypeVar("_Text", list[int], str)
 
 
 def common_prefix(a: _Text, b: _Text) -> int:
-    """Length of the common prefix, by bisection over slice comparisons, which run at C speed."""
+    """How many items two lists or texts begin with alike. It is found by bisection: comparisons of
+    slices run at C's speed, a loop over items does not."""
     low = 0
     high = min(len(a), len(b))
     if a[:high] == b[:high]:
@@ -35,8 +36,8 @@ class Decoder(Protocol):
 
 
 def text_after(codec: Decoder, before: Sequence[int], token: int) -> str:
-    """What a token adds to the text after others; many tokenizers say only there whether a space
-    belongs to it."""
+    """The text that a token adds behind the tokens `before` it. It is decoded together with the
+    last of these: many tokenizers say only there whether a space belongs to it."""
     last = list(before[-1:])
     last_text = codec.decode(last)
     both = codec.decode([*last, token])
@@ -68,7 +69,8 @@ class TextStream:
         return self._raw[: self._marks[-1].shown]
 
     def add(self, token: int) -> str:
-        """Add a token; returns the text that it adds."""
+        """Add a token, and return the text that may be shown because of it: often none, where a
+        character is not complete or a stop string may have begun."""
         self._ids.append(token)
         mark = self._marks[-1]
         new = self._undecoded(mark)

@@ -53,7 +53,8 @@ def read_tokenizer(file: Path) -> Tokenizer:
 
 
 def checked_tokenizer(file: Path) -> bytes:
-    """The content of a tokenizer's file, once it is neither too large nor makes too much text."""
+    """Read a tokenizer's file, and return its content; a `BundleError` if it is too large, no
+    tokenizer, or describes one that could make far more text than goes in."""
     try:
         if file.stat().st_size > LARGEST_FILE:
             raise BundleError(f"{file} is too large for a tokenizer")
@@ -96,7 +97,8 @@ def _growths(part: Any) -> Iterator[float]:
 
 
 def _growth(step: dict[str, Any]) -> float:
-    """Return how many characters one step alone, without those inside of it, may make of one."""
+    """How many characters one step of a tokenizer may make of one character, steps inside of it
+    left out; by its type and settings, and never too few."""
     step_type = step.get("type")
     written = _longest_written(step)
     if step_type == "Precompiled":

@@ -71,8 +71,9 @@ def additive(visible: Mask) -> NDArray[np.float32]:
 
 
 def ancestors(parents: NDArray[np.int64]) -> Mask:
-    """Ancestor-or-self `[B, T, T]` of trees given as `parents` `[B, T]` (-1: none), by pointer
-    doubling."""
+    """For each node of B trees which nodes are its ancestors or itself, as flags `[B, T, T]`. Trees
+    are given by each node's parent, `[B, T]`, -1 where there is none. All are found at once by
+    pointer doubling: each round looks twice as far up."""
     batch, size = parents.shape
     # All trees as one list of nodes, with a last one, which has no ancestors, as "no parent".
     no_parent = batch * size
@@ -138,7 +139,8 @@ def walk(tokens: Sequence[int], parents: Sequence[int]) -> Generator[int, int, A
 
 
 def accept(tokens: Sequence[int], parents: Sequence[int], choose: Callable[[int], int]) -> Accepted:
-    """Run `walk` with `choose(node)`, the target's token after `node`."""
+    """Decide about a draft tree: walk down it from its root (`walk`), where `choose(node)` returns
+    the target's token after a node."""
     steps = walk(tokens, parents)
     node = next(steps)
     while True:
@@ -188,8 +190,9 @@ class TreeGrower:
         return path_of(self.tokens, self.parents, node)
 
     def mask(self) -> Mask:
-        """[frontier, fed + frontier]: which cache rows, those already fed first, a frontier node
-        may attend to."""
+        """The attention mask of the frontier, the nodes that the drafter runs next: `[frontier, fed
+        + frontier]`, over the nodes that it has run (fed), in this order, and the frontier. A node
+        sees its ancestors and itself."""
         columns = {node: column for column, node in enumerate([*self.fed, *self.frontier])}
         mask = np.zeros((len(self.frontier), len(columns)), dtype=np.bool_)
         for row, node in enumerate(self.frontier):
@@ -200,7 +203,9 @@ class TreeGrower:
         return mask
 
     def expand(self, top_tokens: NDArray[np.int64], top_scores: NDArray[np.float32]) -> None:
-        """Take the drafter's best guesses after each frontier node, `[frontier, k]`, best first.
+        """Grow the tree by a level: add the drafter's best guesses after each node of the frontier,
+        `[frontier, k]` tokens and log-probabilities, best first; the likeliest of them are the next
+        frontier.
 
         A score that is no number is the worst there is: it would leave the order of the others
         undefined. Guesses that a grammar forbids are left out.
@@ -229,8 +234,9 @@ class TreeGrower:
         self.scores.append(self.scores[parent] + score if is_number else -math.inf)
 
     def _next_frontier(self, first_new: int) -> list[int]:
-        """The likeliest of the new nodes, in the order of the tree; none where it is deep enough, or
-        where the text hardly goes on along them."""
+        """The nodes to expand next: the likeliest of those from number `first_new` on, in the order
+        of the tree. None where the tree is deep enough, or where it is unlikely that the text goes
+        on along any of them."""
         if self.level >= self.shape.depth:
             return []
         new = range(first_new, len(self.tokens))
@@ -242,8 +248,8 @@ class TreeGrower:
         return sorted(likely)
 
     def tree(self) -> DraftTree:
-        """The best `shape.nodes` nodes and the root. A child never outscores its parent, so the
-        best are a tree."""
+        """The draft: the root, and of all guesses the `shape.nodes` likeliest. A child is never
+        likelier than its parent, so that the likeliest nodes are a tree."""
         # Sorting is stable, also in reverse: equal scores keep their order.
         ranked = sorted(range(1, len(self.tokens)), key=self.scores.__getitem__, reverse=True)
         best = ranked[: self.shape.nodes]

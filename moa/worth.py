@@ -22,8 +22,9 @@ def reached_at(right: float, later: float | None = None) -> list[float]:
 
 
 def worth(reached: Sequence[float], learnt: int | None = None) -> str:
-    """Say in one line what a drafter wins: tokens a round of a chain, the target's own included, and
-    the share of first drafts that are right; with a warning if that does not pay.
+    """Say in one line what a drafter wins, with a warning if that does not pay: how many tokens a
+    round of the target brings with its drafts, the target's own included, and the share of first
+    drafts that are right.
 
     `reached` holds, for each place of the chain, the probability that all drafts up to it are
     right. `learnt` is given while a drafter is trained: these figures are then of its training text,

@@ -75,8 +75,9 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _answer(template: jinja2.Template, task: dict[str, Any], longest: int) -> dict[str, str]:
-    """Render a conversation: the `text`, or why it is `refused`. A text of more than `longest`
-    characters is refused as soon as it is too long."""
+    """Render the conversation of a `task`, and return the answer about it: the `text`, or the
+    reason why it is `refused`. A text of more than `longest` characters is refused as soon as it is
+    so long: a template is a program, and could write for ever."""
     pieces: list[str] = []
     length = 0
     # Special tokens have the tokenizer's names; `documents` are None, and so are `tools` unless
@@ -117,7 +118,8 @@ def _limit_time() -> None:
 
 
 def serve(lines: BinaryIO, out: BinaryIO, longest: int) -> None:
-    """Read the template, then one conversation a line, until the input ends."""
+    """Read a chat template from the first line, then a conversation from each further one, and
+    answer each with a line, until the input ends. Lines are JSON."""
 
     def say(line: bytes) -> None:
         out.write(line + b"\n")

@@ -51,7 +51,8 @@ class ChatTemplate:
 
     @classmethod
     def read(cls, file: Path) -> ChatTemplate:
-        """That of a bundle."""
+        """Read the chat template of a bundle; a `BundleError` for a file that is no text, or too
+        large."""
         try:
             if file.stat().st_size > _LARGEST_TEMPLATE:
                 raise BundleError(f"{file} is too large for a chat template")
@@ -66,8 +67,9 @@ class ChatTemplate:
         special: Mapping[str, str],
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """The text up to the start of the assistant's answer; `special` are names of special tokens
-        and their text, `variables` what else the template may use."""
+        """Render a conversation as the prompt of the assistant's answer. `special` are names of
+        special tokens and their text, `variables` what else the template may use. A `UsageError` if
+        the template refuses these messages, a `BundleError` if it is no template."""
         try:
             content = {
                 "messages": list(messages),
@@ -136,7 +138,8 @@ class ChatTemplate:
 
 
 def _exchange(process: subprocess.Popen[Any], line: bytes, seconds: float) -> bytes:
-    """Send a line, read a line. An incomplete line means that the process died or was killed."""
+    """Send a line to the process, and return the line that it answers. An answer without a line
+    break at its end means that the process died, or was killed after so many seconds."""
     assert process.stdin is not None
     assert process.stdout is not None
     alarm = threading.Timer(seconds, process.kill)

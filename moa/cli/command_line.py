@@ -79,7 +79,8 @@ class CommandParser(argparse.ArgumentParser):
 
 @functools.cache
 def described(cls: type) -> dict[str, str]:
-    """The docstring of each field as one line; fields without a docstring are left out.
+    """The docstring of each field of a settings class as one line, by the field's name; fields
+    without a docstring are left out.
 
     Python does not keep docstrings of attributes, so they are read from the source. Without the
     source there are none.
@@ -110,7 +111,8 @@ def _text_of(statement: ast.stmt) -> str | None:
 def add_flags(
     group: Any, cls: type, metavars: Mapping[str, str], defaults: Mapping[str, Any] | None = None
 ) -> None:
-    """A flag for each of these fields, with the field's name, type and docstring.
+    """Add a flag to a parser's group for each field of a settings class that `metavars` names, with
+    the field's name, type and docstring. A metavar is what stands for the value in the help.
 
     The parser's default is None, so that `given_fields` can tell which flags were used; the class
     holds the real default, but for a command's own `defaults`.

@@ -6,8 +6,8 @@ from functools import partial
 
 
 def _run(module: str, main: str) -> object:
-    """Import a command and run it. Before and after its own body, which says what it does of
-    Ctrl-C, this just ends the process; unless whoever started it wants Ctrl-C to be ignored."""
+    """Import a command and run it. Until its own code takes over, and after that, Ctrl-C just ends
+    the process, without a traceback; unless whoever started it wants Ctrl-C to be ignored."""
     is_not_ignored = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_not_ignored:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -73,7 +73,8 @@ PROGRAMS = (
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point of `moa-edge`."""
+    """Entry point of `moa-edge`: run one of the programs, start everything (`up`), or print help or
+    shell completion. Ends the process with the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     for program in PROGRAMS:
         if arguments and arguments[0] in (program.short, program.name):
@@ -132,11 +133,12 @@ def train() -> None:
 
 
 def start(program: Program, arguments: Sequence[str]) -> int:
-    """Run one of the programs; returns its exit code."""
+    """Run one of the programs with these arguments, and return its exit code. Where a package that
+    it needs is missing, that is one line, which says how to install it."""
 
     def run() -> int:
         if program.extra:
-            # First, for --help and mistakes need nothing but the parser.
+            # The parser alone first: it imports little, and `--help` and mistakes end here.
             _load(program.parser)().parse_args(arguments)
         return int(_load(program.main)(arguments) or 0)
 

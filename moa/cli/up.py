@@ -102,7 +102,8 @@ class _ChildFailed(Exception):
 
 
 async def _up(options: argparse.Namespace) -> int:
-    """Start everything, until something ends or a signal comes; returns the exit code."""
+    """Start everything, and run until one of the programs ends or a signal comes; returns the exit
+    code. After a signal all programs are ended first."""
     if bool(options.target) != bool(options.device_model):
         raise UsageError(
             "TARGET and --device-model belong together",
@@ -130,7 +131,9 @@ async def _up(options: argparse.Namespace) -> int:
 
 
 async def _start_and_watch(options: argparse.Namespace) -> int:
-    """Make the bundle if there is none, run the programs, and raise when one of them ends."""
+    """Make the device's bundle if there is none yet, then run verifier and endpoint. Returns 0
+    after a dry run; else it raises when one of the programs ends, which none should do by
+    itself."""
     plan = await _plan(options) if options.target else None
     if options.dry_run:
         _show_plan(plan, options)
@@ -170,8 +173,9 @@ def _say_memory(plan: dict[str, Any]) -> None:
 
 
 async def _plan(options: argparse.Namespace) -> dict[str, Any]:
-    """What will be made, and what it takes. Computed in a process of its own: what it needs to read
-    models stays out of this one."""
+    """The plan of the programs: which bundle is made of the models, and what time and memory that
+    and the verifier take. A child process computes it, so that the libraries that read models stay
+    out of this one."""
     flags = [f"--dtype={options.dtype}"]
     if options.dry_run:
         flags.append("--dry-run")
@@ -210,7 +214,8 @@ def _show_plan(plan: dict[str, Any] | None, options: argparse.Namespace) -> None
 
 
 async def _build(options: argparse.Namespace, plan: dict[str, Any]) -> None:
-    """Make the bundle, with what it is doing, for how long, and how long it may take."""
+    """Make the device's bundle in a child process. Meanwhile a line on the terminal shows what it
+    is doing, for how long, and how long it may still take."""
     arguments = ["build", "-t", options.target, "-d", f"independent:{options.device_model}"]
     arguments += ["-o", str(plan["bundle"]), "-v", "cpu-int4"]
     if plan["made"]:
@@ -239,7 +244,8 @@ async def _build(options: argparse.Namespace, plan: dict[str, Any]) -> None:
 
 
 async def _show_time(status: _StatusLine, started: float, estimated: float) -> None:
-    """Show every second how long it has taken, and how long it may take."""
+    """Show every second, until it is cancelled, how long the bundle has taken, and how long it may
+    still take by the estimate."""
     while True:
         taken = time.monotonic() - started
         left = estimated - taken
@@ -257,7 +263,8 @@ async def _show_time(status: _StatusLine, started: float, estimated: float) -> N
 async def _verifier(
     stack: contextlib.AsyncExitStack, options: argparse.Namespace, log: IO[bytes]
 ) -> tuple[asyncio.subprocess.Process, str]:
-    """Start the verifier; returns it, and its address once it listens."""
+    """Start the verifier as a child that ends with `stack`, and wait until it listens. Returns it
+    and its address. What it logs goes into the file `log`."""
     arguments = ["serve", "--port=0", "--log-level=warning"]
     if options.target:
         arguments += [f"--target={options.target}", f"--dtype={options.dtype}"]
@@ -286,7 +293,9 @@ async def _show_loading(status: _StatusLine, started: float) -> None:
 async def _endpoint(
     stack: contextlib.AsyncExitStack, options: argparse.Namespace, bundle: str, verifier: str
 ) -> tuple[asyncio.subprocess.Process, str]:
-    """Start the endpoint; returns it, and the address of its page once it listens."""
+    """Start the endpoint as a child that ends with `stack`, and wait until it listens. Returns it
+    and the address of its chat page. It takes the verifier at this address, and the bundle, or
+    without one the embedded one."""
     arguments = ["serve", f"--verifier={verifier}", f"--port={options.port}"]
     if bundle:
         arguments.append(f"--bundle={bundle}")
@@ -307,8 +316,8 @@ async def _endpoint(
 async def _line_with(
     stream: asyncio.StreamReader | None, wanted: str, *, others: list[str] | None = None
 ) -> str:
-    """The first line that begins with `wanted`, empty where the stream ends before it; lines before
-    it are added to `others`."""
+    """Read a program's lines up to the first that begins with `wanted`, and return that one; empty
+    where the stream ends before it. Lines before it are added to `others`."""
     assert stream is not None
     async with asyncio.timeout(_START_SECONDS):
         async for raw in stream:
@@ -354,7 +363,8 @@ async def _ended_after(child: asyncio.subprocess.Process) -> AsyncIterator[None]
 
 
 def _show_addresses(options: argparse.Namespace, place: Place) -> None:
-    """Say where everything is, and open the page."""
+    """Tell the user the addresses of page, API and verifier, and how the verifier is run on another
+    machine; and open the page in a browser, if this machine has a screen."""
     if options.json:
         addresses = {
             "page": place.page,
@@ -397,7 +407,8 @@ class _StatusLine:
 
 @contextlib.contextmanager
 def _status(line: str) -> Iterator[_StatusLine]:
-    """A line while the body runs, which can be changed on a terminal."""
+    """Show a line while the body runs. On a terminal the body can change it; elsewhere it is
+    printed once."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         _say(line)

@@ -120,7 +120,9 @@ class GgufHead:
         return str(self._value(key, str, default))
 
     def number(self, key: str, default: int | None = None) -> int:
-        """A whole number. Some files say one for each layer, as an array: then the largest of them."""
+        """The whole number of this entry; a `UsageError` where it is missing and there is no
+        default, or is no whole number. Some files have one for each layer, as an array: then the
+        largest."""
         found = self._value(key, (int, list), default)
         if isinstance(found, list):
             if not found or not all(type(each) is int for each in found):
@@ -164,7 +166,7 @@ class GgufHead:
 
 
 def is_gguf(source: str | Path) -> bool:
-    """Whether this names a GGUF file: by its name, or by its first bytes."""
+    """Whether this names a GGUF file: by the ending of its name, or by the file's first bytes."""
     path = Path(source)
     if path.suffix.lower() == ".gguf":
         return True
@@ -178,7 +180,8 @@ def is_gguf(source: str | Path) -> bool:
 
 
 def read_head(path: str | Path) -> GgufHead:
-    """Metadata and tensors of a file; a `UsageError` of one line for anything else."""
+    """Read the head of a GGUF file: its metadata, and where its tensors lie. A `UsageError` of one
+    line for a file that is missing, damaged or none."""
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -218,6 +221,7 @@ class _Parser:
         version = self._scalar("<I")
         if version not in _VERSIONS:
             raise self._damaged(f"version {version} of the format is not known")
+        # `least` is how many bytes the description of a tensor, or an entry, takes at least.
         tensors = self._count("<Q", _MOST_TENSORS, "tensors", least=24)
         entries = self._count("<Q", _MOST_ENTRIES, "entries of metadata", least=13)
         metadata: dict[str, Any] = {}
@@ -236,7 +240,7 @@ class _Parser:
         return GgufHead(self._path, metadata, placed)
 
     def _tensor(self) -> _Described:
-        """Read the description of one tensor."""
+        """Read the description of one tensor: its name, shape, type, and where it begins."""
         name = self._string(_MOST_NAME, "a tensor's name")
         dimensions = self._scalar("<I")
         if not 0 <= dimensions <= _MOST_DIMENSIONS:

@@ -135,8 +135,9 @@ class GgufTokenizer:
 
 
 def tokenizer_of(head: GgufHead) -> GgufTokenizer:
-    """Rebuild the tokenizer of a file from its metadata; an error of one line where it cannot be
-    rebuilt."""
+    """Rebuild a model's tokenizer from the metadata of its GGUF file, with its special tokens and
+    chat template; an error of one line where the file is damaged, or cuts words by an unknown
+    rule."""
     pieces = _distinct(head.array("tokenizer.ggml.tokens", str))
     if not pieces:
         raise UsageError(f"{head.path} has no vocabulary")
@@ -186,8 +187,8 @@ def _distinct(pieces: Sequence[str]) -> list[str]:
 
 
 def _byte_level(head: GgufHead, pieces: Sequence[str]) -> tuple[Tokenizer, bool]:
-    """A tokenizer with merges over bytes, as GPT-2 began it, and whether its texts begin with the
-    begin token where the file does not say."""
+    """Make a tokenizer that merges bytes to tokens, as GPT-2's does. Returns it, and whether a text
+    begins with the begin token if the file does not say."""
     name = head.text("tokenizer.ggml.pre", "")
     rule = _RULES.get(name)
     if rule is None:
@@ -216,8 +217,9 @@ def _byte_level(head: GgufHead, pieces: Sequence[str]) -> tuple[Tokenizer, bool]
 def _sentence_pieces(
     head: GgufHead, pieces: Sequence[str], kinds: Sequence[int]
 ) -> tuple[Tokenizer, bool]:
-    """A tokenizer with merges over characters and the bytes to fall back on, as SentencePiece has
-    them, and whether its texts begin with the begin token where the file does not say: they do."""
+    """Make a tokenizer that merges characters to tokens, as SentencePiece does, and falls back on
+    bytes for characters that it does not know. Returns it, and whether a text begins with the begin
+    token if the file does not say: it does."""
     scores = head.array("tokenizer.ggml.scores", (int, float))
     if len(scores) != len(pieces):
         raise UsageError(
@@ -271,7 +273,7 @@ def _add_special(core: Tokenizer, pieces: Sequence[str], kinds: Sequence[int]) -
     others = []
     for piece, kind in zip(pieces, kinds, strict=True):
         if not piece:
-            continue
+            continue  # there is no text to find
         if kind in (_CONTROL, _UNKNOWN):
             special.append(AddedToken(piece, normalized=False, special=True))
         elif kind == _USER_DEFINED:

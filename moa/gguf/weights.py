@@ -19,8 +19,9 @@ _AT_ONCE = 2**24
 
 
 def rows_of(path: Path, tensor: StoredBlocks) -> Iterator[Float]:
-    """Yield a tensor as float32, some rows at a time, `[rows, width]`; a tensor of one dimension is
-    one row."""
+    """Unpack a tensor of a GGUF file, and yield its numbers as float32, some rows `[rows, width]`
+    at a time, so that a large one is never whole in memory. A tensor of one dimension is one
+    row."""
     unpack = _UNPACK.get(tensor.kind)
     if unpack is None:
         raise UnsupportedModelError(

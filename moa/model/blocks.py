@@ -60,6 +60,8 @@ class Attention(nn.Module):
     """Projections of grouped-query attention; the caller provides the mask."""
 
     def __init__(self, width: int, heads: int, kv_heads: int) -> None:
+        """Make the projections between states of this width and `heads` query heads, which share
+        `kv_heads` heads of keys and values."""
         super().__init__()
         self.heads = heads
         self.kv_heads = kv_heads
@@ -108,6 +110,8 @@ class Block(nn.Module):
     def __init__(
         self, width: int, heads: int, kv_heads: int, intermediate: int, eps: float
     ) -> None:
+        """Make a layer over states of this width; `intermediate` is the inner width of its
+        feed-forward part."""
         super().__init__()
         self.self_attn = Attention(width, heads, kv_heads)
         self.mlp = MLP(width, intermediate)

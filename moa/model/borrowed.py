@@ -166,6 +166,7 @@ class PerLayerInputs(nn.Module):
     its embedding."""
 
     def __init__(self, backbone: Any) -> None:
+        """Use the modules of a model's decoder, without a copy."""
         super().__init__()
         table: Any = backbone.embed_tokens_per_layer
         self.table = cast(nn.Embedding, table)
@@ -193,8 +194,10 @@ class BorrowedLayers(nn.Module):
     """
 
     def __init__(self, backbone: nn.Module, count: int) -> None:
+        """Use the last `count` layers of a model's decoder, without a copy, and freeze them."""
         super().__init__()
         self.layers = nn.ModuleList(list(backbone.layers)[-count:])  # type: ignore[arg-type]
+        # LFM2 calls its last norm so, though it is no norm of embeddings.
         last_norm = backbone.norm if hasattr(backbone, "norm") else backbone.embedding_norm
         self.norm = cast(nn.Module, last_norm)
         self._rotary = _rotary_of(backbone)
@@ -240,7 +243,8 @@ class BorrowedLayers(nn.Module):
     def reading_layer(
         self, index: int, x: Tensor, positions: Tensor, mask: Tensor, beside: BesideStates
     ) -> Tensor:
-        """States after a layer that keeps no rows, and attends over those of an earlier one."""
+        """Run a layer that has no keys and values of its own: it attends over those of an earlier
+        layer, which are in `beside`. Returns the states after it."""
         return self._run(index, x, positions, mask, None, beside)
 
     def running_layer(
@@ -260,7 +264,8 @@ class BorrowedLayers(nn.Module):
         cache: Any,
         beside: BesideStates | None = None,
     ) -> Tensor:
-        """Run one of the library's layers, with its own arguments for rotary positions and cache."""
+        """Run one of the library's layers, with the arguments that its family takes for rotary
+        positions, cache, and what later layers share; returns the states after it."""
         arguments = self._rotary(x, positions, self._kinds[index]) | {self._cache_argument: cache}
         if self._takes_shared_rows:
             beside = beside or BesideStates()
@@ -277,6 +282,8 @@ class Sibling(nn.Module):
     and head."""
 
     def __init__(self, model: PreTrainedModel) -> None:
+        """Use the modules of a loaded model, without a copy, and freeze them; an
+        `UnsupportedModelError` for a model that cannot be a drafter."""
         super().__init__()
         refuse_as_sibling(model.config)
         backbone = model.get_decoder()
@@ -294,13 +301,15 @@ class Sibling(nn.Module):
         """Tokens that a layer sees, where it looks through a sliding window."""
         self.per_layer = PerLayerInputs(backbone) if per_layer_width(model.config) else None
         for layer in self.decoder.layers:
+            # The library's own loops over tokens, which an exported graph may not.
             if isinstance(own := getattr(layer, "linear_attn", None), nn.Module):
                 layer.linear_attn = GatedDelta(own)
         self.requires_grad_(False)
 
     @classmethod
     def empty(cls, config: Mapping[str, Any]) -> Sibling:
-        """A model whose weights will be loaded later."""
+        """A model of the shape that a `config.json` describes, with random weights: its own are
+        loaded later. A `ConfigError` where that is no causal language model."""
         values = dict(config)
         try:
             shape = AutoConfig.for_model(values.pop("model_type"), **values)
@@ -337,9 +346,9 @@ class Sibling(nn.Module):
 
 
 def _rotary_of(backbone: nn.Module) -> Callable[[Tensor, Tensor, str | None], dict[str, Any]]:
-    """A function of states, positions and a layer's kind that returns the layer's arguments for its
-    rotary positions. Families with two kinds of layers rotate each kind in its own way, and name
-    that differently in transformers 4 and 5."""
+    """Return a function of states, positions and a layer's kind, which returns the arguments that
+    tell a layer of this model its rotary positions. Families with two kinds of layers rotate each
+    kind in its own way, and name that differently in transformers 4 and 5."""
     by_kind: Any = getattr(backbone, "rotary_embs", None)
     if by_kind is not None:  # OLMo 3 in transformers 4
         return lambda x, positions, kind: {"position_embeddings": by_kind[kind](x, positions)}

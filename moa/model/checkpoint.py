@@ -30,7 +30,8 @@ def filled(make: Callable[[], Filled], state: dict[str, torch.Tensor], folder: P
 
 
 def stored_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Read all tensors of a folder's safetensors files."""
+    """Read all tensors of a folder's safetensors files, by name; a `UsageError` if there is no such
+    file, or a damaged one."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise UsageError(f"no drafter weights in {folder}: there is no *.safetensors file")

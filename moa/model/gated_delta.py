@@ -71,7 +71,7 @@ class GatedDelta(nn.Module):
         )
         conv = layer.conv1d
         mixed = F.silu(F.conv1d(mixed, conv.weight, conv.bias, groups=conv.groups))
-        mixed = mixed[:, :, -tokens:].transpose(1, 2)
+        mixed = mixed[:, :, -tokens:].transpose(1, 2)  # without the inputs before the step
         widths = [layer.key_dim, layer.key_dim, layer.value_dim]
         query, key, value = torch.split(mixed, widths, dim=-1)
         rate = layer.in_proj_b(hidden_states).sigmoid()

@@ -32,8 +32,9 @@ async def start_child(
     stdout: int | IO[bytes] | None = None,
     stderr: int | IO[bytes] | None = None,
 ) -> asyncio.subprocess.Process:
-    """Run `main`, a `module:function`, with these arguments. Ctrl-C in the terminal does not reach
-    it: its parent ends it."""
+    """Start a child process that runs `main`, a `module:function` of ours, with these arguments. It
+    ends when this process does, in any case. Ctrl-C in the terminal does not reach it: its parent
+    ends it."""
     module, _, function = main.partition(":")
     return await asyncio.create_subprocess_exec(
         sys.executable,
@@ -48,7 +49,8 @@ async def start_child(
 
 
 async def end_child(process: asyncio.subprocess.Process) -> None:
-    """Ask a child to end, and see that it has."""
+    """Ask a child process to end, kill it if it has not after a while, and wait until it is
+    gone."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:

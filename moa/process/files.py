@@ -31,8 +31,10 @@ def named(path: Path) -> Iterator[None]:
 def write_whole(
     path: Path, content: bytes, check: Callable[[Path], object] = lambda written: None
 ) -> None:
-    """Replace `path`, readable by its owner only. `check` may look at what was written, and raise:
-    then nothing changes."""
+    """Replace the file at `path` as a whole by this content, readable by its owner only: it is
+    written beside it first, then renamed. `check` may look at what was written, and raise: then
+    nothing changes."""
+    # What earlier writes have left behind whose processes were killed is removed.
     prefix = f".{path.name}."
     for old in path.parent.glob(f"{glob.escape(prefix)}*{_SUFFIX}"):
         with contextlib.suppress(OSError):
@@ -64,9 +66,10 @@ def digest_of(content: bytes) -> bytes:
 
 
 def replace_known(path: Path, content: bytes, known: bytes | None) -> None:
-    """Replace a file of this digest, or create one if `known` is None; `Changed`, and the file
-    stays, if another process has written it. Compared and replaced under the file's lock, so of
-    two writers that know the same content one is told."""
+    """Replace a file whose content the writer knows, by its digest `known`; None: there is no file
+    yet. If another process has written it since, `Changed` is raised, and the file stays. It is
+    compared and replaced under a lock, so that of two writers that know the same content one is
+    told."""
     if known is None:
         _create(path, content)
         return
@@ -80,7 +83,8 @@ def replace_known(path: Path, content: bytes, known: bytes | None) -> None:
 
 
 def _create(path: Path, content: bytes) -> None:
-    """Create a file; `Changed` if there is one. An empty file is made first, for a lock needs one."""
+    """Create a file with this content; `Changed` if there is one already. An empty file is made
+    first, because a lock needs a file."""
     try:
         path.open("xb").close()  # fails if there is one
     except FileExistsError:

@@ -34,7 +34,8 @@ class HalfOpen:
     def __init__(
         self, most: int, dropped: Callable[[str, int], None] = lambda peer, count: None
     ) -> None:
-        """`dropped` is called with the peer of a dropped connection, and how many its address had."""
+        """Let `most` connections be in their handshake at once. `dropped` is called with the peer
+        of a connection that was dropped for a new one, and how many its address had."""
         self.most = most
         self._dropped = dropped
         self._waiting: dict[HalfOpenConnection, str] = {}
@@ -82,8 +83,9 @@ class HalfOpen:
 
 
 def room_for_connections(wanted: int, half_open: int, *, ports: int = 1) -> tuple[int, int]:
-    """How many connections, and half-open ones, fit the process's limit of open files, which it
-    shares among so many ports."""
+    """How many connections, and half-open ones (in their handshake), a port may have: as many as
+    are wanted, or fewer where the process's limit of open files, shared among so many ports, has no
+    room for them. A quarter of the room at most is for half-open ones."""
     free = _free_descriptors()
     if free is None:
         return wanted, half_open
@@ -96,7 +98,8 @@ def room_for_connections(wanted: int, half_open: int, *, ports: int = 1) -> tupl
 
 
 def _free_descriptors() -> int | None:
-    """How many more files this process may open; None if unknown."""
+    """How many more files this process may open, those that it needs for other things left out;
+    None if that is not limited, or unknown."""
     try:
         import os
         import resource
@@ -108,5 +111,5 @@ def _free_descriptors() -> int | None:
     try:
         used = len(os.listdir("/dev/fd"))
     except OSError:
-        used = 3
+        used = 3  # input, output and errors
     return max(2, soft - used - _SPARE_DESCRIPTORS)

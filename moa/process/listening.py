@@ -25,7 +25,8 @@ class _ListeningSocket(socket.socket):
     """A descriptor that is given up to accept a connection, so that it can be closed."""
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """The next connection; BlockingIOError, as if there were none, when it had to be refused."""
+        """Accept the next connection. Where the process has no file descriptor left for it, it is
+        refused, and `BlockingIOError` raised, as if there were none: the event loop waits then."""
         if self._spare < 0:
             self._spare = _any_descriptor()
         try:
@@ -42,7 +43,8 @@ class _ListeningSocket(socket.socket):
         super().close()
 
     def _refuse_one(self) -> None:
-        """Accept a connection by the spare descriptor, and close it."""
+        """Refuse a connection: accept it with the descriptor that was kept spare, close it, and
+        keep a descriptor spare again."""
         self._give_up_spare()
         try:
             connection, address = super().accept()
@@ -70,9 +72,10 @@ class Port:
     """A port of this machine, for as long as the body runs. It refuses connections until `listen`."""
 
     def __init__(self, host: str, port: int, *, flag: str = "--port") -> None:
-        """Port 0 is one that the system chooses. A name that has addresses of both kinds, as
-        localhost has, stands for the IPv4 one, which all clients of the name try. `flag` is where
-        the user chooses another port."""
+        """Take a port of this host; a `UsageError` if that cannot be, for example because it is in
+        use. Port 0 is one that the system chooses. A name that has addresses of both kinds, as
+        localhost has, stands for the IPv4 one, which all clients of the name try. `flag` is the
+        option by which the user chooses another port, for the error."""
         self._host = host
         self.number = port
         self._flag = flag

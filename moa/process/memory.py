@@ -61,7 +61,8 @@ def available_bytes() -> int:
 
 
 def _free_of_machine() -> int | None:
-    """What is free or can be freed; None if the system does not say."""
+    """Bytes of the machine's memory that are free or can be freed; None if the system does not
+    say."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             for line in file:
@@ -73,7 +74,9 @@ def _free_of_machine() -> int | None:
 
 
 def _free_of_group() -> int | None:
-    """What a container's limit leaves; files that it has read are given up when others need room."""
+    """Bytes that the limit of this process's control group (a container's) leaves; None without
+    one. Of what the group uses, cached files count as free: they are given up when others need
+    room."""
     folder = "/sys/fs/cgroup"
     try:
         with open(f"{folder}/memory.max", encoding="ascii") as file:

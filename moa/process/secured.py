@@ -58,7 +58,9 @@ class Secured(asyncio.Protocol):
             super().eof_received()
 
     async def _secure(self, handshake: _Begun) -> None:
-        """Wait for the TLS handshake, and establish the other protocol's connection."""
+        """Wait for the TLS handshake, then establish the other protocol's connection, over TLS, and
+        pass on the bytes that have come for it. Where the handshake fails, nobody is told of the
+        connection."""
         try:
             transport = await handshake
         except OSError:  # TLS's own errors are among these

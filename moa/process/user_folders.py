@@ -29,8 +29,8 @@ class NoHomeError(UsageError):
 
 
 def _below(variable: str, usual: str, environment: Mapping[str, str] = os.environ) -> Path:
-    """Our folder in the one that an environment variable names, or in the usual one, which is below
-    the home folder."""
+    """Our folder in the one that an environment `variable` names, or else in the `usual` one below
+    the home folder; a `NoHomeError` where there is neither."""
     given = environment.get(variable)
     if given:
         return Path(given) / _NAME

@@ -45,7 +45,8 @@ class _Work:
         """How much of the processor this program had used then."""
 
     def takes_too_long(self) -> bool:
-        """Whether nobody should wait for it any more."""
+        """Whether this work has run too long, by the clock and by the processor, since the watch
+        saw it first: at the first call it is never late."""
         now = time.monotonic()
         used = time.process_time()
         if not self.first_seen:
@@ -70,7 +71,8 @@ _forward: list[int] = []
 
 @contextlib.contextmanager
 def watched(options: Any = None) -> Iterator[None]:
-    """Native work for as long as the body runs; a step with its RunOptions."""
+    """Count the body as native work, which Python cannot interrupt. With `options`, the RunOptions
+    of a graph's step, the step is ended if it takes too long."""
     work = _Work(options)
     _running[id(work)] = work
     if work.in_main_thread and _wakeup:
@@ -99,7 +101,8 @@ def _started(body: Callable[[], None]) -> threading.Thread:
 
 
 def _watch_steps() -> None:
-    """End steps that take too long, for as long as the program runs."""
+    """Tell steps that take too long to end. This runs in a thread for as long as the program does,
+    and sleeps while there are none."""
     while True:
         _steps_run.wait()
         time.sleep(_LOOK_SECONDS)
@@ -121,8 +124,10 @@ def _running_steps() -> list[_Work]:
 
 
 def end_by_ctrl_c() -> None:
-    """From now on Ctrl-C ends the program also while the main thread is inside native work. To be
-    called by the main thread, again whenever asyncio has taken the wakeup descriptor."""
+    """Have Ctrl-C end the program from now on also while the main thread is inside native work,
+    where Python does not hear of it. A thread is told of signals by a descriptor (`set_wakeup_fd`);
+    asyncio takes that for itself with each handler, so that this must be called again, by the main
+    thread."""
     if threading.current_thread() is not threading.main_thread() or os.name == "nt":
         return
     if not _wakeup:
