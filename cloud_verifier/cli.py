@@ -9,7 +9,7 @@ import dataclasses
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from cloud_verifier import bearer_tokens, logs
 from cloud_verifier.logs import log
@@ -105,6 +105,12 @@ def parser(kind: type[CommandParser] = CommandParser) -> CommandParser:
         choices=("debug", "info", "warning", "error"),
         help="info: start, connections and sessions, never their text (default: %(default)s)",
     )
+    serve.add_argument(
+        "--log-format",
+        default="auto",
+        choices=get_args(logs.LogFormat),
+        help="text: lines for people; auto: those on a terminal, else JSON (default: %(default)s)",
+    )
     add_flags(serve.add_argument_group("batching"), Settings, _BATCHING)
     add_flags(
         serve.add_argument_group("limits"),
@@ -147,7 +153,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     then drain."""
     settings = settings_from(arguments)
     auth = Authenticator(settings.auth_tokens)
-    logs.configure(arguments.log_level, settings.limits)
+    logs.configure(arguments.log_level, settings.limits, arguments.log_format)
     # What cannot be used is said before anything is loaded, torch included.
     _ = settings.tls
     _check_paths(settings)

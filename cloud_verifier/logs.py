@@ -1,5 +1,5 @@
-"""Logs with one JSON object a line, with session and round if there is one. Text and tokens of
-users are never logged.
+"""Logs with one JSON object a line, with session and round if there is one; on a terminal lines for
+people. Text and tokens of users are never logged.
 
 Unauthenticated clients cause log lines too. So remote text is escaped and shortened, and lines are
 rate-limited for each principal, or address without one: the first line over the limit says so, and
@@ -12,17 +12,21 @@ import json
 import logging
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from moa.safe_text import safe_line, safe_text
 from moa.token_bucket import TokenBucket
 from moa.wire.limits import Limits
 
 log = logging.getLogger("cloud_verifier")
+
+LogFormat = Literal["auto", "json", "text"]
+"""How records are written; auto is text on a terminal, and else JSON."""
 
 _FIELDS = (
     "session",
@@ -50,10 +54,27 @@ _FIELDS = (
 _MAX_SOURCES = 1024
 _BURST_SECONDS = 5.0
 _LONGEST_TRACE = 8000
+_SHORT_SESSION = 8
+"""Characters of a session's id that a reader needs to tell it from others."""
+_INDENT = " " * 9
+"""What stands before the lines of a trace: the width of the time."""
+
+
+def _fields(record: logging.LogRecord) -> dict[str, int | float | str]:
+    """Returns the fields of a record that say something, with remote text escaped and shortened.
+    They come from `extra`."""
+    fields: dict[str, int | float | str] = {}
+    for name in _FIELDS:
+        value = getattr(record, name, None)
+        if value in (None, "", b"", 0):
+            continue
+        known = value.hex() if isinstance(value, bytes) else value
+        fields[name] = known if isinstance(known, int | float) else safe_line(str(known))
+    return fields
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as JSON; the fields above come from `extra`."""
+    """Formats a record as JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns a log record as a line of JSON; remote text in it is escaped and shortened."""
@@ -62,15 +83,43 @@ class JsonFormatter(logging.Formatter):
             + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "message": safe_line(record.getMessage()),
+            **_fields(record),
         }
-        for name in _FIELDS:
-            value = getattr(record, name, None)
-            if value not in (None, "", b"", 0):
-                known = value.hex() if isinstance(value, bytes) else value
-                entry[name] = known if isinstance(known, int | float) else safe_line(str(known))
         if record.exc_info:
-            entry["exception"] = safe_text(self.formatException(record.exc_info))[-_LONGEST_TRACE:]
+            entry["exception"] = _trace(self, record)
         return json.dumps(entry, ensure_ascii=False)
+
+
+class LineFormatter(logging.Formatter):
+    """Formats a record for people."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns a log record as a line with local time, level, message and fields; the trace of an
+        exception follows in lines of its own. Remote text is escaped and shortened."""
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        words = [f"{clock} {record.levelname.lower():7} {safe_line(record.getMessage())}"]
+        for name, value in _fields(record).items():
+            if name == "event":
+                continue  # the message's name, for programs
+            if name == "session":
+                value = str(value)[:_SHORT_SESSION]
+            words.append(f"{name}={_quoted(value)}")
+        line = "  ".join(words)
+        if record.exc_info:
+            line += "\n" + textwrap.indent(_trace(self, record), _INDENT)
+        return line
+
+
+def _quoted(value: int | float | str) -> str:
+    """Returns a field's value as a reader sees where it ends: in quotes if it has several words."""
+    text = str(value)
+    return json.dumps(text, ensure_ascii=False) if " " in text else text
+
+
+def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    """Returns the end of the trace of a record's exception, with what is no text escaped."""
+    assert record.exc_info
+    return safe_text(formatter.formatException(record.exc_info))[-_LONGEST_TRACE:]
 
 
 class FairShare(logging.Filter):
@@ -127,11 +176,18 @@ class ToStandardError(logging.Handler):
             pass
 
 
-def configure(level: str, limits: Limits) -> None:
-    """Send the logs of the verifier and of its libraries to stderr as JSON."""
+def _formatter(log_format: LogFormat) -> logging.Formatter:
+    """Returns what formats the log records."""
+    for_people = log_format == "text" or (log_format == "auto" and sys.stderr.isatty())
+    return LineFormatter() if for_people else JsonFormatter()
+
+
+def configure(level: str, limits: Limits, log_format: LogFormat = "auto") -> None:
+    """Send the logs of the verifier and of its libraries to stderr, by default as JSON, or to a
+    terminal as lines for people."""
     for logger in (log, logging.getLogger()):
         handler = ToStandardError()
-        handler.setFormatter(JsonFormatter())
+        handler.setFormatter(_formatter(log_format))
         handler.addFilter(FairShare(limits.max_log_lines_per_second))
         logger.handlers[:] = [handler]
     log.setLevel(level.upper())

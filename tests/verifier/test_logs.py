@@ -1,12 +1,24 @@
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import logging
+import re
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from cloud_verifier.logs import FairShare, JsonFormatter, configure, log
+from cloud_verifier.logs import (
+    FairShare,
+    JsonFormatter,
+    LineFormatter,
+    LogFormat,
+    configure,
+    log,
+)
 from moa.wire import Limits
 
 
@@ -39,6 +51,65 @@ def test_a_line_is_one_object_and_what_strangers_sent_is_harmless() -> None:
     assert len(JsonFormatter().format(traced)) < 10_000
 
 
+def test_a_line_for_people_has_time_level_message_and_fields() -> None:
+    fields: dict[str, Any] = {
+        "event": "ended",
+        "principal": "al\x9bice",
+        "session": b"\x01" * 16,
+        "reason": "the link is gone",
+        "tokens": 50,
+    }
+    made = record("session\x1b[2J ended\n", **fields)
+    line = LineFormatter().format(made)
+    assert re.fullmatch(
+        r"\d\d:\d\d:\d\d info    session\\x1b\[2J ended\\n  session=01010101  "
+        r'principal=al\\x9bice  reason="the link is gone"  tokens=50',
+        line,
+    ), line
+    made.exc_info = (ValueError, ValueError("x\x1b" * 10**6), None)
+    traced = LineFormatter().format(made)
+    assert traced.startswith(line + "\n" + " " * 9)
+    assert "\x1b" not in traced
+    assert len(traced) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("log_format", "terminal", "is_json"),
+    [
+        ("auto", False, True),
+        ("auto", True, False),
+        ("json", True, True),
+        ("text", False, False),
+    ],
+)
+def test_a_pipe_gets_json_and_a_terminal_lines_for_people(
+    log_format: LogFormat, terminal: bool, is_json: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(written, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", written)
+    with configured(Limits(), log_format):
+        log.info("listening", extra={"event": "listening", "url": "ws://127.0.0.1:1"})
+    line = written.getvalue()
+    assert line.startswith("{") == is_json
+    if is_json:
+        assert json.loads(line)["url"] == "ws://127.0.0.1:1"
+    else:
+        assert line.endswith(" info    listening  url=ws://127.0.0.1:1\n")
+
+
+@contextlib.contextmanager
+def configured(limits: Limits, log_format: LogFormat = "auto") -> Iterator[None]:
+    root = logging.getLogger()
+    before = root.handlers[:], log.handlers[:], log.propagate, log.level
+    try:
+        configure("info", limits, log_format)
+        yield
+    finally:
+        root.handlers[:], log.handlers[:], log.propagate, log.level = before
+        logging.captureWarnings(False)
+
+
 def test_lines_are_shared_fairly_and_the_log_says_what_is_left_out() -> None:
     now = 0.0
     share = FairShare(10, clock=lambda: now)
@@ -59,16 +130,10 @@ def test_lines_are_shared_fairly_and_the_log_says_what_is_left_out() -> None:
 
 
 def test_lines_of_libraries_are_limited_too(capsys: pytest.CaptureFixture[str]) -> None:
-    root = logging.getLogger()
-    before = root.handlers[:], log.handlers[:], log.propagate, log.level
-    try:
-        configure("info", Limits(max_log_lines_per_second=2))
+    with configured(Limits(max_log_lines_per_second=2)):
         for _ in range(100):
             logging.getLogger("asyncio").error("socket.accept() out of system resource")
         logging.getLogger("another").error("and another library")
-    finally:
-        root.handlers[:], log.handlers[:], log.propagate, log.level = before
-        logging.captureWarnings(False)
     lines = [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()]
     assert len(lines) == 12
     assert lines[-2:] == ["more lines of this source are left out", "and another library"]
