@@ -71,8 +71,8 @@ def row_bytes(dtype: PayloadDtype, heads: int, head_dim: int) -> int:
     position, takes in a payload of this precision."""
     numbers = heads * head_dim  # of the keys, and as many of the values
     if dtype == "fp16":
-        return 2 * (2 * numbers)
-    scale_bytes = 2 * heads * (head_dim // _group(dtype, head_dim))
+        return 2 * (2 * numbers)  # two bytes a number
+    scale_bytes = 2 * heads * (head_dim // _group(dtype, head_dim))  # a scale is an fp16 number
     if dtype == "int8":
         return 2 * (numbers + scale_bytes)
     if head_dim % 2:

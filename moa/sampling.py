@@ -52,7 +52,8 @@ class SamplingSettings:
     """Tokens, each once, and what is added to their logits."""
 
     def __post_init__(self) -> None:
-        """A `ConfigError` that names the setting that is out of range."""
+        """Raise a `ConfigError` that names the first setting that is out of range, and its
+        range."""
         rules = {
             "temperature": (
                 self.temperature == 0.0 or MIN_TEMPERATURE <= self.temperature <= 100.0,
@@ -144,7 +145,8 @@ Context = Sequence[int] | NDArray[np.int64]
 
 
 def penalize(logits: NDArray[np.float64], penalty: float, context: Context) -> NDArray[np.float64]:
-    """Make every token already in the context less likely, the way `transformers` does."""
+    """Return the logits with those of tokens that are in the context made lower by the repetition
+    penalty, the way `transformers` does; however often a token occurs, it counts once."""
     if penalty == 1.0 or not len(context):
         return logits
     seen = np.asarray(context, dtype=np.int64)
@@ -220,10 +222,10 @@ def choose(
     allowed: NDArray[np.bool_] | None = None,
     answer: Context = (),
 ) -> int:
-    """The token at `position` (its index in the whole sequence), given the logits of the position
-    before it; one of the `allowed`, as if there were no others. `answer` are the tokens since the
-    prompt, of which penalties count each. Raises a `NumericalError` where the logits contain NaN or
-    Inf."""
+    """Choose the token at `position`, its index in the text, from the logits after the token before
+    it. It is one of the `allowed`, as if there were no others. The repetition penalty is for the
+    tokens of the `context`, the other penalties for those of the `answer`, the tokens since the
+    prompt. A `NumericalError` where the logits contain NaN or Inf."""
     if not np.isfinite(logits.max()):
         raise NumericalError(NO_LOGITS)
     if settings.plain_greedy and allowed is None:

@@ -104,8 +104,9 @@ class TextStream:
         return self._marks[-1].shown
 
     def flush(self) -> str:
-        """The text that was held back; call it last. A character of which only the first bytes are
-        there is left out: they stand for none."""
+        """Return the text that was held back, because it could have become a stop string or a
+        longer character; call it when the last token was added. A character of which only the first
+        bytes are there is left out: they stand for none."""
         mark = self._marks[-1]
         if mark.stopped:
             return ""

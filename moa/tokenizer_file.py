@@ -72,7 +72,8 @@ def checked_tokenizer(file: Path) -> bytes:
 
 
 def _check_growth(*parts: msgspec.Raw) -> None:
-    """Refuse parts that, run one after the other, could make far more text than goes in."""
+    """Raise a `BundleError` if these parts of a tokenizer, run one after the other on a text, could
+    make far more text than goes in: each step multiplies what the steps before it have made."""
     growths: list[float] = []
     for part in parts:
         growths += _growths(msgspec.json.decode(part))

@@ -118,7 +118,8 @@ class Accepted:
 
 
 def walk(tokens: Sequence[int], parents: Sequence[int]) -> Generator[int, int, Accepted]:
-    """Walk from node 0 along the target's choices while they are in the tree.
+    """Walk down a draft tree from its root, node 0, along the target's choices for as long as they
+    are in the tree: the nodes on the way are accepted.
 
     Yields a node, and is sent the target's token after it: the same function of logits, sampling
     settings, seed and position that decides without a draft. That is why speculation cannot change

@@ -79,6 +79,8 @@ class Api:
     """Other names of the model that requests may use; `*`: any."""
 
     def __post_init__(self) -> None:
+        """Make what the endpoint keeps from one request to the next: counts, recorded streams, who
+        may use how much of the event loop, and answers that are to be checked later."""
         self._counted = Counted(self.answerer, self.metrics, self.limits.max_running)
         self._kept = Recordings(
             time.monotonic,

@@ -51,8 +51,9 @@ class Tokenizing(Protocol):
 async def encoded(
     tokenizer: Tokenizing, ask: AnswerRequest, *, context: int, vocabulary: int, longest: int
 ) -> Encoded:
-    """The question in tokens. `context` tokens fit, answer included; an answer has at most
-    `longest`."""
+    """Put a question into tokens, with the grammar that its answer must match. Prompt and answer
+    must fit into `context` tokens, and an answer has `longest` at most: a prompt that is too long
+    loses its oldest turns, if it may, or is an `ApiError`. Tokenizing runs in threads."""
     question = ask.question
     _check_grammar(ask, ask.grammar)
     left_out = 0
@@ -123,7 +124,8 @@ def _prompt(tokenizer: Tokenizing, question: Question, room: int) -> tuple[_Prom
         offered = [listed(tool) for tool in tools.tools]
 
     def encode(sent: Sequence[Mapping[str, Any]]) -> _Prompt:
-        """The prompt that these messages make."""
+        """The prompt that these messages make, up to the beginning of the answer. Where the last
+        message is one of the assistant's, the answer goes on with it."""
         messages = form.messages(sent, tools)
         begun = ""
         last = messages[-1]

@@ -53,8 +53,8 @@ class RunningAnswer:
         """Characters that the answer has now."""
 
     def counted(self, event: AnswerEvent) -> tuple[AnswerEvent, ...]:
-        """Count an event. Returns it, with what is to be told beside it of messages that were left
-        out of the prompt."""
+        """Count what an event of the answer says in metrics and totals. Returns the events to pass
+        on: this one, and beside it a note if messages were left out of the prompt."""
         match event:
             case Began() if self._left_out:
                 return (event, Note(left_out_notice(self._left_out)))

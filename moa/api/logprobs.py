@@ -27,7 +27,8 @@ def chat(entries: Sequence[Scored]) -> dict[str, Any]:
 
 
 def completion(entries: Sequence[Scored], offset: int = 0) -> dict[str, Any]:
-    """`choices[].logprobs` of a completion whose text begins at this offset."""
+    """Log-probabilities of tokens as OpenAI's completions have them in `choices[].logprobs`. The
+    text of these tokens begins at character `offset` of the answer."""
     offsets = []
     for entry in entries:
         offsets.append(offset)

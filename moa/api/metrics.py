@@ -21,6 +21,7 @@ class ApiMetrics:
     """One endpoint's metrics; in the given registry, or one of their own."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        """Make all metrics, at zero, in this registry, or without one in a new one."""
         self.registry = registry or CollectorRegistry()
         self.requests = self._counter(
             "requests", "Requests, by route and status", "route", "status"

@@ -80,7 +80,9 @@ class _File:
     """A file in memory, with the headers that it is served with."""
 
     def __init__(self, content: bytes, kind: str, policy: str = POLICY) -> None:
-        """`kind` is its content type, empty for one that is not known: that may not compress."""
+        """Hold the content of a file, and compress it once. `kind` is its content type; one that is
+        not known is empty, and such a file is not compressed. `policy` says what a page may
+        load."""
         self._content = content
         self._compressed = gzip.compress(content, mtime=0) if kind else b""
         tag = hashlib.sha256(content).hexdigest()[:16]

@@ -31,6 +31,8 @@ class Presenter:
     """The text of one answer at its client."""
 
     def __init__(self, mode: Mode) -> None:
+        """Begin with an empty text. The mode says whether the client gets text that is not verified
+        yet."""
         self._mode = mode
         self._text = ""
         """All of the text."""
@@ -96,7 +98,8 @@ class Patience:
     """
 
     def __init__(self, mode: Mode, *, seconds: float, first: float, now: float) -> None:
-        """`first`: seconds for the first token; `seconds`: for unverified text in mode hold."""
+        """Begin to wait at the time `now`: `first` seconds for the first token, and in mode `hold`
+        `seconds` for unverified text to be verified."""
         self.deadline: float | None = now + first
         """When the next event comes too late; None: never."""
         self._mode = mode

@@ -160,7 +160,8 @@ class Recheck:
                 self._open = False
 
     def _tell(self, event: AnswerEvent, correction: Correction) -> None:
-        """Add to the stream what this event of the check changes."""
+        """Add to the recorded stream what an event of the check changes: in the client's text,
+        which `correction` knows, and at the end whether it is verified."""
         if isinstance(event, Reading):
             self._add(self.shape.news(event))
             return

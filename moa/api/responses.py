@@ -245,7 +245,8 @@ class ResponseShape:
     """One response: its current state, and the events for each change."""
 
     def __init__(self, model: str, call: ResponseCall, form: ToolFormat | None = None) -> None:
-        """`form`: how the model writes calls, if it may."""
+        """Begin the response to a request (`call`), which is in progress. `form` is how the model
+        writes calls of tools; None: it may write none."""
         self.id = f"resp_{secrets.token_hex(16)}"
         self._form = form
         self.marked = call.asks[0].mode == "provisional"
@@ -269,7 +270,8 @@ class ResponseShape:
         """How many were sent."""
 
     def snapshot(self) -> dict[str, Any]:
-        """The response object as it is now."""
+        """The response as an object of OpenAI's API, as it is now: it is sent when the response is
+        created, when it has ended, and as the answer to a request that does not stream."""
         output = [
             item if isinstance(item, dict) else item.snapshot(self._status) for item in self._items
         ]
@@ -454,7 +456,8 @@ class ResponseShape:
 
 
 def _usage(counts: Counts) -> dict[str, Any]:
-    """Tokens of the answer; figures of speculation are in `moa`."""
+    """The field `usage` of a response: its tokens, and in `moa`, a field of ours, how many were
+    drafted and accepted."""
     return {
         "input_tokens": counts.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},

@@ -223,8 +223,9 @@ class Shape:
 
 
 def _usage(ends: Iterable[Ended]) -> dict[str, Any]:
-    """Tokens of all choices together. Figures of speculation are in `moa`; those of the prediction
-    are where OpenAI has them."""
+    """The field `usage` of a response, over all its choices (answers): their tokens, and in `moa`,
+    a field of ours, how many were drafted and accepted. Those of a predicted text are where OpenAI
+    has them."""
     counts = [ended.counts for ended in ends]
     prompt_tokens = sum(count.prompt_tokens for count in counts)
     answer_tokens = sum(count.tokens for count in counts)

@@ -280,7 +280,8 @@ def listed(tool: Tool) -> dict[str, Any]:
 
 
 def _parsed(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message whose calls have their arguments as objects, as templates expect them."""
+    """A message in which the arguments of calls are objects, as chat templates expect them; in
+    requests they are JSON texts."""
     parsed = dict(message)
     calls = []
     for call in message.get("tool_calls", ()):

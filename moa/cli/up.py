@@ -61,7 +61,7 @@ DESCRIPTION = (
 
 
 def add(top: argparse.ArgumentParser) -> None:
-    """The subcommand's flags."""
+    """Add the flags of `moa-edge up` to its parser."""
     top.add_argument(
         "target",
         nargs="?",
@@ -200,7 +200,8 @@ async def _plan(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _show_plan(plan: dict[str, Any] | None, options: argparse.Namespace) -> None:
-    """Print what would be made; `plan` is None for the embedded pair."""
+    """Print what would be made, as lines or as JSON. `plan` is None for the pair of models that
+    comes with the program, for which nothing is made."""
     if options.json:
         print(json.dumps(plan or {"bundle": "", "made": True}, indent=2))
         return

@@ -89,6 +89,8 @@ class ChainBuffers:
             scale=real(chains),
             noise_keys=whole(DEEPEST, chains),
             level=whole(1),
+            # Ids as float64, which holds every one exactly, so that they are copied to the host
+            # together with the scores.
             tokens=real(DEEPEST, chains),
             scores=real(DEEPEST, chains),
         )

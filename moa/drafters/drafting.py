@@ -181,6 +181,10 @@ class Level:
         pool: SlotPool,
         device: torch.device,
     ) -> None:
+        """Lay out the frontier of each tree, the nodes that the model runs next, as one padded
+        batch: their tokens, positions, and the mask of what each sees. A node sees its text, its
+        ancestors in the tree, and itself; `pool` is the cache in which text and earlier nodes
+        lie."""
         self.requests = requests
         self.growers = growers
         self.slots = [request.slot for request in requests]

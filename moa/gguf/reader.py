@@ -148,8 +148,9 @@ class GgufHead:
         return list(found)
 
     def _value(self, key: str, kind: type | tuple[type, ...], default: Any) -> Any:
-        """The entry of a key, or else the default; a `UsageError` where there is none, or it is not
-        of this type."""
+        """The value of a metadata entry, or the default if there is no such entry; a `UsageError`
+        if both are missing, or the value is not of this type. `{arch}` in a key is the
+        architecture."""
         if key != "general.architecture":
             key = key.replace("{arch}", self.architecture)
         found = self.metadata.get(key, default)

@@ -239,6 +239,7 @@ class OnnxDrafter:
             # A score that is no number counts as that of a token which is masked.
             scores = [score if math.isfinite(score) else MASKED for score in scores]
             likely = sum(growth.tree.scores[node] + score >= least for score in scores)
+            # Tokens that a grammar forbids have very low scores, but are in the list.
             allowed = sum(score > FORBIDDEN for score in scores)
             count = min(max(1, likely), allowed)
             kept_tokens.append(tokens[:count])

@@ -57,7 +57,7 @@ class LlamaPlan:
 
     @property
     def figures(self) -> dict[str, int]:
-        """All sizes in megabytes."""
+        """All sizes by name, in megabytes, for logs."""
         sizes = {
             "weights": self.weights,
             "session": self.sequence,

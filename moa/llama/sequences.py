@@ -136,8 +136,9 @@ class Sequences(Slots):
         return content.tokens[content.held : length]
 
     def _cut_to(self, content: _Content, length: int) -> int:
-        """Have llama.cpp forget the tokens from `length` on. Returns how many it holds then: `length`,
-        or fewer where a recurrent state goes back to a checkpoint, or to nothing."""
+        """Have llama.cpp forget a slot's tokens from position `length` on. Returns how many it
+        holds then: `length`; or fewer for a model with a recurrent state, which cannot be cut, but
+        can only go back to a copy that was kept, or to nothing."""
         runtime = self._runtime
         if runtime.cut(content.sequence, length):
             return length

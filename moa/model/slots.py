@@ -30,6 +30,7 @@ class SlotPool(Slots):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
+        """Allocate the keys and values of `slots` sequences of up to `capacity` tokens, zeroed."""
         super().__init__(slots, capacity)
         shape = (layers, slots, kv_heads, capacity, head_dim)
         self.k = torch.zeros(shape, dtype=dtype, device=device)

@@ -363,8 +363,13 @@ class Policy:
         beside: int,
         plain_seconds: float,
     ) -> _Best:
-        """The depth, and the texts that draft to it, with the most expected tokens a second; depth
-        0 unless some depth is clearly faster than plain decoding."""
+        """Find the depth of drafts, and the texts that draft to it, with the most expected tokens a
+        second: accepted ones of all texts, by the time of drafting, reading and the target's
+        forward. Depth 0, plain decoding, unless some depth is clearly faster.
+
+        `reading` has, by the text's place in the round, the seconds that the drafter must read
+        before it can draft; texts for which it cannot are not in it.
+        """
         all_texts = len(texts)
         best = _Best(rate=_MARGIN * all_texts / plain_seconds)
         accepted: dict[int, list[float]] = {}
@@ -373,7 +378,8 @@ class Policy:
             is_due = self._now >= texts[place].due
             accepted[place] = self._hoped_totals if is_due else texts[place].accepted.totals()
             drafted[place] = self._all_drafted if is_due else texts[place].drafted.totals()
-        # Tokens that a second of reading costs in each of the next rounds.
+        # Tokens that a second of reading costs in each of the next rounds: what was read serves
+        # some rounds (`_FEW`), over which its cost is spread.
         tokens_for_reading = all_texts / plain_seconds / _FEW
         for depth in self._depths:
             level = depth - 1  # the lists begin with depth 1

@@ -22,6 +22,7 @@ class Prediction:
     through the bytes of thousands of tokens takes microseconds."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
+        """Use these tokens as the prediction of an answer that has not begun."""
         self._tokens = list(tokens)
         self._bytes = _as_bytes(self._tokens)
         self._position = 0

@@ -181,7 +181,8 @@ def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _likeliest(logprobs: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-    """The `count` largest of each row, the largest first; of equal ones the smallest id."""
+    """The tokens with the `count` largest log-probabilities of each row, `[rows, count]`, the
+    likeliest first; of equally likely ones the smallest ids."""
     if count == 0:
         return np.zeros((len(logprobs), 0), dtype=np.int64)
     smallest_kept = np.partition(logprobs, -count, axis=1)[:, -count]

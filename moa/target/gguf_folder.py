@@ -229,8 +229,9 @@ def _linear_rotation(head: GgufHead) -> dict[str, Any]:
 
 
 def _gemma(head: GgufHead, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a Gemma model's `config.json` for its windows, its caps of scores and its
-    scale, some of which the files leave to the family."""
+    """The entries of a Gemma model's `config.json` for its sliding windows, the caps of its scores
+    and their scale. GGUF files do not say some of these: they follow from the family and its
+    size."""
     layers = config["num_hidden_layers"]
     is_gemma3 = config["model_type"] == "gemma3_text"
     # Every sixth layer of Gemma 3, and every second of Gemma 2, sees all tokens, the others a
@@ -259,9 +260,10 @@ def _gemma(head: GgufHead, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _llama3_rotation(model: GgufModel, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry of a Llama model's `config.json` for scaled rotary frequencies; none where a file
-    has no table of them. A file has only the resulting factors, so the numbers that Llama 3 makes
-    them from are tried: another table is refused."""
+    """The entry of a Llama model's `config.json` for rotary frequencies that are scaled for long
+    texts; none where a file does not scale them. A GGUF file has only a table of the resulting
+    factors, and a config the numbers that they are made from: those of Llama 3 are tried, and
+    another table is refused."""
     tables = [(path, tensor) for path, tensor in model.tensors if tensor.name == _ROTATIONS]
     if not tables:
         return {}
@@ -378,8 +380,8 @@ def _write_weights(model: GgufModel, config: Mapping[str, Any], path: Path) -> N
 
 
 def _safetensors_header(tensors: Sequence[_Tensor]) -> bytes:
-    """The bytes of a safetensors file before its tensors, which follow each other without gaps: the
-    length of the header in 8 bytes, and the header, JSON with each tensor's type, shape and span."""
+    """The bytes with which a safetensors file begins: the length of the header in 8 bytes, and the
+    header, JSON with the type, shape and place of each tensor. The tensors follow without gaps."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for tensor in tensors:
@@ -411,8 +413,8 @@ def _parts_of(tensor: _Tensor) -> Iterator[memoryview]:
 
 
 def _renamed(model: GgufModel, config: Mapping[str, Any]) -> Iterator[_Tensor]:
-    """Yield the folder's tensors, each under transformers' name, and with what must be changed in
-    it."""
+    """Yield the tensors of a GGUF model as the folder is to have them: each under transformers'
+    name, with the function that changes its numbers where llama.cpp stores them otherwise."""
     is_gemma = config["model_type"].startswith("gemma")
     is_llama = config["model_type"] == "llama"
     for path, stored in model.tensors:

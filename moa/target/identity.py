@@ -287,8 +287,9 @@ def _source_id(folder: Path) -> str | None:
 
 
 def file_id(path: Path) -> str:
-    """The sha256 of the hashes of a file's pieces of 64 MiB, made in some threads: a large file is
-    read once, and then known by its inode, size and times."""
+    """A hash that follows from every byte of a file: the sha256 of the hashes of its pieces, which
+    are made in several threads. That of a large file is kept, and made anew only if the file's
+    inode, size or times have changed."""
     known = _known_digests(path, {_WHOLE: None})
     if known is not None:
         return known[_WHOLE]
@@ -375,8 +376,9 @@ def _known_digests(path: Path, names: Mapping[str, object]) -> dict[str, str] | 
 
 
 def _keep_digests(path: Path, digests: Mapping[str, str]) -> None:
-    """Write the digests of a file of weights to the user's cache, for the next start. Those of a
-    small file, or of one that may still be changing, are not kept."""
+    """Keep the digests of a file of weights in the user's cache, for the next start. Those of a
+    small file are not kept, nor those of a file that was changed a moment ago: it may be changing
+    still."""
     status = path.stat()
     changed_at = max(status.st_mtime, status.st_ctime)
     if status.st_size < _CACHED_FROM or changed_at > time.time() - _YOUNG_SECONDS:

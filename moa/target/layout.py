@@ -202,11 +202,13 @@ class Layout:
     def _mask(
         self, rows: Sequence[int], width: int, view: int, window: int | None
     ) -> Tensor | None:
-        """The additive mask `[rows, 1, repeats * width, view]` of a group (0: visible, the dtype's
-        smallest number: hidden), for layers in which a token looks back `window` tokens, or at all
-        (None). None where nothing is hidden.
+        """The additive attention mask `[rows, 1, repeats * width, view]` of a group of rows, 0
+        where a token sees a column and the dtype's smallest number where it does not; None where
+        nothing is hidden.
 
-        A token sees its slot's committed tokens, itself and its ancestors in the draft.
+        A token sees its slot's committed tokens, itself and its ancestors in the draft; with a
+        sliding `window` only the last so many of these. Rows are padded to `width` tokens, and look
+        at `view` columns of the cache.
         """
         sees_all = all(self._lengths[row] + 1 == view for row in rows)
         if width == 1 and window is None and sees_all:

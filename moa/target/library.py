@@ -161,6 +161,8 @@ class LibraryDecoder:
     def __init__(
         self, model: Any, facts: TargetFacts, cache: PagePool, *, plan: MaskPlan, head: Head
     ) -> None:
+        """Run a model of the library over this cache. `plan` says how it takes its masks, `head` is
+        its LM head."""
         self._backbone = model.get_decoder()
         self._facts = facts
         self._cache = cache
@@ -323,6 +325,7 @@ class _LayerInputs:
         is known only after the forward, and the function is called then."""
 
         def after(accepted: int) -> dict[int, LayerState]:
+            """The states of the row after its first `accepted` tokens."""
             result = states.after(row, accepted)
             if accepted == tokens:
                 return result

@@ -137,8 +137,9 @@ class PackedDecoder:
         """All is made at the start."""
 
     def _lay_out(self, batch: RowBatch) -> tuple[Layout, Tensor]:
-        """Return how a batch reads the cache (its groups, positions and masks), and its token ids
-        as a tensor on the device."""
+        """Return the layout of a batch, which says how its rows are grouped for attention, which
+        pages they read, and their positions and masks; and its token ids as a tensor on the
+        device."""
         layout = Layout(
             batch,
             self._cache,

@@ -136,8 +136,8 @@ class PagePool(Slots):
         return slot
 
     def release(self, slot: int) -> None:
-        """Release a slot and its pages. A page that no slot holds any more is zeroed, so that its
-        next user finds no data."""
+        """Release a slot, and its pages of keys and values. A page that no slot holds any more is
+        zeroed, so that its next user finds no data; others are shared, and stay."""
         self.check_taken(slot)
         pages = self.tables[slot, : self.pages_held[slot]]
         self._users[pages] -= 1

@@ -48,6 +48,7 @@ class RecurrentPool(PagePool):
     """Pages of keys and values, and the running states of the other layers."""
 
     def __init__(self, *, slots: int, **how: Any) -> None:
+        """Begin with empty slots; `how` is passed on for the pages of keys and values."""
         super().__init__(slots=slots, **how)
         self.states: list[States] = [{} for _ in range(slots)]
         self.texts: list[list[int]] = [[] for _ in range(slots)]
@@ -134,6 +135,8 @@ class RunningStates:
     layers read and write through its cache."""
 
     def __init__(self, before: Sequence[States]) -> None:
+        """Begin a forward over rows that have these states before it; what its layers compute is
+        noted here, and changes nothing that was committed."""
         self.before = before
         """The states of each row before the forward."""
         self.inputs: dict[int, Tensor] = {}

@@ -54,8 +54,9 @@ class RowBatch:
 
     @classmethod
     def of(cls, rows: Sequence[Row], vocab_size: int) -> Self:
-        """Pack the rows of a forward. A `UsageError` for whatever would crash the model: no rows, a
-        slot twice, tokens outside of the vocabulary, parents that do not come before their nodes."""
+        """Pack the rows of a forward, a tree of tokens for each slot, one after another into
+        arrays. A `UsageError` for whatever would crash the model: no rows, a slot twice, tokens
+        outside of the vocabulary, parents that do not come before their nodes."""
         if not rows:
             raise UsageError("a forward needs at least one row")
         slots = [row.slot for row in rows]

@@ -449,7 +449,7 @@ class Target:
 
     @property
     def machine(self) -> Machine:
-        """Where it computes."""
+        """The device, precision and hardware with which it computes, for people."""
         if self.device.type == "cuda":
             hardware = torch.cuda.get_device_name(self.device)
         else:

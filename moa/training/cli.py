@@ -195,8 +195,9 @@ def _answering(run: TrainingRun, slots: int) -> Target:
 
 
 def _dry_run(run: TrainingRun) -> dict[str, Any]:
-    """Everything except the training: the target runs over a few rows, and some steps are run, to
-    estimate time and memory; nothing is kept."""
+    """Do everything except the training, in a folder that is removed: the target runs over a few
+    rows, and some steps are run. Returns figures that estimate the time, memory and disk of the
+    run."""
     config = run.config
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -323,7 +324,7 @@ def record_numbers(drafter: Drafter) -> int:
 
 
 def _show(result: dict[str, Any], *, as_json: bool) -> None:
-    """Print a result: as JSON, or a figure a line."""
+    """Print a result, figures by name, as JSON or with a figure in each line."""
     if as_json:
         print(json.dumps(result))
         return

@@ -73,6 +73,8 @@ class PackedRows:
     wanted)."""
 
     def __init__(self, folder: Path) -> None:
+        """Open the rows that `pack` wrote into a folder. They are mapped: what is not looked at
+        takes no memory."""
         try:
             self._tokens = np.load(folder / "tokens.npy", mmap_mode="r")
             self._marks = np.load(folder / "marks.npy", mmap_mode="r")

@@ -139,8 +139,8 @@ class Loop:
     def run(
         self, *, stop_after: int | None = None, stop_seconds: float = math.inf
     ) -> list[dict[str, float]]:
-        """Train to the end, or for `stop_after` more steps, or until so many seconds have passed;
-        returns the history, one entry per step."""
+        """Train from the last checkpoint to the end, or for `stop_after` more steps, or until
+        `stop_seconds` have passed. Returns the history, an entry with the figures of each step."""
         deadline = time.monotonic() + stop_seconds
         self.resume()
         if self.world > 1:  # what a start computes may round differently on another card
@@ -261,7 +261,8 @@ class Loop:
         shutil.rmtree(old, ignore_errors=True)
 
     def _write_checkpoint(self, fresh: Path) -> None:
-        """Write a checkpoint into a new folder, its state last."""
+        """Write a checkpoint into a new folder. The file with its state comes last, and appears
+        whole: a folder that has it is complete."""
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
         state = {
@@ -326,7 +327,8 @@ class Loop:
         return None
 
     def _refuse_another(self, saved: dict[str, Any]) -> None:
-        """Raise if a checkpoint has another identity than this run."""
+        """Raise a `UsageError` if a checkpoint, whose identity was `saved` with it, is of a run
+        with other data or settings."""
         for name, value in saved.items():
             own = self._identity.get(name)
             if value != own:
@@ -367,8 +369,8 @@ def _optimizers(
 
 
 def fast_precision(device: torch.device) -> Literal["bf16", "fp32"]:
-    """bf16 where the device computes in it. A CPU that only emulates it is many times slower than
-    in fp32."""
+    """The precision in which a device computes fastest: bf16, unless it is a CPU that only emulates
+    it, which makes it many times slower than fp32."""
     if device.type != "cpu":
         return "bf16"
     # Absent where torch lacks oneDNN.

@@ -171,6 +171,7 @@ class TeacherObjective:
     def __init__(
         self, drafter: Any, teacher: TeacherLike, settings: LossSettings, seed: int = 0
     ) -> None:
+        """Train `drafter`, with the target's results from `teacher`."""
         self.module = drafter.train()
         self.teacher = teacher
         self.settings: Any = settings

@@ -197,7 +197,8 @@ class TrainingRun:
         )
 
     def settings(self, loop: Loop) -> dict[str, Any]:
-        """All settings, as they were resolved."""
+        """All settings of the run, with the defaults filled in, for the record of how a drafter was
+        made."""
         return {
             "kind": self.kind.name,
             "loop": dataclasses.asdict(loop.settings),

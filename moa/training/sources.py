@@ -87,7 +87,8 @@ def fingerprint(sources: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def _of_file(path: Path) -> Iterator[SourceExample]:
-    """The examples of a file: one a line of JSON, or the whole text."""
+    """Yield the examples of a file: one for each line of JSON in a `.jsonl` file, else the whole
+    text as one; a `UsageError` for a file that is no text."""
     try:
         if path.suffix in JSON_LINES:
             with path.open(encoding="utf-8") as lines:
@@ -202,8 +203,8 @@ class DocumentReader:
         return [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
 
     def _chat(self, messages: list[dict[str, str]], where: str) -> list[Document]:
-        """The whole conversation as one document; each answer and its end mark are encoded as a
-        target produces them.
+        """The documents of a conversation, of which the answers are to be learnt: usually one. Each
+        answer and its end mark are encoded by themselves, as a target produces them.
 
         Some templates rewrite earlier turns when later ones follow (they drop old reasoning), so no
         single text contains all prompts as prefixes. Then each answer becomes its own document,
@@ -243,7 +244,9 @@ class DocumentReader:
         return Document(ids, wanted)
 
     def _render(self, messages: list[dict[str, str]], where: str, *, ask: bool = False) -> str:
-        """The text of messages by the chat template; with `ask` up to the start of an answer."""
+        """The text that the target's chat template makes of messages; with `ask` it ends where the
+        assistant's answer is to begin. A `UsageError` where there is no template, or it refuses
+        them."""
         if not self.tokenizer.chat_template:
             raise UsageError(
                 f"{where}: the target's tokenizer has no chat template for messages",

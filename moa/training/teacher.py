@@ -46,6 +46,8 @@ class Teacher:
     """
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype | None = None) -> None:
+        """Freeze a model as the teacher, or a copy of it in another `dtype`. An
+        `UnsupportedModelError` for one whose layers keep a running state."""
         if dtype is not None and dtype != model.dtype:
             model = copy.deepcopy(model)
             nn.Module.to(model, dtype)  # the library's wrapper hides its signature

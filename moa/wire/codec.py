@@ -83,7 +83,8 @@ def wire_limits(limits: Limits, *, max_context_tokens: int) -> WireLimits:
 
 
 def check(message: ClientMessage, limits: Limits, vocab_size: int) -> None:
-    """Refuse what is well-formed but outside the limits, before anything is allocated for it."""
+    """Raise a `Refusal` for a message that is well-formed, but asks for more than the limits allow
+    or has what is no token or no tree; before anything is allocated for it."""
     match message:
         case Open() | Append():
             _check_turn(message, limits, vocab_size)

@@ -121,8 +121,8 @@ class Limits:
     """The shortest `retry_after` of a busy answer; it grows with the queue."""
 
     def __post_init__(self) -> None:
-        """A `ConfigError` for a value that is no number above 0, and for values that do not go
-        together."""
+        """Raise a `ConfigError` for a limit that is no number above 0, and for limits that do not
+        go together."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             may_be_zero = field.name == "max_tokens_per_second"

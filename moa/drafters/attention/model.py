@@ -52,6 +52,9 @@ class AttentionDrafter(BodyModel):
         borrowed: BorrowedLayers | None = None,
         body: Sibling | None = None,
     ) -> None:
+        """Make the layers of this shape, whose weights are made or loaded later. `shared` are the
+        target's embedding and head, `borrowed` the target's last layers if the config says that it
+        borrows some, and `body` a language model that is the body, if it is one."""
         super().__init__()
         borrowed_count = 0 if borrowed is None else len(borrowed)
         if config.tli != borrowed_count:
@@ -59,7 +62,8 @@ class AttentionDrafter(BodyModel):
         self.config = config
         if not config.scaled_embedding:
             shared = replace(shared, embedding_scale=1.0)
-        # The first layer and CA keep the published names.
+        # The paper's drafter has one layer, `self_attention`; it and cross-attention keep the names
+        # of its published weights.
         if config.body is None:
             self.self_attention = _block(config, "self_attention")
             self.more_self_attention = nn.ModuleList(

@@ -79,8 +79,9 @@ class Distillation(TeacherObjective):
         *,
         gradient_checkpointing: bool = False,
     ) -> None:
-        """`gradient_checkpointing` recomputes LSA and the blocks for their gradients: less memory,
-        more time."""
+        """Train `drafter` against a frozen `teacher`, the target. With `gradient_checkpointing`
+        what a layer has computed is not kept for its gradient but computed again: less memory, more
+        time."""
         super().__init__(drafter, teacher, settings, seed)
         self.gradient_checkpointing = gradient_checkpointing
 
@@ -210,7 +211,8 @@ def settings_of(config: TrainingConfig) -> DistillSettings:
 
 
 def _drafter(config: TrainingConfig, target: LoadedModel) -> tuple[AttentionDrafter, str]:
-    """The drafter to be trained, and what it starts from: a digest, empty for random weights."""
+    """The drafter to be trained, and what it starts from, a digest of weights (empty for random
+    ones). It is that of `--init`, a new one, or a new one around a language model (`--body`)."""
     facts = target.facts
     if config.init is not None:
         shape = AttentionConfig.read(config.init, facts)

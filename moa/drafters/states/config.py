@@ -88,7 +88,8 @@ class StateDrafterConfig:
 
     @classmethod
     def read(cls, folder: Path, facts: TargetFacts) -> Self:
-        """Read `config.json`, and refuse a drafter of another target."""
+        """Read `config.json` of a drafter's folder; a `ConfigError` if it is of another kind,
+        damaged, or made for a target with other dimensions than `facts`."""
         values = read_config(folder, "drafter")
         model_type = values.pop("model_type", None)
         if model_type != cls.MODEL_TYPE:

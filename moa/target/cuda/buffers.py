@@ -243,7 +243,7 @@ def _ancestors(parents: IntArray) -> tuple[IntArray, IntArray]:
     A parent comes before its children. A parent below 0 is the text before the draft, which every
     node sees and no mask names. The kernel reads a mask as int64, so a tree has at most 64 nodes.
     """
-    if (parents == np.arange(-1, len(parents) - 1)).all():
+    if (parents == np.arange(-1, len(parents) - 1)).all():  # a chain, whose masks are known
         return np.arange(len(parents)), _CHAIN[: len(parents)]
     depths: list[int] = []
     masks: list[int] = []

@@ -106,9 +106,10 @@ class TritonKernels:
         keys: Tensor,
         values: Tensor,
     ) -> None:
-        """Split the product `qkv` `[tokens, heads, width]`: the heads of the queries, of the keys and
-        of the values. Queries and keys are normed, in families that do so, and rotated by their
-        positions; queries go to `query`, keys and values to their columns of the cache."""
+        """Split the product `qkv` `[tokens, heads, width]` into the heads of the queries, of the
+        keys and of the values. Queries and keys are normed, in families that do so, and rotated by
+        their positions. Queries are written to `query`, keys and values to the columns of the cache
+        that the tokens have in this `forward`."""
         tokens, heads, width = query.shape
         kv_heads = keys.shape[1]
         # Without norms the kernel reads none, but takes a pointer for each.

@@ -49,6 +49,7 @@ class _Kind(NamedTuple):
 
     @classmethod
     def of(cls, draw: Draw) -> _Kind:
+        """The operations that the settings of one node ask for."""
         settings = draw.settings
         narrows = settings.top_k > 0 or settings.top_p < 1.0 or settings.min_p > 0.0
         return cls(
@@ -204,9 +205,14 @@ def _best(noisy: Tensor, best_score: Tensor) -> Tensor:
 
 
 def _filtered(scores: Tensor, draws: Sequence[Draw], keys: Tensor, count: int) -> Tensor:
-    """The choice `[n]` after each node among its `count` best tokens, with top-k, top-p and min-p;
-    `_WIDER` where tokens that are not among these may survive the filters, too, and `_UNSURE` where
-    rounding could decide which do."""
+    """The token `[n]` that is drawn after each node, out of those that top-k, top-p and min-p
+    leave.
+
+    Only the `count` best tokens of each node are sorted and looked at. It is `_WIDER` where others
+    may survive the filters, too, and `_UNSURE` where rounding could decide which do: another
+    library may sum up probabilities in another order. `scores` `[n, vocab]` are logits by the
+    temperature, `keys` `[n, 1]` those of the sampling noise.
+    """
     vocab = scores.shape[1]
     best_scores, ids = _sorted_best(scores, count)
     best = best_scores[:, :1]
