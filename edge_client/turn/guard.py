@@ -27,6 +27,8 @@ _REPEATED_TOKENS = 10
 """It does if these are so few different ones. A list of two-digit numbers has 15."""
 _PHRASE = 8
 """Tokens of a phrase."""
+_WARN_AT = 64
+"""Tokens of unverified text at which a user is warned where nothing was measured."""
 _REPEATED_PHRASES = 58
 """It also does if so many of the phrases that end with these tokens were there before. Code repeats
 its lines, but for a name here and there."""
@@ -36,7 +38,7 @@ its lines, but for a name here and there."""
 class OfflineLimits:
     """Lengths of unverified text at which to warn and to stop; 0 is never."""
 
-    warn_at: int = 64
+    warn_at: int = _WARN_AT
     stop_at: int = 0
     worthless: bool = False
     """Whether not even the first token is shown."""

@@ -18,7 +18,7 @@ from moa.records import RecordLayout
 from moa.tree import MASKED
 from moa.wire import Ranges
 
-_FIRST_SIZE = 256
+_FIRST_ROWS = 256
 """Rows of an array at first."""
 
 
@@ -27,9 +27,9 @@ class KVBuffer:
     they have grown."""
 
     def __init__(self, layers: Sequence[Heads]) -> None:
-        self.size = _FIRST_SIZE
+        self.size = _FIRST_ROWS
         self._layers = layers
-        self._rows = LayerRows(layers, _FIRST_SIZE)
+        self._rows = LayerRows(layers, _FIRST_ROWS)
 
     @property
     def arrays(self) -> list[NDArray[np.float32]]:
