@@ -251,4 +251,5 @@ def draw(
     scores = scores / settings.temperature
     kept = candidates(scores, settings)
     tokens = tokens[kept]
+    # The best sum of a score and Gumbel noise is a draw by the probabilities (Gumbel-max).
     return int(tokens[np.argmax(scores[kept] + gumbel(settings.seed, position, tokens))])

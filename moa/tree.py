@@ -126,9 +126,8 @@ def walk(tokens: Sequence[int], parents: Sequence[int]) -> Generator[int, int, A
     the text.
     """
     children: dict[tuple[int, int], int] = {}
-    for node in range(
-        len(tokens) - 1, 0, -1
-    ):  # backwards, so that of equal siblings the first wins
+    # Backwards, so that of equal siblings the first wins.
+    for node in range(len(tokens) - 1, 0, -1):
         children[parents[node], tokens[node]] = node
     path = [0]
     while True:

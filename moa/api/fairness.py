@@ -100,6 +100,7 @@ class Fairness:
                 retry_after=wait,
             )
         weight = _BESIDE_OTHERS if self._others(principal) else 1.0
+        # `charged` reads it: it measures what this task does on the event loop.
         _CHARGED.set(lambda seconds: bucket.spend(weight * seconds))
         try:
             yield

@@ -107,8 +107,9 @@ class Shape:
         yield self._chunk([self._choice(index, body, moa=marks, scored=scored or None)])
 
     def _marks(self, reasoning: Show, answer: Show, *, alone: bool) -> dict[str, Any]:
-        """The field `moa` of a chunk, ours beside OpenAI's: for clients that know it how many
-        characters are verified and where text is cut; for others whether it is unverified."""
+        """The field `moa` of a chunk, ours beside OpenAI's: for clients that asked for it
+        (`marked`) how many characters are verified and where text is cut; for others that the text
+        is unverified, where the device wrote it `alone`, without the verifier."""
         if not self.marked:
             return {"unverified": True} if alone else {}
         marks: dict[str, Any] = {"verified": answer.verified}

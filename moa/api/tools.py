@@ -102,6 +102,7 @@ class ToolFormat(NamedTuple):
                 "unsupported_parameter",
             )
         rules = self._rules_of_calls(_offered(tools))
+        # Lark, in the model's own marks around a call. `one` is the rule for the JSON of a call.
         one = f"{json.dumps(self.before)} one {json.dumps(self.after)}"
         others = f"({json.dumps(self.between)} {one})*" if tools.parallel else ""
         calls = f"{json.dumps(self.opens)} {one} {others} {json.dumps(self.closes)}"

@@ -327,6 +327,7 @@ def _chain_as_tree(
     """The draft tree of a request, made of its chain's tokens and their log-probabilities, one for
     each depth. It ends where the request's shape ends it: at its own depth, or where the chain is
     too unlikely."""
+    # The ids come as float64, in one copy from the device with the scores: they are whole numbers.
     grower = TreeGrower(request.pending, request.shape)
     while grower.frontier:
         token = tokens[grower.level]

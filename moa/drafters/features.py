@@ -166,7 +166,8 @@ class FeatureDrafting(TorchDrafting):
         of the model. What it predicts at the nodes is kept, for their children to read."""
         features = self._features_before(level)
         if not self.model.reads_first and level.view:
-            level.mask[..., 0] = masked(level.mask.dtype)  # the first token has no row
+            # The first token of a text has no feature before it, and so no row to attend to.
+            level.mask[..., 0] = masked(level.mask.dtype)
         hidden, rows = self.model.step(
             level.ids, features, level.positions, level.mask, level.past(self.pool)[0]
         )
@@ -195,7 +196,8 @@ class FeatureDrafting(TorchDrafting):
         features = self._chained[: step.rows]
         seen = step.before(step.place)
         if not self.model.reads_first:
-            seen = seen & (step.columns > 0)  # the first token has no row
+            # The first token of a text has no feature before it, and so no row to attend to.
+            seen = seen & (step.columns > 0)
         hidden, rows = self.model.step(
             step.token.unsqueeze(1),
             features.unsqueeze(1),

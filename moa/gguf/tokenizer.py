@@ -141,6 +141,7 @@ def tokenizer_of(head: GgufHead) -> GgufTokenizer:
     pieces = _distinct(head.array("tokenizer.ggml.tokens", str))
     if not pieces:
         raise UsageError(f"{head.path} has no vocabulary")
+    # A kind for each token: normal, control, a single byte, ...
     kinds = head.array("tokenizer.ggml.token_type", int) or [_NORMAL] * len(pieces)
     if len(kinds) != len(pieces):
         raise UsageError(f"{head.path} is damaged: {len(pieces)} tokens, and types of {len(kinds)}")
@@ -154,6 +155,7 @@ def tokenizer_of(head: GgufHead) -> GgufTokenizer:
             f"{head.path} has a tokenizer of type {model[:40]!r}, which is not known here"
         )
     _add_special(core, pieces, kinds)
+    # `begins` is for a file that does not say whether texts start with the begin token.
     begin = _named(head, "tokenizer.ggml.bos_token_id", pieces)
     if begin is not None and head.flag("tokenizer.ggml.add_bos_token", begins):
         core.post_processor = processors.TemplateProcessing(

@@ -200,7 +200,8 @@ class _Patience:
 
     @contextlib.contextmanager
     def killed_after(self, process: subprocess.Popen[bytes], seconds: float) -> Iterator[None]:
-        """Kill a process unless the body ends within so many seconds."""
+        """Kill a process unless the body ends within so many seconds. A thread watches all of them
+        (`_watch`); it is started at the first one."""
         if self._thread is None or not self._thread.is_alive():  # there is none after a fork
             self._thread = threading.Thread(
                 target=self._watch, name="grammar-patience", daemon=True
@@ -208,7 +209,7 @@ class _Patience:
             self._thread.start()
         mine = object()
         self._until[mine] = (time.monotonic() + seconds, process)
-        if not self._some.is_set():
+        if not self._some.is_set():  # the thread waits for this
             self._some.set()
         try:
             yield

@@ -314,9 +314,9 @@ class OnnxDrafter:
     def _follow(
         self, ids: Sequence[int], sampling: SamplingSettings, grammar: TextMask | None = None
     ) -> Generator[None, None, Call]:
-        """Run the graph over the ids that are not cached yet, piece by piece, so that the caller
-        can do other work between two pieces. Returns the last call, whose guesses follow the last
-        id.
+        """Run the drafter's graph over the ids whose rows (keys and values) are not cached yet,
+        piece by piece, so that the caller can do other work between two pieces. Returns the last
+        call, whose guesses follow the last id.
 
         All ids but the last join the cached text. The last is the root of the draft, and its row is
         kept as one of the draft's.
@@ -324,6 +324,7 @@ class OnnxDrafter:
         start = self._keep(ids[:-1])
         while True:
             if self.records is not None:
+                # Rows that the target has made replace the drafter's own in borrowed layers.
                 self.records.lend(self._rows.arrays, len(self.ids))
             self._version += 1
             stop = min(start + _CHUNK, len(ids))
@@ -425,7 +426,8 @@ class OnnxDrafter:
 
         Its guesses follow its queries, some or all of its tokens. `masks` say for each query which
         tokens a grammar allows, and `changes` are what penalties and biases add to its logits. All
-        of that, and sampling noise, is added by the graph before it sorts the guesses.
+        of that, and sampling noise, is added by the graph before it sorts the guesses. It
+        multiplies its logits by `call.scale` before.
         """
         self.run_tokens = call.ids.shape[1]
         self.runs += 1

@@ -42,6 +42,7 @@ class StateHistory:
             self._unused.append(self._kept.pop(at))
         if len(self._kept) >= self._most:
             self._unused.append(self._kept.pop(self._least_useful(stop)))
+        # Arrays of states that were given up are used again: they may be large.
         after = self._unused.pop() if self._unused else no_states(self._shapes)
         before = self._kept[start] if start else self._nothing
         self._kept[stop] = after

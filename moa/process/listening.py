@@ -26,7 +26,8 @@ class _ListeningSocket(socket.socket):
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept the next connection. Where the process has no file descriptor left for it, it is
-        refused, and `BlockingIOError` raised, as if there were none: the event loop waits then."""
+        refused, and `BlockingIOError` raised, as if there were none: the event loop waits then. One
+        descriptor is kept spare (`_spare`), to accept such a connection with and close it."""
         if self._spare < 0:
             self._spare = _any_descriptor()
         try:

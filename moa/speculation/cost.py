@@ -83,8 +83,9 @@ class Cost:
         # The curve of the groups, which `seconds` reads: sizes that grow, seconds that never fall.
         self._sizes: list[float] = [1.0] if prior else []
         self._seconds: list[float] = [prior] if prior else []
-        # Sums for the regression of seconds on pairs. Both are taken as differences from the means
-        # of their group, so that samples of different sizes can be added up.
+        # Sums for the regression of a forward's seconds on its pairs of a query and a key, the work
+        # of attention. Both are taken as differences from the means of their group, so that samples
+        # of different sizes can be added up.
         self._pairs_squared = 0.0
         self._pairs_by_seconds = 0.0
         self._seconds_squared = 0.0

@@ -290,7 +290,8 @@ class GuessTreeGrower:
         top_logp: Sequence[Sequence[float]],
     ) -> None:
         """Add the drafter's best guesses after each of these nodes, which it has run now, as their
-        children: tokens and log-probabilities, best first."""
+        children: tokens and log-probabilities, best first. The nodes are no longer `open` (not
+        run), their children are."""
         tree = self.tree
         for node, tokens, scores in zip(nodes, top_tokens, top_logp, strict=True):
             del self.open[node]

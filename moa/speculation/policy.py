@@ -431,10 +431,11 @@ class Policy:
         """How many accepted tokens a draft for this text that costs nothing to make, such as
         guesses of the device, must promise to be worth as much as the best draft of our own
         drafter."""
+        # The latest round: its texts, and the tokens that the forward ran beside them.
         texts, beside, _ = self._latest
         plain_seconds = self._forward.seconds(texts + beside)
         if not plain_seconds:
-            return 0.0
+            return 0.0  # nothing was measured yet
         best = 1.0
         for depth in self._depths:
             levels = text.drafted.totals()[depth - 1]

@@ -45,9 +45,11 @@ class Muon(torch.optim.Optimizer):
                 state = self.state[matrix]
                 momentum = state.setdefault("momentum_buffer", torch.zeros_like(matrix.grad))
                 momentum.lerp_(matrix.grad, 1 - _MOMENTUM)
+                # Nesterov's momentum: the gradient counts once more.
                 update = orthogonal(matrix.grad.lerp(momentum, _MOMENTUM), self._dtype)
                 matrix.mul_(1 - group["lr"] * group["weight_decay"])
-                # An orthogonal matrix has elements of 1 / sqrt(its longer side).
+                # An orthogonal matrix has elements of 1 / sqrt(its longer side): this makes them as
+                # large as those of AdamW's steps.
                 size = _AS_ADAM * math.sqrt(max(matrix.shape))
                 matrix.add_(update, alpha=-size * group["lr"])
 

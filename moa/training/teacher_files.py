@@ -105,6 +105,7 @@ class StoredTeacher:
         if self._taps:
             tapped = stacked.get("tapped")
         if tapped is not None and self._taps > TAPS:
+            # The fourth layer that is asked for is the last one: its states are the final ones.
             tapped = torch.cat([tapped, hidden], -1)
         return TeacherOutput(keys=keys, values=values, hidden=hidden, tapped=tapped)
 

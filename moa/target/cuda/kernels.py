@@ -259,7 +259,9 @@ def _product(
 
 @triton.jit
 def _add_norm(x, more, weight, out, width, eps, ADDS: tl.constexpr, BLOCK: tl.constexpr):
-    """Add and norm the state of one token: `width` numbers, in a block of a power of two."""
+    """Write the RMS norm of one token's state `x`, `width` numbers, to `out`. With `ADDS`, `more`
+    is added to the state first. `BLOCK` is the next power of two from `width` on: Triton's blocks
+    have such sizes."""
     token = tl.program_id(0)
     feature = tl.arange(0, BLOCK)
     inside = feature < width
@@ -379,7 +381,7 @@ def _attend(
         length = tl.load(lengths + row)
         start = tl.load(starts + row)
         size = tl.load(starts + row + 1) - start
-        is_long = size > 64
+        is_long = size > 64  # more tokens than a mask has bits
         # The last column and the lowest position of what this block looks at and from.
         end = length + size
         lowest = length
@@ -476,8 +478,9 @@ def _join(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Put together the parts of one token and head: each was summed relative to its own best score,
-    and is weighed by what that is against the best of all. Padding gives zeros."""
+    """Put together what `_attend` has left in `parts` and `sums` for one token and head, a part for
+    each split of the columns. Each part was summed relative to its own best score, and is weighed
+    by what that is against the best of all. A token without a row is padding, and gets zeros."""
     token = tl.program_id(0)
     head = tl.program_id(1)
     feature = tl.arange(0, BLOCK)
@@ -489,7 +492,7 @@ def _join(
         start = tl.load(starts + row)
         size = tl.load(starts + row + 1) - start
         end = length + size
-        if size > 64:
+        if size > 64:  # more tokens than a mask has bits: they see each other in order
             end = length + token - start + 1
         first = 0
         if WINDOW > 0:
