@@ -100,6 +100,7 @@ class Cost:
         seconds = max(_LEAST_SECONDS, seconds)
         key = round(_GROUPS_PER_OCTAVE * log2(max(1.0, size)))
         if key not in self._groups and not self._mean:
+            # The first forward of a size also makes its kernels: it says nothing of the next ones.
             self._groups[key] = None
             return
         group = self._groups.get(key)
@@ -112,6 +113,7 @@ class Cost:
 
         net_seconds = max(_LEAST_NET * seconds, seconds - self._seconds_per_pair * pairs)
         slower = net_seconds > group.seconds
+        # What disturbs a forward makes it slower, never faster: so fast samples count for more.
         weight = _WEIGHT_IF_SLOWER if slower and not self._mean else _WEIGHT_IF_FASTER
         group.size += weight * (size - group.size)
         group.seconds += weight * (net_seconds - group.seconds)
