@@ -218,8 +218,8 @@ class UpstreamEngine:
         most = min(self._room(job), self._most_guesses)
         picked = job.guesses.pick(job.ids, most, 0.0, branches=False)
         draft = picked.tokens[1:]
-        is_known = picked.expected == len(draft)  # each of them is certain
-        if not job.guesses.waits and not (is_known and len(draft) >= _WORTH_A_REQUEST):
+        is_worth_a_request = picked.is_known and len(draft) >= _WORTH_A_REQUEST
+        if not job.guesses.waits and not is_worth_a_request:
             return []
         return draft
 

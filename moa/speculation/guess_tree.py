@@ -27,11 +27,14 @@ none."""
 
 
 class Picked(NamedTuple):
-    """A draft, and how many of its nodes are expected to be accepted."""
+    """A draft that was picked among guesses."""
 
     tokens: list[int]
     parents: list[int]
     expected: float
+    """How many of its nodes are expected to be accepted."""
+    is_known: bool
+    """Whether each node was sent with probability 1, as text that the edge has already is."""
 
 
 @dataclass(slots=True)
@@ -171,10 +174,11 @@ class GuessTree:
         `most` of them, and none whose whole path is less likely than `least`, but one in any case.
         Without `branches` it is a chain, the likeliest child of each node."""
         if not self._nodes:
-            return Picked(tokens=[], parents=[-1], expected=0.0)
+            return Picked(tokens=[], parents=[-1], expected=0.0, is_known=True)
         tokens = [self._nodes[0].token]
         parents = [-1]
         expected = 0.0
+        is_known = True
         # Nodes whose parent is picked, the likeliest first.
         candidates: list[_Candidate] = []
         self._push_children(candidates, node=0, picked_as=0, path_neg_log_prob=0)
@@ -184,6 +188,7 @@ class GuessTree:
             if chance < least and len(tokens) > 1:
                 break
             expected += chance  # each node is one more accepted token if its whole path is right
+            is_known = is_known and best.path_neg_log_prob == 0
             if not branches:
                 candidates.clear()  # only the children of this node come next
             self._push_children(
@@ -194,7 +199,7 @@ class GuessTree:
             )
             tokens.append(self._nodes[best.node].token)
             parents.append(best.parent)
-        return Picked(tokens, parents, expected)
+        return Picked(tokens, parents, expected, is_known)
 
     def _push_children(
         self, candidates: list[_Candidate], *, node: int, picked_as: int, path_neg_log_prob: int

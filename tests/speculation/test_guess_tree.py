@@ -62,7 +62,7 @@ def test_what_is_held_are_the_paths_that_still_fit(seed: int) -> None:
             p: d for p, d in paths.items() if len(p) > len(log) and p[: len(log)] == tuple(log)
         }
         assert len(foreseen) == len(paths)
-        tokens, parents, expected = foreseen.pick(1000, 0.0)
+        tokens, parents, expected, is_known = foreseen.pick(1000, 0.0)
         texts = [tuple(log)]
         for token, parent in zip(tokens[1:], parents[1:], strict=True):
             assert parent < len(texts)
@@ -73,6 +73,7 @@ def test_what_is_held_are_the_paths_that_still_fit(seed: int) -> None:
             for p in texts[1:]
         ]
         assert expected == pytest.approx(sum(chances))
+        assert is_known == all(chance == 1.0 for chance in chances)
         assert chances == sorted(chances, reverse=True), (
             "the likeliest first, so that any beginning is the best draft"
         )
@@ -93,6 +94,14 @@ def test_a_draft_and_what_is_held_are_no_larger_and_a_draft_no_less_likely_than_
     small.add([7], 0, [7, 1, 2, 3, 4, 5], [-1, 0, 1, 2, 3, 4], [0] * 6)
     assert len(small) == 3
     assert small.pick(9, 0.0).tokens == [7, 1, 2, 3]
+
+
+def test_a_draft_of_certain_guesses_alone_is_known_text() -> None:
+    foreseen = GuessTree()
+    foreseen.add([7], 0, [7, 1, 2, 3, 4], [-1, 0, 1, 2, 3], [0, 0, 0, 1, 0])
+    assert foreseen.pick(2, 0.0).is_known
+    assert not foreseen.pick(3, 0.0).is_known
+    assert not foreseen.pick(4, 0.0).is_known
 
 
 def test_what_came_is_judged_by_what_was_told_and_what_is_not_held_is_found() -> None:
