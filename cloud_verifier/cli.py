@@ -214,9 +214,9 @@ def _check_paths(settings: Settings) -> None:
 
 
 def run_loop(main: Coroutine[Any, Any, None]) -> None:
-    """Run `main` to its end, on uvloop where there is one. Everything that it needs must have been
-    loaded."""
-    sys.setswitchinterval(SWITCH_SECONDS)
+    """Run `main` to its end, on uvloop if that is installed. Everything that it needs must have
+    been loaded: from here on the garbage collector leaves that out."""
+    sys.setswitchinterval(SWITCH_SECONDS)  # how soon the model's thread lets the event loop run
     leave_out_what_is_loaded()
     try:
         import uvloop

@@ -27,6 +27,8 @@ class Server:
     def __init__(
         self, service: Service, settings: Settings, auth: Authenticator | None = None
     ) -> None:
+        """Make a server of these sessions, which does not listen yet. Without `auth` everybody may
+        connect."""
         self.service = service
         self.metrics = service.metrics
         self.admission = Admission(
@@ -40,6 +42,7 @@ class Server:
         """Set when the engine has ended by itself: this process serves no more."""
         self._address = settings.host, settings.port
         self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop, which other threads send reports to; None before it runs."""
 
     def wrong(self) -> str:
         """The engine's problem; empty if it is healthy."""

@@ -182,7 +182,7 @@ class Settings:
 
     @property
     def tls(self) -> ssl.SSLContext | None:
-        """What `--tls-cert` and `--tls-key` say; None for a port without TLS."""
+        """The TLS context for `--tls-cert` and `--tls-key`; None for a port without TLS."""
         if self.tls_cert is None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -46,11 +46,16 @@ class EdgeClient:
         device: Device | None = None,
         **changes: Unpack[SettingChanges],
     ) -> None:
+        """Make a client, which opens with `async with`. `changes` are settings that replace those
+        of `settings`; `device` is a bundle that was loaded before."""
         self._settings = dataclasses.replace(settings or ClientSettings(), **changes)
         self._device = device
         self._shared: Shared | None = None
+        """What conversations share; None until the client is open."""
         self._stack = contextlib.AsyncExitStack()
+        """Closes the connection, and a verifier on this machine, at the end."""
         self._conversations: set[Conversation] = set()
+        """Those that are open."""
 
     # ---- life
 

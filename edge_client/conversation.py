@@ -42,7 +42,8 @@ class Conversation:
     def __init__(
         self, shared: Shared, closed: Callable[[Conversation], object] = lambda _: None
     ) -> None:
-        """`closed` is called with this conversation at its end."""
+        """Begin an empty conversation over what the client's conversations share. `closed` is
+        called with it at its end."""
         self._shared = shared
         self._tell_closed = closed
         self._take_drafter()
@@ -50,10 +51,13 @@ class Conversation:
         """All ids so far, prompts included."""
         self.chat = ChatLog(shared.device.codec)
         self._chatting = False
+        """Whether the latest turn is part of `chat`, and not ids or a raw text."""
         self._session_state: SessionState | None = None
+        """The verifier's session that the next turn may go on with."""
         self._left: list[bytes] = []
-        """Sessions at the verifier that are no longer needed."""
+        """Ids of sessions at the verifier that are no longer needed."""
         self._last: TurnShell | None = None
+        """The latest turn."""
         self._busy = self._closed = False
 
     # ---- use

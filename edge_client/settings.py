@@ -164,7 +164,7 @@ class ClientSettings:
         _ = self.sampling  # it checks its own settings
 
     def _check_ranges(self) -> None:
-        """A `ConfigError` for a field whose value is none of its choices, or out of range."""
+        """Raise a `ConfigError` for a setting that is out of range, or none of its choices."""
         for field, hint in typing.get_type_hints(type(self)).items():
             value = getattr(self, field)
             if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
@@ -180,8 +180,8 @@ class ClientSettings:
             raise ConfigError(f"logprobs must be -1..{MAX_TOP}, not {self.logprobs}")
 
     def _check_texts(self) -> None:
-        """A `ConfigError` for a token that cannot be sent, and for stop strings that a verifier would
-        refuse."""
+        """Raise a `ConfigError` for an access token that cannot be sent in a header, and for stop
+        strings that a verifier would refuse."""
         for character in self.token:
             if not "!" <= character <= "~":
                 raise ConfigError(

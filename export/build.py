@@ -113,6 +113,7 @@ class _Build:
     """One bundle in the making."""
 
     def __init__(self, settings: BuildSettings, folder: Path, say: Notify) -> None:
+        """Read what the settings name, and load the drafter."""
         self.settings = settings
         self.folder = folder
         self.say = say

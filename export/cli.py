@@ -273,7 +273,8 @@ def _show(result: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:
 
 
 def embedded_sources() -> tuple[str, str]:
-    """The folders of the target and the drafter that this installation comes with."""
+    """Returns the folders of the target and the drafter that this installation comes with; a
+    `UsageError` if it has none."""
     found = paths()
     for folder in (found.target, found.drafter):
         if not any(folder.glob("*.safetensors")):

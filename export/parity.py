@@ -115,7 +115,7 @@ def working_steps(
 
 
 def _beginning(text: Sequence[int], count: int, spec: GraphSpec) -> StepInput:
-    """The step over a text's first `count` tokens, on an empty cache."""
+    """Returns the step over a text's first `count` tokens, on an empty cache."""
     return StepInput(
         ids=text[:count],
         queries=[count - 1],
@@ -285,7 +285,8 @@ class _InDouble(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Called by torch in place of each of its functions `func`."""
+        """Call one of torch's functions, `func`, with float32 arguments turned into float64; torch
+        calls this in place of each of them."""
         named = kwargs or {}
         if func is _DTYPE:  # so that code that asks for it goes on in float64
             return _wide(func(*args, **named))

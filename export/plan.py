@@ -71,7 +71,7 @@ class ExportPlan:
         return sizes | numbers
 
     def lines(self) -> list[str]:
-        """The plan as lines for people."""
+        """Returns the plan as lines for people."""
         sizes = self.sizes
         shown = [f"{heads} x {width}" for heads, width in sizes.cache[:4]]
         if len(sizes.cache) > 4:
@@ -134,8 +134,8 @@ def make_plan(
 
 
 def _refuse_static(kinds: Sequence[VariantKind], why_not: str) -> None:
-    """A `UsageError` if a static variant is asked for of a drafter that has none; `why_not` is the
-    reason, empty for one that has."""
+    """Raise a `UsageError` if a variant of fixed sizes is asked for of a drafter that cannot have
+    one; `why_not` is the reason, empty if it can."""
     static = [kind.name for kind in kinds if kind.form == "static"]
     if static and why_not:
         raise UsageError(
@@ -149,8 +149,8 @@ _KEEPS_STATES = ("onnxruntime", "onnxruntime-openvino")
 
 
 def _refuse_other_hosts(kinds: Sequence[VariantKind], sizes: GraphSizes) -> None:
-    """A `UsageError` if a drafter with running states is to run in a program that does not carry
-    them from step to step."""
+    """Raise a `UsageError` if a drafter whose layers keep running states is to run in a program
+    that does not carry these from step to step."""
     if not sizes.running_states:
         return
     for kind in kinds:

@@ -120,7 +120,8 @@ def plan_pair(target: str, sibling: str, *, dtype: str = "auto") -> dict[str, An
 
 
 def _stamp(model: Path) -> str:
-    """Tells a model's files from others, without reading them: their names, sizes and times."""
+    """Returns what tells a model's files from others without reading them: names, sizes and
+    times."""
     files = [model] if model.is_file() else sorted(model.iterdir())
     about = [file.stat() for file in files]
     return json.dumps(

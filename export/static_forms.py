@@ -63,6 +63,7 @@ class StaticStep(nn.Module):
     def __init__(
         self, drafter: AttentionDrafter, head: NDArray[np.float32], *, native_norm: bool
     ) -> None:
+        """Take the layers of `drafter`; `head` has a row for each token that can be drafted."""
         super().__init__()
         self.layers = nn.ModuleList(drafter.body_blocks)
         self.crossing = drafter.cross_attention

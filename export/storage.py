@@ -83,7 +83,7 @@ class WeightedModel:
     def node(
         self, op: str, inputs: list[str], outputs: list[str], domain: str = "", **attributes: Any
     ) -> str:
-        """Append a node; returns its first output."""
+        """Append a node to the graph; returns the name of its first output."""
         self.proto.graph.node.append(
             helper.make_node(op, inputs, outputs, outputs[0], domain=domain, **attributes)
         )

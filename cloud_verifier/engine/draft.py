@@ -104,12 +104,15 @@ class TreeDrafter(StreamDrafter):
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """Draft for `target` by `drafting`; `shape` is the largest tree."""
         self._target = target
         self._drafting = drafting
         self._shape = shape
         self._clock = clock
         self.policy = Policy(shape)
+        """Decides whether and how deep to draft."""
         self._texts: dict[Lease, _Text] = {}
+        """What is known of each session's text."""
         self._round: dict[Lease, _Text] = {}
         """The sessions of the latest round that may be drafted for."""
         self._draft_seconds = 0.0
@@ -340,6 +343,8 @@ class RecordFollower(TreeDrafter):
         *,
         shape: TreeShape,
     ) -> None:
+        """Draft for `target` by `drafting`, which may read the activation records that `recorder`
+        makes."""
         super().__init__(target, drafting, shape)
         self._recorder = recorder
 

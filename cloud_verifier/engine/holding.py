@@ -24,6 +24,8 @@ class HeldSlots:
         metrics: Metrics,
         faults: Faults,
     ) -> None:
+        """Hold no slot of the target yet; `recorder` and `drafting` are told what becomes of
+        each."""
         self.leases: dict[Lease, None] = {}
         """Leases that hold a slot, or did when their work last ran."""
         self._target = target

@@ -51,6 +51,7 @@ class Workload:
     adds the lock, the clock and the waiting."""
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic) -> None:
+        """Share this scheduler between the event loop and the model's thread."""
         self._scheduler = scheduler
         self._clock = clock
         self._changed = threading.Condition()
@@ -58,6 +59,7 @@ class Workload:
         self._woken = False
         """Whether the thread is to look around, although there may be no step for it."""
         self._stopped = False
+        """Whether there are no more steps."""
         self._step: EngineStep | None = None
         """The step that the model's thread has taken and not come back from."""
 
@@ -160,7 +162,9 @@ class Engine:
         died: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`died` is called, in the thread, when it ends without having been told to."""
+        """Make the engine around the target model; its thread does not run yet. What becomes of the
+        work is told by `post`; `died` is called, in the thread, if that ends without having been
+        told to."""
         self.target = target
         self.drafting = drafting or StreamDrafter()
         self.alive_at = clock()
@@ -187,6 +191,7 @@ class Engine:
         self._at_hand: dict[Lease, Job | None] = {}
         """The work at hand: leases of which nothing has been reported yet, and their rounds."""
         self._faults_in_a_row = 0
+        """Turns in a row that have raised."""
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -217,7 +222,8 @@ class Engine:
         return ""
 
     def _run(self) -> None:
-        """The thread: one turn after another until it is stopped, or too many raise."""
+        """Run one turn after another in the model's thread, until it is stopped, or too many in a
+        row raise."""
         try:
             while not self._stopping:
                 self.turn(_PAUSE if self._recorder.pending else PROBE_SECONDS)

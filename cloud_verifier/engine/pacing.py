@@ -26,6 +26,7 @@ class Pacing:
     """The credit of work that can wait, and how soon the next round is likely to come."""
 
     def __init__(self, now: float) -> None:
+        """Begin without credit, and without a round that has run."""
         self._credit = 0.0
         """Seconds owed to work that can wait."""
         self._idle_since = now

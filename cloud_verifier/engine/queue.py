@@ -68,8 +68,9 @@ class FairBatch:
         max_tokens: int,
         as_short_as_possible: bool,
     ) -> None:
-        """`demands`: tokens that each principal has ready or will soon send; `extra`: seconds of
-        drafts and masks, if a round of this forward needs any."""
+        """Begin the batch of one forward. `demands` are the tokens that each principal has ready or
+        will soon send, `cost` what a forward takes by its tokens, and `extra` the seconds of drafts
+        and masks if a round of this forward needs any."""
         self.jobs: list[Job] = []
         self.tokens = 0
         self.taken = dict.fromkeys(demands, 0)
@@ -123,6 +124,7 @@ class RoundQueue:
     """The rounds that wait, by principal, and what each principal was served."""
 
     def __init__(self, limits: Limits, max_rows: int, max_tokens: int) -> None:
+        """Begin an empty queue; a forward has at most so many rows and tokens."""
         self._limits = limits
         self._max_rows = max_rows
         self._max_tokens = max_tokens

@@ -53,7 +53,8 @@ class Recorder:
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """At most so many `rows` are made in one batch."""
+        """Make records by `drafter`, at most so many `rows` in one batch, and report them by
+        `post`."""
         self._drafter = drafter
         self._post = post
         self._rows = rows
@@ -71,6 +72,7 @@ class Recorder:
         """Seconds a row of the latest batches. In a smaller batch a row takes longer: the next is
         smaller still, until one fits."""
         self._unreported: list[Report] = []
+        """Records that have been made, and that the event loop has not been told of."""
 
     @property
     def pending(self) -> bool:

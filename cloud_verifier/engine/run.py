@@ -134,6 +134,8 @@ class StepRunner:
         most_guesses: int,
         clock: Callable[[], float],
     ) -> None:
+        """Run steps of `target`. `decode` turns tokens into text, to look for stop strings;
+        `most_guesses` is how many guesses of a device may be verified at once."""
         self._target = target
         self._recorder = recorder
         self._drafting = drafting
@@ -146,6 +148,7 @@ class StepRunner:
         self._ended = clock()
         """When the latest forward ended, or this was made."""
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        """The thread that makes grammar masks beside a forward."""
 
     def close(self) -> None:
         """Run no more steps."""

@@ -135,16 +135,23 @@ class Scheduler:
         batch_wait: float = 0.0015,
         now: float = 0.0,
     ) -> None:
+        """Begin with nothing to run. A forward has at most so many rows and tokens of rounds, and
+        so many `prefill_tokens` of prompts; it waits for about `batch_wait` seconds for more
+        rounds."""
         self._max_rows = max_batch_rows
         self._prefill_tokens = prefill_tokens
         self._batch_wait = batch_wait
         self._queue = RoundQueue(limits, max_batch_rows, max_batch_tokens)
         self._prompts: dict[Lease, _Prompt] = {}
+        """Prompts that wait, the oldest first."""
         self._releases: list[Lease] = []
+        """Leases whose slots are to be given back."""
         self._active: dict[Lease, _Seen] = {}
         """Sessions in the middle of an answer: they are about to send a round."""
         self._cost = Cost(_PRIOR, cautious=True)
+        """Seconds of a forward, by its tokens."""
         self._pacing = Pacing(now)
+        """How much of prompts and records runs beside rounds."""
         self._latest_prefill = 0
         """Prompt tokens in the latest forward where rounds waited for them."""
         self._batches = itertools.count(1)

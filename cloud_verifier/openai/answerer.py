@@ -100,7 +100,8 @@ class Tokenizer:
         return self._template_for(template.get("tools")).render(messages, special, template)
 
     def _template_for(self, tools: Any) -> ChatTemplate:
-        """The template for conversations with or without tools: a few models have two."""
+        """Returns the chat template for conversations with or without tools: a few models have
+        two."""
         try:
             source = self._tokenizer.get_chat_template(tools=tools)
         except ValueError as error:
@@ -306,8 +307,8 @@ class _Predicted:
         return [self._guess(guesses)]
 
     def _guess(self, tokens: Sequence[int]) -> Foresee:
-        """The message with a chain of guesses behind the log's last token; all count as certain. The
-        stream need not wait for others."""
+        """Returns a message with these tokens as guesses behind the log's last one, each as a
+        certain one. It also tells the stream that it need not wait for others."""
         chain = [self._session.log[-1], *tokens]
         return self._session.foresee(
             tokens=chain,

@@ -42,8 +42,8 @@ class Admission:
         wrong: Callable[[], str],
         hosts: Sequence[str] = (),
     ) -> None:
-        """`wrong` returns the model's problem, empty if it is healthy; `hosts` are names of this
-        port."""
+        """Answer requests for this service. `wrong` returns the model's problem, empty if it is
+        healthy; `hosts` are names under which this port may be reached."""
         self._hosts = Hosts(hosts)
         self._service = service
         self._auth = auth

@@ -131,7 +131,7 @@ class AsgiSocket:
         self._open = False
 
     async def send(self, frame: bytes, /) -> None:
-        """Send a frame; a reader that is too slow ends the connection."""
+        """Send a frame; the connection ends if the other end does not read it in time."""
         try:
             async with asyncio.timeout(self._limits.send_timeout):
                 await self._send_message({"type": "websocket.send", "bytes": frame})

@@ -71,7 +71,7 @@ class Authenticator:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        """At first the file must have an entry."""
+        """Read the token file; it must have at least one entry. None: everybody may connect."""
         self._path = path
         self._stamp = _stamp(path)
         self._entries = read_entries(path) if path is not None else ()
@@ -125,8 +125,8 @@ def authorizations(headers: Sequence[str], subprotocols: Iterable[str]) -> list[
 
 
 def _stamp(path: Path | None) -> tuple[int, int, int]:
-    """Inode, time and size of a file, one of which changes when the file does; zeros for one that is
-    not there."""
+    """Returns inode, time and size of a file, one of which changes when the file does; zeros if
+    there is no file."""
     if path is None:
         return (0, 0, 0)
     try:

@@ -51,6 +51,7 @@ class Connection(ServerConnection):
     """Both are set by a subclass: the library creates the connections."""
 
     def __init__(self, *positional: Any, **named: Any) -> None:
+        """Make a connection for the websockets library, with a budget of its own."""
         super().__init__(*positional, **named)
         self.meter = Meter(self._limits, time.monotonic())
         self.flooded: Callable[[str], None] = lambda limit: self.abort()
@@ -60,6 +61,7 @@ class Connection(ServerConnection):
         self._reading = True
         """Whether the socket is read."""
         self._ended = False
+        """Whether nothing more is handed on."""
         self._next: asyncio.Handle | None = None
         """The call that goes on handing on, if one is scheduled."""
         self._send_deadline: asyncio.TimerHandle | None = None

@@ -33,12 +33,14 @@ class Transport:
     """Serves a `Service` on a port."""
 
     def __init__(self, service: Service, settings: Settings, admission: Admission) -> None:
+        """Make a server of this service, which does not listen yet."""
         self._service = service
         self._settings = settings
         self._admission = admission
         self._server: Server | None = None
         self._port: Port | None = None
         limits = service.limits
+        # Arguments of the websockets library: what a handshake must have, and the timings.
         self._protocol: dict[str, Any] = {
             "origins": [None, *(Origin(origin) for origin in settings.origins)],
             "subprotocols": [Subprotocol(SUBPROTOCOL)],
@@ -74,7 +76,7 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def open(self, port: Port) -> AsyncIterator[Transport]:
-        """Listen on `port` while the body runs."""
+        """Listen on `port` for websockets and plain HTTP while the body runs."""
         self._fit_descriptors()
         self._port = port
         self._server = await serve(

@@ -48,12 +48,15 @@ class Channel:
     """One connection's state."""
 
     def __init__(self, service: Service, principal: str, meter: Meter, peer: str = "") -> None:
+        """Begin a connection of `principal`; `meter` counts what it costs, and `peer` is its
+        address."""
         self.service = service
         self.principal = principal
         self.peer = peer
         self.limits = service.limits
         self.table = service.table
         self.features: frozenset[str] = frozenset()
+        """What both ends have agreed on in the hello."""
         self.welcomed = asyncio.Event()
         self.outbox = Outbox(service.metrics, service.limits, service.clock, meter)
         self._meter = meter

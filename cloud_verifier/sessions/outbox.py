@@ -36,6 +36,7 @@ class Outbox:
     def __init__(
         self, metrics: Metrics, limits: Limits, clock: Callable[[], float], meter: Meter
     ) -> None:
+        """Begin empty; what is sent is counted by `meter`."""
         self._wake = asyncio.Event()
         """Set when there may be something to send."""
         self.sessions: set[bytes] = set()
@@ -43,9 +44,12 @@ class Outbox:
         self._meter = meter
         self._metrics = metrics
         self._ceiling = limits.record_window_bytes
+        """Bytes of activation records that may be in flight at most."""
         self._clock = clock
         self._most_bytes = limits.max_waiting_bytes
+        """Bytes of answers that may wait: with more the connection is closed."""
         self._room_bytes = limits.send_buffer_bytes
+        """Bytes of answers that may wait while requests are still read."""
         self._answer_bytes = metrics.sent_bytes.labels("answers")
         self.record_sender = RecordSender(None, self._ceiling, clock)
         self._answers: deque[tuple[bytes, Latency | None]] = deque()
@@ -56,6 +60,7 @@ class Outbox:
         """Set while few enough answers wait."""
         self._room.set()
         self._end: CloseConnection | None = None
+        """How the connection is to be closed once everything is sent; None while it goes on."""
 
     def carry(self, contract: RecordContract | None) -> None:
         """Send records from now on, if the feature was agreed."""

@@ -144,6 +144,8 @@ class RecordSender:
     def __init__(
         self, contract: RecordContract | None, ceiling: int, clock: Callable[[], float]
     ) -> None:
+        """Send records of the shape that `contract` says; None: there are none. At most `ceiling`
+        bytes are in flight."""
         self.window = RecordWindow(ceiling, clock)
         self._contract = contract
         self._clock = clock
@@ -158,6 +160,7 @@ class RecordSender:
                 dtype: records.row_bytes(dtype, heads, dim) for dtype in records.DTYPES
             }
         self._smallest = min(self._row_bytes.values(), default=1)
+        """Bytes of the smallest record: with less room nothing can be sent."""
 
     def offer(self, session: OutgoingRecords) -> None:
         """The session may have rows to send now."""

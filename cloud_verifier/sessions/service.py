@@ -51,6 +51,9 @@ class Service:
         free_pages: Callable[[], int] = lambda: 0,
         grammars: GrammarCompiler | None = None,
     ) -> None:
+        """Make the service of a model, of which `facts` says what it can do. `work` runs the
+        sessions' rounds, `free_pages` returns how many pages of KV cache nobody holds, and
+        `grammars` compiles what answers must match."""
         self.facts = facts
         self.limits = limits
         self.clock = clock
@@ -158,8 +161,8 @@ class Service:
     # ---- from a connection to the engine
 
     def admit(self, principal: str, tokens: int) -> None:
-        """Count tokens of new work against the principal's rate; a `Refusal` when it is used up,
-        and in a drain."""
+        """Count tokens of new work against the principal's rate; a `Refusal` if that is used up, or
+        if this process is about to stop."""
         if self.draining:
             raise Refusal(Code.DRAINING, "this verifier is stopping", retry_after_ms=0)
         budget = self.principal(principal).tokens

@@ -229,8 +229,9 @@ class ServerSession:
         held: Iterable[RowRange] | None,
         features: Collection[str],
     ) -> None:
-        """Send records in this precision, at this rate, but for the rows that the edge says it
-        holds: only rows of the log count, and a bounded number of ranges."""
+        """Send activation records in this precision and at this rate, but for those at the
+        positions that the device says it holds. Of these positions only those in the log count, and
+        a bounded number of ranges."""
         self.records.dtype = dtype if "records" in features else "off"
         self.records.limit(rate)
         if held is not None:

@@ -35,6 +35,9 @@ class SlotShares:
     def __init__(
         self, total: int, idle_seconds: float, claim_seconds: float, pause_seconds: float
     ) -> None:
+        """Share `total` slots. A live session may lose its slot when it has paused for
+        `idle_seconds`; a claim on the next free slot holds for `claim_seconds`; who is refused asks
+        again after `pause_seconds`."""
         self._total = total
         self._idle = idle_seconds
         self._claim_seconds = claim_seconds

@@ -43,6 +43,8 @@ class SessionTable:
         evicted: Callable[[str], None] = lambda reason: None,
         free_pages: Callable[[], int] = lambda: 0,
     ) -> None:
+        """Begin without sessions. `release` gives a slot back to the engine, `evicted` is told the
+        reason, and `free_pages` returns how many pages of KV cache nobody holds."""
         self._limits = limits
         self._facts = facts
         self._clock = clock
@@ -52,12 +54,13 @@ class SessionTable:
         """By principal and id: two principals may use the same id and never learn of each other."""
         self._owned: Counter[str] = Counter()
         """The number of sessions of each principal."""
-        pause = 2 * limits.busy_retry_seconds
+        pause = 2 * limits.busy_retry_seconds  # until a refused session asks again
         self._slots = SlotShares(
             facts.slots, limits.idle_seconds, claim_seconds=4 * pause, pause_seconds=pause
         )
         self.log_bytes = 0
         """Approximate memory of all histories."""
+        # Where all slots can be full at once, no pages need be reserved.
         self._pages = PageReservations(facts.page_tokens, free_pages) if facts.pages else None
 
     def __len__(self) -> int:

@@ -135,6 +135,8 @@ class Upstreams:
         transport: httpx.AsyncBaseTransport | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Take the upstreams at these addresses, which serve the same model; `model` names it,
+        empty for their only one, and `interface` says how they are asked. Nothing is sent yet."""
         self._all = [Upstream(address_of(address), key) for address in addresses]
         self._model = model
         self._interface = interface
@@ -175,8 +177,8 @@ class Upstreams:
         await self._http.aclose()
 
     async def probe(self) -> UpstreamFacts:
-        """Ask one upstream after another for its model; returns what the first that answers says. If
-        none does, the last one's error is raised."""
+        """Ask one upstream after another for its model, and return what the first that answers
+        says. If none does, the last one's error is raised."""
         last_error = UpstreamError("no upstream is given", later=False)
         for upstream in self._all:
             try:

@@ -86,7 +86,9 @@ class UpstreamEngine:
         spending: Spending,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`encode` and `decode` leave special tokens out; `prompt` writes them as text."""
+        """Run streams at these upstreams, engines behind HTTP, and tell what becomes of them by
+        `post`. `encode` and `decode` are the device's tokenizer without special tokens; `prompt`
+        writes these as text."""
         self._upstreams = upstreams
         self._encode = encode
         self._decode = decode
@@ -99,6 +101,7 @@ class UpstreamEngine:
         self._clock = clock
         self._tasks: dict[Job, asyncio.Task[None]] = {}
         self._silent = 0
+        """Requests that have no answer yet."""
 
     # ---- what sessions ask for
 

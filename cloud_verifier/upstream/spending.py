@@ -57,7 +57,8 @@ class Spending:
         return self.limited and self.spent >= self.prices.budget
 
     def check(self) -> None:
-        """Raise where it is."""
+        """Raise an `UpstreamError` if the budget is used up, with the time from which there is
+        more."""
         if not self.is_over:
             return
         hours = (self._sums[0][0] + _DAY_SECONDS - self._clock()) / 3600

@@ -113,7 +113,8 @@ def _name_of(source: str) -> str:
 
 
 def _pull_file(source: BundleSource, name: str, entry: FileEntry, path: Path, say: Notify) -> None:
-    """Download one file, or the rest of it if an earlier try was cut off."""
+    """Download one file of a bundle to `path`, or the rest of it if an earlier try was cut off.
+    `entry` is what the bundle's manifest says of it: size and hash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     present = path.stat().st_size if path.is_file() and not path.is_symlink() else 0
     if present == entry.size and sha256(path) == entry.sha256:
@@ -160,8 +161,8 @@ def _write_all(out: IO[bytes], chunk: bytes) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """An error of writing here names the file. It happens while a source is read, where errors of
-    the operating system are taken for the source's."""
+    """A context for writing `path`: an error of the operating system becomes one that names the
+    file. A source is read meanwhile, and such errors would be taken for the source's."""
     try:
         yield
     except OSError as error:
@@ -232,7 +233,8 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> Any:
-        """Return the request for the new address."""
+        """Returns the request for the address that a server has sent us on to; an error if that is
+        not as safe."""
         scheme = may_be_read(newurl)
         leaves_https = may_be_read(req.full_url) == "https" and scheme != "https"
         if not scheme or leaves_https:
@@ -245,8 +247,8 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 @contextlib.contextmanager
 def open_url(url: str, start: int = 0, token: str = "") -> Iterator[tuple[IO[bytes], int]]:
-    """Open `url` and yield its content with the byte at which that begins: `start`, or 0 where the
-    server does not send parts, or where byte `start` is behind the end."""
+    """Open `url` and yield its content, with the number of the byte at which that begins: `start`,
+    or 0 if the server does not send parts, or has no byte `start`."""
     headers = {"User-Agent": f"moa-edge/{__version__}", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
@@ -260,7 +262,7 @@ def open_url(url: str, start: int = 0, token: str = "") -> Iterator[tuple[IO[byt
             begins = 0
             if answer.status == http.client.PARTIAL_CONTENT:
                 found = _CONTENT_RANGE.match(answer.headers.get("Content-Range", ""))
-                begins = int(found[1]) if found else -1
+                begins = int(found[1]) if found else -1  # -1 is refused below
             if begins not in (0, start):
                 raise BundleError(f"{url} answers with another part than was asked for")
             yield answer, begins

@@ -41,7 +41,8 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Audit a prompt; exit code 1 when the texts differ, and only then."""
+    """Answer a prompt with drafts and without, and compare. The exit code is 1 if the texts differ,
+    and only then."""
     prompt = options.read_prompt(arguments.prompt, arguments.file)
     settings = options.settings_from(arguments)
     if not settings.verifier:
@@ -51,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         audit = asyncio.run(_audit(settings, prompt, raw=arguments.raw))
     except MoaError as error:
+        # Exit code 2: 1 would say that the texts differ.
         raise UsageError(f"nothing was compared: {error}", hint=error.hint) from error
     if arguments.json:
         options.print_json(audit.report())
@@ -75,7 +77,7 @@ class Audit:
     """What the verifier says that "verified" means there."""
 
     def report(self) -> dict[str, Any]:
-        """For machines."""
+        """Returns the comparison as a dict, for JSON."""
         return {
             "identical": self.at is None,
             "first_difference": self.at,

@@ -49,8 +49,8 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Chat until the end of the input. If that is no terminal, exit code 2 if it held a mistake, 1
-    if the verifier refused."""
+    """Chat until the end of the input, and return the exit code. From a script it is 2 if a line
+    could not be asked or done, and 1 if the verifier refused an answer."""
     seed = options.draw_seed()
     settings = options.settings_from(arguments, seed=seed, **_DEFAULTS)
     options.tell_seed(settings, seed)
@@ -91,7 +91,7 @@ async def _talk(
 
 
 async def _welcome(client: EdgeClient, console: Console) -> None:
-    """Say whose text this is going to be, and whether the verifier is there."""
+    """Print whose text the answers will be, and whether the verifier is there."""
     device = client.device
     manifest = device.bundle.manifest
     drafter = f"{named(manifest.drafter.source)} ({device.variant})"
@@ -125,6 +125,8 @@ class ChatLoop:
         console: Console,
         schema: Grammar | None = None,
     ) -> None:
+        """Make a loop that reads lines from `reader`, asks `client` within one conversation, and
+        prints to `console`. `schema` is what all answers must match, if anything."""
         self._client = client
         self._conversation = conversation
         self._dialogue = dialogue
@@ -133,7 +135,7 @@ class ChatLoop:
         self._ctrl_c = CtrlC()
         self._schema = schema
         self._check: OfflineCheck | None = None
-        """Of the conversation's latest turn, if the device wrote a part of it alone."""
+        """The verifier's check of the latest answer, if the device wrote a part of it alone."""
         self._typing = False
         """Whether the user is being asked for a line."""
         self._status: Status | None = None

@@ -52,7 +52,7 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the demo; exit code 1 when a text differs from the target's."""
+    """Run the demo; the exit code is 1 if a text differs from the target's."""
     settings = options.settings_from(
         arguments, max_new_tokens=80, settle_seconds=20.0, reconnect_seconds=0.5
     )

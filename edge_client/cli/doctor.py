@@ -137,14 +137,14 @@ async def examine(settings: ClientSettings) -> AsyncIterator[Check]:
 
 
 def try_out(drafter: OnnxDrafter) -> None:
-    """Guess without records, draft a tree with records, continue along it, and add records of
-    drafted tokens: a graph may compute the right results and still not fit the client's caches and
-    records."""
+    """Try the drafter as a device uses it: guess without activation records, draft a tree with
+    them, go on along it, and add the records of drafted tokens. A graph may compute the right
+    results and still not fit the device's caches."""
     sampling = SamplingSettings()
     shape = TreeShape(breadth=2, depth=3, nodes=5)
     ids = list(_IDS)
     run_steps(drafter.guess(ids, sampling))
-    for known in (len(ids) - 1, len(ids) + 1):
+    for known in (len(ids) - 1, len(ids) + 1):  # records of all tokens but the last
         if drafter.records is not None:
             wire = drafter.records.wire
             rows = np.zeros((known, wire.count, wire.width), np.float32)

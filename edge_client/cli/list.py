@@ -23,7 +23,7 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """List them."""
+    """Print the bundles on this device, with a mark at the one in use."""
     in_use = options.settings_from(arguments).bundle
     found: list[tuple[str, Bundle | BundleError]] = [
         (EMBEDDED, Bundle.open(embedded_bundle())),

@@ -47,8 +47,9 @@ class OfflineCheck:
         changed: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`message` holds the answer of which `told` knows what was verified; `say` prints a line,
-        and `changed` is called when `status` may have."""
+        """Make a check of the latest answer, which is not started yet. `message` holds the answer's
+        text in the dialogue, and `told` which of its tokens are verified. `say` prints a line;
+        `changed` is called when `status` may have changed."""
         self._client = client
         self._conversation = conversation
         self._dialogue = dialogue
@@ -60,6 +61,7 @@ class OfflineCheck:
         self._heard_at = clock()
         """When the verifier last brought something."""
         self._before = message["content"]
+        """The message as the user has seen it."""
         self._begun = self._before.removesuffix(told.done.text if told.done else told.text_of())
         """What an earlier turn had written of the message."""
         self._reading: Progress | None = None
@@ -81,7 +83,7 @@ class OfflineCheck:
 
     @property
     def status(self) -> str:
-        """What is being done, in one line; empty when it is over."""
+        """What the check does now, in one line for the user; empty when it is over."""
         told = self._told
         match self.phase:
             case "over":

@@ -143,7 +143,8 @@ def say(line: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """A result for programs, on a line of standard output."""
+    """Print a result as JSON on one line of standard output. If that cannot be written, it goes to
+    standard error."""
     line = msgspec.json.encode(value)
     try:
         sys.stdout.buffer.write(line + b"\n")
@@ -169,7 +170,8 @@ def add_structure(command: argparse.ArgumentParser) -> None:
 
 
 def read_schema(path: Path | None) -> Grammar | None:
-    """The schema in the file that the flag names."""
+    """Returns the JSON schema in a file, as a grammar that answers must match; None without a
+    file."""
     if path is None:
         return None
     try:
@@ -252,7 +254,8 @@ def read_file(path: Path) -> str:
 
 
 def _decoded(content: bytes, where: str) -> str:
-    """The text of what was read, without the end of its last line; `where` names it in errors."""
+    """Returns the text of the bytes that were read, without its last line break; `where` names
+    their source in errors."""
     if len(content) > _LONGEST_PROMPT:
         raise UsageError(
             f"{where} is too long for a prompt", hint=f"at most {_LONGEST_PROMPT >> 20} MB"

@@ -38,7 +38,7 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the app."""
+    """Write the web app, and print its size."""
     from edge_client.tools.web_app import WebAppSettings, build_web_app
 
     bundle = locate(arguments.bundle)

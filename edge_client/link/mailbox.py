@@ -26,8 +26,8 @@ class Mailbox:
     waiting_bytes: int = 0
 
     def put(self, arrived: float, message: ServerMessage, size: int) -> None:
-        """Add a message of `size` bytes that arrived at this time; a `ProtocolError` where far more
-        is waiting than a verifier is asked for."""
+        """Add a message of `size` bytes that arrived at this time. A `ProtocolError` if far more
+        waits than a verifier is asked for."""
         self.waiting_bytes += size
         if len(self.messages) >= _MAX_WAITING or self.waiting_bytes > _MAX_WAITING_BYTES:
             raise ProtocolError(
@@ -44,7 +44,7 @@ class Mailbox:
         return taken
 
     async def wait(self, seconds: float | None) -> None:
-        """Wait until a message has arrived or the link has changed, at most for so many seconds
+        """Wait for a message, or for a change of the link's state, at most for so many seconds
         (None: for as long as it takes)."""
         if self.messages:
             return

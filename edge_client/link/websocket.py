@@ -102,7 +102,8 @@ class VerifierLink:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[VerifierLink]:
-        """Connect in the background while the body runs."""
+        """Connect to the verifier in the background, and again whenever that is lost, while the
+        body runs."""
         self.dialling.down_since = perf_counter()
         task = asyncio.create_task(self._keep_connected())
         try:
@@ -129,8 +130,8 @@ class VerifierLink:
 
     @contextlib.contextmanager
     def mailbox(self) -> Iterator[Mailbox]:
-        """Yield a mailbox that gets the messages of the sessions that are sent for with it, until the
-        body ends."""
+        """Yield a mailbox for the messages of one conversation's sessions, until the body ends.
+        Messages that nobody has read by then are dropped."""
         box = Mailbox()
         self._listening.add(box)
         try:
@@ -203,14 +204,16 @@ class VerifierLink:
         self.new_turn()
 
     async def wait_up(self, seconds: float) -> None:
-        """Wait for the verifier's welcome; raises the reason if there is none."""
+        """Wait for the verifier's welcome, for so many seconds at most; raises the reason if there
+        is none."""
         failures = self.dialling.failures
         self.new_turn()
         with self.mailbox() as box:
             try:
                 async with asyncio.timeout(seconds):
                     while not self.up:
-                        if self.dialling.refused is not None and self.dialling.failures > failures:
+                        has_failed_again = self.dialling.failures > failures  # since this call
+                        if self.dialling.refused is not None and has_failed_again:
                             raise self.dialling.refused
                         await box.wait(None)
             except TimeoutError:

@@ -45,8 +45,8 @@ class LiveView(View):
         more: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`context`: how many tokens it holds, if the reader is to know how full it is; `more`: how
-        to go on with an answer that was cut."""
+        """Make a view for this terminal. `context` is how many tokens the context holds, if the
+        reader is to know how full it is; `more` says how to go on with an answer that was cut."""
         self._console = console
         self._context = context
         self._more = more

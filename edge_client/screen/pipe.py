@@ -80,7 +80,8 @@ class PipeView(View):
             rescue(done.text, self._broken)
 
     def _write(self, stop: int, more: str = "") -> None:
-        """Write the answer's tokens up to `stop` that are not written yet, and `more`."""
+        """Write the answer's tokens up to number `stop` that are not written yet, and the text
+        `more` behind them."""
         if self._broken is not None:
             return
         try:

@@ -54,6 +54,8 @@ class EditingReader:
     """How a message of several lines is typed."""
 
     def __init__(self, completions: Completions, *, history: bool = True, **how: Any) -> None:
+        """Make a reader that edits with prompt_toolkit and completes words; `how` are settings of
+        its session."""
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import Completer, Completion
         from prompt_toolkit.history import FileHistory, InMemoryHistory
@@ -135,11 +137,14 @@ class PlainReader:
     keys = f"{_BLOCK} opens a message of many lines and ends it."
 
     def __init__(self, prompt: str) -> None:
+        """Make a reader that shows `prompt` before each line; an empty one for input that is no
+        terminal."""
         self._prompt = prompt
         self.interactive = bool(prompt)
         self._waiting: asyncio.Future[str | None] | None = None
         """The pending read of a line; it goes on when nobody waits for it any more, after a Ctrl-C."""
         self._typed: Callable[[], str] = str
+        """Returns what has been typed of the line so far; an empty text if nobody knows."""
         with contextlib.suppress(ImportError):  # line editing, if the library exists
             import readline
 

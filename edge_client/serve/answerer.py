@@ -100,7 +100,7 @@ class EdgeAnswerer:
         return self._client.device.bundle.manifest.target.facts.vocab_size
 
     async def encode(self, ask: AnswerRequest) -> Encoded:
-        """The question in tokens."""
+        """Returns a request's prompt in tokens, with its grammar and its predicted text."""
         client = self._client
         return await encoded(
             client.device.codec,

@@ -28,7 +28,8 @@ from moa.process.listening import Port
 async def endpoint(
     client: EdgeClient, settings: ServeSettings, model: str, port: Port
 ) -> AsyncIterator[str]:
-    """Serve an open client on `port` while the body runs; yields the address."""
+    """Serve the API and the chat page over an open client, on `port`, while the body runs; yields
+    the address. `model` is the model's name for programs."""
     answerer = EdgeAnswerer(client, model)
     access = Access(
         ApiKeys(settings.api_keys),

@@ -43,6 +43,7 @@ class ServeSettings:
     """Another name for the model that requests may use, such as gpt-4o; *: any name."""
 
     def __post_init__(self) -> None:
+        """Refuse settings that are out of range, or that would serve strangers without a key."""
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be 0..65535, not {self.port}")
         if self.mode not in (modes := typing.get_args(Mode)):

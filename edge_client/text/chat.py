@@ -17,14 +17,18 @@ class ChatLog:
     """The messages of a conversation, and their ids."""
 
     def __init__(self, codec: TextCodec) -> None:
+        """Begin an empty chat, whose messages become ids by the chat template and tokenizer of
+        `codec`."""
         self._codec = codec
         self.messages: list[dict[str, str]] = []
         self._ids: list[int] = []
+        """The ids of the chat so far."""
         self._text = ""
         """The text of the ids, special tokens included."""
         self._answer_start = 0
         """Position of the latest answer's first id."""
         self._text_before_answer = ""
+        """The text of the prompt that the latest answer belongs to."""
         self._awaits_answer = False
         """Whether the latest question has no answer yet."""
         self._continued = ""

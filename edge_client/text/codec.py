@@ -31,8 +31,8 @@ class TextCodec:
         eos_ids: Sequence[int] = (),
         special_tokens: Mapping[str, str] | None = None,
     ) -> None:
-        """`special_tokens` are the names that a template may use; by default those of `bos_id` and
-        the first of `eos_ids`."""
+        """Read a tokenizer, and remember where its chat template is. `special_tokens` are those
+        that a template may use, by name; by default `bos_id` and the first of `eos_ids`."""
         self.tokenizer = read_tokenizer(tokenizer_file)
         self.eos_ids = frozenset(eos_ids)
         if special_tokens:
@@ -52,7 +52,7 @@ class TextCodec:
 
     @classmethod
     def of(cls, bundle: Bundle) -> TextCodec:
-        """The codec of a bundle."""
+        """The tokenizer and chat template of a bundle."""
         files = bundle.manifest.tokenizer
         if files.file is None:
             raise BundleError(f"{bundle.folder} has no tokenizer", hint="build it again with one")

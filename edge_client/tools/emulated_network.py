@@ -48,7 +48,7 @@ class Profile:
     phases: tuple[tuple[float, Condition], ...]
 
     def at(self, seconds: float) -> Condition:
-        """The condition at this time after the start."""
+        """Returns the link's condition so many seconds after the start; the phases repeat."""
         total = sum(duration for duration, _ in self.phases)
         if total > 0:
             seconds %= total
@@ -80,6 +80,8 @@ class LinkProxy:
     def __init__(
         self, host: str, port: int, profile: Profile | None = None, *, seed: int = 0
     ) -> None:
+        """Make a proxy to this server, with the link that `profile` describes; none is a link
+        without delay."""
         self.host = host
         self.target_port = port
         self.profile = profile or PROFILES["loopback"]
@@ -92,7 +94,9 @@ class LinkProxy:
         self._live: dict[asyncio.Task[None], list[asyncio.StreamWriter]] = {}
         """The task of each connection, and the sockets that it resets at its end."""
         self._refusing = False
+        """Whether new connections are refused."""
         self._silent = False
+        """Whether all bytes are dropped."""
         self._cut_at: dict[Direction, float] = {"up": math.inf, "down": math.inf}
         """The value of `passed` at which all connections are reset."""
         self._started = 0.0

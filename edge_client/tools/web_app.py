@@ -149,8 +149,8 @@ def _suited(bundle: Bundle) -> str:
 
 
 def _replaceable(out: Path) -> bool:
-    """Whether nothing of anybody else is lost if `out` is replaced: it is an empty folder, or an app
-    of ours, by the head of its service worker."""
+    """Whether nothing of anybody else is lost if the folder is replaced: it is empty, or an app of
+    ours, which is known by the beginning of its service worker."""
     if not out.is_dir():
         return False
     is_empty = not any(out.iterdir())

@@ -95,6 +95,8 @@ class TurnMachine:
     """Events for the user, beside those of the text."""
 
     def __post_init__(self, guesses: bool, prediction: Prediction | None) -> None:
+        """Make the part that decides about the turn's streams and guesses, and begin the turn's
+        measurements."""
         self.ahead = Ahead(
             self.transcript,
             self.controller,
@@ -425,8 +427,8 @@ class TurnMachine:
         self.session.unsettled.clear()
 
     def _absorb(self, now: float) -> bool:
-        """Reconcile verified and provisional text; returns False if the turn continues in another
-        session."""
+        """Compare new verified tokens with the text that the device wrote offline. Returns False if
+        the turn continues in another session because of a difference that is kept."""
         self.transcript.absorb()
         if not self.transcript.provisional:
             self.guard.reset()

@@ -29,12 +29,15 @@ class TurnShell:
         link: VerifierLink | None,
         news: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """`news`: what the verifier wants users to know and they have not been told yet."""
+        """Put a turn together: the machine that decides, the worker that runs the drafter, and the
+        link, None to be offline. `news` returns what the verifier wants its users to know and they
+        have not been told."""
         self.machine = machine
         self.worker = worker
         self.link = link
         self._news = news
         self._bytes_before = (link.sent_bytes, link.received_bytes) if link else (0, 0)
+        """What had passed over the link before this turn."""
         self._seen: tuple[str, int, int] | None = None
         """The link's state, its connections and its failures, as the machine was told last."""
         self._told_at = perf_counter()

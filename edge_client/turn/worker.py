@@ -239,8 +239,8 @@ class DrafterWorker:
 
 
 def _check(action: Grow | Write, result: Any) -> None:
-    """Raise a `DeviceError` if this cannot be the result of the action: a runtime or a graph may be
-    broken, and what it says goes to the user or the verifier."""
+    """Raise a `DeviceError` if this cannot be the result of the action. A runtime or a graph may be
+    broken, and what the drafter says goes to the user or to the verifier."""
     if isinstance(action, Write):
         if not 0 <= result < _IDS:
             raise DeviceError(f"the drafter failed: {result} is no token")
@@ -253,8 +253,8 @@ def _check(action: Grow | Write, result: Any) -> None:
 
 
 def _is_tree_after(tree: DraftTree, token: int) -> bool:
-    """Whether this is a tree whose root is the token: each node behind its parent, all ids and
-    scores numbers that can be."""
+    """Whether this is a draft tree with the token as its root: each node comes behind its parent,
+    ids and scores are possible ones."""
     if not len(tree.tokens) == len(tree.parents) == len(tree.scores):
         return False
     if tree.tokens[0] != token or tree.parents[0] != -1:
