@@ -137,10 +137,7 @@ def _step(
     """Returns the step of a case over these tokens, behind the first rows of the cache. The tokens
     are a chain, or a random tree if there are several queries, the tokens whose predictions are
     wanted."""
-    parents = [node - 1 for node in range(case.tokens)]
-    if case.queries > 1 and not spec.states:  # running states cannot branch
-        for node in range(1, case.tokens):
-            parents[node] = int(rng.integers(-1, node))
+    parents = _parents(case, rng, spec)
     depths: list[int] = []
     for parent in parents:
         depths.append(0 if parent < 0 else depths[parent] + 1)
@@ -166,6 +163,16 @@ def _step(
     if spec.features:
         step.feature_rows = rng.integers(-1, case.past, case.tokens).tolist()
     return step
+
+
+def _parents(case: Case, rng: np.random.Generator, spec: GraphSpec) -> list[int]:
+    """Returns the parent of each of a case's tokens, -1 for none: those of a chain, or of a random
+    tree if there are several queries."""
+    parents = [node - 1 for node in range(case.tokens)]
+    if case.queries > 1 and not spec.states:  # running states cannot branch
+        for node in range(1, case.tokens):
+            parents[node] = int(rng.integers(-1, node))
+    return parents
 
 
 def _sample_ids(source: Source, rng: np.random.Generator) -> list[int]:

@@ -308,8 +308,9 @@ class StaticRunner:
         tokens before them. What the graph has no room for is left out, the oldest rows first."""
         shape = self.shape
         used = part.stop - part.start
-        held = min(past[0].shape[1], shape.past)  # past rows that there is room for
-        skipped = past[0].shape[1] - held
+        past_count = past[0].shape[1]
+        held = min(past_count, shape.past)  # past rows that there is room for
+        skipped = past_count - held
         ids = np.zeros(shape.tokens, np.int64)
         positions = np.zeros(shape.tokens, np.float32)
         ids[:used] = step.ids[part]
@@ -317,13 +318,7 @@ class StaticRunner:
         # Rotary positions: the angle of each pair of numbers, for both halves of a head.
         angles = np.tile(positions[:, None] * self._frequencies, 2)
         sign = np.repeat(np.array([-1.0, 1.0], np.float32), len(self._frequencies))
-        # Columns are the past rows, with room for `shape.past`, then the tokens.
-        mask = np.full((shape.tokens, shape.past + shape.tokens), STATIC_MASKED, np.float32)
-        visible = step.mask[part, skipped : part.stop + step.past[0].shape[1]]
-        mask[:used, :held][visible[:, :held]] = 0.0
-        mask[:used, shape.past : shape.past + used][visible[:, held:]] = 0.0
-        padding = np.arange(used, shape.tokens)
-        mask[padding, shape.past + padding] = 0.0  # sees itself: a row may not be all masked
+        mask = self._mask(step.mask[part, skipped : part.stop + step.past[0].shape[1]], held)
         feeds: Feeds = {
             "x": self._embedding[ids].astype(np.float32)[None],
             "cos": np.cos(angles).astype(np.float32)[None],
@@ -334,6 +329,20 @@ class StaticRunner:
             feeds[f"past_k_{number}"] = _padded(keys[:, skipped:], shape.past)
             feeds[f"past_v_{number}"] = _padded(values[:, skipped:], shape.past)
         return feeds | self._records(step)
+
+    def _mask(self, visible: NDArray[np.bool_], held: int) -> Float:
+        """Returns the graph's attention mask, `(tokens, past + tokens)`, which is added to scores: 0
+        where a token may look. `visible` says that for the step's tokens, with columns for the
+        `held` past rows and then for these tokens."""
+        shape = self.shape
+        used = len(visible)
+        # Columns are the past rows, with room for `shape.past`, then the tokens.
+        mask = np.full((shape.tokens, shape.past + shape.tokens), STATIC_MASKED, np.float32)
+        mask[:used, :held][visible[:, :held]] = 0.0
+        mask[:used, shape.past : shape.past + used][visible[:, held:]] = 0.0
+        padding = np.arange(used, shape.tokens)
+        mask[padding, shape.past + padding] = 0.0  # sees itself: a row may not be all masked
+        return mask
 
     def _records(self, step: StepInput) -> Feeds:
         """Returns the graph's inputs with activation records: the newest that there is room for."""

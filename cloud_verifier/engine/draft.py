@@ -145,8 +145,7 @@ class TreeDrafter(StreamDrafter):
             plain_tokens - len(jobs),
         )
         trees: dict[Job, DraftTree] = {}
-        asked: list[Job] = []
-        requests = []
+        requests: dict[Job, DraftRequest] = {}
         for job, levels in zip(jobs, wanted_levels, strict=True):
             text = self._round[job.lease]
             text.asked_levels = 0
@@ -168,15 +167,15 @@ class TreeDrafter(StreamDrafter):
             text.asked_levels = levels
             shape = self.policy.shape(levels)
             shape = replace(shape, nodes=min(shape.nodes, room))  # the KV cache has room for these
-            requests.append(
-                DraftRequest(job.lease.draft_slot, job.ids[-1], shape, job.sampling, mask)
+            requests[job] = DraftRequest(
+                job.lease.draft_slot, job.ids[-1], shape, job.sampling, mask
             )
-            asked.append(job)
         if requests:
-            for job, tree in zip(asked, self._drafting.draft(requests), strict=True):
+            drafts = self._drafting.draft(list(requests.values()))
+            for job, tree in zip(requests, drafts, strict=True):
                 trees[job] = tree
                 text = self._round[job.lease]
-                text.drafted_nodes = len(tree) - 1
+                text.drafted_nodes = len(tree) - 1  # without the pending token
                 text.drafted_levels = int(max(tree.depths()))
         return trees
 

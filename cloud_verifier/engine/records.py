@@ -87,12 +87,25 @@ class Recorder:
         return self.pending and self._clock() - self._since > max(_LINGER, self._took / _SHARE)
 
     def add(self, lease: Lease, committed: Committed) -> None:
-        """Remember committed tokens of a session, so that their activation records, the target's
-        states that a drafter reads, can be made later."""
+        """Take committed tokens of a session, so that their activation records, the target's states
+        that a drafter reads, can be made later."""
         if self._drafter is None or lease.records is None:
             return
+        self._remember(self._drafter, lease, committed)
+        few_wait = committed.stop - lease.backlog[0].start < _UNASKED * self._rows
+        if not lease.eager_records and few_wait:
+            self._waiting[lease] = None  # only the server's own drafter may want them, or nobody
+            return
+        self._waiting.pop(lease, None)
+        if not self.pending:
+            self._since = self._clock()
+        self._pending.pop(lease, None)  # to the end: the latest session is served first
+        self._pending[lease] = None
+
+    def _remember(self, drafter: Drafter, lease: Lease, committed: Committed) -> None:
+        """Add committed tokens to those whose records are still to be made."""
         backlog = lease.backlog
-        if self._drafter.taps:
+        if drafter.taps:
             # A record is made of a token's states and those of the token before it.
             follows = lease.newest_stop == committed.start
             before = lease.newest_states if follows else None
@@ -107,15 +120,6 @@ class Recorder:
         if lease.uncopied == _UNCOPIED:
             backlog[-_UNCOPIED:] = [Committed.joined(backlog[-_UNCOPIED:])]
             lease.uncopied = 0
-        few_wait = committed.stop - backlog[0].start < _UNASKED * self._rows
-        if not lease.eager_records and few_wait:
-            self._waiting[lease] = None  # only the server's own drafter may want them, or nobody
-            return
-        self._waiting.pop(lease, None)
-        if not self.pending:
-            self._since = self._clock()
-        self._pending.pop(lease, None)  # to the end: the latest session is served first
-        self._pending[lease] = None
 
     def forget(self, lease: Lease) -> None:
         """Make no more records of what is in the lease's slot, which is about to be given back."""

@@ -392,12 +392,7 @@ class StepRunner:
         """Do what can wait until the answers are sent: commit the pieces of prompts, learn from the
         forward's time, and let streams that have not ended run again. Returns reports of prompts
         that failed."""
-        reports: list[Report] = []
-        for row, piece in enumerate(ran.plan.pieces, len(ran.plan.jobs)):
-            try:
-                self._commit(ran.step, row, piece.lease, range(ran.step.sizes[row]))
-            except Exception as error:
-                reports.append(self._faults.failed(piece.lease, None, error))
+        reports = self._commit_prompts(ran)
         with self._faults.optional("metrics"):
             self._count_forward(ran)
         seconds = ran.ended - ran.drafted
@@ -413,6 +408,18 @@ class StepRunner:
                     job.enqueued = ran.ended
                     job.sent(len(answer.tokens), ran.ended)
                     decided.run_again.append(job)
+        return reports
+
+    def _commit_prompts(self, ran: Ran) -> list[Report]:
+        """Keep the keys and values of the pieces of prompts in their slots; returns reports of those
+        that failed."""
+        reports: list[Report] = []
+        # The rows of prompts come behind those of rounds.
+        for row, piece in enumerate(ran.plan.pieces, len(ran.plan.jobs)):
+            try:
+                self._commit(ran.step, row, piece.lease, range(ran.step.sizes[row]))
+            except Exception as error:
+                reports.append(self._faults.failed(piece.lease, None, error))
         return reports
 
     def _count_forward(self, ran: Ran) -> None:

@@ -321,14 +321,7 @@ class Scheduler:
         about to come; 0 to run them now. In a larger batch each round costs less; and whoever has
         been served least would otherwise wait for the whole forward."""
         ready = self._queue.ready
-        wait = self._batch_waiting
-        if wait is None:
-            wait = _BatchWait(began=now, until=now + self._batch_wait, ready=ready)
-        if ready > wait.ready:  # they keep coming
-            longest = max(self._batch_wait, _WORTH_WAITING * self._queue.step)
-            wait.until = min(wait.began + longest, now + self._batch_wait)
-            wait.ready = ready
-        self._batch_waiting = wait
+        wait = self._batch_wait_now(now, ready)
         until = wait.until
         if min(self._expected_rounds(), self._max_rows) <= ready:
             until = now  # nobody else is expected
@@ -337,6 +330,19 @@ class Scheduler:
             self._batch_waiting = None
             return 0.0
         return until - now
+
+    def _batch_wait_now(self, now: float, ready: int) -> _BatchWait:
+        """Returns for how long the batch waits for more rounds: a little, and again so long with each
+        that comes, up to a share of the time of the latest forward."""
+        wait = self._batch_waiting
+        if wait is None:
+            wait = _BatchWait(began=now, until=now + self._batch_wait, ready=ready)
+        if ready > wait.ready:  # they keep coming
+            longest = max(self._batch_wait, _WORTH_WAITING * self._queue.step)
+            wait.until = min(wait.began + longest, now + self._batch_wait)
+            wait.ready = ready
+        self._batch_waiting = wait
+        return wait
 
     def _underserved_arrivals(self, began: float) -> list[float]:
         """Returns the times by which principals that have been served less than all others will

@@ -163,13 +163,14 @@ class Upstreams:
     def abilities(self) -> Abilities:
         """What all upstreams can do beside writing; nothing while one of them has not said what it
         is."""
-        known = [self._dialect(one) for one in self._all]
-        if self._interface == "auto" and any(one.facts is None for one in self._all):
+        dialects = [self._dialect(upstream) for upstream in self._all]
+        if self._interface == "auto" and any(upstream.facts is None for upstream in self._all):
             return Abilities()
+        can_score = all(how.scores for how in dialects)
+        refused = any(upstream.refuses_scores for upstream in self._all)
         return Abilities(
-            scores=all(how.scores for how in known)
-            and not any(one.refuses_scores for one in self._all),
-            candidates=min(how.most_candidates for how in known),
+            scores=can_score and not refused,
+            candidates=min(how.most_candidates for how in dialects),
         )
 
     async def close(self) -> None:

@@ -189,21 +189,21 @@ class Ahead:
         right. `predicted`: the tokens were in the text that the user expects; they say nothing
         about how well the drafter guesses."""
         right_in_a_row: int | None = None
-        ended = False  # by a token that was not guessed, and not because there were no more tokens
+        next_is_wrong = False  # the row ends with a wrong guess, and not with the new tokens
         length_before = len(self.transcript.session.log) - len(tokens)
         if self._tree is not None and self._length == length_before:
-            right_in_a_row, ended = self._tree.won(tokens)
-            self.controller.guessed(right_in_a_row, ended)
+            right_in_a_row, next_is_wrong = self._tree.won(tokens)
+            self.controller.guessed(right_in_a_row, next_is_wrong)
         if self._round is not None:
             outcome = self._sent.judge(tokens)
             self.stats.outcomes[outcome] += 1
             if self._should_wait and self._told_to_wait:
                 # A verifier that waits stands still where guesses end: all its tokens but the last
                 # were guessed.
-                ended = outcome in ("missed", "beyond")
-                right_in_a_row = len(tokens) - ended
+                next_is_wrong = outcome in ("missed", "beyond")
+                right_in_a_row = len(tokens) - 1 if next_is_wrong else len(tokens)
         if right_in_a_row is not None and self.guesses and not predicted:
-            self.controller.streak.add(right_in_a_row, ended)
+            self.controller.streak.add(right_in_a_row, next_is_wrong)
 
     # ---- what to do while the stream runs
 

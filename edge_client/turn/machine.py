@@ -220,8 +220,8 @@ class TurnMachine:
     # ---- what to do
 
     def next_action(self, now: float) -> Action:
-        """Returns the most useful thing to do now. In this order: repeat requests that were refused
-        for a while, ask for a stream, have the drafter work, send what has gathered, wait."""
+        """Returns the most useful thing to do now: give up a dead connection, send messages, end
+        the turn, have the drafter work, or wait. Requests that are due are among the messages."""
         moment = Moment(now)
         if self._usable:
             repeated = self.session_state.due(moment)
@@ -532,6 +532,7 @@ class TurnMachine:
             # The verifier broke a rule: it is not trusted for the rest of the turn.
             self._give_up(str(error))
         except Exception as error:
+            # The store itself is broken: records that come later are dropped.
             self.records.buffer = None
             self._events.append(
                 Notice(message=DeviceError.of("the store of activation records", error).line())

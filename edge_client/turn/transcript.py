@@ -100,9 +100,9 @@ class Transcript:
 
     def absorb(self) -> None:
         """Compare the new verified tokens with the provisional text, which the device wrote
-        offline. A token that is equal is confirmed; at the first that differs the provisional text
-        is withdrawn, or kept if the user has chosen so. The same where the target ends the turn
-        before it."""
+        offline. A token that is equal is confirmed. At the first that differs, or if the target
+        ends the turn before that text does, the rest of it is withdrawn, or kept if the user has
+        chosen so."""
         while self._absorbed < len(self.session.log):
             token = self.session.log[self._absorbed]
             if self.provisional and self.provisional[0] != token:
