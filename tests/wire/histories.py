@@ -191,9 +191,11 @@ class SteppedHistories(Histories):
         session = self.known[id]
         assert session.job is not None
         assert session.guesses is not None
-        tokens, parents, expected = self._guesses(session)
+        picked = self._guesses(session)
+        tokens = picked.tokens
+        parents = picked.parents
         foreseen = len(tokens) - 1
-        if not foreseen or (expected < self.matching and not session.guesses.waits):
+        if not foreseen or (picked.expected < self.matching and not session.guesses.waits):
             foreseen = 0
             tokens, parents = self._own(session)
         found = self._accept(session, tokens, parents)
