@@ -297,6 +297,8 @@ class SessionTable:
         for other in self._sessions.values():
             if other is session or other.principal != session.principal or other.lease is None:
                 continue
+            if other.log[: longest + 1] != ids[: longest + 1]:
+                continue  # most texts differ in their first tokens, and there may be a thousand
             common = common_prefix(ids, other.log)
             if common > longest:
                 longest = common
