@@ -160,6 +160,7 @@ class Channel:
             if isinstance(message, Open) and len(self._refused_opens) < most:
                 self._refused_opens.add(session)
         elif refusal.code == Code.UNKNOWN_SESSION and session in self._refused_opens:
+            # A round that was sent right behind the opening, before its refusal was known.
             self._refused_opens.discard(session)
         else:
             self._meter.spend(REFUSALS)

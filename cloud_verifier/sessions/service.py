@@ -184,7 +184,7 @@ class Service:
         if self._grammars is None:
             raise Refusal(Code.UNSUPPORTED, "there is no tokenizer here to follow a grammar with")
         try:
-            async with self.principal(principal).compiling:
+            async with self.principal(principal).compiling:  # one after another
                 return await self._grammars.matcher(grammar, start, log)
         except UsageError as error:
             raise Refusal(Code.GRAMMAR, error.line()) from None
@@ -319,7 +319,7 @@ class Service:
                         self._drop(session, report)
                     case Failed():
                         self._quarantine(session, report)
-                if session.at_rest:
+                if session.at_rest:  # between two rounds another principal may have its slot
                     self.table.pass_on(session)
             except Exception as error:
                 log.exception("a report could not be taken in", extra={"event": "quarantine"})

@@ -298,7 +298,9 @@ class UpstreamEngine:
                 if cut_by_grammar:
                     break
                 if new != written.ids:
-                    return None
+                    return (
+                        None  # another token was drawn: what follows the engine's own is of no use
+                    )
         if cut_by_grammar and job.base == job.request.base:
             return Dropped(
                 job,

@@ -135,7 +135,7 @@ def _cutter(link: LinkProxy) -> Callable[[Event], str]:
     """Returns a function that takes the events of an answer: it cuts the link after some verified
     tokens and restores it after some that were written offline. It returns a text when it has done
     so."""
-    told = Counter[str]()
+    seen = Counter[str]()  # tokens so far, by status
     # The status of the tokens to count, how many of them, what to do then, and what to say of it.
     steps = [
         ("verified", _CUT_AFTER, link.go_down, "[the link is cut: the device goes on alone]"),
@@ -149,10 +149,13 @@ def _cutter(link: LinkProxy) -> Callable[[Event], str]:
 
     def take(event: Event) -> str:
         if isinstance(event, Token):
-            told[event.status] += 1
-        if not steps or told[steps[0][0]] < steps[0][1]:
+            seen[event.status] += 1
+        if not steps:
             return ""
-        _, _, act, says = steps.pop(0)
+        status, count, act, says = steps[0]
+        if seen[status] < count:
+            return ""
+        steps.pop(0)
         act()
         return says
 

@@ -155,9 +155,9 @@ class Controller:
     # ---- what was measured
 
     def calibrate(self, chain: Sequence[float], tree: Sequence[float]) -> None:
-        """Start from the acceptance that was measured when the bundle was made: shares of accepted
-        tokens by depth, of drafts that are chains and of trees. Levels deeper than those measured
-        count like the deepest."""
+        """Start from what was measured when the bundle was made: the chance that the token at each
+        depth of a draft is accepted, given the one before it, for drafts that are chains and for
+        trees. Depths beyond those measured count like the deepest."""
         if chain:
             self.server_acceptance = sum(chain) / len(chain)
         if tree:
@@ -218,6 +218,7 @@ class Controller:
         tokens = min(max(1, remaining), 1 + streak)  # the right guesses and the target's own token
         # To round up to whole forwards adds half of one on average.
         forwards = max(1.0, 0.5 + tokens / _PER_FORWARD)
+        # A step over the log's last token, and about three more, before guesses are sent.
         first_guesses = self.step.seconds(1) + 3 * self.step.seconds(GUESSED)
         waited = self.rtt.smoothed + first_guesses + forwards * self.forward.seconds(_PER_FORWARD)
         # Nor do tokens come faster than the drafter guesses them, a step each.

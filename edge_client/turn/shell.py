@@ -67,12 +67,12 @@ class TurnShell:
             match action:
                 case Send(messages):
                     await self._send(messages, box)
-                case Grow() | Write():
+                case Grow() | Write():  # a step of the drafter: for guesses, or for offline text
                     if (progress := await self._draft(action)) is not None:
                         yield progress
                 case Wait(until):
                     await box.wait(None if until is None else max(0.0, until - perf_counter()))
-                case Drop():
+                case Drop():  # the connection is dead; the link opens another one
                     assert self.link is not None
                     self.link.drop()
                 case End(reason):
