@@ -142,7 +142,7 @@ def test_asking_goes_on_without_the_verifier_and_is_checked_when_it_is_back(
         )
     seconds = time.monotonic() - began
     notes = page.locator(".assistant .note").all_text_contents()
-    assert set(notes) == {"written by this device alone: checked when the verifier is back"}
+    assert set(notes) == {"written by this device alone: waiting for the verifier's check"}
     assert set(page.locator(".assistant .who").all_text_contents()) == {
         "This device, for demo model"
     }
@@ -578,10 +578,10 @@ def test_notes_are_true_of_the_text_that_they_stand_below(opened: Open) -> None:
     }""")
     alone = "the last 62 characters were written by this device alone"
     assert [tuple(one) for one in told] == [
-        ("coder, and this device", f"{alone}: checked when the verifier is back"),
+        ("coder, and this device", f"{alone}: waiting for the verifier's check"),
         (
             "This device, for coder",
-            "written by this device alone: checked when the verifier is back",
+            "written by this device alone: waiting for the verifier's check",
         ),
         ("coder, and this device", f"{alone}: not checked"),
         ("coder, and this device", f"stopped; {alone}: not checked"),

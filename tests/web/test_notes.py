@@ -79,6 +79,6 @@ def test_so_can_one_whose_end_nobody_will_check(node: Node) -> None:
     waits = ended(node, "Hello", "length", **half)
     assert waits == [
         "cut at the longest answer of the settings; the last 3 characters were written by this"
-        " device alone: checked when the verifier is back",
+        " device alone: waiting for the verifier's check",
         False,
     ]

@@ -102,7 +102,8 @@ function checkNote(node) {
   const written = [...node.text].length;
   const alone = written - [...verifiedText(node)].length;
   if (!alone) return "its end was not verified";
-  const then = willBeChecked(node) ? "checked when the verifier is back" : "not checked";
+  // True also while the verifier is there and checks an earlier answer.
+  const then = willBeChecked(node) ? "waiting for the verifier's check" : "not checked";
   if (alone === written) return `written by this device alone: ${then}`;
   return `the last ${alone} characters were written by this device alone: ${then}`;
 }
