@@ -176,6 +176,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         if settings.upstream:
             run_loop(_serve_upstream(settings, auth, port))
             return 0
+        _check_hub(settings)
         from cloud_verifier.app import Verifier
         from cloud_verifier.model import load
 
@@ -211,6 +212,15 @@ def _check_paths(settings: Settings) -> None:
         is_path = place.startswith(("/", "./", "../", "~")) or place.endswith(".gguf")
         if is_path and not expanded(place).exists():
             raise UsageError(f"{flag}: there is nothing at {place}")
+
+
+def _check_hub(settings: Settings) -> None:
+    """Refuse a target that neither this machine nor the hub has: torch need not be imported for
+    that, which takes seconds."""
+    if settings.target and not expanded(settings.target).exists():
+        from moa.target import hub
+
+        hub.copy_of(settings.target, ["config.json"])
 
 
 def run_loop(main: Coroutine[Any, Any, None]) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import logging
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -16,8 +15,6 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import (
@@ -44,6 +41,7 @@ from moa.errors import (
 from moa.gguf.reader import is_gguf, read_head
 from moa.gguf.tokenizer import tokenizer_of
 from moa.process.user_folders import expanded
+from moa.target import hub
 from moa.target.families import FAMILIES, facts_of, refuse_unsupported
 from moa.target.gguf_folder import folder_of
 from moa.target.identity import (
@@ -59,7 +57,6 @@ from moa.target.library import ATTENTION
 from moa.target.plain import refuse_unless_plain
 from moa.tokenizer_file import LARGEST_FILE, checked_tokenizer
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _WANTED = ("*.json", "model*.safetensors", "*.jinja", "tokenizer.model")
 """Files that are taken from the hub: no pickles, and no other forms of the same weights."""
 Say = Callable[[str], None]
@@ -300,18 +297,9 @@ def locate(
         return folder
     if is_gguf(folder):
         return folder_of(folder, weights=weights, say=say)
-    if isinstance(source, Path) or not _HUB_ID.fullmatch(source) or folder.exists():
+    if isinstance(source, Path) or folder.exists():
         raise UsageError(f"no model at {source}: there is no such folder")
-    try:
-        # Folders inside a repository hold other forms of the same model.
-        copy = snapshot_download(source, allow_patterns=list(wanted), ignore_patterns=["*/*"])
-        return Path(copy)
-    except LocalEntryNotFoundError as error:
-        raise UsageError(
-            f"no model {source}: not a folder here, not in the hub's cache, and the hub cannot be reached"
-        ) from error
-    except (HfHubHTTPError, ValueError, OSError) as error:
-        raise UsageError(f"cannot get model {source}: {first_line(error)}") from error
+    return hub.copy_of(source, wanted)
 
 
 def _quantization(

@@ -369,3 +369,28 @@ async def test_a_full_disk_under_the_log_ends_no_answer() -> None:
                 session = await edge.start([5, 6, 7], max_new_tokens=4, ignore_eos=True)
                 await edge.stream(session, speculate=False)
                 assert len(session.log) == 3 + 4
+
+
+_WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from cloud_verifier.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("target", ["nobody-has-this", "nobody/has-this"])
+def test_a_target_that_nobody_has_is_refused_before_torch_is_imported(target: str) -> None:
+    command = [sys.executable, "-c", _WITHOUT_TORCH, "serve", "--port=0", f"--target={target}"]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+    assert done.returncode == 2
+    line = f"cloud-verifier: error: no model {target}: not a folder here, not in the hub's cache"
+    assert done.stderr.startswith(line), done.stderr
+    assert done.stderr.count("\n") == 1
