@@ -81,6 +81,8 @@ async def _talk(
         options.check_schema(schema, file, client.device)
         if reader.interactive:
             await _welcome(client, console)
+            if reader.warning:
+                console.print(reader.warning, style="dim")
         chat = ChatLoop(client, conversation, dialogue, reader, console, schema)
         await chat.run()
         if reader.interactive:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_client.screen.ctrl_c import Interrupted
-from moa.errors import MoaError, UsageError
+from moa.errors import MoaError, UsageError, how_to_install
 from moa.process.user_folders import NoHomeError, state_folder
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class EditingReader:
     """Whether input comes from a terminal."""
     keys = "Alt-Enter begins a new line."
     """How a message of several lines is typed."""
+    warning = ""
+    """What a user has to know before typing."""
 
     def __init__(self, completions: Completions, *, history: bool = True, **how: Any) -> None:
         """Make a reader that edits with prompt_toolkit and completes words; `how` are settings of
@@ -135,6 +137,10 @@ class PlainReader:
     """Reads lines in a thread, so that the event loop keeps running; the thread may be abandoned."""
 
     keys = f"{_BLOCK} opens a message of many lines and ends it."
+    warning = (
+        f"each pasted line is a message of its own here: {_BLOCK} opens and ends one of many lines, "
+        f"and with prompt_toolkit a pasted text stays whole ({how_to_install('chat')})"
+    )
 
     def __init__(self, prompt: str) -> None:
         """Make a reader that shows `prompt` before each line; an empty one for input that is no

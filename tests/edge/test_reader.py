@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
+from edge_client.device import embedded_bundle
 from edge_client.screen.ctrl_c import CtrlC, Interrupted
 from edge_client.screen.reader import EditingReader, PlainReader, history_file, make_reader
 
@@ -78,6 +81,34 @@ async def test_plain_lines_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not reader.interactive
     async with asyncio.timeout(300):
         assert [await reader.read() for _ in range(4)] == ["one", "two\nthree", "open\nend", None]
+
+
+_PLAIN_CHAT = """
+import os, sys
+sys.modules["prompt_toolkit"] = None
+from edge_client.cli import main
+main(["chat", "--offline", "--bundle", sys.argv[1]])
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+def test_a_chat_without_prompt_toolkit_says_what_a_paste_will_do() -> None:
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-c", _PLAIN_CHAT, str(embedded_bundle())]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        os.write(ours, b"/quit\n")
+        shown = b""
+        # At the end of the process a pseudo-terminal has either nothing more or an error.
+        with contextlib.suppress(OSError):
+            while piece := os.read(ours, 4096):
+                shown += piece
+        os.close(ours)
+        assert process.wait(300) == 0
+    said = b" ".join(shown.split())
+    assert b"each pasted line is a message of its own here" in said
+    assert b"pip install '.[chat]'" in said
+    assert EditingReader.warning == ""
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs signals")
