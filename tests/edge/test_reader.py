@@ -95,7 +95,8 @@ main(["chat", "--offline", "--bundle", sys.argv[1]])
 def test_a_chat_without_prompt_toolkit_says_what_a_paste_will_do() -> None:
     ours, theirs = os.openpty()
     command = [sys.executable, "-c", _PLAIN_CHAT, str(embedded_bundle())]
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+    wide = {**os.environ, "COLUMNS": "300", "NO_COLOR": "1"}
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=wide) as process:
         os.close(theirs)
         os.write(ours, b"/quit\n")
         shown = b""
