@@ -290,10 +290,11 @@ class ServerSession:
 
     def stream(self, message: Stream, arrived: float) -> list[Output]:
         """Begin a round, in which the engine streams tokens to the end of the answer. A round that
-        runs already is answered later, the last one that has ended gets the same answer again."""
+        runs already is answered with what it has brought so far, the last one that has ended gets
+        the same answer again."""
         if self.running is not None:
             if self.running == message:
-                return []
+                return self._brought_so_far(message)
             raise Refusal(Code.CONFLICT, f"round {self.running.round} is still running")
         if self._settled is not None and message.round == self.round_number:
             settled, answer = self._settled
@@ -312,6 +313,21 @@ class ServerSession:
         if message.waits:  # for the device's guesses: until they come only the prompt can run
             return [PREFILL]
         return [Run(arrived)]
+
+    def _brought_so_far(self, running: Stream) -> list[Output]:
+        """Returns the tokens of the running round as an answer, if there are any: a device that asks
+        again may have lost its connection before it heard of them."""
+        tokens = self.log[running.base + 1 :]
+        if not tokens:
+            return []
+        answer = StreamTokens(
+            session=self.id,
+            round=running.round,
+            base=running.base,
+            tokens=tokens,
+            logprobs=self._last_rows(len(tokens)),
+        )
+        return [answer]
 
     def foresee(self, message: Foresee, arrived: float) -> tuple[list[Output], bool]:
         """Take the device's guesses at what its running stream will bring. Returns what is to be

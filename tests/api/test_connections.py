@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import ssl
-import subprocess
 from pathlib import Path
 
 import httpx2 as httpx
@@ -17,6 +15,7 @@ from moa.api.connections import serving
 from moa.process import half_open
 from moa.process.listening import Port
 from tests.api.scripted import PATIENCE, browser, chat, endpoint, says, served
+from tests.torture.tls import certificate, trusting
 
 HEAD = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -97,7 +96,7 @@ async def test_idle_connections_make_room_for_others(
     secured: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(half_open, "_free_descriptors", lambda: 40)
-    tls, trust = certificate(tmp_path) if secured else (None, None)
+    tls, trust = contexts(tmp_path) if secured else (None, None)
     async with (
         endpoint(says("x")) as (_, _, app),
         serving(app, Port("127.0.0.1", 0), tls=tls) as address,
@@ -119,28 +118,9 @@ async def test_idle_connections_make_room_for_others(
     assert 1 <= len(caplog.records) < 5, "nothing that a stranger sends is logged line by line"
 
 
-def certificate(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+def contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """A server's context, and a client's that trusts it."""
-    if shutil.which("openssl") is None:
-        pytest.skip("makes its certificate with openssl")
-    key = folder / "key"
-    file = folder / "certificate"
-    made = (
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-subj",
-        "/CN=localhost",
-    )
-    subprocess.run(
-        ["openssl", *made, "-keyout", key, "-out", file], check=True, capture_output=True
-    )
+    chain, key = certificate(folder)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    client = ssl.create_default_context(cafile=str(file))
-    server.load_cert_chain(file, key)
-    client.check_hostname = False
-    return server, client
+    server.load_cert_chain(chain, key)
+    return server, trusting(chain)

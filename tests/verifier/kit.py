@@ -141,6 +141,16 @@ def connection(running: Verifier, *, token: str = "", **options: Any) -> connect
     return wire_client.connection(running.transport.url, token=token, **options)
 
 
+def loops() -> list[Any]:
+    """What runs a verifier's event loop: uvloop where there is one, and asyncio's own."""
+    found = [pytest.param(asyncio.run, id="asyncio")]
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        found.append(pytest.param(uvloop.run, id="uvloop"))
+    return found
+
+
 async def get(url: str, path: str, token: str = "") -> tuple[int, str]:
     """Status and text of a plain HTTP request to a websocket's port."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}

@@ -9,7 +9,6 @@ import dataclasses
 import logging
 import os
 import resource
-import shutil
 import socket
 import ssl
 import subprocess
@@ -28,6 +27,7 @@ from moa.wire.events import Advanced
 from moa.wire.messages import Ack, Cancel, Error, Hello, Open, Stream, Sync, Welcome
 from tests.torture.raw import BINARY, PING, Raw, binary, frame
 from tests.torture.raw import request as head
+from tests.torture.tls import certificate
 from tests.verifier import kit
 
 IDS = kit.prompt(1, 10)
@@ -244,26 +244,9 @@ async def test_ranges_of_held_rows_count_as_the_work_they_are() -> None:
 
 
 @pytest.fixture
-def certificate(tmp_path: Path) -> dict[str, Path]:
+def certified(tmp_path: Path) -> dict[str, Path]:
     """Settings of TLS."""
-    if shutil.which("openssl") is None:
-        pytest.skip("makes its certificate with openssl")
-    key = tmp_path / "key"
-    chain = tmp_path / "certificate"
-    made = (
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-subj",
-        "/CN=localhost",
-    )
-    subprocess.run(
-        ["openssl", *made, "-keyout", key, "-out", chain], check=True, capture_output=True
-    )
+    chain, key = certificate(tmp_path)
     return {"tls_cert": chain, "tls_key": key}
 
 
@@ -271,7 +254,7 @@ def certificate(tmp_path: Path) -> dict[str, Path]:
 async def test_half_open_connections_do_not_keep_a_good_one_out(
     secured: bool, request: pytest.FixtureRequest
 ) -> None:
-    files = request.getfixturevalue("certificate") if secured else {}
+    files = request.getfixturevalue("certified") if secured else {}
     options: dict[str, Any] = {}
     if secured:
         options["ssl"] = ssl.create_default_context(cafile=str(files["tls_cert"]))
@@ -292,16 +275,7 @@ async def test_half_open_connections_do_not_keep_a_good_one_out(
             await one.gone()
 
 
-def _loops() -> list[Any]:
-    plain = pytest.param(asyncio.run, id="asyncio")
-    with contextlib.suppress(ImportError):
-        import uvloop
-
-        return [plain, pytest.param(uvloop.run, id="uvloop")]
-    return [plain]
-
-
-@pytest.mark.parametrize("run", _loops())
+@pytest.mark.parametrize("run", kit.loops())
 def test_idle_connections_beyond_the_descriptors_keep_nobody_out_and_write_little_into_the_log(
     run: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -166,10 +166,19 @@ class SteppedHistories(Histories):
     matching: float = 0.0
     """How many of them are right, as it expects; guesses that promise less are not used."""
 
-    def abandon(self) -> None:
-        """The connection is gone: streams end where they are."""
+    def abandon(self, *, in_forward: bool = False) -> None:
+        """The connection is gone: streams end where they are, or behind the forward that is under
+        way."""
         for id in self.known:
-            self.end(id)
+            if in_forward and self.streams(id):
+                self.known[id].abandon()
+            else:
+                self.end(id)
+
+    def is_cancelled(self, id: bytes) -> bool:
+        """Whether the stream of this session, if one runs, is to end."""
+        session = self.known.get(id)
+        return session is not None and session.job is not None and session.job.cancelled
 
     def end(self, id: bytes) -> list[Any]:
         """End a stream where it is."""

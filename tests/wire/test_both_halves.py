@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from moa.logprobs import TokenLogprobs
 from moa.wire import Advanced, ClientSession, Recovered, Refused
+from moa.wire.messages import Open, Resume
 from tests.wire.histories import AT_ONCE, EOS, SteppedHistories, says
 
 
@@ -25,6 +26,8 @@ class BothHalves(RuleBasedStateMachine):
         self.down: deque[Any] = deque()
         self.said: list[int] = []
         """Tokens that the device's events have brought."""
+        self.attached = True
+        """Whether the verifier has heard of the session on this connection."""
 
     @initialize(top=st.integers(-1, 1))
     def open(self, top: int) -> None:
@@ -74,13 +77,18 @@ class BothHalves(RuleBasedStateMachine):
     def arrives(self, times: int) -> None:
         """The oldest message, perhaps twice."""
         message = self.up.popleft()
+        self.attached = self.attached or isinstance(message, Open | Resume)
         for _ in range(times):
             self.down += self.verifier.answers(message, AT_ONCE)
 
     @precondition(lambda self: self.verifier.streams(self.device.id))
     @rule()
     def forward(self) -> None:
-        self.down.append(self.verifier.step(self.device.id, AT_ONCE))
+        answers: list[Any] = [self.verifier.step(self.device.id, AT_ONCE)]
+        if self.verifier.is_cancelled(self.device.id):
+            answers += self.verifier.end(self.device.id)
+        if self.attached:
+            self.down += answers
 
     # ---- the device hears
 
@@ -97,12 +105,14 @@ class BothHalves(RuleBasedStateMachine):
             if isinstance(event, Recovered):
                 self.up += event.resend
 
-    @rule(forgets=st.booleans())
-    def cut(self, forgets: bool) -> None:
-        """The connection is lost; perhaps the verifier too."""
-        self.verifier.abandon()
+    @rule(forgets=st.booleans(), in_forward=st.booleans())
+    def cut(self, forgets: bool, in_forward: bool) -> None:
+        """The connection is lost; perhaps the verifier too. A forward that is under way ends
+        later, perhaps when the device is back."""
+        self.verifier.abandon(in_forward=in_forward)
         if forgets:
             self.verifier.known.clear()
+        self.attached = False
         self.down.clear()
         self.up = deque(self.device.recover())
 

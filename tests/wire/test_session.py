@@ -170,6 +170,30 @@ def test_a_round_that_still_runs_at_resume_is_waited_for() -> None:
     assert isinstance(pair.session.receive(pair.server.run(pair.ours, AT_ONCE)[0]), Advanced)
 
 
+def test_a_round_that_still_runs_where_nothing_was_heard_is_told_from_its_beginning() -> None:
+    """The connection was lost before the first answer, and the forward under way ends when the
+    device has asked again on another one."""
+    server = Histories(says, EOS, max_context=10_000, stream_tokens=1)
+    session = ClientSession([3, 1, 4])
+    opening, stream = session.open(), session.stream()
+    server.answers(opening, AT_ONCE)
+    ours = server.known[session.id]
+    ours.stream(stream, 0.0)
+    unheard = StreamTokens(session.id, stream.round, 2, [says(session.log)])
+    ours.stream_on(unheard, 0.0)
+    assert session.recover() == [opening, stream]
+    assert isinstance(session.receive(server.answers(opening, AT_ONCE)[0]), Ready)
+    (so_far,) = ours.stream(stream, 1.0)
+    assert isinstance(so_far, StreamTokens)
+    event = session.receive(so_far)
+    assert isinstance(event, Advanced)
+    assert (event.tokens, event.done) == (tuple(unheard.tokens), False)
+    later = StreamTokens(session.id, stream.round, 3, [says(session.log)], done=True)
+    ours.stream_on(later, 2.0)
+    assert isinstance(session.receive(later), Advanced)
+    assert session.log == ours.log
+
+
 def test_a_quarantined_session_is_opened_again() -> None:
     pair = Pair()
     message = pair.session.stream()
