@@ -118,8 +118,9 @@ class TlsPeer:
 
     async def say_end(self) -> None:
         """TLS's own word of the end (close_notify): nothing is written behind it, but all is read."""
-        # It waits for the other end's word, which may never come: ours is made before.
-        with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLSyscallError):
+        # It then wants the other end's word, and not what that end has still sent: ours is made
+        # before.
+        with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
         await self._flush()
 
