@@ -36,6 +36,8 @@ _SHORT = {
     "seconds": 5.0,
     "hours": 0.05,
 }
+_FULL["guesses"] = 200_000
+_SHORT["guesses"] = 4_000
 _FULL["schemas"] = 1000
 _SHORT["schemas"] = 40
 _FULL["grammars"] = 2000

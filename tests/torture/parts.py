@@ -18,6 +18,7 @@ from tests.torture.device import beside, demo_device, megabytes
 from tests.torture.fake_verifier import BEHAVIOURS
 from tests.torture.files import files
 from tests.torture.fuzz import UNBOUNDED, fuzz
+from tests.torture.guesses import guessing
 from tests.torture.neighbour import neighbour, problems
 from tests.torture.neighbours import all_beside
 from tests.torture.sampling import sampling
@@ -108,6 +109,7 @@ async def _schemas(options: argparse.Namespace) -> Found:
 
 PARTS: dict[str, Callable[[argparse.Namespace], Awaitable[Found]]] = {
     "fuzz": _fuzz,
+    "guesses": guessing,
     "messages": _messages,
     "floods": all_beside,
     "shares": sharing.two_principals,

@@ -65,6 +65,8 @@ class Raw:
         """Limits that the other end has named."""
         self.closed: tuple[int, str] | None = None
         """The close frame that it sent: code and reason."""
+        self.welcome: ServerMessage | None = None
+        """The answer to its hello."""
 
     @classmethod
     async def connect(cls, port: int) -> Raw:
@@ -105,7 +107,7 @@ class Raw:
                     )
                 )
             )
-            await made.message()
+            made.welcome = await made.message()
         except BaseException:
             await made.gone()
             raise
