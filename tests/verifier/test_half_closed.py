@@ -153,7 +153,7 @@ async def test_answers_to_one_that_has_ended_by_half_cost_no_line_each(
         max_bytes_per_second=10**9,
         max_refusals_per_second=10**9,
     )
-    logs.configure("info", limits)
+    logs.configure("info", limits, "json")
     asked = ClientSession(list(IDS))
     async with (
         kit.verifier(dataclasses.replace(settings, limits=limits)) as running,
