@@ -205,6 +205,14 @@ class Connection(ServerConnection):
 class SecuredConnection(Secured, Connection):
     """A `Connection` that is established when its TLS handshake is over."""
 
+    def overdone(self) -> None:
+        """End a connection that sends records which bring nothing, and say so."""
+        log.warning(
+            "closed: too many records of TLS that bring nothing",
+            extra={"peer": self.peer, "event": "flood"},
+        )
+        super().overdone()
+
 
 def connection_type(
     limits: Limits, half_open: HalfOpen, tls: ssl.SSLContext | None

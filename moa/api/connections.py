@@ -59,6 +59,10 @@ class Connections:
         self.open: set[HttpConnection] = set()
         self._lines = TokenBucket(_LINES_PER_SECOND, 3.0, time.monotonic())
 
+    def __contains__(self, connection: object) -> bool:
+        """Whether this one waits for a request."""
+        return connection in self.waiting
+
     def enter(self, connection: HttpConnection) -> None:
         """Count another connection; if there are too many, one that waits for a request is ended."""
         self.open.add(connection)
@@ -187,6 +191,14 @@ class SecuredHttpConnection(Secured, HttpConnection):
     """An `HttpConnection` behind TLS."""
 
     _handshake_seconds = _HEAD_SECONDS
+    _most_of_a_stranger = 256
+    """More than of a websocket's port: a body may come in pieces."""
+
+    def _update_phase(self) -> None:
+        """Also count the small records of the next request anew, once this one is whole."""
+        super()._update_phase()
+        if self._phase == "answer":
+            self._of_a_stranger = 0
 
 
 def connection_class(connections: Connections, tls: ssl.SSLContext | None) -> type[HttpConnection]:

@@ -46,6 +46,9 @@ class HalfOpen:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def __contains__(self, connection: object) -> bool:
+        return connection in self._waiting
+
     def enter(self, connection: HalfOpenConnection) -> None:
         """Count a connection that begins its handshake, or goes on with it after that of TLS."""
         if connection in self._waiting:

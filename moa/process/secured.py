@@ -1,11 +1,24 @@
-"""TLS on a connection that was counted before its handshake."""
+"""TLS on a connection that was counted before its handshake, and whose records are counted."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Coroutine, Generator
+import time
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, cast
+
+from moa.token_bucket import TokenBucket
+
+_HEAD_BYTES = 5
+"""Of a record: its type, a version, and how many bytes follow."""
+_SMALL_BYTES = 256
+"""A record of fewer bytes may bring none for us. A peer may ask for new keys (KeyUpdate) as often as
+it likes, in 27 bytes each, for which OpenSSL takes about 20 microseconds and writes as many back."""
+_SMALL_PER_SECOND = 1000.0
+"""Small records of a connection that has sent a request: more than the messages that a device sends
+for all its conversations."""
+_SMALL_AT_ONCE = 2000.0
 
 
 class Secured(asyncio.Protocol):
@@ -15,19 +28,24 @@ class Secured(asyncio.Protocol):
 
     _tls: ssl.SSLContext
     _half_open: Any
-    """Where connections `enter` and `leave`."""
+    """Where connections `enter` and `leave`, and which says which of them it holds."""
     _handshake_seconds: float
     loop: asyncio.AbstractEventLoop
     transport: Any
+    _most_of_a_stranger = 64
+    """Small records of a connection that is half open: a handshake and a request take a few."""
     _secured = False
     """Whether the TLS handshake is over."""
     _handshake: asyncio.Task[None] | None = None
     _early = b""
     """Bytes of the other protocol that came before its connection was established."""
+    _of_a_stranger = 0
+    """Small records while the connection is half open; of a request, where there are several."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the connection, and begin the TLS handshake."""
         self.transport = cast(asyncio.Transport, transport)
+        self._small = TokenBucket(_SMALL_PER_SECOND, _SMALL_AT_ONCE, time.monotonic())
         self._half_open.enter(self)
         handshake = self.loop.start_tls(
             self.transport,
@@ -36,7 +54,11 @@ class Secured(asyncio.Protocol):
             server_side=True,
             ssl_handshake_timeout=self._handshake_seconds,
         )
-        self._handshake = self.loop.create_task(self._secure(_Begun(handshake)))
+        begun = _Begun(handshake)
+        # It has put TLS between the socket and us; the records are counted before that.
+        tls = self.transport.get_protocol()
+        self.transport.set_protocol(_Counted(tls, _SmallRecords(), self._may_send_more))
+        self._handshake = self.loop.create_task(self._secure(begun))
 
     def connection_lost(self, error: Exception | None) -> None:
         """Tell the other protocol, if its connection was established; else forget the connection."""
@@ -56,6 +78,22 @@ class Secured(asyncio.Protocol):
         """Pass the end of input on."""
         if self._secured:
             super().eof_received()
+
+    def overdone(self) -> None:
+        """End a connection that sends records which bring nothing."""
+        self.transport.abort()
+
+    def _may_send_more(self, small_records: int) -> bool:
+        """Count small records, and end the connection if there are too many."""
+        if self in self._half_open:
+            self._of_a_stranger += small_records
+            is_fine = self._of_a_stranger <= self._most_of_a_stranger
+        else:
+            self._small.spend(small_records)
+            is_fine = self._small.level(time.monotonic()) >= 0
+        if not is_fine:
+            self.overdone()
+        return is_fine
 
     async def _secure(self, handshake: _Begun) -> None:
         """Wait for the TLS handshake, then establish the other protocol's connection, over TLS, and
@@ -87,3 +125,71 @@ class _Begun:
     def __await__(self) -> Generator[Any, Any, asyncio.Transport | None]:
         yield self._waits_for
         return (yield from self._coroutine.__await__())
+
+
+class _SmallRecords:
+    """Finds the records of TLS in a stream of bytes, by their heads, and counts the small ones."""
+
+    def __init__(self) -> None:
+        self._head = bytearray()
+        """What has come of the next record's head."""
+        self._body_left = 0
+        """Bytes of the record that are still to come."""
+
+    def count(self, data: memoryview) -> int:
+        """How many small records begin in these bytes."""
+        small = 0
+        place = 0
+        while place < len(data):
+            if self._body_left:
+                passed = min(self._body_left, len(data) - place)
+                self._body_left -= passed
+                place += passed
+                continue
+            part = data[place : place + _HEAD_BYTES - len(self._head)]
+            self._head += part
+            place += len(part)
+            if len(self._head) == _HEAD_BYTES:
+                self._body_left = int.from_bytes(self._head[-2:], "big")
+                small += self._body_left < _SMALL_BYTES
+                self._head.clear()
+        return small
+
+
+class _Counted(asyncio.BufferedProtocol):
+    """Stands before TLS, and passes what arrives on to it as long as it may be."""
+
+    def __init__(
+        self, tls: Any, records: _SmallRecords, may_send_more: Callable[[int], bool]
+    ) -> None:
+        self._tls = tls
+        self._records = records
+        self._may_send_more = may_send_more
+        self._buffer = memoryview(b"")
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes are put."""
+        self._buffer = memoryview(self._tls.get_buffer(sizehint))
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So many bytes have come."""
+        if self._may_send_more(self._records.count(self._buffer[:nbytes])):
+            self._tls.buffer_updated(nbytes)
+
+    def eof_received(self) -> bool | None:
+        """The other end sends no more."""
+        keeps_open: bool | None = self._tls.eof_received()
+        return keeps_open
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._tls.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The other end does not read."""
+        self._tls.pause_writing()
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        self._tls.resume_writing()
