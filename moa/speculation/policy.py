@@ -51,22 +51,15 @@ plain decoding was best for all; within so many, drafting has to save what the d
 costs; and after n plain rounds plain decoding is measured again within so many times n."""
 _RETRY = 2 * _FEW
 """Plain rounds of a text between its first trial and the next."""
-_CHECK = 4 * _FEW
-"""Where drafts are close to plain decoding, one round of this many measures plain decoding again."""
-_PROBE = 8 * _FEW
-"""Plain rounds before one level is drafted against the estimate, to measure its cost again; doubled
-each time."""
-_LONGEST_CHECK = 32 * _FEW
-"""One round of this many measures plain decoding again in any case."""
+_AGAIN = 8 * _FEW
+"""After so many rounds of one way, drafted or plain, the other is measured again: its cost may have
+changed. That is one plain round, or one level drafted against the estimate; the latter after twice
+as many rounds each time."""
 _LONGEST = 64 * _FEW
 """Plain rounds before a trial or a probe, at most."""
 _COLD = 8.0
 """How many times as long as later ones the first drafts of a process may take, and its first
 reading: an eighth of their time counts."""
-_CLOSE = 1.5
-"""Drafts that promise less than this many times the speed of plain decoding are close to it."""
-_FASTER = 0.8
-"""A plain round that took less than this share of the estimate is followed by another one."""
 _READ_SHARE = 0.02
 """Reading for a probe may take this share of the time of the rounds before it."""
 _STALL = 0.25
@@ -256,13 +249,13 @@ class Policy:
         """Rounds so far."""
         self._review = 0
         """The round of the next decision."""
-        self._plain_check = 0
-        """The latest plain round that measured plain decoding, and was no faster than estimated."""
+        self._latest_plain = 0
+        """The latest round without a draft."""
         self._plain_rounds = 0
         self._latest_draft = 0
         """The latest round with a draft."""
         self._draft_rounds = 0
-        self._probe_after = _PROBE
+        self._probe_after = _AGAIN
         """Plain rounds since the latest draft until a probe."""
         self._latest = _Decision(texts=1, beside=0, rate=0.0)
 
@@ -294,10 +287,10 @@ class Policy:
         missed = {place: tokens for place, tokens in enumerate(unread) if tokens is not None}
         reading = self._seconds_to_read(missed)
         best = self._best(texts, reading, beside, plain_seconds)
-        if self._plain_is_to_be_measured(best.rate, len(texts) / plain_seconds):
+        if self._plain_is_to_be_measured():
             best = _Best(rate=len(texts) / plain_seconds)
         elif best.depth:
-            self._probe_after = _PROBE
+            self._probe_after = _AGAIN
         else:
             self._review = self._now + _FEW
             if self._probe_is_due(reading, plain_seconds):
@@ -318,10 +311,9 @@ class Policy:
         each = self._read_seconds / _COLD if is_cold else self._read_seconds
         return {place: each * tokens for place, tokens in missed.items()}
 
-    def _plain_is_to_be_measured(self, best_rate: float, plain_rate: float) -> bool:
+    def _plain_is_to_be_measured(self) -> bool:
         """Whether this round should be plain, to learn whether plain decoding has become faster."""
-        rarely = _CHECK if best_rate < _CLOSE * plain_rate else _LONGEST_CHECK
-        return self._now - self._plain_check > min(rarely, _FEW * self._plain_rounds)
+        return self._now - self._latest_plain > min(_AGAIN, _FEW * self._plain_rounds)
 
     def _probe_is_due(self, reading: dict[int, float], plain_seconds: float) -> bool:
         """Whether to draft one level although plain decoding seems best, to learn whether drafting
@@ -457,13 +449,10 @@ class Policy:
     def record(self, drafts: Sequence[Drafted], ran: RoundTime) -> None:
         """Learn from a round: from its drafts, none if it was plain, how deep they are accepted,
         and from its times what forward and drafting cost."""
-        expected = self._forward.seconds(ran.tokens)
         self._forward.observe(ran.tokens, ran.forward_seconds)
         if not drafts:
             self._plain_rounds += 1
-            # One that was much faster than expected does not end the measuring: another follows.
-            if ran.forward_seconds > _FASTER * expected:
-                self._plain_check = self._now
+            self._latest_plain = self._now
             return
         self._latest_draft = self._now
         self._draft_rounds += 1
