@@ -23,6 +23,8 @@ SHARED: dict[ModuleType, tuple[str, ...]] = {
         "_REPEATED_TOKENS",
         "_PHRASE",
         "_REPEATED_PHRASES",
+        "_REPEATED_WITHIN_LONG",
+        "_REPEATED_PHRASES_LONG",
         "_WARN_AT",
     ),
     pacing: (

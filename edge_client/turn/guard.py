@@ -32,6 +32,11 @@ _WARN_AT = 64
 _REPEATED_PHRASES = 58
 """It also does if so many of the phrases that end with these tokens were there before. Code repeats
 its lines, but for a name here and there."""
+_REPEATED_WITHIN_LONG = 192
+"""Items with a number each are the same paragraph but for it: that is judged by more tokens."""
+_REPEATED_PHRASES_LONG = 144
+"""So many of the phrases that end with those were there before. Of 444 answers of a real model none
+had as many that had not 58 of 64 as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +78,9 @@ class Phrases:
     """For each token, whether the phrase that it ends was there before."""
 
     def repeat(self, text: Sequence[int]) -> bool:
-        """Whether nearly all phrases of eight tokens at the text's end were there before. The text
-        is that of the last call and what has been added since; another text is begun anew."""
+        """Whether nearly all phrases of eight tokens at the text's end were there before, or most
+        of them over a longer end. The text is that of the last call and what has been added since;
+        another text is begun anew."""
         known = len(self._text)
         if list(text[:known]) != self._text:  # another text, or one whose beginning was verified
             self._text.clear()
@@ -88,7 +94,9 @@ class Phrases:
             if is_whole:
                 self._seen.add(phrase)
         self._text += text[known:]
-        return sum(self._repeated[-_REPEATED_WITHIN:]) >= _REPEATED_PHRASES
+        if sum(self._repeated[-_REPEATED_WITHIN:]) >= _REPEATED_PHRASES:
+            return True
+        return sum(self._repeated[-_REPEATED_WITHIN_LONG:]) >= _REPEATED_PHRASES_LONG
 
 
 @dataclass(slots=True)

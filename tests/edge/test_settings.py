@@ -169,6 +169,17 @@ def test_the_guard_stops_text_that_repeats_a_paragraph() -> None:
     assert not guard.stops(lines), "code whose lines differ in a name"
 
 
+def test_the_guard_stops_items_that_differ_in_their_number_alone() -> None:
+    """A sibling numbered the same paragraph of 45 tokens 56 times."""
+    guard = OfflineGuard.of(None, -1, lambda: True)
+    paragraph = list(range(500, 543))
+    text = [token for item in range(10, 66) for token in (item // 10, item % 10, *paragraph)]
+    lengths = [n for n in range(len(text)) if guard.stops(text[:n])]
+    assert lengths[0] in range(215, 245), "in the sixth of them"
+    rows = [token for row in range(100) for token in (7, 8, 9, 10, 11, 12, 100 + row, 300 + row)]
+    assert not guard.stops(rows), "a table that says something in each row"
+
+
 def test_limits_that_were_not_measured_say_so() -> None:
     assert "was not measured" in OfflineGuard.of(None, -1, lambda: True).warning(64)
     measured = OfflineGuard.of(_calibrated((0.9, 0.1)), -1, lambda: True)

@@ -113,8 +113,11 @@ def test_offline_text_ends_alike(node: Node) -> None:
         text: list[int] = []
         texts = []
         phrase = [rng.randrange(99) for _ in range(rng.randrange(1, 40))]
-        while len(text) < 200:
+        numbered = rng.random() < 0.3
+        while len(text) < (400 if numbered else 200):
             text += phrase if rng.random() < 0.8 else [rng.randrange(99)]
+            if numbered:
+                text += [100 + len(text)]
             texts.append(list(text))
         wanted = [[guard.stops(text), guard.warning(len(text))] for text in texts]
         assert node.ask({"texts": texts, "calibration": told}) == wanted

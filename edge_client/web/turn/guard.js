@@ -5,8 +5,10 @@ import {
   FIRST_TOKENS,
   PHRASE,
   REPEATED_PHRASES,
+  REPEATED_PHRASES_LONG,
   REPEATED_TOKENS,
   REPEATED_WITHIN,
+  REPEATED_WITHIN_LONG,
   STOP_AGREEMENT,
   WARN_AGREEMENT,
   WARN_AT,
@@ -33,7 +35,8 @@ class Phrases {
   /** Of each token, whether the phrase that it ends was there before. @type {boolean[]} */
   again = [];
 
-  /** Whether nearly all of the latest phrases are old ones. @param {number[]} text */
+  /** Whether nearly all of the latest phrases are old ones, or most of a longer end.
+   * @param {number[]} text */
   repeat(text) {
     if (text.length < this.text.length || this.text.some((id, at) => text[at] !== id)) {
       this.text = [];
@@ -46,7 +49,9 @@ class Phrases {
       if (phrase) this.seen.add(phrase);
     }
     this.text = [...text];
-    return this.again.slice(-REPEATED_WITHIN).filter(Boolean).length >= REPEATED_PHRASES;
+    const old = (/** @type {number} */ within) => this.again.slice(-within).filter(Boolean).length;
+    if (old(REPEATED_WITHIN) >= REPEATED_PHRASES) return true;
+    return old(REPEATED_WITHIN_LONG) >= REPEATED_PHRASES_LONG;
   }
 }
 
