@@ -4,7 +4,9 @@ the caller passes times.
 One rule: a round earns credit, a quarter of its own time. Prompt pieces in the same forward, and
 records between rounds, pay with it. Between rounds a piece also runs if it takes no more than that
 quarter, if it ends before the next round is likely to come, or when rounds have stayed away for as
-long as it takes.
+long as it takes. Pieces may take as much time as the rounds beside them where more prompts wait
+than rounds run, and for a principal that has been served less than another one of these rounds:
+else most people would wait for a few, or who asks for little for who asks for much.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import math
 
 _SHARE = 0.25
 """Credit of a round, of its seconds."""
+_LARGEST_SHARE = 1.0
+"""The most that pieces of prompts may take, of the seconds of a forward's rounds."""
 RECENT = 0.1
 """So many seconds after its verdict a session is expected to send its next round; then it has
 gone."""
@@ -74,9 +78,13 @@ class Pacing:
 
     # ---- what may run
 
-    def beside(self, seconds: float) -> float:
-        """Seconds by which prompts may make a forward longer whose rounds take so many."""
-        return self._credit + _SHARE * seconds
+    def beside(self, seconds: float, *, rounds: int, prompts: int, owed: bool) -> float:
+        """Seconds by which prompts may make a forward longer whose `rounds` take so many `seconds`.
+        One long prompt hardly delays the rounds; the more prompts wait for each round, the longer
+        these wait for them. A prompt is `owed` where some of the rounds are of a principal that has
+        been served more: these would have no place in the forward if all were asked in turn."""
+        share = _LARGEST_SHARE if owed else (prompts - 1) / rounds
+        return self._credit + min(max(_SHARE, share), _LARGEST_SHARE) * seconds
 
     def room(self, now: float) -> float:
         """Seconds of the longest piece that may run by itself now, although rounds are about to

@@ -258,15 +258,21 @@ class RoundQueue:
         }
 
     def take(
-        self, now: float, active: Mapping[Lease, int], cost: Cost, extra: float
+        self,
+        now: float,
+        active: Mapping[Lease, int],
+        prompts: Mapping[str, int],
+        cost: Cost,
+        extra: float,
     ) -> tuple[list[Job], list[Job]]:
         """Take the rounds of the next forward out of the queue; returns them, and those that were
         cancelled or are too late. `active` are the sessions in the middle of an answer, with the
-        tokens of their rounds; drafts and grammar masks of a forward take `extra` seconds."""
+        tokens of their rounds, and `prompts` the tokens of prompts that wait, by principal; drafts
+        and grammar masks of a forward take `extra` seconds."""
         for principal in self._principals.values():
             principal.ready = deque(sorted(principal.ready, key=_by_due_time))
         batch = FairBatch(
-            self._demands(active),
+            self._demands(active, prompts),
             cost,
             extra=extra,
             max_rows=self._max_rows,
@@ -306,8 +312,10 @@ class RoundQueue:
                 return name if batch.fits(job) else None
         return None
 
-    def _demands(self, active: Mapping[Lease, int]) -> dict[str, int]:
-        """Returns the tokens that each principal has ready to run or will soon send."""
+    def _demands(self, active: Mapping[Lease, int], prompts: Mapping[str, int]) -> dict[str, int]:
+        """Returns the tokens that each principal with rounds has ready to run or will soon send,
+        its waiting prompts among them: with two rounds and a hundred prompts it is no small one,
+        for which a forward is kept short."""
         by_session: dict[str, dict[Lease, int]] = {}
         for name, principal in self._principals.items():
             if principal.ready:
@@ -315,7 +323,9 @@ class RoundQueue:
         for lease, tokens in active.items():
             # A session whose round is ready is not counted twice.
             by_session.setdefault(lease.principal, {}).setdefault(lease, tokens)
-        return {name: sum(tokens.values()) for name, tokens in by_session.items()}
+        return {
+            name: sum(tokens.values()) + prompts.get(name, 0) for name, tokens in by_session.items()
+        }
 
     def _principal(self, name: str) -> _Principal:
         """What is known of a principal; a new one has been served nothing."""

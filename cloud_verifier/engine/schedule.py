@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -364,7 +365,10 @@ class Scheduler:
             for lease, seen in self._active.items()
             if not self._queue.parked(lease)
         }
-        jobs, expired = self._queue.take(now, active, self._cost, self._extra)
+        prompts: Counter[str] = Counter()
+        for lease, prompt in self._prompts.items():
+            prompts[lease.principal] += max(0, prompt.goal - lease.start)
+        jobs, expired = self._queue.take(now, active, prompts, self._cost, self._extra)
         pieces: list[PrefillPiece] = []
         if jobs:
             if next(self._batches) % _MEASURED:  # now and then none, to measure the rounds alone
@@ -384,8 +388,17 @@ class Scheduler:
         principal that has been served more than the least served one of the rounds."""
         tokens = sum(job.cost for job in jobs)
         pairs = attention_pairs((job.cost, job.lease.length) for job in jobs)
-        seconds = self._pacing.beside(self._cost.seconds(tokens, pairs))
-        least_served = min(self._queue.served(job.lease.principal) for job in jobs)
+        served_here = [self._queue.served(job.lease.principal) for job in jobs]
+        least_served = min(served_here)
+        # What each waiting prompt's principal was served; who was served more has no say here.
+        waiting = [self._queue.served(lease.principal) for lease in self._prompts]
+        waiting = [served for served in waiting if served <= least_served]
+        seconds = self._pacing.beside(
+            self._cost.seconds(tokens, pairs),
+            rounds=len(jobs),
+            prompts=len(waiting),
+            owed=min(waiting, default=math.inf) < max(served_here),
+        )
         pieces = self._pieces(seconds, self._most_beside, beside=tokens, served=least_served)
         self._latest_prefill = sum(piece.size for piece in pieces)
         return pieces

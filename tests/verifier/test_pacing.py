@@ -67,3 +67,12 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
         machine.turn()
     assert machine.clock.now < until
     assert machine.reader.length < 2000
+
+
+def test_rounds_wait_for_prompts_the_longer_the_more_of_these_there_are() -> None:
+    pacing = Pacing(0.0)
+    seconds = [
+        pacing.beside(0.02, rounds=4, prompts=prompts, owed=False) for prompts in (1, 2, 3, 5, 90)
+    ]
+    assert seconds == pytest.approx([0.005, 0.005, 0.01, 0.02, 0.02])
+    assert pacing.beside(0.02, rounds=4, prompts=1, owed=True) == pytest.approx(0.02)

@@ -92,7 +92,7 @@ def test_who_was_served_waits_for_many_that_were_not_as_for_one() -> None:
     for name in [*crowd, "busy"]:
         queue.admit(one := job(lease(name)))
     while True:
-        ((one,), _) = queue.take(0.0, {}, Cost(0.01), 0.0)
+        ((one,), _) = queue.take(0.0, {}, {}, Cost(0.01), 0.0)
         if one.lease.principal == "busy":
             break
         queue.run_again(one)
@@ -101,6 +101,18 @@ def test_who_was_served_waits_for_many_that_were_not_as_for_one() -> None:
     assert seconds < 1.5, (
         "each is served twice; to catch up with a quarter of a second takes each 25 times"
     )
+
+
+def test_who_has_one_round_and_many_prompts_does_not_keep_the_forwards_of_others_short() -> None:
+    def rows(prompts: dict[str, int]) -> int:
+        queue = RoundQueue(Limits(), max_rows=64, max_tokens=2048)
+        for name in ["flood"] + ["crowd"] * 12:
+            queue.admit(job(lease(name)))
+        jobs, _ = queue.take(0.0, {}, prompts, Cost(0.01), 0.0)
+        return len(jobs)
+
+    assert rows({"flood": 900}) == 13
+    assert rows({}) < 8, "a neighbour with one round alone is spared"
 
 
 def test_how_soon_a_principal_comes_back_outlasts_newcomers() -> None:
@@ -227,6 +239,17 @@ def test_a_neighbour_beside_a_flood_waits_half_as_long_again_at_the_median(flood
     assert median(beside.seconds["modest"][10:]) <= 1.5 * median(alone.seconds["modest"])
     assert both["modest"] >= 0.4 * rounds
     assert both["greedy"] * milliseconds >= 1000, "it is not starved"
+
+
+def test_new_sessions_of_who_asks_for_little_do_not_wait_for_the_rounds_of_who_asks_for_much() -> (
+    None
+):
+    """They had 20 answers instead of 117: their prompts went along in pieces of a few tokens."""
+    settings = {"batch_wait": 0.0015, "brief": "modest"}
+    alone = Machine({"modest": 1}, **settings).run(6.0)
+    beside = Machine({"modest": 1, "greedy": 24}, {"modest": 1, "greedy": 8}, **settings).run(6.0)
+    assert beside["modest"] >= 0.5 * alone["modest"]
+    assert beside["greedy"] >= 300, "it is not starved"
 
 
 @pytest.mark.parametrize("seconds", [30.0, pytest.param(240.0, marks=pytest.mark.slow)])
