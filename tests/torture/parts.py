@@ -19,6 +19,7 @@ from tests.torture.fake_verifier import BEHAVIOURS
 from tests.torture.files import files
 from tests.torture.fuzz import UNBOUNDED, fuzz
 from tests.torture.guesses import guessing
+from tests.torture.honest import honest
 from tests.torture.neighbour import neighbour, problems
 from tests.torture.neighbours import all_beside
 from tests.torture.sampling import sampling
@@ -121,6 +122,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Awaitable[Found]]] = {
     "schemas": _schemas,
     "costs": costs,
     "table": table,
+    "honest": honest,
     "bundles": bundles,
     "files": files,
     "sampling": sampling,

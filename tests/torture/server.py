@@ -100,8 +100,10 @@ class Server(_Logged):
 
     def logged(self, event: str) -> dict[str, Any]:
         """The first line of its log with this event."""
-        lines = map(json.loads, self.said.splitlines())
-        return next(line for line in lines if line.get("event") == event)
+        for line in map(json.loads, self.said.splitlines()):
+            if line.get("event") == event:
+                return dict(line)
+        raise AssertionError(f"the verifier's log has no {event!r}")
 
     async def metrics(self) -> Page:
         """The samples of /metrics, by name with labels."""

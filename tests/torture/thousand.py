@@ -36,9 +36,13 @@ _TIMES = 2.0
 """How much later half of the honest ones may have their first token, or their answer."""
 _SCRIPTS = 40
 _TOKENS = 16
-_REST = 60.0
-"""Seconds between two answers of a client, on average: two thirds of a thousand ask for 11 answers
-a second, which take a quarter of a core."""
+_USE = 0.25
+"""The share of what the verifier can do that the honest ones ask for together: how long each rests
+between two answers follows from it. Of more than a half they would lose their part to the rude ones
+by right, as these are one of two principals."""
+_AT_ONCE = 16
+"""Answers at once while it is measured what the verifier can do."""
+_MEASURED = 160
 _RUDE_REST = 30.0
 """Seconds between two rude things of a client, on average; some of them last as long."""
 _CALM = 20.0
@@ -47,7 +51,7 @@ _TURN = 60.0
 _SETTLES = 5.0
 """Seconds until what was cut off has been put away."""
 _MEGABYTES = 200.0
-"""Beyond what the verifier had before its model was loaded, and its cache of keys and values, which
+"""Beyond what the verifier had before the first client, and its cache of keys and values, which
 grows with use."""
 _STARVED = 0.1
 """Of the time, for which the verifier's threads may wait for a processor: on a busier machine the
@@ -84,20 +88,35 @@ async def _rest(over: asyncio.Event, seconds: float) -> None:
         await asyncio.wait_for(over.wait(), seconds)
 
 
+def _device(running: Server, known: list[Script], rng: random.Random) -> ScriptedDevice:
+    """A device of an honest client with a prompt and a way of drafting drawn at random."""
+    way = rng.choice(["ahead", "server"])
+    return ScriptedDevice(running.url, rng.choice(known), way=way, token=running.honest)
+
+
+async def _answers_per_second(running: Server, known: list[Script], seed: int) -> float:
+    """How many answers the verifier gives in a second when it always has some to give."""
+    rng = random.Random(seed)
+    left = iter(range(_MEASURED))
+
+    async def ask_on() -> None:
+        for _ in left:
+            await _device(running, known, rng).run()
+
+    began = time.perf_counter()
+    await asyncio.gather(*(ask_on() for _ in range(_AT_ONCE)))
+    return _MEASURED / (time.perf_counter() - began)
+
+
 async def _honest(
-    running: Server, known: list[Script], crowd: Crowd, seed: int, over: asyncio.Event
+    running: Server, known: list[Script], crowd: Crowd, seed: int, rest: float, over: asyncio.Event
 ) -> None:
     """One answer after the other, with a rest between them; none is broken off. The next one is
     asked for when the last has come, so a slow machine is asked less and not more."""
     rng = random.Random(seed)
-    await _rest(over, rng.uniform(0.0, _REST))
+    await _rest(over, rng.uniform(0.0, rest))
     while not over.is_set():
-        device = ScriptedDevice(
-            running.url,
-            rng.choice(known),
-            way=rng.choice(["ahead", "server"]),
-            token=running.honest,
-        )
+        device = _device(running, known, rng)
         asked = time.perf_counter()
         try:
             await device.run()
@@ -110,7 +129,7 @@ async def _honest(
             crowd.counts["answers"] += 1
             crowd.counts["not exact"] += not device.exact
         crowd.counts["sessions opened again"] += device.reopened
-        await _rest(over, rng.expovariate(1 / _REST))
+        await _rest(over, rng.expovariate(1 / rest))
 
 
 # ---- the rude ones
@@ -255,6 +274,7 @@ async def thousand(options: argparse.Namespace) -> Found:
     over = asyncio.Event()
     flags = [*many_short(options.clients + 100), "--openai", "0"]
     async with server(*flags) as running:
+        before = running.memory
         known = await scripts(
             running.url,
             _SCRIPTS,
@@ -265,10 +285,13 @@ async def thousand(options: argparse.Namespace) -> Found:
             token=running.honest,
         )
         descriptors = running.descriptors
+        capacity = await _answers_per_second(running, known, options.seed)
+        rest = (options.clients - rude) / (_USE * capacity)
+        print(f"{capacity:.1f} answers a second at most; a client rests {rest:.0f} s", flush=True)
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
 
             async def in_turns() -> None:
-                await asyncio.sleep(_REST / 2)  # until about half of them have asked
+                await asyncio.sleep(_CALM)  # some have asked
                 for turn in range(turns):
                     began = time.perf_counter()
                     await asyncio.sleep(_CALM)
@@ -286,7 +309,7 @@ async def thousand(options: argparse.Namespace) -> Found:
 
             watching = asyncio.create_task(watched.watch(running))
             honest = [
-                _honest(running, known, crowd, options.seed + number, over)
+                _honest(running, known, crowd, options.seed + number, rest, over)
                 for number in range(options.clients - rude)
             ]
             used = running.processor
@@ -300,8 +323,7 @@ async def thousand(options: argparse.Namespace) -> Found:
         await asyncio.sleep(_SETTLES)
         more = running.descriptors - descriptors
         complaints = running.complaints()
-        room = running.logged("loading")["resident_megabytes"]
-        room += running.logged("loaded")["kv_megabytes"] + _MEGABYTES
+        room = before + running.logged("loaded")["kv_megabytes"] + _MEGABYTES
     without = crowd.during(calm)
     beside = crowd.during(harassed)
     if not without or not beside:
@@ -321,6 +343,8 @@ async def thousand(options: argparse.Namespace) -> Found:
         "clients": options.clients,
         "rude": rude,
         "minutes with them": options.minutes,
+        "answers a second at most": round(capacity, 1),
+        "seconds of rest": round(rest),
         "counts": crowd.counts,
         "answers without, beside": [len(without), len(beside)],
         "ms to the first token without, beside": firsts,
