@@ -40,9 +40,9 @@ _USE = 0.25
 """The share of what the verifier can do that the honest ones ask for together: how long each rests
 between two answers follows from it. Of more than a half they would lose their part to the rude ones
 by right, as these are one of two principals."""
-_AT_ONCE = 16
+_AT_ONCE = 4
 """Answers at once while it is measured what the verifier can do."""
-_MEASURED = 160
+_MEASURED = 80
 _RUDE_REST = 30.0
 """Seconds between two rude things of a client, on average; some of them last as long."""
 _CALM = 20.0
