@@ -92,7 +92,7 @@ bench: $(STAMP) ## the experiments; writes tables and pictures
 	$(MAKE) docs
 
 upstreams: $(STAMP) ## greedy answers of other engines, cut and resumed (GGUF=file for a llama.cpp server, ENGINE=url for one that runs)
-	$(BIN)/python -m benchmarks upstreams $(if $(GGUF),--gguf $(GGUF)) $(if $(BUNDLE),--bundle $(BUNDLE)) $(if $(ENGINE),--url $(ENGINE))
+	$(BIN)/python -m benchmarks upstreams $(if $(GGUF),--gguf $(GGUF)) $(if $(BUNDLE),--bundle $(BUNDLE)) $(if $(ENGINE),--url $(ENGINE)) $(if $(API),--api $(API)) $(if $(KEPT),--kept $(KEPT))
 
 gpu: $(STAMP) ## on a machine with a card, check and measure the accelerator in at most 8 minutes
 	$(BIN)/python -m benchmarks.gpu --out benchmarks/results/gpu

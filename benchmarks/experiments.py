@@ -51,6 +51,13 @@ _ON_REQUEST = (
         10,
     ),
     Experiment(
+        "cuts_llama_server",
+        "the same in front of a llama.cpp server (--gguf), whose replay is a client more",
+        "device.cuts",
+        15,
+        {"sampled": False, "places": 4, "at_once": 1},
+    ),
+    Experiment(
         "upstreams",
         "greedy answers of other engines, cut and resumed: their own text?",
         "device.upstreams",

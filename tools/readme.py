@@ -24,6 +24,7 @@ MAIN = {"client_links": "Tokens a second"}
 """How the caption of an experiment's main table begins, where that is not its first."""
 TITLES = {
     "cuts": "An answer is cut at a random byte: four clients",
+    "cuts_llama_server": "An answer of a llama.cpp server is cut: five clients",
     "upstreams": "Answers of other engines, cut and resumed",
     "upstream_overhead": "First token and throughput through --upstream",
     "acceptance": "Tokens won per verification",

@@ -19,6 +19,10 @@ from typing import Any
 Case = dict[str, Any]
 _SECONDS = 300.0
 """An answer that takes longer is given up, and counted: it is the machine's fault."""
+_REPLAY_PAUSE = 0.5
+"""Seconds between two questions for the rest of an answer."""
+_REPLAY_SECONDS = 45.0
+"""Seconds without any byte after which the rest is given up: as long as ours waits."""
 
 
 async def plain(case: Case) -> AsyncIterator[str]:
@@ -70,12 +74,68 @@ async def langchain(case: Case) -> AsyncIterator[str]:
         yield chunk.content or ""
 
 
+async def replay(case: Case) -> AsyncIterator[str]:
+    """llama.cpp's server writes on when a reader is gone, and keeps what it wrote for him: who has
+    named a conversation asks for the rest of its bytes, as the server's own page does."""
+    http: Any = importlib.import_module("httpx2")
+    conversation = f"cut-{os.getpid()}-{case['id']}"
+    body = {"model": case["model"], **_request(case)}
+    received = 0
+    line = b""
+    async with http.AsyncClient(timeout=60) as client:
+        began = client.stream(
+            "POST",
+            f"{case['url']}/chat/completions",
+            json=body,
+            headers={"X-Conversation-Id": conversation},
+        )
+        given_up = 0.0
+        while True:
+            try:
+                async with began as answer:
+                    answer.raise_for_status()
+                    async for data in answer.aiter_bytes():
+                        received += len(data)
+                        given_up = 0.0
+                        *lines, line = (line + data).split(b"\n")
+                        for one in lines:
+                            if one == b"data: [DONE]":
+                                return
+                            for text in _texts_of(one):
+                                yield text
+                raise http.ReadError("the stream ended before its end")
+            except http.TransportError:
+                given_up = given_up or time.monotonic() + _REPLAY_SECONDS
+                if time.monotonic() > given_up:
+                    raise
+            await asyncio.sleep(_REPLAY_PAUSE)
+            began = client.stream(
+                "GET",
+                f"{case['url']}/stream",
+                params={"conv_id": conversation, "from": received},
+            )
+
+
+def _texts_of(line: bytes) -> list[str]:
+    """The pieces of text in one line of a streamed chat."""
+    if not line.startswith(b"data: {"):
+        return []
+    choices = json.loads(line[6:])["choices"]
+    return [choice["delta"].get("content") or "" for choice in choices]
+
+
 CLIENTS: dict[str, Callable[[Case], AsyncIterator[str]]] = {
     "openai": plain,
     "litellm": litellm_router,
     "langchain": langchain,
+    "replay": replay,
 }
-PACKAGES = {"openai": "openai", "litellm": "litellm", "langchain": "langchain-openai"}
+PACKAGES = {
+    "openai": "openai",
+    "litellm": "litellm",
+    "langchain": "langchain-openai",
+    "replay": "xllamacpp",
+}
 
 
 def _request(case: Case) -> dict[str, Any]:
@@ -124,7 +184,8 @@ def version(client: str) -> str:
     """The package's version in this environment."""
     from importlib.metadata import version as version_of
 
-    return f"{PACKAGES[client]} {version_of(PACKAGES[client])}"
+    named = f"{PACKAGES[client]} {version_of(PACKAGES[client])}"
+    return f"llama.cpp's replay ({named})" if client == "replay" else named
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from typing import Any
 import httpx2 as httpx
 
 from benchmarks.kit.figures import listing
+from benchmarks.kit.llama_server import llama_server
 from benchmarks.kit.progress import Progress, say
 from cloud_verifier.app import Verifier
 from cloud_verifier.model import load
@@ -74,9 +75,19 @@ class Options:
     rivals: str = ""
     """Python of an environment with litellm and langchain-openai."""
     upstream: str = ""
-    """Another OpenAI endpoint, such as a llama-server's http://127.0.0.1:8080/v1."""
+    """Another OpenAI endpoint, such as a service's https://api.example.com/v1."""
+    gguf: str = ""
+    """Or a llama.cpp server over this GGUF file (wheel xllamacpp), whose replay is a client more."""
+    sampled: bool = True
+    """Whether half of the answers are sampled. Ours goes on behind a cut with another draw where the
+    endpoint does not score tokens, which cannot be compared with the text without a cut."""
     bundle: str = ""
     """The device's bundle; the embedded one without."""
+
+    @property
+    def ways(self) -> tuple[bool, ...]:
+        """Whether texts are sampled: greedy ones, and sampled ones where these are asked for."""
+        return (False, True) if self.sampled else (False,)
 
 
 @dataclass(frozen=True)
@@ -206,7 +217,7 @@ class World:
     async def learn(self) -> None:
         """Ask for every text without a cut, twice."""
         for prompt in range(len(PROMPTS)):
-            for sampled in (False, True):
+            for sampled in self.options.ways:
                 case = Case(0, NEVER, sampled, prompt, 0)
                 for again in (False, True):
                     text, size = await self._ask(case)
@@ -264,6 +275,8 @@ async def measure(options: Options) -> dict[str, Any]:
         clients = [("openai", sys.executable)]
         if options.rivals:
             clients += [("litellm", options.rivals), ("langchain", options.rivals)]
+        if options.gguf:
+            clients.append(("replay", sys.executable))
         for name, python in clients:
             version, seen = await through_other(there, name, python, cases)
             runs += rows(version, there, cases, seen)
@@ -271,6 +284,7 @@ async def measure(options: Options) -> dict[str, Any]:
     return {
         "cuts": len(cases),
         "prompts": len(PROMPTS),
+        "sampled": options.sampled,
         "repeats": there.repeats,
         "model": there.model,
         "offline_after": 1.0,
@@ -284,7 +298,7 @@ def cases_of(there: World, options: Options) -> list[Case]:
     rng = random.Random(11)
     cases: list[Case] = []
     for place in range(options.places):
-        for sampled in (False, True):
+        for sampled in options.ways:
             prompt = place % len(PROMPTS)
             at = rng.randrange(1, there.sizes[prompt, sampled])
             for away in options.away:
@@ -294,7 +308,7 @@ def cases_of(there: World, options: Options) -> list[Case]:
 
 @contextlib.asynccontextmanager
 async def world(options: Options) -> AsyncIterator[World]:
-    """Both endpoints, in this process."""
+    """Both endpoints: the small model's in this process, and ours, too."""
     device = Device.load(options.bundle)
     async with contextlib.AsyncExitStack() as stack:
         small = await stack.enter_async_context(EdgeClient(device=device, offline=True))
@@ -302,7 +316,10 @@ async def world(options: Options) -> AsyncIterator[World]:
         small_url = await stack.enter_async_context(
             device_endpoint(small, ServeSettings(port=0), "small", port)
         )
-        url = options.upstream or await stack.enter_async_context(own_endpoint(options))
+        if options.gguf:
+            url = stack.enter_context(llama_server(options.gguf, parallel=options.at_once))
+        else:
+            url = options.upstream or await stack.enter_async_context(own_endpoint(options))
         async with httpx.AsyncClient() as http:
             listed = (await http.get(f"{url}/models")).json()["data"]
         yield World(
@@ -547,11 +564,14 @@ def tables(result: Mapping[str, Any]) -> str:
             "device's text first, then the model's": share("corrected"),
         },
     )
+    sampled = result.get("sampled", True)  # results of 2026-11-25 do not say so
+    kinds = "half greedy, half sampled" if sampled else "greedy"
+    texts = result["prompts"] * (2 if sampled else 1)
     late = sum(run["timeouts"] for run in result["runs"])
     return (
-        f"{shown}\n\n{result['cuts']} cuts for each client at random bytes of the answer's body, half greedy, half "
-        "sampled; connections are reset until the endpoint is back. Seconds: median of those that went on, their "
-        f"number in brackets. The endpoint repeated {result['repeats']} of {2 * result['prompts']} uninterrupted texts "
+        f"{shown}\n\n{result['cuts']} cuts for each client at random bytes of the answer's body, {kinds}; "
+        "connections are reset until the endpoint is back. Seconds: median of those that went on, their "
+        f"number in brackets. The endpoint repeated {result['repeats']} of {texts} uninterrupted texts "
         f"exactly. {late} answers of others were given up after 300 s. Ours waits a second before the device writes, "
         "and up to 45 s for the endpoint at the end."
     )

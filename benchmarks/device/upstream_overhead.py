@@ -42,7 +42,10 @@ class Options(EngineOptions):
     """Answers one after another, for the first token."""
     streams: int = 16
     """Answers at once, for the throughput."""
-    repeats: int = 3
+    stream_tokens: int = 128
+    """Tokens of each of these answers. An answer of 24 is over in half a second, of which the first
+    word's tens of milliseconds are a large part: that is the figure of the first text, once more."""
+    repeats: int = 9
     """Times that so many are asked for at once."""
 
 
@@ -55,7 +58,7 @@ class Timed:
     characters: int
 
 
-Ask = Callable[[str], Coroutine[Any, Any, Timed]]
+Ask = Callable[[str, int], Coroutine[Any, Any, Timed]]
 
 
 async def measure(options: Options) -> dict[str, Any]:
@@ -80,11 +83,11 @@ async def measure(options: Options) -> dict[str, Any]:
         ):
             model = (await http.get(f"{url}/models")).json()["data"][0]["id"]
 
-            async def plainly(prompt: str) -> Timed:
-                return await plain(http, url, model, prompt, options.tokens)
+            async def plainly(prompt: str, tokens: int) -> Timed:
+                return await plain(http, url, model, prompt, tokens)
 
-            async def with_us(prompt: str) -> Timed:
-                return await ours(client, prompt)
+            async def with_us(prompt: str, tokens: int) -> Timed:
+                return await ours(client, prompt, tokens)
 
             return await compared({"plain": plainly, "ours": with_us}, options)
 
@@ -96,15 +99,19 @@ async def compared(ways: Mapping[str, Ask], options: Options) -> dict[str, Any]:
     progress = Progress(options.answers + options.repeats, "turns")
     for prompt in PROMPTS:  # every prompt has been read by each way before it counts
         for ask in ways.values():
-            await ask(prompt)
+            await ask(prompt, options.tokens)
     for number in range(options.answers):
         for name, ask in ways.items():
-            firsts[name].append((await ask(PROMPTS[number % len(PROMPTS)])).first)
+            one = await ask(PROMPTS[number % len(PROMPTS)], options.tokens)
+            firsts[name].append(one.first)
         progress.step()
     for _ in range(options.repeats):
         for name, ask in ways.items():
             began = perf_counter()
-            asked = [ask(PROMPTS[n % len(PROMPTS)]) for n in range(options.streams)]
+            asked = [
+                ask(PROMPTS[number % len(PROMPTS)], options.stream_tokens)
+                for number in range(options.streams)
+            ]
             told = await asyncio.gather(*asked)
             speeds[name].append(sum(one.characters for one in told) / (perf_counter() - began))
         progress.step()
@@ -114,6 +121,7 @@ async def compared(ways: Mapping[str, Ask], options: Options) -> dict[str, Any]:
         "streams": options.streams,
         "repeats": options.repeats,
         "tokens": options.tokens,
+        "stream_tokens": options.stream_tokens,
         "engine": engine_of(options),
         "first_ms": {name: 1000 * median(found) for name, found in firsts.items()},
         "characters_per_second": {name: median(found) for name, found in speeds.items()},
@@ -156,11 +164,13 @@ async def plain(http: httpx.AsyncClient, url: str, model: str, prompt: str, toke
     return Timed(first, characters)
 
 
-async def ours(client: EdgeClient, prompt: str) -> Timed:
+async def ours(client: EdgeClient, prompt: str, tokens: int) -> Timed:
     """Through the device."""
     began = perf_counter()
     first = 0.0
-    async for event in client.generate([{"role": "user", "content": prompt}]):
+    async for event in client.generate(
+        [{"role": "user", "content": prompt}], max_new_tokens=tokens
+    ):
         match event:
             case Token():
                 first = first or perf_counter() - began
@@ -181,6 +191,7 @@ def tables(result: Mapping[str, Any]) -> str:
     )
     return (
         f"{shown}\n\nEngine: {result['engine']}. First text: median of {result['answers']} answers "
-        f"in turns, one at a time. Characters: {result['streams']} answers at once, median of "
+        f"of up to {result['tokens']} tokens, one at a time, in turns. Characters: "
+        f"{result['streams']} answers of up to {result['stream_tokens']} tokens at once, median of "
         f"{result['repeats']} turns; ours beside plain, turn by turn: {result['throughput']:.2f}."
     )

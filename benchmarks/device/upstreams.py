@@ -14,6 +14,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.device import cuts
@@ -21,6 +22,7 @@ from benchmarks.device.cuts import Outage, own_endpoint
 from benchmarks.kit.figures import listing
 from benchmarks.kit.llama_server import llama_server
 from benchmarks.kit.progress import Progress
+from benchmarks.real.lines import Lines
 from cloud_verifier.settings import Settings
 from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 from edge_client.client import EdgeClient
@@ -67,6 +69,13 @@ class Options(EngineOptions):
     """Our own endpoint, with the embedded target."""
     cuts: int = 10
     """Cut answers for each of the ten prompts."""
+    apis: tuple[str, ...] = ()
+    """Several ways to ask the engine at --url, in place of --api."""
+    name: str = "at --url"
+    """What the engine at --url is called in the table."""
+    kept: str = ""
+    """A file for the rows, each as soon as it is measured. An engine whose row is there is not asked
+    again, so that one engine after another can be started."""
 
 
 @dataclass(frozen=True)
@@ -82,23 +91,44 @@ class Engine:
 async def measure(options: Options) -> dict[str, Any]:
     """All engines, one after another."""
     logging.getLogger("cloud_verifier").setLevel(logging.ERROR)
-    runs = []
+    if not (options.own or options.gguf or options.url):
+        raise MoaError("no engine was named", hint="--gguf FILE, --url URL or --own")
+    rows = Rows(options)
     if options.own:
         async with own_endpoint(cuts.Options(at_once=4)) as url:
             for api in ("completions", "chat", "chat-whole"):
-                runs.append(await through(Engine("our endpoint", url, api, ""), options))
+                await rows.add(Engine("our endpoint", url, api, ""))
     if options.gguf:
         with llama_server(options.gguf) as url:
-            apis = ("chat", "llama-server") if options.bundle else ("chat",)
-            for api in apis:
-                bundle = options.bundle if api == "llama-server" else ""
-                runs.append(await through(Engine("llama.cpp's server", url, api, bundle), options))
+            await rows.add(Engine("llama.cpp's server", url, "chat", ""))
+            if options.bundle:
+                await rows.add(Engine("llama.cpp's server", url, "llama-server", options.bundle))
     if options.url:
-        engine = Engine("at --url", options.url, options.api, options.bundle)
-        runs.append(await through(engine, options))
-    if not runs:
-        raise MoaError("no engine was named", hint="--gguf FILE, --url URL or --own")
-    return {"prompts": len(PROMPTS), "tokens": options.tokens, "runs": runs}
+        for api in options.apis or (options.api,):
+            await rows.add(Engine(options.name, options.url, api, options.bundle))
+    return {"prompts": len(PROMPTS), "tokens": options.tokens, "runs": rows.found}
+
+
+class Rows:
+    """The rows of the table, in the order in which they were asked for."""
+
+    def __init__(self, options: Options) -> None:
+        self.found: list[dict[str, Any]] = []
+        self._options = options
+        self._kept = Lines(Path(options.kept)) if options.kept else None
+
+    async def add(self, engine: Engine) -> None:
+        """Measure one, unless it has been kept."""
+        options = self._options
+        key = f"{engine.name}, {engine.api}: {options.cuts} cuts, {options.tokens} tokens"
+        if self._kept is not None and key in self._kept:
+            kept = self._kept.found[key]
+            self.found.append({name: value for name, value in kept.items() if name != "key"})
+            return
+        row = await through(engine, options)
+        if self._kept is not None:
+            self._kept.add(key, **row)
+        self.found.append(row)
 
 
 async def through(engine: Engine, options: Options) -> dict[str, Any]:
