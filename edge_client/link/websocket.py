@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
+from edge_client.link.connection import Connection
 from edge_client.link.dialling import Dialling, explain, refusal
 from edge_client.link.estimates import RoundTrip
 from edge_client.link.mailbox import Mailbox
@@ -55,6 +56,7 @@ from moa.wire.versions import SESSION_HEADER
 _MAX_FRAME = 4 * 1024 * 1024
 _MAX_TO_CLOSE = 256
 _SEND_SECONDS = 5.0
+_CLOSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +112,13 @@ class VerifierLink:
             yield self
         finally:
             self._wanted = False
-            if self._connection is not None:
+            connection = self._connection
+            if connection is not None:
                 with contextlib.suppress(Exception):
-                    await self._connection.close()
+                    async with asyncio.timeout(_CLOSE_SECONDS):
+                        await connection.close()
+                # Where the other end reads nothing, our last word is never written.
+                connection.transport.abort()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
@@ -275,6 +281,7 @@ class VerifierLink:
             ping_interval=endpoint.keepalive_seconds,
             ping_timeout=2 * endpoint.keepalive_seconds,
             max_size=_MAX_FRAME,
+            create_connection=Connection,
         ) as connection:
             await self._converse(connection)
 
