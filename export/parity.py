@@ -230,7 +230,7 @@ def _parts(spec: GraphSpec) -> Iterator[_Part]:
         yield _Part(
             f"running state {number}",
             "the layer that keeps it, or those before it",
-            lambda parts, index=number: parts.states[index],  # type: ignore[misc]
+            lambda parts, index=number: _as_one_row(parts.states[index]),  # type: ignore[misc]
         )
     yield _Part(
         "the final states",
@@ -238,6 +238,13 @@ def _parts(spec: GraphSpec) -> Iterator[_Part]:
         lambda parts: parts.hidden[None],
     )
     yield _Part("the logits", "the head", lambda parts: parts.logits[None])
+
+
+def _as_one_row(state: NDArray[Any]) -> NDArray[Any]:
+    """A running state as one row. Its own rows are single numbers after the first token, those of a
+    channel or of a key times a vector: where such a number is nearly zero, its error is a large
+    share of it in a right graph, too."""
+    return state.reshape(1, -1)
 
 
 def _compared(

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,6 +15,7 @@ import torch
 from onnx import helper, numpy_helper
 from transformers import PreTrainedModel
 
+from export import parity
 from export.forms import Workshop
 from export.kinds import OPSET
 from export.parity import compare
@@ -278,3 +281,20 @@ def test_float64_is_computed_in_float64(source: Source) -> None:
         assert all(rows.dtype == np.float64 for rows in exact.rows)
     finally:
         source.module.float()
+
+
+def test_a_running_state_is_judged_as_a_whole_where_one_of_its_rows_is_nearly_zero() -> None:
+    spec: Any = SimpleNamespace(cache=(), states=("memory",))
+    part = next(part for part in parity._parts(spec) if part.says == "running state 0")
+
+    def error(found: np.ndarray, truth: np.ndarray) -> float:
+        outputs: Any = [SimpleNamespace(states=[state]) for state in (found, truth)]
+        return parity._error(*map(part.take, outputs))
+
+    truth = np.ones((4, 8, 16))
+    truth[2, 3] = 1e-9  # a key's number that cancelled out
+    rounded = truth + 1e-7
+    assert error(rounded, truth) < 1e-6
+    wrong = rounded.copy()
+    wrong[1] = 0.0
+    assert error(wrong, truth) > 0.1
