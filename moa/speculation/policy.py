@@ -12,6 +12,8 @@ A draft must promise 1.05 times the speed of plain decoding. Of a text that was 
 for its first draft, and again after 16 plain rounds, then 32, 64, ... 512, it is planned for with a hopeful acceptance.
 So where costs forbid it, as in a full batch on a processor, nothing is tried; and where a trial fails, few follow.
 
+All numbers are in `moa.speculation.tuning`.
+
 The device plans by the same two parts: `LevelRates` for the acceptance of its chains and trees, and `Cost` for the
 verifier's forward by nodes and for a step of its own drafter by width. Its plan adds what is about the link.
 """
@@ -26,55 +28,21 @@ from operator import mul
 from typing import NamedTuple
 
 from moa.speculation.cost import Cost
+from moa.speculation.tuning import (
+    AGAIN,
+    FEW,
+    GROUPS_PER_OCTAVE,
+    HOPE,
+    KEEP,
+    LONGEST,
+    MARGIN,
+    PRIOR,
+    PRIOR_WEIGHT,
+    RETRY,
+    WEIGHT_IF_FASTER,
+    WEIGHT_IF_SLOWER,
+)
 from moa.tree import TreeShape
-
-_MARGIN = 1.05
-"""Draft only for an expected speed of at least this many times plain decoding."""
-_PRIOR = 0.7
-"""Chance that a level is accepted, before anything was drafted."""
-_PRIOR_WEIGHT = 3.0
-"""The prior's weight, in rounds."""
-_KEEP = 0.9
-"""Weight that older rounds keep in the acceptance of a text."""
-_KEEP_CLASS = 0.97
-"""Weight that older rounds keep in the acceptance of a temperature class."""
-_FIRST_DRAFTS = 3
-"""Drafts of a text that count for its class: later ones are of texts that drafts do well for."""
-_HOTTEST = 2.0
-"""Temperatures above are taken for this one."""
-_HOPE = 0.8
-"""Chance that a level is accepted, assumed for trials."""
-_FEW = 8
-"""So many rounds say something; no other number of rounds is chosen, those below are multiples.
-After so many drafts drafting is no longer cold; for so many rounds nothing is decided again after
-plain decoding was best for all; within so many, drafting has to save what the drafter's reading
-costs; and after n plain rounds plain decoding is measured again within so many times n."""
-_RETRY = 2 * _FEW
-"""Plain rounds of a text between its first trial and the next."""
-_AGAIN = 8 * _FEW
-"""After so many rounds of one way, drafted or plain, the other is measured again: its cost may have
-changed. That is one plain round, or one level drafted against the estimate; the latter after twice
-as many rounds each time."""
-_LONGEST = 64 * _FEW
-"""Plain rounds before a trial or a probe, at most."""
-_COLD = 8.0
-"""How many times as long as later ones the first drafts of a process may take, and its first
-reading: an eighth of their time counts."""
-_READ_SHARE = 0.02
-"""Reading for a probe may take this share of the time of the rounds before it."""
-_STALL = 0.25
-"""Longest reading in one round, of a plain round's time: the other texts wait for it. One text may
-take longer."""
-_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-"""Depths to choose from, beside the deepest."""
-_MOST_ASKED = 0.9
-"""The most that a node or a level must promise: what it costs is an estimate, too."""
-_LEARN = 0.3
-"""Weight of a new sample in the seconds of a token that the drafter reads."""
-_LEARN_WIDTH = 0.02
-"""Weight of a new draft in the nodes of a level."""
-_NODES_TRIED = 8
-"""One node's time is taken from this many: a curve of forwards has steps."""
 
 
 class LevelRates:
@@ -82,7 +50,7 @@ class LevelRates:
     less; so a level that was not tried for a while is expected to do as the prior again, or as the
     level before if that does better."""
 
-    def __init__(self, prior: Sequence[float] | LevelRates, keep: float = _KEEP) -> None:
+    def __init__(self, prior: Sequence[float] | LevelRates, keep: float = KEEP) -> None:
         """`prior` is by level, or the rates of others, which may change."""
         self._prior = prior
         self._keep = keep
@@ -121,7 +89,7 @@ class LevelRates:
             for tried, reached, usual in zip(self._tried, self._reached, prior, strict=True):
                 # `chance` is still that of the level before: a deeper one is expected to do as well.
                 expected = max(chance, usual)
-                chance = (reached + _PRIOR_WEIGHT * expected) / (tried + _PRIOR_WEIGHT)
+                chance = (reached + PRIOR_WEIGHT * expected) / (tried + PRIOR_WEIGHT)
                 self._chances.append(chance)
         return self._chances
 
@@ -142,17 +110,17 @@ class TextAcceptance:
         temperature (its class). None makes the record of a class itself."""
         self._usual = usual
         if usual is None:
-            self.accepted = LevelRates([_PRIOR] * deepest, _KEEP_CLASS)
-            self.drafted = LevelRates([1.0] * deepest, _KEEP_CLASS)
+            self.accepted = LevelRates([PRIOR] * deepest)
+            self.drafted = LevelRates([1.0] * deepest)
         else:
-            self.accepted = LevelRates(usual.accepted, _KEEP)
-            self.drafted = LevelRates(usual.drafted, _KEEP)
+            self.accepted = LevelRates(usual.accepted)
+            self.drafted = LevelRates(usual.drafted)
         self.drafts = 0
         self.trial = False
         """Whether the draft of the planned round is a trial: one that is made in hope."""
         self.due = 0
         """The round from which on a trial is due."""
-        self._wait = _RETRY // 2
+        self._wait = RETRY // 2
         """Rounds from the latest draft to the next trial."""
 
     def add(self, now: int, asked: int, drafted: int, accepted: int) -> None:
@@ -162,13 +130,13 @@ class TextAcceptance:
         self.drafts += 1
         self.accepted.add(accepted, asked)
         self.drafted.add(drafted, asked)
-        if self._usual is not None and self.drafts <= _FIRST_DRAFTS:
+        if self._usual is not None and self.drafts <= PRIOR_WEIGHT:
             self._usual.add(now, asked, drafted, accepted)
         # Trials become rarer; they come sooner again where drafts win anything.
         if self.trial:
-            self._wait = min(2 * self._wait, _LONGEST)
+            self._wait = min(2 * self._wait, LONGEST)
         elif accepted:
-            self._wait = max(self._wait // 2, _RETRY)
+            self._wait = max(self._wait // 2, RETRY)
         self.due = now + self._wait
         self.trial = False
 
@@ -222,12 +190,13 @@ class Policy:
     def __init__(self, shape: TreeShape) -> None:
         """Plan drafts within this shape, the largest that one may have, before any was measured."""
         self._shape = shape
-        self._depths = sorted({depth for depth in _DEPTHS if depth < shape.depth} | {shape.depth})
+        self._depths = _depths_up_to(shape.depth)
+        """Depths to choose from."""
         self._classes: dict[float, TextAcceptance] = {}
         """Acceptance by temperature."""
         # Of a trial we know nothing: by depth, the levels hoped to be accepted, and all are drafted.
         levels = range(1, shape.depth + 1)
-        self._hoped_totals = list(accumulate(_HOPE**level for level in levels))
+        self._hoped_totals = list(accumulate(HOPE**level for level in levels))
         self._all_drafted = [float(level) for level in levels]
 
         # What things cost, in seconds.
@@ -255,14 +224,14 @@ class Policy:
         self._latest_draft = 0
         """The latest round with a draft."""
         self._draft_rounds = 0
-        self._probe_after = _AGAIN
+        self._probe_after = AGAIN
         """Plain rounds since the latest draft until a probe."""
         self._latest = _Decision(texts=1, beside=0, rate=0.0)
 
     def text(self, temperature: float) -> TextAcceptance:
         """A new text. How well drafts do depends on the temperature. Clients choose that, so
         temperatures are rounded: else they could make us keep ever more classes."""
-        rounded = round(min(temperature, _HOTTEST), 1)
+        rounded = round(temperature, 1)
         if rounded not in self._classes:
             self._classes[rounded] = TextAcceptance(None, self._shape.depth)
         self._review = 0
@@ -290,11 +259,11 @@ class Policy:
         if self._plain_is_to_be_measured():
             best = _Best(rate=len(texts) / plain_seconds)
         elif best.depth:
-            self._probe_after = _AGAIN
+            self._probe_after = AGAIN
         else:
-            self._review = self._now + _FEW
+            self._review = self._now + FEW
             if self._probe_is_due(reading, plain_seconds):
-                self._probe_after = min(2 * self._probe_after, _LONGEST)
+                self._probe_after = min(2 * self._probe_after, LONGEST)
                 cheapest = min(reading, key=reading.__getitem__)
                 best = _Best(rate=best.rate, depth=1, places=[cheapest])
         self._latest = _Decision(texts=len(texts), beside=beside, rate=best.rate)
@@ -308,12 +277,12 @@ class Policy:
     def _seconds_to_read(self, missed: dict[int, int]) -> dict[int, float]:
         """What reading so many missed tokens takes, by the text's place."""
         is_cold = self._readings < 2
-        each = self._read_seconds / _COLD if is_cold else self._read_seconds
+        each = self._read_seconds / FEW if is_cold else self._read_seconds
         return {place: each * tokens for place, tokens in missed.items()}
 
     def _plain_is_to_be_measured(self) -> bool:
         """Whether this round should be plain, to learn whether plain decoding has become faster."""
-        return self._now - self._latest_plain > min(_AGAIN, _FEW * self._plain_rounds)
+        return self._now - self._latest_plain > min(AGAIN, FEW * self._plain_rounds)
 
     def _probe_is_due(self, reading: dict[int, float], plain_seconds: float) -> bool:
         """Whether to draft one level although plain decoding seems best, to learn whether drafting
@@ -321,7 +290,7 @@ class Policy:
         rounds = self._now - self._latest_draft
         if rounds <= self._probe_after or not reading:
             return False
-        return min(reading.values()) < _READ_SHARE * rounds * plain_seconds
+        return min(reading.values()) < (MARGIN - 1) * rounds * plain_seconds
 
     def _without_long_reading(
         self,
@@ -343,7 +312,7 @@ class Policy:
             if missed[place]:
                 stalled += reading[place]
                 readers += 1
-                is_long = stalled > _STALL * plain_seconds or not self._readings
+                is_long = stalled > plain_seconds / FEW or not self._readings
                 if readers > 1 and is_long:
                     continue
             yield place
@@ -363,7 +332,7 @@ class Policy:
         before it can draft; texts for which it cannot are not in it.
         """
         all_texts = len(texts)
-        best = _Best(rate=_MARGIN * all_texts / plain_seconds)
+        best = _Best(rate=MARGIN * all_texts / plain_seconds)
         accepted: dict[int, list[float]] = {}
         drafted: dict[int, list[float]] = {}
         for place in reading:
@@ -371,8 +340,8 @@ class Policy:
             accepted[place] = self._hoped_totals if is_due else texts[place].accepted.totals()
             drafted[place] = self._all_drafted if is_due else texts[place].drafted.totals()
         # Tokens that a second of reading costs in each of the next rounds: what was read serves
-        # some rounds (`_FEW`), over which its cost is spread.
-        tokens_for_reading = all_texts / plain_seconds / _FEW
+        # some rounds (`FEW`), over which its cost is spread.
+        tokens_for_reading = all_texts / plain_seconds / FEW
         for depth in self._depths:
             level = depth - 1  # the lists begin with depth 1
             # First the texts whose drafts win most tokens beyond what their reading costs.
@@ -392,7 +361,7 @@ class Policy:
                 is_power_of_two = count & (count - 1) == 0
                 if not is_power_of_two and count < len(order):
                     continue  # one, two, four, ... or all: close enough, and quick
-                seconds = self._drafting_seconds(count, longest) + read_seconds / _FEW
+                seconds = self._drafting_seconds(count, longest) + read_seconds / FEW
                 seconds += self._forward.seconds(all_texts + beside + self._width * all_levels)
                 if tokens > best.rate * seconds:
                     best = _Best(rate=tokens / seconds, depth=depth, places=order[:count])
@@ -402,15 +371,15 @@ class Policy:
         """Seconds of drafts of so many levels for so many texts at once."""
         seconds = self._first_level.seconds(texts)
         seconds += (levels - 1) * self._further_level.seconds(texts)
-        is_cold = self._draft_rounds < _FEW
-        return seconds / _COLD if is_cold else seconds
+        is_cold = self._draft_rounds < FEW
+        return seconds / FEW if is_cold else seconds
 
     def shape(self, levels: int) -> TreeShape:
         """The shape of a draft of so many levels, as planned by the latest `plan`. A node must
         promise as many tokens as its time in the target's forward is worth, and a level as many as
         the drafter's time for it is worth, both at the expected tokens a second."""
         texts, beside, rate = self._latest
-        node_seconds = self._forward.added(_NODES_TRIED, beside=texts + beside) / _NODES_TRIED
+        node_seconds = self._forward.added(FEW, beside=texts + beside) / FEW
         level_seconds = self._further_level.seconds(texts)
         return replace(
             self._shape,
@@ -441,9 +410,10 @@ class Policy:
         """Learn that the drafter took so long to read so many tokens of earlier rounds."""
         self._readings += 1
         each = seconds / tokens
-        # The first reading of a process may be slow (`_COLD`), so a faster second one replaces it.
+        # The first reading of a process may be several times too slow, so a faster second one
+        # replaces it.
         replaces = self._readings == 1 or (self._readings == 2 and each < self._read_seconds)
-        weight = 1.0 if replaces else _LEARN
+        weight = 1.0 if replaces else WEIGHT_IF_FASTER
         self._read_seconds += weight * (each - self._read_seconds)
 
     def record(self, drafts: Sequence[Drafted], ran: RoundTime) -> None:
@@ -460,7 +430,7 @@ class Policy:
         self._learn_levels(len(drafts), levels, ran.draft_seconds)
         for draft in drafts:
             if draft.levels:
-                self._width += _LEARN_WIDTH * (draft.nodes / draft.levels - self._width)
+                self._width += WEIGHT_IF_SLOWER * (draft.nodes / draft.levels - self._width)
             draft.text.add(self._now, draft.asked, draft.levels, draft.accepted)
 
     def _learn_levels(self, texts: int, levels: int, seconds: float) -> None:
@@ -480,11 +450,18 @@ class Policy:
             self._further_level.observe(texts, mean)
 
 
+def _depths_up_to(deepest: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 11, 16, ... and the deepest: sizes that `Cost` tells apart."""
+    steps = range(math.ceil(GROUPS_PER_OCTAVE * math.log2(deepest)))
+    depths = {round(2 ** (step / GROUPS_PER_OCTAVE)) for step in steps}
+    return sorted({depth for depth in depths if depth < deepest} | {deepest})
+
+
 def least_chance(forward: Cost, rows: int) -> float:
     """The chance of being accepted from which on one more token of a draft pays, in a forward of so
     many sessions: it saves its session a forward, and makes this one longer for all. Likelier ones
     than not may always go along."""
-    token_seconds = forward.added(_NODES_TRIED, beside=rows) / _NODES_TRIED
+    token_seconds = forward.added(FEW, beside=rows) / FEW
     return min(0.5, token_seconds * rows / forward.seconds(rows))
 
 
@@ -493,4 +470,4 @@ def _log_of_asked(chance: float) -> float:
     costs nothing, and never certainty."""
     if chance <= 0:
         return -math.inf
-    return math.log(min(chance, _MOST_ASKED))
+    return math.log(min(chance, 1 / MARGIN))

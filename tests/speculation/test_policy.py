@@ -225,9 +225,7 @@ def test_reading_holds_the_others_of_a_batch_up_for_few_at_a_time() -> None:
     world = World(level=0.001, reading=0.01)
     world.speed(0.95, 200)
     texts = [world.policy.text(0.0) for _ in range(10)]
-    readers = [
-        sum(map(bool, world.policy.plan(texts, [missed] * 10))) for missed in (PROMPT, 10, 0)
-    ]
+    readers = [sum(map(bool, world.policy.plan(texts, [missed] * 10))) for missed in (PROMPT, 5, 0)]
     assert 1 == readers[0] < readers[1] < readers[2] == 10
 
 
@@ -279,7 +277,8 @@ def test_a_draft_that_costs_nothing_must_promise_what_ours_win_in_the_same_time(
 
 def test_clients_with_many_temperatures_cost_no_memory() -> None:
     policy = Policy(TreeShape.chain(4))
-    assert len({id(policy.text(number / 777).accepted._prior) for number in range(5000)}) < 100
+    asked = [number / 77 for number in range(7700)]  # up to the highest that a request may have
+    assert len({id(policy.text(one).accepted._prior) for one in asked}) <= 1001
 
 
 def test_the_fuller_a_batch_the_likelier_a_guess_must_be_to_go_along() -> None:
