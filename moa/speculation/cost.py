@@ -21,36 +21,23 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import log2
 
-_WEIGHT_IF_FASTER = 0.3
-_WEIGHT_IF_SLOWER = 0.05
-"""Weight of a sample that is faster than estimated, and of a slower one. Other load makes forwards
-slower, never faster, so the estimate follows the fastest tenth or so."""
-_OUTLIER = 2.0
-"""A sample counts as at most twice the estimate, for a machine that slept says nothing of forwards;
-and the estimate is at most twice the latest sample, for one that was measured asleep would not be
-tried again."""
+from moa.speculation.tuning import (
+    GROUPS_PER_OCTAVE,
+    LEAST_EXPLAINED,
+    LOADING,
+    OUTLIER,
+    UNMEASURED_SLOPE,
+    WEIGHT_IF_FASTER,
+    WEIGHT_IF_SLOWER,
+)
+
 _LEAST_SECONDS = 1e-9
 """A forward takes at least this, also by a clock that stands still: no estimate may be 0."""
-_GROUPS_PER_OCTAVE = 2
-"""Sizes that are told apart between two powers of two."""
-_UNMEASURED_SLOPE = 0.01
-"""Seconds of one more token, as a share of the forward's, until two sizes were measured."""
-_LOADING = 12
-"""Fetching a session's keys and values costs about as much as so many tokens attending to them."""
-_MEMORY = 0.98
-"""Weight that older samples keep in the price of a pair."""
-_LEAST_EXPLAINED = 0.2
-"""The least share of the variance of samples of like size that pairs must explain (r^2), or the
-price of a pair is 0: short contexts would extrapolate noise to long ones."""
-_MEAN_WEIGHT = 0.1
-"""Weight of a sample in the plain means of a group, with which new samples are compared."""
-_LEAST_NET = 0.1
-"""The share of a sample that is the tokens' at least, however much its pairs seem to explain."""
 
 
 def attention_pairs(rows: Iterable[tuple[int, int]]) -> float:
     """Query-key pairs of a forward with rows of (tokens, context)."""
-    return float(sum((tokens + _LOADING) * context for tokens, context in rows))
+    return float(sum((tokens + LOADING) * context for tokens, context in rows))
 
 
 @dataclass(slots=True)
@@ -98,7 +85,7 @@ class Cost:
         """Learn from a forward of `size` tokens, which took so many seconds. `pairs` are the pairs
         of a query and a key in its attention, which cost time of their own."""
         seconds = max(_LEAST_SECONDS, seconds)
-        key = round(_GROUPS_PER_OCTAVE * log2(max(1.0, size)))
+        key = round(GROUPS_PER_OCTAVE * log2(max(1.0, size)))
         if key not in self._groups and not self._mean:
             # The first forward of a size also makes its kernels: it says nothing of the next ones.
             self._groups[key] = None
@@ -108,18 +95,18 @@ class Cost:
             group = _Group(size=size, pairs=pairs, seconds=seconds, mean_seconds=seconds)
             self._groups[key] = group
         # A machine that slept meanwhile says nothing of forwards.
-        seconds = min(seconds, _OUTLIER * group.mean_seconds)
+        seconds = min(seconds, OUTLIER * group.mean_seconds)
         self._learn_price_of_pairs(group, size, seconds, pairs)
 
-        net_seconds = max(_LEAST_NET * seconds, seconds - self._seconds_per_pair * pairs)
+        net_seconds = max(_LEAST_SECONDS, seconds - self._seconds_per_pair * pairs)
         slower = net_seconds > group.seconds
         # What disturbs a forward makes it slower, never faster: so fast samples count for more.
-        weight = _WEIGHT_IF_SLOWER if slower and not self._mean else _WEIGHT_IF_FASTER
+        weight = WEIGHT_IF_SLOWER if slower and not self._mean else WEIGHT_IF_FASTER
         group.size += weight * (size - group.size)
         group.seconds += weight * (net_seconds - group.seconds)
-        group.seconds = min(group.seconds, _OUTLIER * net_seconds)
-        group.pairs += _MEAN_WEIGHT * (pairs - group.pairs)
-        group.mean_seconds += _MEAN_WEIGHT * (seconds - group.mean_seconds)
+        group.seconds = min(group.seconds, OUTLIER * net_seconds)
+        group.pairs += WEIGHT_IF_SLOWER * (pairs - group.pairs)
+        group.mean_seconds += WEIGHT_IF_SLOWER * (seconds - group.mean_seconds)
         self._redraw(group, weight)
 
     def _learn_price_of_pairs(
@@ -130,9 +117,10 @@ class Cost:
         more_pairs = pairs - group.pairs
         # The sample's size is not quite the group's: that part of the difference is no pairs' work.
         more_seconds = seconds - group.mean_seconds - self.seconds(size) + self.seconds(group.size)
-        self._pairs_squared = _MEMORY * self._pairs_squared + more_pairs * more_pairs
-        self._pairs_by_seconds = _MEMORY * self._pairs_by_seconds + more_pairs * more_seconds
-        self._seconds_squared = _MEMORY * self._seconds_squared + more_seconds * more_seconds
+        older = 1 - WEIGHT_IF_SLOWER
+        self._pairs_squared = older * self._pairs_squared + more_pairs * more_pairs
+        self._pairs_by_seconds = older * self._pairs_by_seconds + more_pairs * more_seconds
+        self._seconds_squared = older * self._seconds_squared + more_seconds * more_seconds
 
     def _redraw(self, latest: _Group, weight: float) -> None:
         """Draw the curve of seconds by size anew, through all groups of measured sizes. A group
@@ -194,7 +182,7 @@ class Cost:
         if self._pairs_by_seconds <= 0:
             return 0.0
         explained = self._pairs_by_seconds**2
-        if explained < _LEAST_EXPLAINED * self._pairs_squared * self._seconds_squared:
+        if explained < LEAST_EXPLAINED * self._pairs_squared * self._seconds_squared:
             return 0.0
         return self._pairs_by_seconds / self._pairs_squared
 
@@ -212,4 +200,4 @@ class Cost:
             return (self._seconds[-1] - self._seconds[0]) / (self._sizes[-1] - self._sizes[0])
         if self._cautious:
             return self._seconds[-1] / self._sizes[-1]
-        return self._seconds[-1] * _UNMEASURED_SLOPE
+        return self._seconds[-1] * UNMEASURED_SLOPE
