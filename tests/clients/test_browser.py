@@ -73,6 +73,17 @@ def written(page: Any, characters: int, what: str = ".assistant .body") -> None:
     )
 
 
+def cut_in_mid_answer(opened: Open, device: Device) -> Any:
+    """A page whose answer lost its link, and goes on with text that is not verified."""
+    page = opened()
+    device.pause = SLOW
+    ask(page)
+    written(page, 12)
+    page.click("#cut-switch")
+    written(page, 20, ".provisional")
+    return page
+
+
 def complete(page: Any) -> str:
     """The answer, when it is all there."""
     page.wait_for_function(
@@ -104,12 +115,7 @@ def picture(page: Any, name: str, animations: Any = "disabled") -> None:
 def test_an_answer_whose_link_is_cut_goes_on_and_is_corrected(
     opened: Open, device: Device, truth: str
 ) -> None:
-    page = opened()
-    device.pause = SLOW
-    ask(page)
-    written(page, 12)
-    page.click("#cut-switch")
-    written(page, 20, ".provisional")
+    page = cut_in_mid_answer(opened, device)
     assert "not verified yet" in page.text_content(".assistant .note")
     picture(page, "chat-page")
     wrong = not truth.startswith(page.text_content(".assistant .body"))
@@ -272,12 +278,7 @@ def test_an_answer_that_was_cut_short_is_continued(opened: Open, truth: str) -> 
 def test_a_stopped_answer_with_an_unverified_end_goes_on_after_its_verified_text(
     opened: Open, device: Device, truth: str
 ) -> None:
-    page = opened()
-    device.pause = SLOW
-    ask(page)
-    written(page, 12)
-    page.click("#cut-switch")
-    written(page, 20, ".provisional")
+    page = cut_in_mid_answer(opened, device)
     page.click("#stop")
     page.wait_for_selector(".assistant .more", state="visible")
     assert "by this device alone: not checked" in page.text_content(".assistant .note")
@@ -616,6 +617,9 @@ def test_a_check_shows_that_it_runs_and_corrects_as_it_goes(
     notes = page.evaluate("[...window.notes]")
     print(f"\n{notes}")
     assert any(note.startswith(("checking, ", "the verifier is correcting")) for note in notes)
+    told = page.text_content("#notice")
+    assert "corrects" not in told, "that is over"
+    assert "goes on" not in told
 
 
 def test_text_files_are_attached_and_others_are_refused(opened: Open, tmp_path: Path) -> None:

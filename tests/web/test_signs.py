@@ -20,7 +20,7 @@ HANDLE = """
     let look = 0;
     for (const [at, changed] of [...ask.chunks, [ask.until, false]]) {
       for (; look < at; look += LOOK_SECONDS * ask.slow) {
-        words = signs.words(look);
+        words = signs.words(look, ask.online ?? true);
         seen.push([look, `${drawn} ${words}`]);
       }
       signs.heard(at, changed);
@@ -64,6 +64,12 @@ def test_what_is_said_tells_silence_from_work_without_text(node: Node) -> None:
     beats = [[at / 2, False] for at in range(1, 7)]
     seen = node.ask({"chunks": beats, "until": 3.1, "slow": 1})
     assert seen[-1][1] == "0 the verifier is at work, 3 s"
+
+
+def test_what_this_device_says_of_a_lost_verifier_is_no_work_of_the_verifier(node: Node) -> None:
+    beats = [[at / 2, False] for at in range(1, 7)]
+    seen = node.ask({"chunks": beats, "until": 3.1, "slow": 1, "online": False})
+    assert seen[-1][1] == "0 no word for 3 s"
 
 
 def test_so_does_the_terminal() -> None:

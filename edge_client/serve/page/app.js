@@ -567,6 +567,7 @@ async function follow(conversation, node) {
     abort: new AbortController(),
     signs: new Signs(seconds()),
     shown: false, // whether the text on the screen is that of the check
+    corrected: false, // whether anything was withdrawn
     withdrawn: "", // since the screen was drawn
     frame: 0, // the request for the next drawing
   };
@@ -614,6 +615,7 @@ function takeCheck(check, chunk) {
 function showCheck(check, withdrawn) {
   const { node, answer: live } = check;
   check.shown = true;
+  check.corrected ||= Boolean(withdrawn);
   check.withdrawn = withdrawn;
   live.done = false;
   node.check = withdrawn ? { corrected: true } : { goesOn: true };
@@ -632,7 +634,8 @@ function drawCheck(check) {
 function endCheck(check) {
   const { node, answer: live } = check;
   if (live.done && live.allVerified) {
-    if (!check.shown) tellVerified(check);
+    if (check.shown) tellEnd(check);
+    else tellVerified(check);
     node.text = live.text;
     node.settled = live.text.length;
     node.verified = true;
@@ -650,6 +653,12 @@ function endCheck(check) {
   node.settled = live.settled.length;
   node.reason = live.reason;
   return true;
+}
+
+// The check is over, and what was said of it while it ran is no longer so.
+function tellEnd({ corrected }) {
+  if (corrected) notice("The verifier has corrected an answer that was written offline");
+  else notice("The verifier has completed an answer that was written offline");
 }
 
 // The check was over before anything of it was shown.
@@ -674,15 +683,16 @@ function leave(node) {
 
 // An answer that stands still says for how long, and so does a check.
 function tick() {
+  const isOnline = $("link").dataset.state === "online";
   for (const { node, answer: live, signs, conversation } of running.values()) {
-    const words = signs.words(seconds());
+    const words = signs.words(seconds(), isOnline);
     if (words === live.sign) continue;
     live.sign = words;
     if (conversation === current) view.note(node, live);
   }
   for (const { node, answer: live, signs, conversation, shown } of followed.values()) {
     if (!node.check) continue;
-    const words = signs.words(seconds());
+    const words = signs.words(seconds(), isOnline);
     node.check.sign = words;
     if (words === live.sign) continue;
     live.sign = words;

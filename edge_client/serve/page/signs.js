@@ -28,11 +28,12 @@ export class Signs {
     if (changed) this.changedAt = now;
   }
 
-  // The words for the reader, "" while they need none.
-  words(now) {
+  // The words for the reader, "" while they need none. Nothing is known of a verifier that is not
+  // online: what is heard then is this device's own.
+  words(now, isOnline) {
     const still = stillFor(now - this.changedAt);
     if (!still) return "";
-    const silent = now - this.heardAt >= FIRST_SECONDS;
+    const silent = !isOnline || now - this.heardAt >= FIRST_SECONDS;
     return silent ? `no word for ${still} s` : `the verifier is at work, ${still} s`;
   }
 }

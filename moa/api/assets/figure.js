@@ -20,7 +20,7 @@ export class Figure {
     chart.setAttribute("viewBox", `0 0 ${POINTS - 1} 20`);
     chart.setAttribute("preserveAspectRatio", "none");
     chart.setAttribute("aria-hidden", "true");
-    this.line = document.createElementNS(SVG, "polyline");
+    this.line = document.createElementNS(SVG, "path");
     chart.append(this.line);
     box.append(list, chart);
     parent.append(box);
@@ -30,11 +30,19 @@ export class Figure {
     this.values.push(value);
     if (this.values.length > POINTS) this.values.shift();
     this.value.textContent = value === null ? "–" : this.write(value);
-    const most = Math.max(...this.values.map((v) => v ?? 0)) || 1;
-    const start = POINTS - this.values.length;
-    this.line.setAttribute(
-      "points",
-      this.values.map((v, i) => `${start + i},${19 - (18 * (v ?? 0)) / most}`).join(" "),
-    );
+    this.line.setAttribute("d", lineOf(this.values));
   }
+}
+
+// The line through the values, with a gap where one is not known: that is no zero.
+export function lineOf(values) {
+  const most = Math.max(...values.map((value) => value ?? 0)) || 1;
+  const start = POINTS - values.length;
+  const parts = [];
+  for (const [at, value] of values.entries()) {
+    if (value === null) continue;
+    const goesOn = at > 0 && values[at - 1] !== null;
+    parts.push(`${goesOn ? "L" : "M"}${start + at} ${19 - (18 * value) / most}`);
+  }
+  return parts.join("");
 }
