@@ -182,6 +182,7 @@ def check(seen: list[dict[str, Any]], final: dict[str, str]) -> None:
         if shot["whole"] != shot["settled"] and not shot["busy"]:
             assert "this device" in shot["note"] or "checking" in shot["note"], shot
             assert "this device" in shot["who"].lower() or shot["note"], shot
+        assert "at work" not in shot["note"] or shot["link"] == "online", shot
         now = (shot["asked"], shot["whole"], shot["note"])
         if now != changed or not shot["busy"]:
             changed = now

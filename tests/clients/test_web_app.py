@@ -109,7 +109,7 @@ class Cloud:
         """The verifier's port."""
         self.endpoint = ""
         self._link: LinkProxy | None = None
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._over: asyncio.Event | None = None
         self._up = threading.Event()
         forward = self._pair.target.forward
@@ -127,11 +127,13 @@ class Cloud:
         assert self._up.wait(PATIENCE)
 
     def stop(self) -> None:
+        assert self._loop is not None
         assert self._over is not None
         self._loop.call_soon_threadsafe(self._over.set)
 
     def use(self, link: str) -> None:
         """Change the link."""
+        assert self._loop is not None
         assert self._link is not None
         self._loop.call_soon_threadsafe(self._link.use, PROFILES[link])
 
@@ -657,4 +659,4 @@ def test_memory_stays_flat(opened: Opened, alone: Host) -> None:
         "\nMB after each ten answers:", [size >> 20 for size in sizes], "and at rest:", rested >> 20
     )
     assert rested < 250 << 20
-    assert sizes[-1] < 1.2 * sizes[1]
+    assert rested < 1.2 * sizes[0], "answers leave nothing; on a busy machine their garbage waits"

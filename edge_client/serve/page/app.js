@@ -779,9 +779,11 @@ const nobodyVerifies = () => $("link").dataset.state === "none";
 let verifier = "";
 function linkState(state, detail = "") {
   const [name, words] = LINKS[state] ?? [state, ""];
+  const isAnother = $("link").dataset.state !== state;
   $("link").dataset.state = state;
   $("link-text").textContent = name;
   $("link").title = [verifier, words, detail].filter(Boolean).join(": ");
+  if (isAnother) tick(); // what answers say of the verifier is true of this state
 }
 
 // A text file becomes a part of the message, where it can be read and changed.
