@@ -61,7 +61,16 @@ def first_choice(answer: Any) -> dict[str, Any]:
     found = listed(answer.get("choices")) if isinstance(answer, dict) else []
     if not found or not isinstance(found[0], dict):
         raise UpstreamError("the upstream sent a choice that is none")
+    _check_verified(found[0])
     return found[0]
+
+
+def _check_verified(choice: dict[str, Any]) -> None:
+    """Raise if a choice says that its text is not the model's: an endpoint of ours whose verifier
+    is away writes with its own small model, and marks that."""
+    marks = choice.get("moa")
+    if isinstance(marks, dict) and (marks.get("unverified") or marks.get("all_verified") is False):
+        raise UpstreamError("the upstream writes without its verifier")
 
 
 def listed(value: Any) -> list[Any]:

@@ -458,6 +458,14 @@ def test_doctor_without_a_folder_is_a_mistake_and_with_a_bad_one_a_finding(
     assert b"manifest.json is missing" in empty.stdout
 
 
+def test_doctor_says_that_an_upstream_is_away() -> None:
+    told = run("doctor", "--upstream", "http://127.0.0.1:9/v1", "--json")
+    assert told.returncode == 1
+    states = {check["name"]: check["state"] for check in json.loads(told.stdout)}
+    assert states["upstream"] == "failed"
+    assert "verifier" not in states, "what answers is a part of this program"
+
+
 @pytest.mark.parametrize("golden", [b"garbage", b"wrong inputs"])
 def test_doctor_says_of_bad_golden_vectors_what_is_wrong(golden: bytes, tmp_path: Path) -> None:
     folder = tmp_path / "bundle"

@@ -13,6 +13,8 @@ import pytest
 
 from cloud_verifier.settings import Settings
 from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
+from cloud_verifier.upstream.contract import UpstreamError
+from cloud_verifier.upstream.lines import choices
 from edge_client import Done, EdgeClient, Token
 from edge_client.events import Notice, Retract
 from moa.wire import Limits
@@ -245,3 +247,22 @@ async def test_every_token_of_an_upstream_is_paid_for() -> None:
     tokens = done.stats["tokens"]
     assert tokens > len(ANSWER.split())
     assert round(10_000 - left) >= prompt + tokens
+
+
+MARKS = [{"unverified": True}, {"reason": "eos", "all_verified": False}]
+
+
+@pytest.mark.parametrize("marks", MARKS)
+async def test_what_an_endpoint_of_ours_marks_as_unverified_is_not_taken_for_its_models(
+    marks: dict[str, Any],
+) -> None:
+    async def lines(last: dict[str, Any]) -> AsyncIterator[str]:
+        for moa in ({}, last):
+            chunk = {"choices": [{"delta": {"content": "hi"}, "moa": moa}]}
+            yield f"data: {json.dumps(chunk)}"
+
+    taken = [choice async for choice in choices(lines({"reason": "eos", "all_verified": True}))]
+    assert len(taken) == 2
+    with pytest.raises(UpstreamError, match="without its verifier"):
+        async for _ in choices(lines(marks)):
+            pass
