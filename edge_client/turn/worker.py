@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Generator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -78,7 +78,9 @@ class DrafterWorker:
     _new: int = 0
     """Tokens that it has still to see, about."""
     _pending: asyncio.Future[tuple[bool, Any]] | None = None
-    """The step that runs in the thread."""
+    """The step that runs in the thread, or waits for it behind steps of other conversations."""
+    _in_thread: Future[tuple[bool, Any]] | None = None
+    """The same as the thread has it: this one tells a step that waits from one that runs."""
     _since: float = 0.0
     """When that step began."""
     _yield_at: float = 0.0
@@ -134,14 +136,18 @@ class DrafterWorker:
     async def finish(self) -> None:
         """Wait for the step that still runs in the thread, or stop it, at the end of the turn: it
         must not change the drafter's caches under the next turn. A step that cannot be stopped
-        fails the drafter."""
-        if self._pending is None:
+        fails the drafter; one that has not begun has changed nothing."""
+        step = self._pending
+        if step is None or self._in_thread is None:
             return
-        await asyncio.wait([self._pending], timeout=_UNWANTED_SECONDS)
-        if not self._pending.done() and not self._pending.cancel():
+        await asyncio.wait([step], timeout=_UNWANTED_SECONDS)
+        if self._in_thread.cancel():
+            self._pending = None
+            return
+        if not self._in_thread.done():
             self.drafter.end_steps()  # ends the step after its present operator
-            await asyncio.wait([self._pending], timeout=_ENDING_SECONDS)
-        self.failed |= not self._pending.done() or self._pending.exception() is not None
+        await asyncio.wait([step], timeout=_ENDING_SECONDS)
+        self.failed |= not step.done() or step.exception() is not None
         self._give_up_step()
 
     def _begin(self, action: Grow | Write) -> Generator[None, None, Any]:
@@ -172,8 +178,8 @@ class DrafterWorker:
             if self._pending is not None or self._step_seconds > BLOCKING:
                 if self._pending is None:
                     self._since = perf_counter()
-                    loop = asyncio.get_running_loop()
-                    self._pending = loop.run_in_executor(self.thread, self._step)
+                    self._in_thread = self.thread.submit(self._step)
+                    self._pending = asyncio.wrap_future(self._in_thread)
                 if not await self._landed():
                     return False, None
                 ended_step = self._pending
