@@ -18,12 +18,12 @@ PATIENCE = 60.0
 
 
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[DrafterWorker]:
+def worker(monkeypatch: pytest.MonkeyPatch) -> DrafterWorker:
     """One whose steps all run in the thread, and whose end of a turn waits for none of them."""
     monkeypatch.setattr(module, "BLOCKING", -1.0)
     monkeypatch.setattr(module, "_UNWANTED_SECONDS", 0.05)
     device = kit.device()
-    yield DrafterWorker(device.new_drafter(), SamplingSettings(), Controller(), device.thread)
+    return DrafterWorker(device.new_drafter(), SamplingSettings(), Controller(), device.thread)
 
 
 async def test_a_step_behind_those_of_other_conversations_is_taken_back(
