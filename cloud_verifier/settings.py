@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from cloud_verifier.forward_time import ForwardTime
@@ -14,6 +14,28 @@ from moa.prices import check_prices
 from moa.tree import TreeShape
 from moa.wire.limits import Limits
 
+_OF_A_TARGET = (
+    "device",
+    "dtype",
+    "quantize",
+    "gpu_layers",
+    "kv_type",
+    "cpu_moe",
+    "rpc",
+    "threads",
+    "llama_library",
+    "inexact",
+    "emulate",
+    "slots",
+    "kv_tokens",
+    "max_batch_rows",
+    "max_batch_tokens",
+    "prefill_tokens",
+    "batch_wait_ms",
+)
+"""Settings of a target that this process runs itself: in front of an upstream there is none."""
+_OF_THE_ENDPOINT = ("openai", "app", "model_name", "also_called", "openai_hosts")
+"""Settings of the endpoint beside the verifier's port."""
 _STREAM_TREE = TreeShape(breadth=8, depth=16, nodes=63, min_score=-4.0)
 """The largest tree that the server drafts in stream rounds. What a level and a node cost decides
 how much of it."""
@@ -132,6 +154,8 @@ class Settings:
             raise ConfigError(
                 "--upstream takes the place of --target and drafters: give one of them"
             )
+        if self.upstream:
+            self._check_upstream()
         if not self.upstream and (self.upstream_model or self.upstream_key_file):
             raise ConfigError("--upstream-model and --upstream-key-file need --upstream")
         check_prices(self.upstream_price_in, self.upstream_price_out, self.upstream_budget)
@@ -160,6 +184,27 @@ class Settings:
             raise ConfigError(f"slots must be at most 65536, not {self.slots}")
         if not 0 <= self.batch_wait_ms <= 1000:
             raise ConfigError(f"batch_wait_ms must be 0..1000, not {self.batch_wait_ms}")
+
+    def _check_upstream(self) -> None:
+        """Refuse settings that would do nothing in front of an upstream: whoever gives one expects
+        something of it."""
+        defaults = {one.name: one.default for one in fields(self)}
+        for name in (*_OF_THE_ENDPOINT, *_OF_A_TARGET):
+            value = getattr(self, name)
+            if value == defaults[name]:
+                continue
+            # The flag of a list names one of its items.
+            one = name.removesuffix("s") if isinstance(value, tuple) else name
+            flag = "--" + one.replace("_", "-")
+            if name in _OF_THE_ENDPOINT:
+                raise ConfigError(
+                    f"{flag} is not served in front of an upstream",
+                    hint="the endpoint for programs is `edge-client serve --upstream URL`",
+                )
+            raise ConfigError(
+                f"{flag} has no meaning with --upstream: the engine there runs the model",
+                hint="leave it out",
+            )
 
     @property
     def forward_time(self) -> ForwardTime | None:

@@ -171,9 +171,18 @@ class UpstreamVerifier(Server):
         try:
             facts = await self.upstreams.probe()
         except UpstreamError as error:
-            log.warning(
-                "the upstream does not answer yet: %s", error.line(), extra={"event": "upstream"}
-            )
+            if error.later:
+                log.warning(
+                    "the upstream does not answer yet: %s",
+                    error.line(),
+                    extra={"event": "upstream"},
+                )
+            else:  # such as a wrong key: to wait does not mend it
+                log.error(
+                    "%s; devices go on alone until this is mended",
+                    error.line(),
+                    extra={"event": "upstream"},
+                )
             self._trouble = error.line()
             self._learn()
         else:

@@ -35,6 +35,30 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
         _ = Settings(**wrong).openai_address
 
 
+@pytest.mark.parametrize(
+    ("useless", "said"),
+    [
+        ({"openai": "18190"}, "--openai is not served in front of an upstream"),
+        ({"openai": "18190", "app": Path("app")}, "--openai is not served"),
+        ({"openai_hosts": ("a",)}, "--openai-host is not served"),
+        ({"also_called": ("a",)}, "--also-called is not served"),
+        ({"dtype": "float16"}, "--dtype has no meaning with --upstream"),
+        ({"rpc": ("a:1",)}, "--rpc has no meaning"),
+        ({"emulate": "250ms"}, "--emulate has no meaning"),
+        ({"slots": 8}, "--slots has no meaning"),
+        ({"batch_wait_ms": 2.0}, "--batch-wait-ms has no meaning"),
+    ],
+)
+def test_what_would_do_nothing_in_front_of_an_upstream_is_refused(
+    useless: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        Settings(upstream=("gpu:8000",), **useless)
+    assert refused.value.exit_code == 2
+    assert ("edge-client serve --upstream" in refused.value.line()) == ("not served" in said)
+    Settings(**useless)
+
+
 def test_an_endpoint_beside_the_port_and_a_slot_of_a_full_context_and_the_largest_draft() -> None:
     limits = Limits(
         max_context_tokens=100, max_prompt_tokens=100, max_tree_nodes=8, max_guess_tokens=32

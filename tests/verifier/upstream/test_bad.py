@@ -176,6 +176,28 @@ async def test_a_device_is_told_why_the_upstream_did_not_answer_at_the_start(
                 assert said in " ".join(welcome.notices)
 
 
+@pytest.mark.parametrize(
+    ("models", "level"),
+    [
+        (whole(ERROR, "401 Unauthorized"), "ERROR"),
+        (whole({"data": [{"id": "a"}, {"id": "b"}]}), "ERROR"),
+        (reset, "WARNING"),
+    ],
+)
+async def test_what_only_a_person_can_mend_is_an_error_and_no_word_of_waiting(
+    models: Answer, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(GOOD, models) as upstream:
+        settings = Settings(port=0, upstream=(upstream.url,), upstream_api="completions")
+        verifier = UpstreamVerifier(settings, upstreams_of(settings))
+        async with verifier.open():
+            assert verifier._probing is not None
+            await verifier._probing
+    (record,) = (one for one in caplog.records if getattr(one, "event", "") == "upstream")
+    assert record.levelname == level
+    assert ("does not answer yet" in record.getMessage()) == (level == "WARNING")
+
+
 async def test_a_good_one_is_verified_and_its_key_is_sent_and_not_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
