@@ -54,8 +54,6 @@ _FIELDS = (
 _MAX_SOURCES = 1024
 _BURST_SECONDS = 5.0
 _LONGEST_TRACE = 8000
-_TO_NOBODY = ("SSL connection is closed", "socket.send() raised exception.")
-"""What asyncio says of each write to a connection that the other end has ended."""
 _SHORT_SESSION = 8
 """Characters of a session's id that a reader needs to tell it from others."""
 _INDENT = " " * 9
@@ -199,13 +197,6 @@ def configure(level: str, limits: Limits, log_format: LogFormat = "auto") -> Non
     # The library's messages about failed handshakes are dropped: we log those in our own format.
     for name in ("websockets.server", "websockets"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    logging.getLogger("asyncio").addFilter(_is_news)
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a line of asyncio's may be written. A client that asks for much and goes away causes
-    some that say nothing, and they would use up the share of those that do."""
-    return record.msg not in _TO_NOBODY
 
 
 def take_over_libraries() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import resource
 import socket
@@ -97,3 +98,20 @@ def test_a_connection_for_which_there_is_no_descriptor_is_refused_and_reported_a
         accepted, address = listening.accept()
         assert address == third.getsockname()
         accepted.close()
+
+
+def test_a_program_that_listens_writes_no_line_for_each_write_to_nobody() -> None:
+    with Port("127.0.0.1", 0) as port, Port("127.0.0.1", 0) as other:
+        port.listen(1)
+        other.listen(1)
+    told = logging.getLogger("asyncio")
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    told.addHandler(handler)
+    try:
+        for line in ("socket.send() raised exception.", "SSL connection is closed", "news"):
+            told.warning(line)
+    finally:
+        told.removeHandler(handler)
+    assert said == ["news"]

@@ -101,13 +101,16 @@ async def tell_of_the_verifier(client: EdgeClient, look_seconds: float = _LOOK_S
     while True:
         try:
             await client.wait_online()
-            if online is not True:
-                _tell(f"online: text is verified by {link.endpoint.url}")
-            online = True
         except MoaError as error:
             if online is not False:
                 _tell(f"no verifier now: {error.line()}\n{_ALONE}")
             online = False
+            # The link may come up in this pause: the next look says so.
+            await asyncio.sleep(look_seconds)
+            continue
+        if online is not True:
+            _tell(f"online: text is verified by {link.endpoint.url}")
+        online = True
         await asyncio.sleep(look_seconds)
         while link.up:
             await asyncio.sleep(look_seconds)

@@ -116,7 +116,11 @@ class HttpConnection(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for a head: the connection is established."""
         super().connection_made(transport)
-        self.app_state = {**self.app_state, "abort": self.abort}
+        self.app_state = {
+            **self.app_state,
+            "abort": self.abort,
+            "is_gone": self.transport.is_closing,
+        }
         self._wait("head", _HEAD_SECONDS)
         self._connections.enter(self)
 

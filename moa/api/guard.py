@@ -76,13 +76,17 @@ class Guard:
             return
         started = time.monotonic()
         status = 0  # until a response begins
+        is_gone = scope.get("state", {}).get("is_gone")  # only our server has it
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message = {**message, "headers": _with_security(message["headers"])}
-            await send(message)
+            # Until the server tells us that a client is gone, each write to it would be work for
+            # nobody, and a line of asyncio's.
+            if is_gone is None or not is_gone():
+                await send(message)
 
         request = Request(scope)
         scope["app"] = self  # the routes raise their refusals to this middleware

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 from collections.abc import Callable
@@ -10,6 +11,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from moa.errors import UsageError
+
+_TO_NOBODY = ("SSL connection is closed", "socket.send() raised exception.")
+"""What asyncio says of each write to a connection that the other end has ended."""
 
 
 class _ListeningSocket(socket.socket):
@@ -61,6 +65,12 @@ class _ListeningSocket(socket.socket):
             self._spare = -1
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a line of asyncio's may be written. A client that asks for much and goes away causes
+    some that say nothing: they would fill a terminal, and use up a log's share for those that do."""
+    return record.msg not in _TO_NOBODY
+
+
 def _any_descriptor() -> int:
     """A descriptor of no use; -1 if the process has none left."""
     try:
@@ -106,6 +116,7 @@ class Port:
         `exhausted` is called with the address of a connection that was refused for lack of file
         descriptors."""
         self.socket.exhausted = exhausted
+        logging.getLogger("asyncio").addFilter(_is_news)  # once, however many ports there are
         try:
             self.socket.listen(backlog)
         except OSError as error:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2 as httpx
+import msgspec
 import pytest
 
 from moa.api import connections
+from moa.api.answer import AnswerEvent, AnswerRequest
 from moa.api.connections import serving
-from moa.process import half_open
+from moa.process import half_open, listening
 from moa.process.listening import Port
 from tests.api.scripted import PATIENCE, browser, chat, endpoint, says, served
 from tests.torture.tls import certificate, trusting
@@ -64,6 +67,40 @@ async def test_a_client_that_leaves_within_its_body_is_no_defect_of_ours(
             writer.close()
             while "moa_api_hang_ups_total 1.0" not in (await client.get("/metrics")).text:
                 await asyncio.sleep(0.01)
+    assert not caplog.records
+
+
+async def test_nothing_is_written_to_a_client_that_left_in_mid_stream(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """asyncio would have a line for each write but the first few. Here none of them is left out,
+    and the client leaves where the server is told of it only after the rest of the answer."""
+    monkeypatch.setattr(listening, "_TO_NOBODY", ())
+    connected: list[connections.HttpConnection] = []
+    enter = connections.Connections.enter
+
+    def remembered(self: connections.Connections, one: connections.HttpConnection) -> None:
+        connected.append(one)
+        enter(self, one)
+
+    monkeypatch.setattr(connections.Connections, "enter", remembered)
+
+    def leaves(ask: AnswerRequest) -> Iterator[AnswerEvent]:
+        for place, event in enumerate(says(*"x" * 50)):
+            if place == 3:
+                connected[0].abort()
+            yield event
+
+    async with served(leaves) as (answerer, address):
+        reader, writer = await connect(address)
+        body = msgspec.json.encode(chat(stream=True))
+        writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(PATIENCE):
+                await reader.read()
+        async with asyncio.timeout(PATIENCE):
+            await answerer.closed.wait()
+        writer.close()
     assert not caplog.records
 
 

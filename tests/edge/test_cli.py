@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ from edge_client.device import embedded_bundle
 from edge_client.events import Link, Prompt, Token
 from edge_client.settings import ClientSettings
 from moa.bundle import GOLDEN, Bundle, sha256, write_golden, write_manifest
+from moa.errors import LinkError
 from moa.manifest import FileEntry
 from moa.process.listening import Port
 from moa.wire import Code, encode
@@ -385,6 +387,34 @@ async def test_an_endpoint_says_when_its_verifier_comes_and_goes(
         async with slow_verifier(port, 0.0):
             await seen(capsys, f"online: text is verified by {url}")
         await seen(capsys, "no verifier now: ")
+
+
+async def test_a_verifier_that_is_back_between_two_looks_is_told_of(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each wait for the verifier ends without it, and it comes in the pause that follows."""
+    link = SimpleNamespace(up=True, endpoint=SimpleNamespace(url="ws://x"))
+
+    async def wait_online() -> None:
+        if not link.up:
+            asyncio.get_running_loop().call_soon(setattr, link, "up", True)
+            raise LinkError("it is away")
+
+    client: Any = SimpleNamespace(link=link, wait_online=wait_online)
+    telling = asyncio.create_task(tell_of_the_verifier(client, 0.0))
+    for _ in range(2):
+        for _ in range(10):
+            await asyncio.sleep(0)
+        link.up = False
+    for _ in range(10):
+        await asyncio.sleep(0)
+    telling.cancel()
+    online = ["online: text is verified by ws://x"]
+    away = [
+        "no verifier now: it is away",
+        "until it is there, all text is this device's own, and none of it is verified",
+    ]
+    assert capsys.readouterr().err.splitlines() == online + 2 * (away + online)
 
 
 async def test_more_tokens_than_the_verifier_writes_are_those_that_it_does_and_it_is_said() -> None:
