@@ -182,6 +182,8 @@ def _local_flags(settings: ClientSettings, device: Device) -> tuple[list[str], t
     flags = [f"--upstream={settings.upstream}", f"--upstream-api={settings.upstream_api}"]
     if settings.upstream_model:
         flags.append(f"--upstream-model={settings.upstream_model}")
+    if settings.upstream_key_file:
+        flags.append(f"--upstream-key-file={settings.upstream_key_file}")
     if settings.upstream_budget:
         flags += [
             f"--upstream-price-in={settings.upstream_price_in}",
@@ -218,6 +220,7 @@ def _link_to(address: str, settings: ClientSettings, device: Device) -> Verifier
         tls=tls_context(settings.tls_ca) if address.startswith("wss://") else None,
         connect_seconds=settings.connect_seconds,
         keepalive_seconds=settings.keepalive_seconds,
+        upstream=settings.upstream_name,
     )
     longest_pause = settings.reconnect_seconds
     first_pause = min(0.25, longest_pause)

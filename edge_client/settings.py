@@ -56,12 +56,14 @@ class ClientSettings:
     """`ws://` or `wss://` address, `local` to start one on this machine, empty for none."""
     upstream: str = ""
     """Instead of a verifier: the address of an engine's HTTP interface, such as http://gpu:8000/v1.
-    Its key is in MOA_UPSTREAM_KEY."""
+    Its key is in MOA_UPSTREAM_KEY, or in a file."""
     upstream_model: str = ""
     """Which of its models; empty: its only one."""
     upstream_api: str = "auto"
     """How it is asked: llama-server, vllm, sglang, completions, ollama, chat, chat-vllm, chat-prefix,
     chat-whole, anthropic; auto: by its name, or what it says."""
+    upstream_key_file: str = ""
+    """File with its API key; else the variable MOA_UPSTREAM_KEY."""
     upstream_price_in: float = 0.0
     """Money for a million tokens that it reads, in whatever currency the budget is."""
     upstream_price_out: float = 0.0
@@ -153,6 +155,8 @@ class ClientSettings:
             if self.verifier not in ("", "local"):
                 raise UsageError("--upstream takes the place of --verifier: give one or the other")
             object.__setattr__(self, "verifier", "local")  # it is asked by a process beside us
+        elif self.upstream_key_file:
+            raise UsageError("--upstream-key-file needs --upstream")
         if self.verifier and self.verifier != "local":
             _check_address(self.verifier)
         if self.offline and self.verifier:
@@ -201,6 +205,13 @@ class ClientSettings:
         """How tokens are chosen."""
         names = [field.name for field in dataclasses.fields(SamplingSettings)]
         return SamplingSettings(**{name: getattr(self, name) for name in names})
+
+    @property
+    def upstream_name(self) -> str:
+        """The upstream's address as it was given, with its model if that was named; empty without
+        an upstream."""
+        model = f"{self.upstream_model} at " if self.upstream and self.upstream_model else ""
+        return model + self.upstream
 
     @property
     def patience(self) -> Patience:
@@ -268,6 +279,7 @@ class SettingChanges(TurnChanges, total=False):
     upstream: str
     upstream_model: str
     upstream_api: str
+    upstream_key_file: str
     upstream_price_in: float
     upstream_price_out: float
     upstream_budget: float

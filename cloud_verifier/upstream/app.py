@@ -22,6 +22,7 @@ from cloud_verifier.upstream.spending import Prices, Spending
 from moa.bundle import Bundle
 from moa.errors import UsageError
 from moa.grammar.matcher import GrammarCompiler
+from moa.process.secret_files import exposed
 from moa.tokenizer_file import read_tokenizer
 
 KEY_VARIABLE = "MOA_UPSTREAM_KEY"
@@ -222,6 +223,8 @@ def upstreams_of(settings: Settings) -> Upstreams:
 
 def _key_in(file: Path) -> str:
     """The key that a file holds; a `UsageError` where it cannot be read."""
+    if problem := exposed(file):
+        log.warning("the upstream's key: %s", problem, extra={"event": "upstream"})
     try:
         with file.open(encoding="ascii") as opened:
             return opened.read(_LARGEST_KEY).strip()

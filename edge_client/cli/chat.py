@@ -102,9 +102,10 @@ async def _welcome(client: EdgeClient, console: Console) -> None:
         alone = f"no verifier: {drafter} answers alone on this device, and nothing is verified"
         console.print(safe_text(alone), style="yellow")
         return
-    address = client.link.endpoint.url
-    target = named(manifest.target.source)
-    console.print(safe_text(f"{target} at {address}, with {drafter} on this device"), style="dim")
+    endpoint = client.link.endpoint
+    # The bundle does not know whose model answers behind an upstream's address.
+    model = "" if endpoint.upstream else f"{named(manifest.target.source)} at "
+    console.print(safe_text(f"{model}{endpoint.name}, with {drafter} on this device"), style="dim")
     try:
         await client.wait_online(_LOOK_SECONDS)
         console.print("online", style="green")

@@ -105,6 +105,8 @@ def not_verified(answer: JsonAnswer, settings: ClientSettings) -> str:
     if not settings.verifier:
         return f"{line}: no verifier was named (--verifier ws://HOST:PORT, or local to start one)"
     verifier = "the verifier" if settings.verifier == "local" else settings.verifier
+    if settings.upstream:
+        verifier = "the endpoint"
     if answer.link == "offline" and answer.was_online:
         return f"{line}: the connection to {verifier} was lost"
     if answer.link == "offline":

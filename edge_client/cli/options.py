@@ -22,6 +22,7 @@ from edge_client.settings import ClientSettings
 from moa.cli.command_line import add_flags, given_fields
 from moa.errors import UsageError
 from moa.grammar.spec import MAX_BYTES, Grammar
+from moa.process.secret_files import exposed
 from moa.safe_text import safe_line
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ _CONNECTION = {
     "upstream": "URL",
     "upstream_model": "NAME",
     "upstream_api": "API",
+    "upstream_key_file": "FILE",
     "upstream_price_in": "MONEY",
     "upstream_price_out": "MONEY",
     "upstream_budget": "MONEY",
@@ -42,6 +44,8 @@ _CONNECTION = {
     "tls_ca": "FILE",
     "threads": "N",
 }
+_ONCE = {"upstream": "several are for `cloud-verifier serve`"}
+"""Flags of which a second one would silently win, and what to do instead."""
 _SAMPLING = {
     "max_new_tokens": "N",
     "temperature": "T",
@@ -74,7 +78,7 @@ _LONGEST_PROMPT = 2**22
 def add_connection(command: argparse.ArgumentParser) -> None:
     """The flags for where the verifier and the bundle are."""
     group = command.add_argument_group("connection")
-    add_flags(group, ClientSettings, _CONNECTION)
+    add_flags(group, ClientSettings, _CONNECTION, once=_ONCE)
     add_config(group)
 
 
@@ -108,6 +112,8 @@ def settings_from(options: argparse.Namespace, **defaults: Any) -> ClientSetting
         file=getattr(options, "config", None),
         defaults=defaults,
     )
+    if settings.upstream_key_file and (problem := exposed(Path(settings.upstream_key_file))):
+        say(f"the upstream's key: {problem}")
     return dataclasses.replace(settings, bundle=locate(settings.bundle))
 
 

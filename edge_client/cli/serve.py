@@ -18,6 +18,7 @@ from moa.cli.command_line import add_flags, given_fields
 from moa.errors import MoaError, UsageError, how_to_install
 from moa.process.listening import Port
 from moa.process.memory import leave_out_what_is_loaded
+from moa.safe_text import safe_line
 
 _KEY = "MOA_API_KEY"
 _FLAGS = {
@@ -109,7 +110,7 @@ async def tell_of_the_verifier(client: EdgeClient, look_seconds: float = _LOOK_S
             await asyncio.sleep(look_seconds)
             continue
         if online is not True:
-            _tell(f"online: text is verified by {link.endpoint.url}")
+            _tell(f"online: text is verified by {safe_line(link.endpoint.name)}")
         online = True
         await asyncio.sleep(look_seconds)
         while link.up:

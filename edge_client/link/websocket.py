@@ -70,6 +70,14 @@ class Endpoint:
     connect_seconds: float = 10.0
     keepalive_seconds: float = 5.0
     """Seconds between pings; a connection is closed if a ping is not answered for twice as long."""
+    upstream: str = ""
+    """What the verifier stands in front of, where it is a part of this program: the engine's address,
+    with its model if that was named. The round trip to such a verifier is none over a network."""
+
+    @property
+    def name(self) -> str:
+        """The address to show: of the engine, where the verifier is a part of this program."""
+        return self.upstream or self.url
 
 
 @dataclass(eq=False)

@@ -190,13 +190,15 @@ class EdgeAnswerer:
             why = "disconnected on purpose"
         else:
             why = str(dialling.refused or dialling.last_error or "connecting")
+        is_measured = link.up and link.rtt.samples and not link.endpoint.upstream
+        rtt_ms = round(1000 * link.rtt.smoothed, 2) if is_measured else None
         return {
             "link": {"up": "online", "down": "offline", "refused": "refused"}[link.state],
             "cut": dialling.cut,
             "detail": "" if link.up else why,
-            "verifier": link.endpoint.url,
+            "verifier": link.endpoint.name,
             "verifier_version": welcome.server if welcome else None,
-            "rtt_ms": round(1000 * link.rtt.smoothed, 2) if link.up and link.rtt.samples else None,
+            "rtt_ms": rtt_ms,
             "sent_bytes": link.sent_bytes,
             "received_bytes": link.received_bytes,
             **about,

@@ -108,14 +108,40 @@ def _text_of(statement: ast.stmt) -> str | None:
     return value if isinstance(value, str) else None
 
 
+class _Once(argparse.Action):
+    """A flag that may be given once; argparse's own takes the last of several."""
+
+    def __init__(self, *arguments: Any, otherwise: str, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._otherwise = otherwise
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Take the value; refuse a second one, and say what to do otherwise."""
+        if getattr(namespace, self.dest) is not None:
+            raise argparse.ArgumentError(self, f"may be given once here: {self._otherwise}")
+        setattr(namespace, self.dest, values)
+
+
 def add_flags(
-    group: Any, cls: type, metavars: Mapping[str, str], defaults: Mapping[str, Any] | None = None
+    group: Any,
+    cls: type,
+    metavars: Mapping[str, str],
+    defaults: Mapping[str, Any] | None = None,
+    *,
+    once: Mapping[str, str] | None = None,
 ) -> None:
     """Add a flag to a parser's group for each field of a settings class that `metavars` names, with
     the field's name, type and docstring. A metavar is what stands for the value in the help.
 
     The parser's default is None, so that `given_fields` can tell which flags were used; the class
-    holds the real default, but for a command's own `defaults`.
+    holds the real default, but for a command's own `defaults`. A flag in `once` is refused the second
+    time, with the words that `once` has for it.
     """
     descriptions = described(cls)
     hints = typing.get_type_hints(cls)
@@ -138,8 +164,15 @@ def add_flags(
             )
         else:
             value = (defaults or {}).get(field.name, field.default)
+            only_once: dict[str, Any] = {}
+            if once and field.name in once:
+                only_once = {"action": _Once, "otherwise": once[field.name]}
             group.add_argument(
-                flag, type=_parsed_as(hint), metavar=metavar, help=text + _default_text(value)
+                flag,
+                type=_parsed_as(hint),
+                metavar=metavar,
+                help=text + _default_text(value),
+                **only_once,
             )
 
 

@@ -1,0 +1,95 @@
+"""`--upstream` on a device: what is shown is the endpoint's, not that of the process in between."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from edge_client import EdgeClient
+from edge_client.cli import options
+from edge_client.cli.generate import JsonAnswer, not_verified
+from edge_client.cli.serve import tell_of_the_verifier
+from edge_client.client import _local_flags
+from edge_client.device import Device
+from edge_client.events import Link, Prompt, Token
+from edge_client.serve.answerer import EdgeAnswerer
+from edge_client.settings import ClientSettings
+from moa.cli.command_line import CommandParser
+from moa.errors import UsageError
+from tests.verifier.upstream.scripted import chunk, end_of, running, stream
+
+GOOD = stream(chunk(" The upstream says this."), chunk("", "stop"), "data: [DONE]\n\n")
+
+
+async def test_the_endpoint_is_named_and_no_round_trip_within_this_program_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with (
+        running(GOOD) as upstream,
+        EdgeClient(
+            upstream=upstream.url, upstream_model="big", upstream_api="completions"
+        ) as device,
+    ):
+        await device.wait_online(60)
+        telling = asyncio.create_task(tell_of_the_verifier(device, 0.01))
+        text = ""
+        async with asyncio.timeout(60):
+            while "\n" not in text:
+                text += capsys.readouterr().err
+                await asyncio.sleep(0.01)
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+        assert text == f"online: text is verified by big at {upstream.url}\n"
+        done, _ = await end_of(device)
+        status = EdgeAnswerer(device, "big").status()
+    assert done.verified
+    assert done.stats["calls"]
+    assert done.stats["rtt_ms"] is None
+    assert status["link"] == "online"
+    assert status["verifier"] == f"big at {upstream.url}"
+    assert status["rtt_ms"] is None
+
+
+def test_an_answer_that_is_not_verified_is_so_for_want_of_the_endpoint() -> None:
+    answer = JsonAnswer()
+    answer.take(Prompt(ids=[1]))
+    answer.take(Token(position=1, id=3, text="b", status="provisional"))
+    answer.take(Link(state="late"))
+    line = not_verified(answer, ClientSettings(upstream="gpu:8000"))
+    assert line.endswith("the endpoint did not answer in time")
+
+
+def parser() -> CommandParser:
+    made = CommandParser(prog="edge-client")
+    options.add_connection(made)
+    return made
+
+
+def test_a_second_upstream_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parser().parse_args(["--upstream", "http://a", "--upstream", "http://b"])
+    assert ended.value.code == 2
+    assert "--upstream: may be given once here: several are for `cloud-verifier serve`" in (
+        capsys.readouterr().err
+    )
+    assert parser().parse_args(["--upstream", "http://a"]).upstream == "http://a"
+
+
+def test_the_file_of_a_key_is_passed_on_and_said_to_be_open_to_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = tmp_path / "key"
+    key.write_text("sk-very-secret")
+    words = parser().parse_args(["--upstream", "gpu:8000", "--upstream-key-file", str(key)])
+    key.chmod(0o604)
+    settings = options.settings_from(words)
+    assert f"every user of this machine can read {key}" in capsys.readouterr().err
+    key.chmod(0o600)
+    options.settings_from(words)
+    assert capsys.readouterr().err == ""
+    flags, _ = _local_flags(settings, Device.of(settings))
+    assert f"--upstream-key-file={key}" in flags
+    with pytest.raises(UsageError, match="needs --upstream"):
+        ClientSettings(upstream_key_file=str(key))
