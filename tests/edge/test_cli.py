@@ -393,7 +393,7 @@ async def test_a_verifier_that_is_back_between_two_looks_is_told_of(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Each wait for the verifier ends without it, and it comes in the pause that follows."""
-    link = SimpleNamespace(up=True, endpoint=SimpleNamespace(url="ws://x"))
+    link = SimpleNamespace(up=True, endpoint=SimpleNamespace(name="ws://x"))
 
     async def wait_online() -> None:
         if not link.up:
