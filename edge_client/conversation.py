@@ -125,11 +125,15 @@ class Conversation:
 
     async def recheck(self) -> AsyncGenerator[Event, None]:
         """Have the verifier check the provisional text of the latest answer, which the device wrote
-        alone. Yields the events of that, the last of them another `Done`."""
+        alone. Yields the events of that, the last of them another `Done`. It goes on for as long as
+        the verifier is there and refuses for now, as one does whose upstream is away."""
         shell = self._last
         if shell is None or not shell.machine.transcript.provisional:
             return
         self._check_free()
+        session = shell.machine.session.id
+        if session in self._left:  # a request had no answer; the check asks it once more
+            self._left.remove(session)
         with self._turn():
             shell.machine.continue_settling(perf_counter())
             async with self._running(shell) as events:

@@ -433,8 +433,9 @@ class UpstreamEngine:
                     return  # the device asks for the rest, and is told
         finally:
             self._silent -= silent
-            if coming is not None and not coming.done():
+            if coming is not None:
                 coming.cancel()
+                # Nobody may have looked at it: the upstream can fail while the answer is broken off.
                 await asyncio.gather(coming, return_exceptions=True)
             await pieces.aclose()
 

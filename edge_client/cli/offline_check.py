@@ -14,7 +14,7 @@ from rich.text import Text
 from edge_client.cli.dialogue import Dialogue, DialogueMessage
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
-from edge_client.events import AnswerSoFar, Done, Event, Progress, Retract, Token
+from edge_client.events import AnswerSoFar, Done, Event, Link, Progress, Retract, Token
 from edge_client.screen.live import PROVISIONAL
 from edge_client.screen.words import tokens, waiting
 from moa.errors import LinkError, MoaError
@@ -30,9 +30,9 @@ Phase = Literal["waits", "checks", "goes on", "over"]
 class OfflineCheck:
     """Has the verifier check an answer, and says above the prompt what becomes of it.
 
-    It waits for the verifier for as long as that takes. While the verifier works, no clock ends the
-    check: it ends when everything is verified, when the verifier is silent for `answer_seconds` or
-    refuses, or when the user leaves it.
+    It waits for the verifier for as long as that takes, also for one that refuses for now. While the
+    verifier works, no clock ends the check: it ends when everything is verified, when the verifier
+    is silent for `answer_seconds` or refuses for good, or when the user leaves it.
     """
 
     def __init__(
@@ -185,6 +185,10 @@ class OfflineCheck:
     def _take(self, event: Event) -> None:
         """Take in an event of the check, and print the lines of the answer that it has changed."""
         told = self._told
+        if self.phase in ("waits", "checks"):
+            # A verifier may be there and yet refuse for now, as one whose upstream is away.
+            is_away = isinstance(event, Link) and event.state != "online"
+            self.phase = "waits" if is_away else "checks"
         # A verifier that reads says so again and again, though it has not come further.
         if not isinstance(event, Progress) or event != self._reading:
             self._heard_at = self._clock()

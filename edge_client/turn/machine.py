@@ -41,7 +41,7 @@ from edge_client.turn.transcript import Transcript
 from moa.errors import DeviceError, MoaError, ProtocolError
 from moa.safe_text import safe_line
 from moa.speculation.prediction import Prediction
-from moa.wire import Advanced, ClientSession, Ready, Recovered, Working
+from moa.wire import Advanced, ClientSession, Code, Ready, Recovered, Working
 from moa.wire.messages import (
     Activations,
     ClientMessage,
@@ -276,6 +276,7 @@ class TurnMachine:
         """Wait once more for the verifier to check text of the finished answer that the device
         wrote alone."""
         self._rechecks = True
+        self._state = None  # whoever follows the check has not been told
         self.reach.try_again()
         self.deadlines.restart(now)
 
@@ -376,6 +377,10 @@ class TurnMachine:
             case Failure.NOT_NOW:
                 self.session.receive(error)
                 self._pause(now, error.retry_after_ms / 1000)
+                if self._rechecks and error.code != Code.INTERNAL:
+                    # Nobody waits, and the verifier has asked for this pause: its time to answer
+                    # counts from the end of it. A verifier that fails each time is given up.
+                    self.deadlines.restart(self.reach.retry.not_before)
             case Failure.UNKNOWN if error.round and self.session.opening:
                 # A stream was asked for right behind the session's opening: if that was refused,
                 # its own answer says so.
@@ -495,10 +500,11 @@ class TurnMachine:
         """Whether a turn must end that may write no further text: the verifier cannot check what
         there is, or has not checked it in time. Tells the user when the verifier cannot be
         asked."""
-        unreachable = self.reach.link == "down" or self.session_state.again_at is not None
+        is_down = self.reach.link == "down"
+        unreachable = is_down or self.session_state.again_at is not None
         # Whoever has an answer to look at already need not wait long for its check.
-        nothing_to_show = not self.transcript.length or self._rechecks
-        patient = not unreachable and nothing_to_show
+        nothing_to_show = not self.transcript.length and not unreachable
+        patient = nothing_to_show or (self._rechecks and not is_down)
         over = self.reach.hopeless or moment.reached(
             self.deadlines.end_at(moment.now, patient=patient)
         )

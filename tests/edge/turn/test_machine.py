@@ -211,6 +211,36 @@ def test_a_check_that_makes_progress_is_not_given_up_and_one_that_makes_none_is(
             assert world.answer == world.expected
 
 
+@pytest.mark.parametrize("asked_pause", [0.0, 10.0, 60.0])
+@pytest.mark.parametrize("fault", ["busy", "draining", "deadline"])
+def test_a_check_goes_on_while_the_verifier_refuses_for_now(fault: str, asked_pause: float) -> None:
+    """As one does whose upstream is away: for longer than any wait for an answer."""
+    patience = Patience(settle=1.0, answer=30.0)
+    world = World(count=8, right=0.5, up_after=None, patience=patience)
+    assert world.run() == "length"
+    world.verifier.retry_after_ms = int(1000 * asked_pause)
+    world.trouble(fault, stop=500.0)
+    world.connect()
+    world.recheck()
+    world.run()
+    assert world.now > 500.0
+    assert world.connection == 1, "a verifier that has asked for a pause is not taken for dead"
+    exact(world)
+
+
+@pytest.mark.parametrize("fault", ["internal", "mute"])
+def test_a_check_ends_where_the_verifier_only_fails_or_is_silent(fault: str) -> None:
+    world = World(count=8, up_after=None, patience=Patience(settle=1.0, answer=30.0))
+    assert world.run() == "length"
+    world.trouble(fault)
+    world.connect()
+    world.recheck()
+    began = world.now
+    world.run()
+    assert 29.0 < world.now - began < 40.0
+    assert not world.transcript.verified
+
+
 def test_an_answer_that_never_comes_ends_on_another_connection() -> None:
     world = World(patience=Patience(answer=30.0, settle=100.0))
     world.trouble("mute", stop=40.0)

@@ -1,0 +1,127 @@
+"""An upstream that dies in the middle of an answer, and is back later."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import io
+from collections.abc import AsyncGenerator, AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+from rich.console import Console
+
+from cloud_verifier.settings import Settings
+from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
+from cloud_verifier.upstream.contract import Continuation, Piece, UpstreamError
+from cloud_verifier.upstream.engine import UpstreamEngine
+from edge_client.cli.chat import ChatLoop
+from edge_client.cli.dialogue import Dialogue
+from edge_client.client import EdgeClient
+from edge_client.settings import ClientSettings
+from moa.sampling import SamplingSettings
+from tests.edge.test_offline_check import Waits, sees
+from tests.verifier.upstream.scripted import Request, Upstream, chunk, running, stream, whole
+
+SAID = " The upstream says this about a dog and its garden."
+QUESTION = "Tell me a story about a dog and a garden."
+
+
+class Dying:
+    """Says half of its answer, and fails from then on until it is `back`; the rest comes then."""
+
+    def __init__(self) -> None:
+        self.back = False
+        self.failed = 0
+        """Requests that it has failed since it died."""
+
+    async def __call__(self, request: Request, writer: asyncio.StreamWriter) -> None:
+        prompt = str(request.body["prompt"])
+        said = next(at for at in range(len(SAID), -1, -1) if prompt.endswith(SAID[:at]))
+        if self.back:
+            answer = stream(chunk(SAID[said:]), chunk("", "stop"), "data: [DONE]\n\n")
+        elif not said:
+            answer = stream(chunk(SAID[: len(SAID) // 2]), 0.01)  # cut there
+        else:
+            self.failed += 1
+            answer = whole("", "503 Service Unavailable")
+        await answer(request, writer)
+
+
+@contextlib.asynccontextmanager
+async def behind(upstream: Upstream) -> AsyncIterator[ClientSettings]:
+    """A verifier in front of it; yields the settings of a device."""
+    settings = Settings(port=0, upstream=(upstream.url,), upstream_api="completions")
+    async with UpstreamVerifier(settings, upstreams_of(settings)).open() as verifier:
+        yield ClientSettings(
+            verifier=verifier.transport.url,
+            offline_after=0.05,
+            settle_seconds=0.1,
+            max_new_tokens=40,
+            max_offline_tokens=40,
+        )
+
+
+async def test_a_chat_corrects_its_answer_when_the_upstream_is_back() -> None:
+    dying = Dying()
+    screen = io.StringIO()
+
+    async def fails_again(reader: Waits) -> None:
+        """Until it has been asked in the check and has failed."""
+        failed_before = dying.failed
+        async with asyncio.timeout(60):
+            while dying.failed < failed_before + 2:
+                await asyncio.sleep(0.01)
+
+    async def returns(reader: Waits) -> None:
+        assert "checked when the verifier is back" in reader.shown[-1]
+        dying.back = True
+
+    waits = sees("checked when the verifier is back")
+    async with running(dying) as upstream, behind(upstream) as settings:
+        reader = Waits(screen, QUESTION, waits, fails_again, waits, returns, sees("· verified"))
+        dialogue = Dialogue(settings)
+        console = Console(file=screen, width=200, markup=False, highlight=False)
+        async with EdgeClient(settings) as client, client.conversation() as conversation:
+            await client.wait_online(60)
+            parts: Any = (client, conversation, dialogue, reader, console)
+            await ChatLoop(*parts).run()
+    assert dialogue.messages[1]["content"].strip() == SAID.strip()
+    assert "the verifier is back, and corrects the last answer:" in screen.getvalue()
+    assert "it stays so" not in screen.getvalue()
+
+
+async def test_an_upstream_that_fails_while_its_answer_is_broken_off_leaves_nothing_behind() -> (
+    None
+):
+    """Else asyncio logs a traceback of an exception that was never retrieved."""
+    job = SimpleNamespace(cancelled=False)
+
+    async def go_on(asked: Continuation) -> AsyncGenerator[Piece, None]:
+        job.cancelled = True
+        raise UpstreamError("no upstream may be asked yet")
+        yield Piece()
+
+    upstreams: Any = SimpleNamespace(go_on=go_on)
+    spending: Any = SimpleNamespace(check=lambda: None, request=lambda tokens: None)
+    nothing: Any = None
+    engine = UpstreamEngine(
+        upstreams,
+        encode=nothing,
+        decode=nothing,
+        prompt=nothing,
+        eos_ids=(),
+        post=nothing,
+        most_running=1,
+        most_guesses=1,
+        spending=spending,
+    )
+    turn: Any = SimpleNamespace(job=job, by_rule=False)
+    asked = Continuation(ids=[1], text="", sampling=SamplingSettings(), most=1)
+    complaints: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    assert [piece async for piece in engine._pieces(turn, asked)] == []
+    gc.collect()
+    assert complaints == []
