@@ -117,8 +117,10 @@ def _quoted(value: int | float | str) -> str:
 
 
 def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    """Returns the end of the trace of a record's exception, with what is no text escaped."""
-    assert record.exc_info
+    """Returns the end of the trace of a record's exception, with what is no text escaped; nothing
+    for a record without one."""
+    if not record.exc_info:
+        return ""
     return safe_text(formatter.formatException(record.exc_info))[-_LONGEST_TRACE:]
 
 

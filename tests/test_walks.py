@@ -26,7 +26,7 @@ from moa.process.listening import Port
 from moa.speculation.guess_tree import neg_log_probs_of
 from moa.tree import DraftTree
 from moa.wire import messages
-from moa.wire.messages import StreamTokens
+from moa.wire.messages import Progress, StreamTokens
 from tests.api.scripted import browser
 from tests.verifier import kit
 
@@ -124,8 +124,10 @@ async def run_one_guess(calls: Calls) -> StreamTokens:
             release.set()
             while True:
                 answer = await edge.receive()
-                assert isinstance(answer, StreamTokens)
                 session.receive(answer)
+                if isinstance(answer, Progress):  # on a busy machine the prompt took its time
+                    continue
+                assert isinstance(answer, StreamTokens)
                 if answer.foreseen:
                     calls.recording = False
                     break
