@@ -9,6 +9,7 @@ import pytest
 
 from edge_client import EdgeClient
 from edge_client.cli import options
+from edge_client.cli.doctor import examine
 from edge_client.cli.generate import JsonAnswer, not_verified
 from edge_client.cli.serve import tell_of_the_verifier
 from edge_client.client import _local_flags
@@ -50,6 +51,17 @@ async def test_the_endpoint_is_named_and_no_round_trip_within_this_program_is_to
     assert status["link"] == "online"
     assert status["verifier"] == f"big at {upstream.url}"
     assert status["rtt_ms"] is None
+
+
+async def test_doctor_says_of_an_upstream_that_it_answers_and_nothing_of_the_process_between() -> (
+    None
+):
+    async with running(GOOD) as upstream:
+        settings = ClientSettings(upstream=upstream.url, upstream_api="completions")
+        checks = {check.name: check async for check in examine(settings)}
+    assert checks["upstream"].state == "ok"
+    assert checks["upstream"].finding == f"{upstream.url} answers"
+    assert not {"verifier", "tokenizer", "records"} & set(checks)
 
 
 def test_an_answer_that_is_not_verified_is_so_for_want_of_the_endpoint() -> None:
