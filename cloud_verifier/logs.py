@@ -85,8 +85,9 @@ class JsonFormatter(logging.Formatter):
             "message": safe_line(record.getMessage()),
             **_fields(record),
         }
-        if record.exc_info:
-            entry["exception"] = _trace(self, record)
+        trace = _trace(self, record)
+        if trace:
+            entry["exception"] = trace
         return json.dumps(entry, ensure_ascii=False)
 
 
@@ -105,8 +106,9 @@ class LineFormatter(logging.Formatter):
                 value = str(value)[:_SHORT_SESSION]
             words.append(f"{name}={_quoted(value)}")
         line = "  ".join(words)
-        if record.exc_info:
-            line += "\n" + textwrap.indent(_trace(self, record), _INDENT)
+        trace = _trace(self, record)
+        if trace:
+            line += "\n" + textwrap.indent(trace, _INDENT)
         return line
 
 

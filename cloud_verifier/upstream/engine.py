@@ -298,9 +298,8 @@ class UpstreamEngine:
                 if cut_by_grammar:
                     break
                 if new != written.ids:
-                    return (
-                        None  # another token was drawn: what follows the engine's own is of no use
-                    )
+                    # Another token was drawn: what follows the engine's own is of no use.
+                    return None
         if cut_by_grammar and job.base == job.request.base:
             return Dropped(
                 job,

@@ -1,5 +1,5 @@
-"""The numbers of `moa.speculation.cost` and `moa.speculation.policy`. All others follow from these. What each is worth
-is measured in docs/decisions/0023-one-cost-one-policy.md.
+"""The numbers of `moa.speculation.cost` and `moa.speculation.policy`. All others follow from these.
+What each is worth is measured in docs/decisions/0023-one-cost-one-policy.md.
 """
 
 from __future__ import annotations
