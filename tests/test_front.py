@@ -237,6 +237,52 @@ def test_a_mistyped_flag_names_the_one_that_was_meant(words: str, says: str) -> 
     assert not says or said.count("\n") == 1, said
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            "edge-client generte hi",
+            "edge-client: error: there is no command generte: did you mean generate?",
+        ),
+        ("cloud-verifier srve --port 1", "there is no command srve: did you mean serve?"),
+        ("moa-export bild", "there is no command bild: did you mean build?"),
+        ("cloud-verifier token nwe", "there is no command nwe: did you mean new?"),
+        ("moa-edge exprot", "there is no command exprot: did you mean export?"),
+        ("moa-edge doctor", "there is no command doctor here: edge-client doctor ("),
+        ("moa-edge chat --offline", "there is no command chat here: edge-client chat ("),
+        ("moa-edge serve", "edge-client serve or cloud-verifier serve ("),
+        ("moa-edge doctr", "there is no command doctr: did you mean edge-client doctor?"),
+        ("moa-export qqqqqq", "there is no command qqqqqq: name one of build, setup ("),
+        ("moa-edge completion basg", "invalid choice: 'basg' (choose from"),
+    ],
+)
+def test_a_mistyped_command_names_the_one_that_was_meant(words: str, says: str) -> None:
+    done = run(*words.split()[1:], program=starting(words.split()[0]))
+    said = done.stderr.decode()
+    assert says in said
+    assert (done.returncode, said.count("\n")) == (2, 1), said
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("edge-client serve ws://x:1", "ws://x:1 has no flag: did you mean --verifier ws://x:1?"),
+        ("edge-client chat WSS://x", "did you mean --verifier WSS://x?"),
+        ("edge-client doctor local", "local has no flag: did you mean --verifier local?"),
+        ("edge-client serve https://x/v1", "did you mean --upstream https://x/v1?"),
+        ("cloud-verifier serve --port 0 models/big", "did you mean --target models/big?"),
+        ("cloud-verifier serve https://x/v1", "did you mean --upstream https://x/v1?"),
+        ("edge-client serve hello", "unrecognized arguments: hello ("),
+        ("edge-client list ws://x", "unrecognized arguments: ws://x ("),
+    ],
+)
+def test_a_word_without_its_flag_names_the_flag(words: str, says: str) -> None:
+    done = run(*words.split()[1:], program=starting(words.split()[0]))
+    said = done.stderr.decode()
+    assert says in said
+    assert (done.returncode, said.count("\n")) == (2, 1), said
+
+
 def starting(program: str) -> str:
     """What starts a program in the base install."""
     short = program.removeprefix("moa-").removeprefix("edge-").removeprefix("cloud-")

@@ -53,16 +53,29 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run every check; exit code 1 when one failed. Where no folder is named there is nothing to
-    check: that is a mistake on the command line, with exit code 2."""
+    """Run every check; exit code 1 when one failed. Where what is named is no folder, or a variant
+    that the bundle does not have, there is nothing to check: that is a mistake on the command line,
+    with exit code 2."""
     settings = options.settings_from(arguments)
     if settings.bundle and not Path(settings.bundle).is_dir():
         Bundle.open(settings.bundle)  # raises the error that says why this is no bundle
+    if settings.variant:
+        _refuse_unknown_variant(settings)
     console = None if arguments.json else make_console()
     checks = asyncio.run(_examine(settings, console))
     if arguments.json:
         options.print_json(checks)
     return int(any(check.state == "failed" for check in checks))
+
+
+def _refuse_unknown_variant(settings: ClientSettings) -> None:
+    """Raise if the bundle does not have the variant that is named."""
+    try:
+        bundle = Bundle.open(settings.bundle or embedded_bundle())
+    except MoaError:
+        return  # what is wrong with the bundle is a finding
+    if settings.variant not in bundle.manifest.variants:
+        bundle.variant(settings.variant)  # raises the error that names those that it has
 
 
 def _has_smaller(bundle: Bundle, variant: str) -> bool:

@@ -12,7 +12,7 @@ import inspect
 import itertools
 import sys
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +24,15 @@ _MISSING = "the following arguments are required"
 """How `argparse` begins to say that a flag or a word is missing."""
 _LONGEST_FLAG = 60
 """Characters of an unknown flag that are shown."""
+_LONGEST_WORD = 60
+"""Characters of a word that no command takes that are shown."""
+_ADDRESS_FLAGS = {
+    "ws": "--verifier",
+    "wss": "--verifier",
+    "http": "--upstream",
+    "https": "--upstream",
+}
+"""The flag that an address belongs to, by its scheme."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -34,6 +43,9 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(*arguments, **settings)
         self._words: list[str] = []
         """What is being parsed."""
+        self.commands_elsewhere: Callable[[], Mapping[str, str]] = dict
+        """Commands that other programs have, by name, with what starts each. It is called where a
+        command is not known."""
         if self.description:
             # Python takes the indentation of a docstring away since 3.13.
             self.description = inspect.cleandoc(self.description)
@@ -43,10 +55,47 @@ class CommandParser(argparse.ArgumentParser):
         the parser above it, because only this one can tell which was meant."""
         self._words = sys.argv[1:] if args is None else list(args)
         found, not_understood = super().parse_known_args(args, namespace)
-        unknown = self._unknown_flag(not_understood)
+        unknown = self._unknown_flag(not_understood) or self._flag_missing(not_understood)
         if unknown:
             self.error(unknown)
         return found, not_understood
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a value that is none of the choices. Of a command the one that was probably meant
+        is named, where argparse would list all."""
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            self.error(self._unknown_command(str(value), action.choices))
+        super()._check_value(action, value)
+
+    def _unknown_command(self, name: str, known: Collection[str]) -> str:
+        """What to say of a command that this program does not have."""
+        line = f"there is no command {safe_line(name, _LONGEST_WORD)}"
+        elsewhere = self.commands_elsewhere()
+        if name in elsewhere:
+            return f"{line} here: {elsewhere[name]}"
+        close = difflib.get_close_matches(name, known, n=1)
+        if not close:
+            close = [elsewhere[one] for one in difflib.get_close_matches(name, elsewhere, n=1)]
+        if not close:
+            return f"{line}: name one of {', '.join(known)}"
+        return f"{line}: did you mean {close[0]}?"
+
+    def _flag_missing(self, words: Iterable[str]) -> str:
+        """What to say of the first of these words, which this command does not take, that belongs
+        behind a flag; empty if there is none."""
+        for word in words:
+            if word.startswith("-"):
+                return ""  # a flag, and what follows it may be its value
+            flag = "--target"  # a server's command: what else would it be of?
+            scheme, separator, _ = word.partition("://")
+            if separator:
+                flag = _ADDRESS_FLAGS.get(scheme.lower(), "")
+            elif "--target" not in self._option_string_actions and word == "local":
+                flag = "--verifier"
+            if flag in self._option_string_actions:
+                shown = safe_line(word, _LONGEST_WORD)
+                return f"{shown} has no flag: did you mean {flag} {shown}?"
+        return ""
 
     def _unknown_flag(self, words: Iterable[str]) -> str:
         """What to say of the first flag among these words that this command does not know; empty

@@ -104,6 +104,7 @@ def parser(installed: Collection[str] = ()) -> argparse.ArgumentParser:
         "edge-client chat --offline (this device alone), or edge-client demo (with an emulated link)",
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    top.commands_elsewhere = _commands_of_programs
     commands = top.add_subparsers(dest="command", metavar="PROGRAM")
     for program in PROGRAMS:
         missing = program.extra and program.extra not in installed
@@ -125,6 +126,20 @@ def parser(installed: Collection[str] = ()) -> argparse.ArgumentParser:
     )
     complete.add_argument("shell", choices=SHELLS, help="your shell")
     return top
+
+
+def _commands_of_programs() -> dict[str, str]:
+    """The commands of all programs by name, with what starts each: two programs may have one of the
+    same name."""
+    found: dict[str, str] = {}
+    for program in PROGRAMS:
+        for action in _load(program.parser)()._actions:
+            if not isinstance(action, argparse._SubParsersAction):
+                continue
+            for name in action.choices:
+                call = f"{program.name} {name}"
+                found[name] = f"{found[name]} or {call}" if name in found else call
+    return found
 
 
 def train() -> None:

@@ -488,6 +488,18 @@ def test_doctor_without_a_folder_is_a_mistake_and_with_a_bad_one_a_finding(
     assert b"manifest.json is missing" in empty.stdout
 
 
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_doctor_of_a_variant_that_is_not_there_is_a_mistake(
+    form: list[str], tmp_path: Path
+) -> None:
+    told = run("doctor", "--variant", "npu", *form)
+    assert (told.returncode, told.stdout) == (2, b"")
+    known = "this bundle has no variant 'npu' (it has cpu-int4, web)"
+    assert told.stderr.decode() == f"edge-client: error: {known}\n"
+    empty = run("doctor", "--bundle", str(tmp_path), "--variant", "npu", *form)
+    assert (empty.returncode, empty.stderr) == (1, b""), "the bundle's own fault is a finding"
+
+
 def test_doctor_says_that_an_upstream_is_away() -> None:
     told = run("doctor", "--upstream", "http://127.0.0.1:9/v1", "--json")
     assert told.returncode == 1
