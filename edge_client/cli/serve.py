@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
+import time
 from types import ModuleType
 
 from edge_client.cli import options
@@ -58,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = options.settings_from(arguments)
     keys = {"api_keys": (key,)} if (key := os.environ.get(_KEY)) else {}
     serve = ServeSettings(**{**keys, **given_fields(arguments, ServeSettings)})
+    _log_with_times()
     try:
         from edge_client.serve import endpoint
     except ImportError as error:
@@ -93,7 +96,8 @@ async def _serve(settings: ClientSettings, serve: ServeSettings, endpoint: Modul
 
 async def tell_of_the_verifier(client: EdgeClient, look_seconds: float = _LOOK_SECONDS) -> None:
     """Print whether the verifier is there, at the start and whenever that has changed, for ever:
-    without it answers are the device's own."""
+    without it answers are the device's own. An outage is told of after one look, however soon it
+    ends: texts of that time are not verified."""
     link = client.link
     if link is None:
         _tell("no verifier\nall text is this device's own, and none of it is verified")
@@ -101,7 +105,7 @@ async def tell_of_the_verifier(client: EdgeClient, look_seconds: float = _LOOK_S
     online: bool | None = None
     while True:
         try:
-            await client.wait_online()
+            await client.wait_online(look_seconds if online else None)
         except MoaError as error:
             if online is not False:
                 _tell(f"no verifier now: {error.line()}\n{_ALONE}")
@@ -117,5 +121,20 @@ async def tell_of_the_verifier(client: EdgeClient, look_seconds: float = _LOOK_S
             await asyncio.sleep(look_seconds)
 
 
+def _log_with_times() -> None:
+    """Begin each line of the log with its time."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", _time_format()))
+    logging.getLogger().addHandler(handler)
+
+
 def _tell(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)
+    """Print lines with the time in front of them."""
+    stamp = time.strftime(_time_format())
+    for line in what.splitlines():
+        print(f"{stamp} {line}", file=sys.stderr, flush=True)
+
+
+def _time_format() -> str:
+    """How times are written: with the date where a file or a service keeps the lines for days."""
+    return "%H:%M:%S" if sys.stderr.isatty() else "%Y-%m-%d %H:%M:%S"

@@ -8,6 +8,7 @@ and reads nothing would fill this device's memory, and never be noticed.
 from __future__ import annotations
 
 import asyncio
+from time import perf_counter
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection
@@ -21,11 +22,18 @@ class Connection(ClientConnection):
         super().__init__(*positional, **named)
         self._unread_deadline: asyncio.TimerHandle | None = None
         """Ends the connection if the other end does not read until then."""
+        self.heard_at = perf_counter()
+        """When the other end sent something for the last time."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to read: the connection is established."""
         super().connection_made(transport)
         self.recv_messages.resume = self._go_on_reading
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the other end has sent, and note when."""
+        self.heard_at = perf_counter()
+        super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting: the connection is gone."""

@@ -57,6 +57,9 @@ _MAX_FRAME = 4 * 1024 * 1024
 _MAX_TO_CLOSE = 256
 _SEND_SECONDS = 5.0
 _CLOSE_SECONDS = 1.0
+_SILENT_PINGS = 1.5
+"""A verifier answers a ping; one that sends nothing for so many times as long as from ping to ping
+is silent. The connection is closed later: a silence may end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +109,7 @@ class VerifierLink:
     oldest first."""
     _asking: dict[bytes, None] = field(default_factory=dict)
     """Sessions whose round was sent on this connection, and nothing has come since."""
-    _connection: ClientConnection | None = None
+    _connection: Connection | None = None
     _redial: asyncio.Event = field(default_factory=asyncio.Event)
     _wanted: bool = True
 
@@ -141,6 +144,14 @@ class VerifierLink:
         if self.dialling.refused is not None:
             return "refused"
         return "down"
+
+    def is_silent(self, now: float) -> bool:
+        """Whether the connection is open and the verifier has sent nothing for so long that it or
+        the network is probably gone."""
+        if not self.up or self._connection is None:
+            return False
+        silence = now - self._connection.heard_at
+        return silence > _SILENT_PINGS * self.endpoint.keepalive_seconds
 
     @contextlib.contextmanager
     def mailbox(self) -> Iterator[Mailbox]:
@@ -291,9 +302,10 @@ class VerifierLink:
             max_size=_MAX_FRAME,
             create_connection=Connection,
         ) as connection:
+            assert isinstance(connection, Connection)  # `create_connection` makes it
             await self._converse(connection)
 
-    async def _converse(self, connection: ClientConnection) -> None:
+    async def _converse(self, connection: Connection) -> None:
         """Greet the verifier over a new connection, then put each message that arrives into its
         conversation's mailbox, until the connection ends."""
         if connection.subprotocol != SUBPROTOCOL:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Collection, Iterable
 from functools import partial
+from time import perf_counter
 from typing import Any, cast
 
 from msgspec.structs import replace
@@ -190,10 +191,13 @@ class EdgeAnswerer:
             why = "disconnected on purpose"
         else:
             why = str(dialling.refused or dialling.last_error or "connecting")
-        is_measured = link.up and link.rtt.samples and not link.endpoint.upstream
+        state = {"up": "online", "down": "offline", "refused": "refused"}[link.state]
+        if link.is_silent(perf_counter()):
+            state = "late"  # as an answer that waits for the verifier calls it
+        is_measured = state == "online" and link.rtt.samples and not link.endpoint.upstream
         rtt_ms = round(1000 * link.rtt.smoothed, 2) if is_measured else None
         return {
-            "link": {"up": "online", "down": "offline", "refused": "refused"}[link.state],
+            "link": state,
             "cut": dialling.cut,
             "detail": "" if link.up else why,
             "verifier": link.endpoint.name,

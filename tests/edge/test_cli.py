@@ -359,6 +359,14 @@ async def seen(capsys: pytest.CaptureFixture[str], words: str) -> str:
     return text
 
 
+def without_times(log: str) -> list[str]:
+    """The lines of an endpoint's log, of which each begins with the time."""
+    lines = log.splitlines()
+    stamp = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
+    assert all(stamp.match(line) for line in lines), lines
+    return [stamp.sub("", line, count=1) for line in lines]
+
+
 async def test_an_endpoint_that_the_verifier_refuses_says_so_at_the_start(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -370,7 +378,7 @@ async def test_an_endpoint_that_the_verifier_refuses_says_so_at_the_start(
         assert "no verifier now: not with you" in await seen(capsys, "none of it is verified")
     async with EdgeClient(device=kit.device()) as client:
         await tell_of_the_verifier(client)
-    assert capsys.readouterr().err.splitlines() == [
+    assert without_times(capsys.readouterr().err) == [
         "no verifier",
         "all text is this device's own, and none of it is verified",
     ]
@@ -395,7 +403,7 @@ async def test_a_verifier_that_is_back_between_two_looks_is_told_of(
     """Each wait for the verifier ends without it, and it comes in the pause that follows."""
     link = SimpleNamespace(up=True, endpoint=SimpleNamespace(name="ws://x"))
 
-    async def wait_online() -> None:
+    async def wait_online(seconds: float | None) -> None:
         if not link.up:
             asyncio.get_running_loop().call_soon(setattr, link, "up", True)
             raise LinkError("it is away")
@@ -414,7 +422,50 @@ async def test_a_verifier_that_is_back_between_two_looks_is_told_of(
         "no verifier now: it is away",
         "until it is there, all text is this device's own, and none of it is verified",
     ]
-    assert capsys.readouterr().err.splitlines() == online + 2 * (away + online)
+    assert without_times(capsys.readouterr().err) == online + 2 * (away + online)
+
+
+async def test_an_outage_that_ends_before_the_usual_wait_is_told_of(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    link = SimpleNamespace(up=True, endpoint=SimpleNamespace(name="ws://x"))
+
+    async def wait_online(seconds: float | None) -> None:
+        """Who waits as long as usual finds the verifier back, who waits for a moment does not."""
+        if not link.up and seconds is not None:
+            raise LinkError(f"no welcome within {seconds:.0f} s")
+        link.up = True
+
+    client: Any = SimpleNamespace(link=link, wait_online=wait_online)
+    telling = asyncio.create_task(tell_of_the_verifier(client, 0.0))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    link.up = False
+    for _ in range(10):
+        await asyncio.sleep(0)
+    telling.cancel()
+    assert without_times(capsys.readouterr().err) == [
+        "online: text is verified by ws://x",
+        "no verifier now: no welcome within 0 s",
+        "until it is there, all text is this device's own, and none of it is verified",
+        "online: text is verified by ws://x",
+    ]
+
+
+def test_an_endpoints_log_has_times() -> None:
+    """What a library or the API logs, too: of an answer that could not be checked, for example."""
+    program = """
+import sys
+from edge_client.cli import serve
+async def _serve(*_):
+    import logging
+    logging.getLogger("moa.api").warning("an answer could not be checked")
+serve._serve = _serve
+from edge_client.cli import main
+main(["serve"])
+"""
+    told = run(program=program)
+    assert without_times(told.stderr.decode()) == ["an answer could not be checked"]
 
 
 async def test_more_tokens_than_the_verifier_writes_are_those_that_it_does_and_it_is_said() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from edge_client import Adopt, Confirm, Done, EdgeClient, Link, Notice, Prompt, Retract, Token
+from edge_client.link import connection
 from edge_client.serve import answerer
 from edge_client.serve.answerer import EdgeAnswerer, Marks
 from edge_client.serve.settings import ServeSettings
@@ -29,6 +30,7 @@ from moa.api.answer import (
 from moa.api.errors import ApiError
 from moa.errors import ConfigError, DeviceError
 from moa.logprobs import TokenLogprobs
+from tests.edge.serve.pair import verifier
 from tests.edge.turn.world import Letters
 from tests.torture.device import demo_device
 from tests.torture.fake_verifier import BEHAVIOURS, fake
@@ -127,6 +129,27 @@ async def test_a_silent_verifier_and_a_drafter_that_fails_end_an_answer(
             async with asyncio.timeout(300.0):
                 _ = [event async for event in edge.answer(ask, await edge.encode(ask))]
     assert (refused.value.status, refused.value.code) == (503, "no_answer")
+
+
+async def test_a_link_without_a_word_is_not_called_online(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    for module in (answerer, connection):
+        monkeypatch.setattr(module, "perf_counter", lambda: now)
+    async with verifier() as url, EdgeClient(verifier=url) as client:
+        await client.wait_online(60)
+        one = EdgeAnswerer(client, "x")
+        assert one.status()["link"] == "online"
+        now = 7.0  # a ping is sent each 5 s
+        assert one.status()["link"] == "online"
+        now = 8.0
+        late = one.status()
+        assert (late["link"], late["rtt_ms"]) == ("late", None)
+        async for _ in client.generate("hello", max_new_tokens=4):
+            pass
+        again = one.status()
+        assert (again["link"], again["rtt_ms"] is None) == ("online", False)
 
 
 def test_others_may_only_use_it_with_a_key() -> None:

@@ -42,7 +42,8 @@ async def test_the_endpoint_is_named_and_no_round_trip_within_this_program_is_to
                 await asyncio.sleep(0.01)
         telling.cancel()
         await asyncio.gather(telling, return_exceptions=True)
-        assert text == f"online: text is verified by big at {upstream.url}\n"
+        assert text.endswith(f" online: text is verified by big at {upstream.url}\n")
+        assert text.count("\n") == 1
         done, _ = await end_of(device)
         status = EdgeAnswerer(device, "big").status()
     assert done.verified
