@@ -44,6 +44,7 @@ TITLES = {
     "real_faults": "A real pair: answers through cuts and kills",
     "real_links": "A real pair: device and server, by link and time of a forward",
     "real_peers": "A real pair: beside llama.cpp",
+    "real_trained": "A real pair: a drafter trained beside the target, and the sibling",
     "server_load": "The verifier under load",
     "families": "Siblings of every family: export, memory, steps",
 }

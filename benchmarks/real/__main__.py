@@ -8,6 +8,8 @@
     peers WORK TARGET.gguf SIBLING.gguf --bundle BUNDLE
     faults WORK TARGET.gguf --bundle BUNDLE # answers through cuts and kills
     links WORK --bundle BUNDLE              # who drafts best over which link, for which target
+    split WORK                              # train.jsonl for `moa-train`, held.jsonl for `trained`
+    trained WORK TARGET DRAFTER --bundle B  # what a trained drafter guesses beside the sibling
     tables WORK --out benchmarks/results
 
 WORK is a folder of lines that every verb appends to: a run that was killed goes on where it was. A
@@ -30,7 +32,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from benchmarks.provenance import write_result
-from benchmarks.real import acceptance, answers, cuts, exact, faults, links, peers
+from benchmarks.real import acceptance, answers, cuts, exact, faults, links, peers, trained
 from benchmarks.real.lines import Lines, read
 from benchmarks.real.prompts import KINDS, Prompt, all_prompts, as_line, problems
 from benchmarks.real.sibling import Sibling
@@ -113,6 +115,15 @@ def parser() -> argparse.ArgumentParser:
     linked.add_argument("--bundle", type=Path, required=True)
     linked.add_argument("--prompts", type=int, default=10, help="of a cell")
     linked.add_argument("--tokens", type=int, default=48, help="of an answer")
+
+    parted = _verb(verbs, "split", _split, "part answers: some to train with, some held out")
+    parted.add_argument("--longest", type=int, default=320, help="tokens of prompt and answer")
+    parted.add_argument("--tokens", type=int, default=10**6, help="of all that is trained with")
+
+    learnt = _verb(verbs, "trained", _trained, "a drafter of states along held-out answers")
+    learnt.add_argument("target", help="folder or hub id")
+    learnt.add_argument("drafter", type=Path, help="folder that moa-train has made")
+    learnt.add_argument("--bundle", type=Path, required=True, help="of this drafter")
 
     shown = _verb(verbs, "tables", _tables, "print, and with --out write, the tables")
     shown.add_argument("--out", type=Path, metavar="DIR")
@@ -275,6 +286,24 @@ def _links(args: argparse.Namespace) -> None:
     links.measure(args.work, args.bundle, links.Settings(prompts=args.prompts, tokens=args.tokens))
 
 
+def _split(args: argparse.Namespace) -> None:
+    answered = Lines(args.work / "answers.jsonl")
+    parts = trained.split(answered, longest=args.longest, tokens=args.tokens)
+    trained.write_split(args.work, parts)
+    tokens = sum(len(line["ids"]) for line in parts.train)
+    print(
+        f"{len(parts.train)} answers of {tokens:,} tokens to train with, {len(parts.held)} held out"
+    )
+
+
+def _trained(args: argparse.Namespace) -> None:
+    held = args.work / "held.jsonl"
+    if not held.exists():
+        raise UsageError(f"no held-out answers in {args.work}", hint="run the verb `split` first")
+    out = Lines(args.work / "trained.jsonl")
+    trained.measure(args.target, args.drafter, args.bundle, held, out)
+
+
 def _tables(args: argparse.Namespace) -> None:
     known = Lines(args.work / "answers.jsonl")
     judged = Lines(args.work / "judged.jsonl")
@@ -296,6 +325,10 @@ def _tables(args: argparse.Namespace) -> None:
     linked = Lines(args.work / "links.jsonl")
     if linked.found:
         _show(args, "real_links", links.figures(linked), links.tables)
+    learnt = Lines(args.work / "trained.jsonl")
+    if learnt.found:
+        held = list(read(args.work / "held.jsonl"))
+        _show(args, "real_trained", trained.figures(held, guessed, learnt), trained.tables)
 
 
 def _show(

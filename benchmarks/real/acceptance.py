@@ -76,12 +76,12 @@ def figures(answers: Lines, guessed: Lines) -> dict[str, Any]:
             "texts": len(texts),
             "tokens": sum(map(len, texts)),
             "right": statistics.fmean(share),
-            "right_se": _error(share),
+            "right_se": standard_error(share),
         }
         for depth in DEPTHS:
             a_round = [len(right) / len(rounds(right, depth)) for right in texts]
             run[f"won_{depth}"] = statistics.fmean(a_round)
-            run[f"won_{depth}_se"] = _error(a_round)
+            run[f"won_{depth}_se"] = standard_error(a_round)
         runs.append(run)
     runs.sort(key=lambda run: (KINDS.index(run["kind"]), run["temperature"]))
     return {"runs": runs}
@@ -104,7 +104,8 @@ def tables(result: dict[str, Any]) -> str:
     return table(header, rows)
 
 
-def _error(values: Sequence[float]) -> float:
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean of independent values; 0 of a single one."""
     if len(values) < 2:
         return 0.0
     return statistics.stdev(values) / math.sqrt(len(values))

@@ -1,0 +1,183 @@
+"""A trained drafter along held-out answers: its guesses are those of a device with so many records,
+and no prompt is on both sides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.real import trained
+from benchmarks.real.__main__ import main
+from benchmarks.real.lines import Lines, read
+from export.agreement import Continuation, Replay, make_traces, offline
+from export.cli import main as export
+from export.runner import TorchRunner
+from export.source import Source, load_source
+from moa.drafters.states.config import StateDrafterConfig
+from moa.drafters.states.model import StateDrafter
+from moa.model.borrowed import SharedWeights
+from moa.model.checkpoint import save_drafter
+from moa.target.loading import load_model
+from moa.target.torch_target import Target
+from moa.training.cli import main as train
+from moa.training.teacher import Teacher
+from testing.tiny import save_tiny
+
+TEXT = [5, 9, 77, 30, 64, 8, 100, 12, 61, 17, 9, 77, 31, 64, 8, 101, 12, 61, 18, 20]
+PROMPT = 6
+
+
+@dataclass(frozen=True)
+class Known:
+    source: Source
+    teacher: Teacher
+    trace: Continuation
+    """The text with the records that a verifier makes of it."""
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Known:
+    folder = tmp_path_factory.mktemp("trained")
+    path = save_tiny("qwen2", folder / "target")
+    loaded = load_model(path)
+    torch.manual_seed(3)
+    config = StateDrafterConfig.for_target(loaded.facts)
+    drafter = StateDrafter.new(config, SharedWeights.of(loaded.model))
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter.mul_(4.0)  # guesses differ from place to place
+    save_drafter(drafter, folder / "drafter")
+    source = load_source(str(path), str(folder / "drafter"))
+    target = Target.load(path, slots=1, capacity=64)
+    target.tap(source.module.taps)
+    (trace,) = make_traces(target, source, [TEXT], new_tokens=1)
+    teacher = Teacher(loaded.model)
+    teacher.caches = False
+    teacher.tap(source.module.taps)
+    text = replace(trace, ids=list(TEXT), prompt=PROMPT)
+    return Known(source, teacher, text)
+
+
+@pytest.fixture
+def chains(known: Known) -> trained.Chains:
+    runner = TorchRunner(known.source, 4)
+    rows = trained.rows_of(known.teacher, known.source, TEXT)
+    return trained.Chains(runner, TEXT, rows)
+
+
+def test_the_rows_are_those_that_a_verifier_sends(known: Known, chains: trained.Chains) -> None:
+    for mine, sent in zip(chains.rows, known.trace.borrowed, strict=True):
+        np.testing.assert_allclose(mine[:, : sent.shape[1]], sent, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("behind", [0, 3])
+def test_guesses_are_those_of_a_device_whose_records_end_there(
+    known: Known, chains: trained.Chains, behind: int
+) -> None:
+    for place in range(PROMPT + behind, len(TEXT) - 1, 4):
+        records = place - behind
+        replay = Replay(chains.runner, known.trace, held=records)
+        wanted = replay.guesses(place, place + 1, held=records)[0]
+        assert next(chains.guesses(records, place)) == wanted
+
+
+def test_alone_agrees_with_what_a_bundle_says_of_its_drafter(
+    known: Known, chains: trained.Chains
+) -> None:
+    alone = chains.right_alone(PROMPT)
+    said = offline(chains.runner, [known.trace], cold=False)
+    assert np.mean(alone[:1]) == said.agreement[0]
+    assert np.mean(alone[4:8]) == pytest.approx(said.agreement[3])
+
+
+class Counts:
+    """Guesses the number after each, but behind a multiple of 5 a zero."""
+
+    def __init__(self, source: Source) -> None:
+        self.runner = TorchRunner(source, 4)
+        self.spec = source.spec
+
+    def step(self, step: trained.StepInput) -> object:
+        (token,) = step.ids
+        made = self.runner.step(step)
+        made.top_tokens[0, 0] = token + 1 if token % 5 else 0
+        return made
+
+
+def test_a_draft_is_right_as_far_as_its_guesses_are(known: Known, chains: trained.Chains) -> None:
+    text = list(range(1, len(TEXT) + 1))
+    counting = trained.Chains(Counts(known.source), text, chains.rows)  # type: ignore[arg-type]
+    found = trained.figures_of(counting, 2)
+    # Behind 3 come the right guesses 4 and 5; behind 5 a wrong one.
+    assert found["reach"][:4] == [2, 1, 0, 4]
+    assert found["late"] == [True, False, True]  # behind 11, 15, 19
+    assert found["alone"][:3] == [True, True, False]
+
+
+def answers(work: Path) -> Lines:
+    lines = Lines(work / "answers.jsonl")
+    for prompt in range(12):
+        for temperature in ("0", "1"):
+            ids = [20 + prompt + step % 7 for step in range(14)]
+            lines.add(f"code/{prompt}@{temperature}", prompt=[5, 6, 7 + prompt], ids=ids)
+    return lines
+
+
+def held_prompts(work: Path) -> Iterator[str]:
+    return (line["key"].partition("@")[0] for line in read(work / "held.jsonl"))
+
+
+def test_no_prompt_is_both_learnt_and_held_out(tmp_path: Path) -> None:
+    lines = answers(tmp_path)
+    parts = trained.split(lines, longest=17, tokens=10**6)
+    assert parts.train
+    assert parts.held
+    held = {tuple(line["ids"][:3]) for line in parts.held}
+    assert held.isdisjoint(tuple(line["ids"][:3]) for line in parts.train)
+    assert all(line["key"].endswith("@0") for line in parts.held)
+    assert len(parts.train) == 2 * (12 - len(held))
+    assert trained.split(lines, longest=16, tokens=10**6) == ([], [])
+    few = trained.split(lines, longest=17, tokens=40)
+    assert len(few.train) == 2
+    assert few.held == parts.held
+
+
+def test_from_answers_to_a_table_of_a_trained_drafter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = tmp_path / "work"
+    target = str(save_tiny("qwen2", tmp_path / "target"))
+    answers(work)
+    assert main(["split", str(work)]) == 0
+    out = tmp_path / "drafter"
+    flags = ["--length", "32", "--batch", "1", "--steps", "2", "--quiet", "--device", "cpu"]
+    assert train([target, "--data", str(work / "train.jsonl"), "--out", str(out), *flags]) == 0
+    bundle = tmp_path / "bundle"
+    words = ["build", "--target", target, "--drafter", str(out), "--out", str(bundle)]
+    assert export([*words, "-v", "cpu-fp32"]) == 0
+    guessed = Lines(work / "guesses.jsonl")
+    for line in read(work / "held.jsonl"):
+        answer = line["ids"][line["prompt_tokens"] :]
+        tops = [[token if at % 2 else 0] for at, token in enumerate(answer)]
+        guessed.add(line["key"], tokens=tops, logp=[[-0.1]] * len(answer))
+    for _ in range(2):  # the second time nothing is left to do
+        assert main(["trained", str(work), target, str(out), "--bundle", str(bundle)]) == 0
+    found = Lines(work / "trained.jsonl")
+    assert set(found.found) == {*guessed.found, "drafter"}
+    assert len(list(read(work / "trained.jsonl"))) == len(guessed.found) + 1
+    prompts = set(held_prompts(work))
+    learnt = json.loads((out / "training.json").read_text())["tokens"]
+    assert learnt == 2 * 17 * (12 - len(prompts))
+    capsys.readouterr()
+    assert main(["tables", str(work), "--out", str(tmp_path / "tables")]) == 0
+    printed = capsys.readouterr().out
+    # Of 13 guesses of the sibling 7 are right.
+    assert f"| code | {len(prompts)} | 53.8 ± 0.0 %" in printed
+    assert "in 2 steps" in printed
+    assert (tmp_path / "tables" / "real_trained.md").exists()
