@@ -251,6 +251,8 @@ class _Watched:
     """The verifier's process, second by second."""
 
     memory: list[float] = field(default_factory=list)
+    after_turns: list[float] = field(default_factory=list)
+    """Megabytes when what a turn's rude clients left has been put away: a leak grows with turns."""
     load: list[float] = field(default_factory=list)
 
     async def watch(self, running: Server) -> None:
@@ -303,8 +305,10 @@ async def thousand(options: argparse.Namespace) -> Found:
                     )
                     calm.append((began, meanwhile))
                     harassed.append((meanwhile, time.perf_counter()))
-                    print(f"turn {turn + 1} of {turns}: {crowd.counts}", flush=True)
                     await asyncio.sleep(_SETTLES)
+                    watched.after_turns.append(running.memory)
+                    megabytes = f"{watched.after_turns[-1]:.0f} MB"
+                    print(f"turn {turn + 1} of {turns}: {crowd.counts}, {megabytes}", flush=True)
                 over.set()
 
             watching = asyncio.create_task(watched.watch(running))
@@ -352,6 +356,7 @@ async def thousand(options: argparse.Namespace) -> Found:
         "times": times,
         "rude things": things,
         "megabytes, and at most": [round(most), round(room)],
+        "megabytes after each turn": [round(megabytes) for megabytes in watched.after_turns],
         "descriptors more": more,
         "processor time in a second; waited for it": [round(used, 2), round(starved, 2)],
         "load, median and most": [statistics.median(watched.load), max(watched.load)],
