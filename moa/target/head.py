@@ -39,6 +39,13 @@ class Head:
                 hint="lower --kv-tokens",
             ) from error
 
+    def forget_weight(self) -> Tensor:
+        """Keep only the size of the weight, whose copy computes from now on, and return what is
+        left of it: a tensor without numbers."""
+        assert self.wide is not None, "nothing else has its numbers"
+        self.weight = torch.empty_like(self.weight, device="meta")
+        return self.weight
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute the logits, float32 `[n, vocab]`, of final states `[n, hidden]`. Sums are made in
         float32 also where the weights are of lower precision: two best tokens are then seldom

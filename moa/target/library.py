@@ -174,7 +174,8 @@ class LibraryDecoder:
         self._running = _RunningLayers(self._backbone) if chains_only(model.config) else None
         self._taps: Taps | None = None
         self.logits = head.logits
-        self.samples = head.weight.device.type != "cpu"
+        self._device = head.weight.device
+        self.samples = self._device.type != "cpu"
 
     def check(self, batch: RowBatch) -> None:
         """Raise a `UsageError` for a draft that branches, if layers of this model keep a running
@@ -216,7 +217,7 @@ class LibraryDecoder:
             together=self._running is None,
             same_size=self._running is not None,
         )
-        ids = torch.from_numpy(batch.ids).to(self._head.weight.device)
+        ids = torch.from_numpy(batch.ids).to(self._device)
         # For each group the final states of its tokens, and the tapped ones or None.
         parts = [self._run_group(batch, ids, layout, group) for group in layout.groups]
         hidden, tapped = parts[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,11 +11,16 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from moa.errors import CapacityError, NumericalError, UsageError
+from moa.model.borrowed import SharedWeights
+from moa.target.contract import ExpectedLoad
 from moa.target.library import cache_argument
+from moa.target.products import can_pack
 from moa.target.torch_target import Row, Target
 from testing.close import assert_rounded
 from testing.tiny import FAMILIES, tiny
 from tests.target.trees import path_to, plain_logits, random_tree, reference, tree_logits
+
+LOAD = ExpectedLoad(rows=1, tokens=8, draft_tokens=4, prompt_tokens=8)
 
 
 def prefill(target: Target, ids: list[int], chunk: int = 7) -> int:
@@ -224,3 +230,31 @@ def test_logits_that_are_no_numbers_are_told_as_such_and_only_of_their_row() -> 
     np.testing.assert_array_equal(step.argmax(0), alone.argmax(0))
     with pytest.raises(NumericalError):
         step.argmax(1)
+
+
+@pytest.mark.skipif(
+    not can_pack(torch.device("cpu"), torch.float32), reason="torch is without oneDNN"
+)
+@pytest.mark.parametrize("family", ["qwen2", "granite"])
+def test_a_head_whose_copy_computes_is_given_back_unless_it_is_shared(family: str) -> None:
+    target = Target.from_model(tiny(family), slots=2, capacity=32, pack_weights=True)
+    row = Row.chain(target.cache.acquire(), [5, 6, 7], judged="all")
+    shared = SharedWeights.of(target.model)  # as a drafter that was loaded beside it has them
+    before = target.forward([row]).logits(0, [0, 1, 2])
+    kept = shared.head.clone()
+    weight = weakref.ref(target.head_weight)
+    for _ in range(2):
+        target.prepare(LOAD, seconds=0.0)
+    assert weight() is None
+    assert target.model.lm_head.weight.is_meta
+    torch.testing.assert_close(shared.head, kept, rtol=0, atol=0)
+    torch.testing.assert_close(target.forward([row]).logits(0, [0, 1, 2]), before, rtol=0, atol=0)
+
+
+def test_a_head_that_is_the_embedding_or_has_no_copy_stays() -> None:
+    tied = tiny("qwen2", tie_word_embeddings=True)
+    for model, pack in ((tied, True), (tiny("qwen2"), False)):
+        target = Target.from_model(model, capacity=32, pack_weights=pack)
+        target.prepare(LOAD, seconds=0.0)
+        assert not target.model.lm_head.weight.is_meta
+        assert not target.model.get_input_embeddings().weight.is_meta
