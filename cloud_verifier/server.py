@@ -35,6 +35,7 @@ class Server:
             service,
             auth or Authenticator(),
             self.wrong,
+            unready=self.unready,
             hosts=(settings.host, *settings.openai_hosts),
         )
         self.transport = Transport(service, settings, self.admission)
@@ -47,6 +48,10 @@ class Server:
     def wrong(self) -> str:
         """The engine's problem; empty if it is healthy."""
         raise NotImplementedError
+
+    def unready(self) -> str:
+        """Why it should get no new devices, beside the engine's problem; empty if it should."""
+        return ""
 
     def works(self) -> bool:
         """Whether rounds that have no answer yet are being worked on."""

@@ -38,6 +38,8 @@ class ModelFacts:
     what it writes, and not the answer that it continues."""
     sends_records: bool = True
     """Whether there could be activation records: an engine behind HTTP has none."""
+    has_engine_behind: bool = False
+    """Whether another process does the work, of which devices want to know whether it answers."""
     takes_messages: bool = False
     """Whether devices are to tell conversations as messages, too."""
     notices: tuple[str, ...] = ()

@@ -160,6 +160,10 @@ class VerifierAnswerer:
             return "draining"
         return str(self._wrong())
 
+    def unverified(self) -> str:
+        """Never: all text is the target's."""
+        return ""
+
     async def encode(self, ask: AnswerRequest) -> Encoded:
         """Returns a request's prompt in tokens, with what goes with it; an error if it is too
         long."""

@@ -41,13 +41,16 @@ class Admission:
         auth: Authenticator,
         wrong: Callable[[], str],
         hosts: Sequence[str] = (),
+        unready: Callable[[], str] = lambda: "",
     ) -> None:
         """Answer requests for this service. `wrong` returns the model's problem, empty if it is
-        healthy; `hosts` are names under which this port may be reached."""
+        healthy; `hosts` are names under which this port may be reached. `unready` returns why it
+        should get no new devices although it is healthy: those that come all the same are served."""
         self._hosts = Hosts(hosts)
         self._service = service
         self._auth = auth
         self._wrong = wrong
+        self._unready = unready
 
     def answer(
         self, target: str, authorization: Sequence[str], peer: str, host: str = ""
@@ -61,6 +64,8 @@ class Admission:
         if self._service.draining and path != "/health/live":  # it lives while it drains
             problem = "draining"
         if path in ("/health/live", "/health/ready"):
+            if path == "/health/ready":
+                problem = problem or self._unready()
             if problem:
                 return text_reply(http.HTTPStatus.SERVICE_UNAVAILABLE, problem)
             return text_reply(http.HTTPStatus.OK, path.removeprefix("/health/"))

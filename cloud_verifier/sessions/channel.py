@@ -192,6 +192,8 @@ class Channel:
         self.outbox.carry(welcome.records)
         self.welcomed.set()
         self.outbox.answer(welcome)
+        if "behind" in self.features:
+            service.tell_what_is_behind(self.outbox)
 
     def _stream(self, message: Stream, arrived: float) -> None:
         """Run a round, a session's request for a stream of tokens. A request that was repeated gets
@@ -357,6 +359,7 @@ def answer_hello(
         "logprobs": not facts.tells_logprobs,
         "penalties": not facts.counts_penalties,
         "messages": not facts.takes_messages,
+        "behind": not facts.has_engine_behind,
     }
     features = agree_features(
         hello.features, without=[name for name, lacks in lacking.items() if lacks]

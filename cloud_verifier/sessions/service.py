@@ -31,7 +31,7 @@ from moa.grammar.spec import Grammar
 from moa.token_bucket import TokenBucket
 from moa.wire.codes import CloseCode, Code, Refusal
 from moa.wire.limits import Limits
-from moa.wire.messages import Error, Goaway, Open, StreamTokens
+from moa.wire.messages import Behind, Error, Goaway, Open, StreamTokens
 
 _SERVED_SECONDS = 1.0
 """Whose session did something so lately is being served now."""
@@ -71,6 +71,10 @@ class Service:
         )
         self.connections: dict[Outbox, str] = {}
         """Each connection's principal."""
+        self._behind = Behind()
+        """What stands behind this process, if anything does."""
+        self._told_what_is_behind: set[Outbox] = set()
+        """Connections whose devices want to know that."""
         self.instance = secrets.token_hex(8)
         """Tells devices whether this is the process that they knew."""
         self.draining = False
@@ -146,6 +150,7 @@ class Service:
         """Remove a connection that is gone. Its sessions wait for the device to return, and their
         rounds end."""
         principal = self.connections.pop(outbox, None)
+        self._told_what_is_behind.discard(outbox)
         if principal is None:
             return
         self.principal(principal).connections -= 1
@@ -157,6 +162,21 @@ class Service:
         # Only when all are detached: what is said from now on is said to nobody.
         for session in sessions:
             self.perform(session, session.abandon())
+
+    def tell_what_is_behind(self, outbox: Outbox) -> None:
+        """Tell this connection's device which engine stands behind this process and whether it
+        answers: now, and whenever that changes."""
+        self._told_what_is_behind.add(outbox)
+        outbox.answer(self._behind)
+
+    def behind(self, model: str, away: str) -> None:
+        """Tell devices that the engine behind has this model, and does not answer for this reason;
+        with an empty one it answers."""
+        if self._behind == Behind(model, away):
+            return
+        self._behind = Behind(model, away)
+        for outbox in self._told_what_is_behind:
+            outbox.answer(self._behind)
 
     # ---- from a connection to the engine
 

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from cloud_verifier.engine.contract import ModelFacts
@@ -18,11 +19,15 @@ from cloud_verifier.settings import Settings
 from cloud_verifier.upstream.client import Abilities, Upstreams
 from cloud_verifier.upstream.contract import UpstreamError
 from cloud_verifier.upstream.engine import UpstreamEngine
+from cloud_verifier.upstream.figures import Figures
 from cloud_verifier.upstream.spending import Prices, Spending
+from cloud_verifier.upstream.watch import Watch
+from moa import __version__
 from moa.bundle import Bundle
 from moa.errors import UsageError
 from moa.grammar.matcher import GrammarCompiler
 from moa.process.secret_files import exposed
+from moa.safe_text import safe_line
 from moa.tokenizer_file import read_tokenizer
 
 KEY_VARIABLE = "MOA_UPSTREAM_KEY"
@@ -89,19 +94,19 @@ class UpstreamVerifier(Server):
     ) -> None:
         tokens = DeviceTokens(Bundle.open(settings.bundle or _embedded()))
         self.upstreams = upstreams
+        prices = Prices(
+            read=settings.upstream_price_in,
+            written=settings.upstream_price_out,
+            budget=settings.upstream_budget,
+        )
+        spending = Spending(prices, reached=partial(_tell_of_the_budget, prices.budget))
         self.engine = UpstreamEngine(
             upstreams,
             encode=tokens.encode,
             decode=tokens.decode,
             prompt=tokens.prompt,
             eos_ids=tokens.eos_ids,
-            spending=Spending(
-                Prices(
-                    read=settings.upstream_price_in,
-                    written=settings.upstream_price_out,
-                    budget=settings.upstream_budget,
-                )
-            ),
+            spending=spending,
             post=self._post,
             most_running=_SESSIONS,
             most_guesses=settings.limits.max_guess_tokens - 1,
@@ -120,22 +125,47 @@ class UpstreamVerifier(Server):
             counts_penalties=False,
             sends_records=False,
             promise=_PROMISE,
+            has_engine_behind=True,
             takes_messages=upstreams.takes_messages,
             grammars=bool(tokens.eos_ids),
         )
         grammars = GrammarCompiler(tokens.as_json, size=tokens.vocab_size, eos_ids=tokens.eos_ids)
         service = Service(facts, settings.limits, self.engine, metrics=Metrics(), grammars=grammars)
         super().__init__(service, settings, auth)
+        self._interface = settings.upstream_api
+        self._budget = settings.upstream_budget
+        figures = Figures(self.metrics.registry)
+        figures.begin(upstreams.addresses)
+        figures.money(prices.budget, lambda: spending.spent if spending.limited else 0.0)
+        self._watch = Watch(upstreams, lambda: self.engine.running)
         self._probing: asyncio.Task[None] | None = None
-        self._trouble = ""
-        """Why the upstream did not answer when this process started; empty once it has."""
+        self._watching: asyncio.Task[None] | None = None
+        self._was_away = ""
+        """Why no upstream answered when that was last looked at; empty if one did."""
+        self._has_looked = False
+        """Whether it is known at all."""
         upstreams.encode = tokens.encode
-        upstreams.learned = self._answered
+        upstreams.figures = figures
+        upstreams.learned = self._learn
+        upstreams.changed = self._changed
         self._learn()
 
-    def _answered(self) -> None:
-        """The upstream has said what it is."""
-        self._trouble = ""
+    def _changed(self) -> None:
+        """Log that upstreams have begun or ceased to answer, and tell all devices."""
+        away = self.upstreams.away
+        if self._has_looked and bool(away) == bool(self._was_away):
+            self._was_away = away
+            return
+        if away and self._has_looked:
+            log.warning(
+                "no upstream answers, devices go on alone: %s",
+                away,
+                extra={"event": "upstream_away"},
+            )
+        elif self._has_looked:
+            log.info("an upstream answers again", extra={"event": "upstream_back"})
+        self._has_looked = True
+        self._was_away = away
         self._learn()
 
     def _learn(self) -> None:
@@ -143,8 +173,18 @@ class UpstreamVerifier(Server):
         do."""
         able = self.upstreams.abilities
         notices = [_notice(able)] if able.scores else []
-        if self._trouble:
-            notices.append(f"upstream_away: {self._trouble}")
+        if self._was_away:
+            notices.append(f"upstream_away: {self._was_away}")
+        self.service.behind(safe_line(self.upstreams.model), safe_line(self._was_away))
+        info = self.metrics.info
+        info.clear()
+        info.labels(
+            version=__version__,
+            model=self.upstreams.model,
+            dtype="",
+            device="upstream",
+            decoder=self._interface,
+        ).set(1)
         self.service.facts = dataclasses.replace(
             self.service.facts,
             takes_guesses=able.scores,
@@ -157,15 +197,32 @@ class UpstreamVerifier(Server):
         """Nothing: while the upstream is away devices are told so, and go on alone."""
         return self.engine.wrong()
 
+    def unready(self) -> str:
+        """Why it should get no new devices: no upstream answers."""
+        return self._watch.unready()
+
     def works(self) -> bool:
         """Nobody knows: an upstream that is silent may be reading a prompt, or be gone."""
         return False
 
     async def start_engine(self) -> None:
         """Ask what answers there. Nobody waits for it: without a network a device is served, too."""
+        if self._budget:
+            log.info(
+                "the upstream's budget for 24 hours is %.2f",
+                self._budget,
+                extra={"event": "budget"},
+            )
         self._probing = asyncio.create_task(self._probe())
         # Devices that connect at once are then told what the upstream can do.
         await asyncio.wait({self._probing}, timeout=_PROBED_SECONDS)
+        self._watching = asyncio.create_task(self._look_on(self._probing))
+
+    async def _look_on(self, probing: asyncio.Task[None]) -> None:
+        """Look at the upstreams whenever that is needed, once they have been asked for the first
+        time."""
+        await probing
+        await self._watch.run()
 
     async def _probe(self) -> None:
         """Ask the upstreams for their model, and log the answer, or what is wrong."""
@@ -184,17 +241,33 @@ class UpstreamVerifier(Server):
                     error.line(),
                     extra={"event": "upstream"},
                 )
-            self._trouble = error.line()
-            self._learn()
         else:
             log.info("upstream", extra={"event": "upstream", "target": facts.model})
 
     async def stop_engine(self) -> None:
         """End what runs."""
-        if self._probing is not None:
-            self._probing.cancel()
-            await asyncio.gather(self._probing, return_exceptions=True)
+        tasks = [task for task in (self._probing, self._watching) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.engine.stop()
+
+
+def _tell_of_the_budget(budget: float, part: float) -> None:
+    """Log that a budget of money is nearly or all used up."""
+    if part >= 1:
+        log.error(
+            "the upstream's budget of %.2f for 24 hours is spent: devices go on alone",
+            budget,
+            extra={"event": "budget"},
+        )
+    else:
+        log.warning(
+            "%.0f %% of the upstream's budget of %.2f for 24 hours are spent",
+            100 * part,
+            budget,
+            extra={"event": "budget"},
+        )
 
 
 def _notice(able: Abilities) -> str:

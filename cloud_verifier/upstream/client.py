@@ -29,6 +29,7 @@ from cloud_verifier.upstream.contract import (
     Usage,
 )
 from cloud_verifier.upstream.dialects import dialect
+from cloud_verifier.upstream.figures import Figures
 from cloud_verifier.upstream.joining import ContradictedError, Way
 from cloud_verifier.upstream.json_style import JsonStyle
 from cloud_verifier.upstream.lines import bounded_lines, error_text, openai_usage
@@ -40,6 +41,8 @@ _CONNECT_SECONDS = 5.0
 _SILENT_SECONDS = 60.0
 """Without a byte; a long prompt is read without one."""
 _PROBE_SECONDS = 10.0
+_LOOK_SECONDS = 5.0
+"""An upstream that does not tell its models within so long counts as away, until it answers."""
 _MOST_BODY = 2**20
 """Bytes of an answer that is no stream: a list of models, an error."""
 _USAGE_SECONDS = 1.0
@@ -58,6 +61,9 @@ _LONGEST_PAUSE = 10.0
 """Seconds before an upstream that failed is asked again: doubled each time."""
 _LONGEST_ASKED_PAUSE = 300.0
 """Seconds of a `retry-after` that are believed."""
+_DOUBTED_SECONDS = 10.0
+"""For so long after a request has failed the list of models proves nothing: many services have it
+while they answer nothing else."""
 
 
 @dataclass
@@ -82,17 +88,27 @@ class Upstream:
     """Seconds of the latest pause after a failure; the next one is twice as long."""
     not_before: float = 0.0
     """When it may be asked again."""
+    away: str = "it was not asked yet"
+    """Why it does not answer, as far as is known; empty if it does."""
+    heard_at: float = float("-inf")
+    """When it last answered."""
+    failed_at: float = float("-inf")
+    """When a request last failed."""
 
-    def failed(self, now: float, retry_after: float) -> None:
+    def failed(self, now: float, error: UpstreamError) -> None:
         """Note a failure: it is not asked again for a pause, or for the seconds that it asked for
         itself, if these are more."""
         self.pause = min(max(2 * self.pause, _FIRST_PAUSE), _LONGEST_PAUSE)
-        self.not_before = now + max(self.pause, min(retry_after, _LONGEST_ASKED_PAUSE))
+        self.not_before = now + max(self.pause, min(error.retry_after, _LONGEST_ASKED_PAUSE))
+        self.failed_at = now
+        self.away = error.line()
 
-    def worked(self) -> None:
+    def worked(self, now: float) -> None:
         """Note that it has answered: it may be asked at any time."""
         self.pause = 0.0
         self.not_before = 0.0
+        self.heard_at = now
+        self.away = ""
 
 
 def address_of(url: str) -> str:
@@ -145,6 +161,10 @@ class Upstreams:
         """The device's tokenizer, for engines that take tokens: theirs must be the same."""
         self.learned: Callable[[], None] = lambda: None
         """Called when more is known of what they can do."""
+        self.figures = Figures()
+        """What is counted of them."""
+        self.changed: Callable[[], None] = lambda: None
+        """Called when one of them begins or ceases to answer."""
         if interface != "auto":
             dialect(interface)  # a wrong name is said now
         self._http = httpx.AsyncClient(
@@ -173,6 +193,31 @@ class Upstreams:
             candidates=min(how.most_candidates for how in dialects),
         )
 
+    @property
+    def addresses(self) -> list[str]:
+        """Where they are."""
+        return [upstream.url for upstream in self._all]
+
+    @property
+    def model(self) -> str:
+        """The model's name, as the settings have it or the first that has answered says it; empty
+        while nobody has."""
+        for upstream in self._all:
+            if upstream.facts is not None:
+                return upstream.facts.model
+        return self._model
+
+    @property
+    def away(self) -> str:
+        """Why none of them answers, as far as is known; empty if one does."""
+        if any(not upstream.away for upstream in self._all):
+            return ""
+        return self._all[-1].away
+
+    def silent_for(self, now: float) -> float:
+        """Seconds since one of them last answered."""
+        return now - max(upstream.heard_at for upstream in self._all)
+
     async def close(self) -> None:
         """Close all connections."""
         await self._http.aclose()
@@ -183,32 +228,85 @@ class Upstreams:
         last_error = UpstreamError("no upstream is given", later=False)
         for upstream in self._all:
             try:
-                return await self._facts(upstream)
+                facts = await self._facts(upstream)
             except UpstreamError as error:
                 last_error = error
+                upstream.away = error.line()
+            else:
+                self._worked(upstream)
+                return facts
+        self.changed()
         raise last_error
+
+    async def look(self) -> None:
+        """Ask every upstream for its list of models, to know whether it answers."""
+        await asyncio.gather(*map(self._look_at, self._all))
+
+    async def _look_at(self, upstream: Upstream) -> None:
+        """Ask one upstream for its list of models, and note whether it answers."""
+        began = self._clock()
+        trouble = ""
+        try:
+            async with asyncio.timeout(_LOOK_SECONDS):
+                if upstream.facts is None:
+                    await self._facts(upstream)
+                else:
+                    _chosen(await self._models(upstream), upstream.facts.model)
+        except TimeoutError:
+            trouble = "the upstream is silent"
+        except UpstreamError as error:
+            trouble = error.line()
+        if trouble:
+            if upstream.heard_at < began:  # no request was answered meanwhile
+                upstream.away = trouble
+                self._note(upstream)
+        elif self._clock() - upstream.failed_at >= _DOUBTED_SECONDS:
+            upstream.heard_at = self._clock()
+            upstream.away = ""
+            self._note(upstream)
+
+    def _worked(self, upstream: Upstream) -> None:
+        """Note that an upstream has answered."""
+        was_away = bool(upstream.away)
+        upstream.worked(self._clock())
+        if was_away:
+            self._note(upstream)
+
+    def _note(self, upstream: Upstream) -> None:
+        """Tell whoever wants to know that an upstream may have begun or ceased to answer."""
+        self.figures.answers.labels(upstream.url).set(not upstream.away)
+        self.changed()
 
     async def go_on(self, asked: Continuation) -> AsyncGenerator[Piece, None]:
         """Yield the pieces of the text or tokens that follow the prompt. If an upstream fails
         before its first piece, the next one is asked. After it the error is raised, for another
         upstream would write another text."""
         last_error = UpstreamError("no upstream may be asked yet", retry_after=self._wait())
+        passed_over: list[Upstream] = []
         for upstream in self._all:
             if upstream.not_before > self._clock():
+                passed_over.append(upstream)
                 continue  # it has failed lately
+            for other in passed_over:
+                self.figures.failovers.labels(other.url).inc()
+            passed_over = []
             has_begun = False
+            request = self.figures.request(upstream.url, asked, self._clock())
             try:
                 async with contextlib.aclosing(self._ask(upstream, asked)) as pieces:
                     async for piece in pieces:
                         has_begun = True
-                        upstream.worked()
+                        self._worked(upstream)
+                        request.took(piece, self._clock())
                         yield piece
                 return
             except UpstreamError as error:
                 last_error = error
+                request.failed(later=error.later)
                 if not error.later:
                     raise
-                upstream.failed(self._clock(), error.retry_after)
+                upstream.failed(self._clock(), error)
+                self._note(upstream)
                 log.warning(
                     "the upstream failed: %s",
                     safe_line(error.line()),
@@ -216,6 +314,9 @@ class Upstreams:
                 )
                 if has_begun:
                     raise
+                passed_over.append(upstream)
+            finally:
+                request.end(self.encode)
         raise UpstreamError(str(last_error), retry_after=self._wait())
 
     def _wait(self) -> float:
@@ -313,6 +414,7 @@ class Upstreams:
                         yield piece
                 return
             except ContradictedError:
+                self.figures.retries.labels(upstream.url).inc()
                 log.info("another answer than before", extra={"event": "upstream", "way": way})
             except RefusedError as error:
                 # Many services refuse a last message of the assistant's; that is no reason to give
@@ -320,6 +422,7 @@ class Upstreams:
                 if way != "behind" or way == ways[-1]:
                     raise
                 upstream.refuses.add(way)
+                self.figures.retries.labels(upstream.url).inc()
                 log.warning(
                     "the upstream does not go on with an answer: it is asked anew (%s)",
                     safe_line(error.line()),
@@ -386,6 +489,7 @@ class Upstreams:
                 if refused is None:
                     raise
                 upstream.lacks.add(refused)
+                self.figures.retries.labels(upstream.url).inc()
                 log.warning(
                     "the upstream takes no %s: its text is by its own default or chance",
                     refused,
@@ -429,7 +533,7 @@ async def _pieces(
         usage = piece.usage
         if piece.ending:
             new_text += join.rest()
-            waited = _USAGE_SECONDS if asked.wants_usage and usage is None else _REST_SECONDS
+            waited = _USAGE_SECONDS if usage is None else _REST_SECONDS
             usage = await _rest(told, lines, waited) or usage
         if new_text != piece.text or usage is not piece.usage:
             piece = dataclasses.replace(piece, text=new_text, usage=usage)

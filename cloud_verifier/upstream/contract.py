@@ -44,8 +44,6 @@ class Continuation:
     draft: Sequence[int] = ()
     """Tokens that may come next. Where there are any the engine is to write nothing: it is to tell
     the candidates for the place of each of them, and for the place behind them."""
-    wants_usage: bool = False
-    """Whether the engine is to tell how many tokens it counts."""
     candidates: int = 0
     """Likeliest tokens to be told for each place, with their log-probabilities; 0: none are."""
 

@@ -6,8 +6,8 @@ and min-p of 0.05) is switched off by name.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, Literal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -122,6 +122,7 @@ class Vllm(Dialect):
     scores = True
     most_candidates = 20
     """vLLM's own limit, unless it was started with another `--max-logprobs`."""
+    optional: ClassVar[Mapping[str, str]] = {"stream_options": ""}
 
     def path(self) -> str:
         """OpenAI's route."""
@@ -320,6 +321,7 @@ class Completions(Dialect):
 
     name = "completions"
     takes: Literal["tokens", "text", "chat"] = "text"
+    optional: ClassVar[Mapping[str, str]] = {"stream_options": ""}
 
     def path(self) -> str:
         """OpenAI's route."""
@@ -451,12 +453,12 @@ def _openai_body(asked: Continuation, model: str, *, prompt: object) -> dict[str
     """Returns the fields that every service with OpenAI's completions knows; `prompt` is text or
     token ids."""
     sampling = asked.sampling
-    more = {"stream_options": {"include_usage": True}} if asked.wants_usage else {}
-    return more | {
+    return {
         "model": model,
         "prompt": prompt,
         "max_tokens": asked.most,
         "stream": True,
+        "stream_options": {"include_usage": True},
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "seed": sampling.seed,

@@ -22,6 +22,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
 from cloud_verifier.engine.contract import Answered, Dropped, Failed, Report, Waiting
 from cloud_verifier.engine.job import Job, Lease
 from cloud_verifier.logs import log
@@ -33,6 +35,7 @@ from cloud_verifier.upstream.contract import (
     Piece,
     TooLongError,
     UpstreamError,
+    Usage,
 )
 from cloud_verifier.upstream.scoring import accepted, follows, packed, wanted, with_own
 from cloud_verifier.upstream.spending import Request, Spending
@@ -40,12 +43,15 @@ from cloud_verifier.upstream.tokens import Decode, Encode, TokensOfText
 from moa.grammar.matcher import has
 from moa.grammar.spec import GrammarError
 from moa.sampling import SamplingSettings
+from moa.wire import messages as wire
 from moa.wire.codes import Code, Refusal
 from moa.wire.finish import first_finish
 from moa.wire.messages import Stream, StreamTokens
 
 _LOOK_SECONDS = 0.05
 """So often a job that waits for the upstream looks whether it was cancelled, and for guesses."""
+_USAGE_SECONDS = 0.05
+"""For so long an answer that is as long as it may be waits for the upstream's own count of it."""
 _WORTH_A_REQUEST = 4
 """Tokens of known text for which an engine that writes is broken off, and asked about them."""
 
@@ -67,6 +73,19 @@ class _Turn:
     """Whether tokens are chosen here, from what the engine tells of each place."""
     draft: list[int] = field(default_factory=list)
     """What is to be checked next."""
+    usages: list[Usage | None] = field(default_factory=list)
+    """What the upstream has counted for each request; None where it did not tell."""
+
+    @property
+    def usage(self) -> wire.Usage | None:
+        """What the upstream has counted for all requests; None if it did not tell that of each."""
+        read = written = 0
+        for one in self.usages:
+            if one is None:
+                return None
+            read += one.read
+            written += one.written
+        return wire.Usage(read, written) if self.usages else None
 
 
 class UpstreamEngine:
@@ -109,6 +128,11 @@ class UpstreamEngine:
     def queued(self) -> int:
         """Jobs whose upstream has not answered yet."""
         return self._silent
+
+    @property
+    def running(self) -> int:
+        """Jobs whose answers are being written."""
+        return len(self._tasks)
 
     def submit(self, job: Job) -> None:
         """Run a stream, a session's request for tokens; a `Refusal` if there is no room."""
@@ -184,6 +208,9 @@ class UpstreamEngine:
                 return Waiting(job)
             else:
                 report = await self._write(turn)
+            if isinstance(report, Answered):
+                message = structs.replace(report.message, usage=turn.usage)
+                return dataclasses.replace(report, message=message)
             if report is not None:
                 return report
 
@@ -246,7 +273,6 @@ class UpstreamEngine:
             begun=self._begun(job),
             begun_tokens=len(job.ids) - job.rules.start,
             grammar=job.grammar,
-            wants_usage=self._spending.limited,
         )
 
     async def _check(self, turn: _Turn) -> Report | None:
@@ -294,6 +320,8 @@ class UpstreamEngine:
                     break
                 report = self._send(turn, new, places)
                 if report is not None:
+                    if report.message.finish == "length":  # else it may go on for long
+                        await _read_on(parts)
                     return report
                 if cut_by_grammar:
                     break
@@ -326,7 +354,7 @@ class UpstreamEngine:
         new: Sequence[int],
         places: Sequence[Candidates],
         drafted: int = 0,
-    ) -> Report | None:
+    ) -> Answered | None:
         """Send new tokens, as far as they belong to the turn. Returns the job's last report if it
         ends with them."""
         job = turn.job
@@ -409,6 +437,7 @@ class UpstreamEngine:
         cost = self._spending.request(len(asked.ids) + len(asked.draft))
         pieces = self._upstreams.go_on(asked)
         coming: asyncio.Future[Any] | None = None
+        usage: Usage | None = None
         self._silent += 1
         silent = True
         try:
@@ -425,12 +454,14 @@ class UpstreamEngine:
                     silent = False
                 if piece is None:
                     return
+                usage = piece.usage or usage
                 if self._spending.limited:
                     self._count(piece, cost)
                 yield piece
                 if self._spending.is_over:
                     return  # the device asks for the rest, and is told
         finally:
+            turn.usages.append(usage)
             self._silent -= silent
             if coming is not None:
                 coming.cancel()
@@ -465,3 +496,12 @@ class UpstreamEngine:
             return Dropped(job, Refusal(Code.UNSUPPORTED, error.line()))
         wait = int(1000 * max(0.25, error.retry_after))
         return Dropped(job, Refusal(Code.BUSY, error.line(), retry_after_ms=wait))
+
+
+async def _read_on(parts: AsyncGenerator[Written, None]) -> None:
+    """Read an answer that is complete to its own end, if that comes at once: the upstream's count
+    of its tokens comes with it."""
+    with contextlib.suppress(TimeoutError, UpstreamError):
+        async with asyncio.timeout(_USAGE_SECONDS):
+            async for _ in parts:
+                pass

@@ -13,6 +13,11 @@ _DAY_SECONDS = 24 * 3600.0
 _STEP_SECONDS = 60.0
 """What is spent within so long counts as one sum: a day has 1,440 of them."""
 _MILLION = 1_000_000
+_WARNED_AT = 0.8
+"""The part of a budget at which somebody is told that it ends soon."""
+_CALM_BELOW = 0.7
+"""The part below which it counts as far from its end again: what is counted too high is corrected
+later, and would cross the line above several times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +37,19 @@ class Prices:
 class Spending:
     """The money of the last 24 hours. What was spent before a restart is not known."""
 
-    def __init__(self, prices: Prices, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        prices: Prices,
+        clock: Callable[[], float] = time.monotonic,
+        reached: Callable[[float], object] = lambda part: None,
+    ) -> None:
+        """Nothing is spent yet. `reached` is called once when 0.8 of the budget is spent, and once
+        when all of it is, with the part that is; again after less was spent in between."""
         self.prices = prices
         self._clock = clock
+        self._reached = reached
+        self._told = 0.0
+        """The part of the budget of which was told last; 0: it is far from its end."""
         self._sums: deque[tuple[float, float]] = deque()
         """When each sum began, and how much it is."""
 
@@ -78,6 +93,19 @@ class Spending:
             self._sums.append((began, before + money))
         else:
             self._sums.append((now, money))
+        if self.limited:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Tell whoever wants to know that the budget is nearly or all used up, once each."""
+        part = self.spent / self.prices.budget
+        if part < _CALM_BELOW:
+            self._told = 0.0
+        for line in (1.0, _WARNED_AT):
+            if part >= line and self._told < line:
+                self._told = line
+                self._reached(part)
+                return
 
     def request(self, read: int) -> Request:
         """A request that reads so many tokens, which are counted now."""

@@ -41,6 +41,8 @@ _FLAGS = {
 
 _LOOK_SECONDS = 1.0
 """How often it is looked whether the link is still up, for a line on the screen."""
+_NAMED_SECONDS = 2.0
+"""For so long the start waits to learn the upstream's model."""
 _ALONE = "until it is there, all text is this device's own, and none of it is verified"
 
 
@@ -79,13 +81,15 @@ async def _serve(settings: ClientSettings, serve: ServeSettings, endpoint: Modul
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with Port(serve.host, serve.port) as port:
         async with EdgeClient(settings) as client:
-            model = serve.model_name or endpoint.model_name(
-                client.device.bundle.manifest.target.source
-            )
-            async with endpoint.endpoint(client, serve, model, port) as address:
+            if settings.upstream:
+                # Its model is told with the first welcome; that it is away is told further below.
+                with contextlib.suppress(MoaError):
+                    await client.wait_online(_NAMED_SECONDS)
+            async with endpoint.endpoint(client, serve, serve.model_name, port) as address:
+                model = endpoint.EdgeAnswerer(client, serve.model_name).model
                 leave_out_what_is_loaded()  # the garbage collector need not look at it again
                 print(
-                    f"chat page and API at {address} (model {model}); Ctrl-C ends",
+                    f"chat page and API at {address} (model {safe_line(model)}); Ctrl-C ends",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -104,20 +108,21 @@ async def tell_of_the_verifier(client: EdgeClient, look_seconds: float = _LOOK_S
         return
     online: bool | None = None
     while True:
+        trouble = ""
         try:
             await client.wait_online(look_seconds if online else None)
+            trouble = link.behind.away
         except MoaError as error:
-            if online is not False:
-                _tell(f"no verifier now: {error.line()}\n{_ALONE}")
-            online = False
-            # The link may come up in this pause: the next look says so.
-            await asyncio.sleep(look_seconds)
-            continue
-        if online is not True:
+            trouble = error.line()
+        if trouble and online is not False:
+            offline = "offline" if link.endpoint.upstream else "no verifier now"
+            _tell(f"{offline}: {safe_line(trouble)}\n{_ALONE}")
+        if not trouble and online is not True:
             _tell(f"online: text is verified by {safe_line(link.endpoint.name)}")
-        online = True
+        online = not trouble
+        # The link may come up in this pause: the next look says so.
         await asyncio.sleep(look_seconds)
-        while link.up:
+        while link.up and bool(link.behind.away) == bool(trouble):
             await asyncio.sleep(look_seconds)
 
 

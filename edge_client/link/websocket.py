@@ -41,6 +41,7 @@ from moa.wire import (
 from moa.wire.messages import (
     Activations,
     Append,
+    Behind,
     ClientMessage,
     Close,
     Error,
@@ -93,6 +94,8 @@ class VerifierLink:
     rtt: RoundTrip = field(default_factory=RoundTrip)
     welcome: Welcome | None = None
     up: bool = False
+    behind: Behind = field(default_factory=Behind)
+    """What the verifier has said of the engine behind it, if there is one."""
     connections: int = 0
     """Number of the current connection; counts those that were welcomed."""
     key: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -319,6 +322,11 @@ class VerifierLink:
         hello_sent_at = perf_counter()
         welcome = await self._exchange_hello(connection)
         now = perf_counter()
+        if "behind" in welcome.features:  # it is told at once, so that it is known when we are up
+            async with asyncio.timeout(self.endpoint.connect_seconds):
+                size, message = await self._receive(connection)
+            self.behind = Behind(self.behind.model)
+            self.deliver(perf_counter(), message, size)
         self.rtt.add(now - hello_sent_at)
         self.flow.connected()
         # What was asked for on an earlier connection is not answered on this one.
@@ -376,6 +384,9 @@ class VerifierLink:
         if isinstance(message, Error) and not message.session:
             message = self._addressed(message)
         session = getattr(message, "session", b"")
+        if isinstance(message, Behind):
+            self.behind = message
+            return
         if isinstance(message, Goaway):
             self.dialling.asked_wait = message.retry_after_ms / 1000
         elif isinstance(message, Activations):

@@ -25,6 +25,8 @@ from edge_client.events import (
     Retract,
     Token,
 )
+from edge_client.link.websocket import VerifierLink
+from edge_client.screen.words import named
 from edge_client.settings import TurnChanges
 from edge_client.text.codec import TextCodec
 from moa.api.answer import (
@@ -50,6 +52,7 @@ from moa.api.present import Patience, next_in_time
 from moa.api.tools import ToolFormat
 from moa.errors import UsageError
 from moa.logprobs import TokenLogprobs
+from moa.safe_text import safe_line
 from moa.text_stream import Decoder, text_after
 
 _FIGURES = (
@@ -64,6 +67,7 @@ _FIGURES = (
     "rtt_ms",
     "sent_bytes",
     "received_bytes",
+    "upstream_usage",
 )
 _ASKED = (*SAMPLING_FIELDS, "stop", "ignore_eos", "logprobs")
 """Settings that a request has by the same name."""
@@ -75,10 +79,24 @@ after 30 to 60."""
 class EdgeAnswerer:
     """Answers with an open client."""
 
-    def __init__(self, client: EdgeClient, model: str) -> None:
+    def __init__(self, client: EdgeClient, model: str = "") -> None:
+        """Answer with this client. `model` is the target's name for programs; without one it is
+        what is known of it."""
         self._client = client
-        self.model = model
-        """The target's name, because clients get its text."""
+        self._model = model
+
+    @property
+    def model(self) -> str:
+        """The target's name, because clients get its text: the upstream's own, where there is one
+        and it has said it, else that of the model that the bundle was made for."""
+        settings = self._client.settings
+        behind = "" if self._client.link is None else safe_line(self._client.link.behind.model)
+        return self._model or settings.upstream_model or named(behind or self.bundles_model)
+
+    @property
+    def bundles_model(self) -> str:
+        """Where the model came from that the bundle was made for."""
+        return self._client.device.bundle.manifest.target.source
 
     @property
     def tool_format(self) -> ToolFormat:
@@ -186,20 +204,13 @@ class EdgeAnswerer:
         }
         if link is None:
             return {"link": "none", **about}
-        dialling = link.dialling
-        if dialling.cut:
-            why = "disconnected on purpose"
-        else:
-            why = str(dialling.refused or dialling.last_error or "connecting")
-        state = {"up": "online", "down": "offline", "refused": "refused"}[link.state]
-        if link.is_silent(perf_counter()):
-            state = "late"  # as an answer that waits for the verifier calls it
+        state, why = _state_of(link)
         is_measured = state == "online" and link.rtt.samples and not link.endpoint.upstream
         rtt_ms = round(1000 * link.rtt.smoothed, 2) if is_measured else None
         return {
             "link": state,
-            "cut": dialling.cut,
-            "detail": "" if link.up else why,
+            "cut": link.dialling.cut,
+            "detail": why,
             "verifier": link.endpoint.name,
             "verifier_version": welcome.server if welcome else None,
             "rtt_ms": rtt_ms,
@@ -217,6 +228,30 @@ class EdgeAnswerer:
     def not_ready(self) -> str:
         """A device can always answer."""
         return ""
+
+    def unverified(self) -> str:
+        """Why its text would not be verified now: the verifier, or the engine behind it, is not
+        reached. Empty if it would, and for a device that is to be alone."""
+        link = self._client.link
+        if link is None:
+            return ""
+        state, why = _state_of(link)
+        return "" if state == "online" else why or state
+
+
+def _state_of(link: VerifierLink) -> tuple[str, str]:
+    """Returns the state of the link, and why it is so; that is empty where all is well."""
+    dialling = link.dialling
+    if dialling.cut:
+        return "offline", "disconnected on purpose"
+    if not link.up:
+        state = "refused" if link.state == "refused" else "offline"
+        return state, str(dialling.refused or dialling.last_error or "connecting")
+    if link.behind.away:
+        return "offline", safe_line(link.behind.away)
+    if link.is_silent(perf_counter()):
+        return "late", ""  # as an answer that waits for the verifier calls it
+    return "online", ""
 
 
 def changes_of(ask: AnswerRequest, longest: int) -> TurnChanges:
@@ -295,9 +330,12 @@ class Marks:
     def _ended(self, done: Done) -> Ended:
         """Returns the end of the answer, with its figures for the API."""
         stats = done.stats
+        usage = {"prompt_tokens": self._start, "completion_tokens": stats["tokens"]}
+        if done.verified:  # else a part of the answer is in no count of the upstream's
+            usage = stats.get("upstream_usage", usage)
         counts = Counts(
-            prompt_tokens=self._start,
-            tokens=stats["tokens"],
+            prompt_tokens=usage["prompt_tokens"],
+            tokens=usage["completion_tokens"],
             drafted=stats["drafted"],
             accepted=stats["accepted"],
             calls=stats["calls"],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
+from urllib.parse import urlsplit
 
 import msgspec
 from starlette.requests import Request
@@ -23,14 +25,23 @@ from moa.api.requests import Defaults, decode
 from moa.errors import MoaError
 from moa.process.listening import Port
 
+_METRICS_SECONDS = 1.0
+"""For so long the process in front of an upstream, on this machine, may write its metrics."""
+_UPSTREAM_METRICS = b"moa_upstream_"
+"""How the names of an upstream's metrics begin."""
+
 
 @contextlib.asynccontextmanager
 async def endpoint(
     client: EdgeClient, settings: ServeSettings, model: str, port: Port
 ) -> AsyncIterator[str]:
     """Serve the API and the chat page over an open client, on `port`, while the body runs; yields
-    the address. `model` is the model's name for programs."""
+    the address. `model` is the model's name for programs; without one it is the target's own."""
     answerer = EdgeAnswerer(client, model)
+    also_called = list(settings.also_called)
+    if client.settings.upstream:
+        # By this name the endpoint was known until the upstream said which model it has.
+        also_called.append(model_name(answerer.bundles_model))
     access = Access(
         ApiKeys(settings.api_keys),
         host=settings.host,
@@ -39,7 +50,14 @@ async def endpoint(
     )
     limits = ApiLimits(max_running=settings.most_answers, keep_seconds=settings.keep_seconds)
     defaults = Defaults(mode=settings.mode, patience=settings.patience)
-    api = Api(answerer, access, limits, defaults, also_called=settings.also_called)
+    api = Api(
+        answerer,
+        access,
+        limits,
+        defaults,
+        also_called=also_called,
+        more_metrics=partial(metrics_of_upstream, client),
+    )
     # The template's process takes 0.5 s to start, and a busy machine seconds: before the first
     # question, not within it. A template that refuses this is told to whoever asks.
     with contextlib.suppress(MoaError):
@@ -54,6 +72,24 @@ async def endpoint(
         ]
         async with serving(api.app(routes, settings.origins), port) as address:
             yield address
+
+
+async def metrics_of_upstream(client: EdgeClient) -> bytes:
+    """Returns what the process in front of a device's upstream counts of it, as Prometheus reads
+    it; nothing without an upstream, or where that process does not answer."""
+    link = client.link
+    if link is None or not client.settings.upstream:
+        return b""
+    address = urlsplit(link.endpoint.url)
+    page = b""
+    with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+        async with asyncio.timeout(_METRICS_SECONDS):
+            reader, writer = await asyncio.open_connection(address.hostname, address.port)
+            with contextlib.closing(writer):
+                writer.write(f"GET /metrics HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode())
+                page = await reader.read(-1)  # it closes the connection after its answer
+    lines = page.partition(b"\r\n\r\n")[2].splitlines(keepends=True)
+    return b"".join(line for line in lines if _UPSTREAM_METRICS in line)
 
 
 def model_name(source: str) -> str:

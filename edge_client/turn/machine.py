@@ -331,6 +331,8 @@ class TurnMachine:
             # Reading the prompt counts as time in the queue.
             self.controller.prefill.add(event.queue_ms / 1000 / unread)
             self.deadlines.unread = 0
+        if event.done:
+            self.stats.usages.append(event.usage)
         if event.tokens:
             self.stats.forwards += 1
             self._progressed(now, (event.queue_ms + event.forward_ms) / 1000)

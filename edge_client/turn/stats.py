@@ -9,6 +9,7 @@ from typing import Any
 
 from edge_client.events import Adopt, Confirm, Event, Retract, Token
 from moa.speculation.guess_tree import GuessOutcome
+from moa.wire.messages import Usage
 
 _COUNTS = (
     "tokens",
@@ -55,6 +56,19 @@ class Stats:
     by: Counter[str] = field(default_factory=Counter)
     """Tokens of streams, by who drafted the forward that brought them: device, server or none."""
 
+    usages: list[Usage | None] = field(default_factory=list)
+    """What an engine behind the verifier has counted for each round that has ended; None where it
+    did not tell."""
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the engine behind has counted for the turn; None if it did not tell that of each
+        round, or a part of the text is not its own."""
+        known = [usage for usage in self.usages if usage is not None]
+        if not known or len(known) < len(self.usages) or self.adopted:
+            return None
+        return Usage(sum(one.read for one in known), sum(one.written for one in known))
+
     def count(self, events: Iterable[Event], now: float) -> None:
         """Count the tokens in these events, which are on their way to the user, and note when they
         were shown."""
@@ -96,4 +110,13 @@ class Stats:
             **{name: getattr(self, name) for name in _COUNTS},
             "outcomes": dict(self.outcomes),
             "streamed_by": dict(self.by),
+            **self._told(),
         }
+
+    def _told(self) -> dict[str, Any]:
+        """What the engine behind has counted, with OpenAI's names; empty if it is not known."""
+        usage = self.usage
+        if usage is None:
+            return {}
+        told = {"prompt_tokens": usage.read, "completion_tokens": usage.written}
+        return {"upstream_usage": told}

@@ -227,3 +227,6 @@ class Answerer(Protocol):
 
     def not_ready(self) -> str:
         """Empty if it can answer, else the problem."""
+
+    def unverified(self) -> str:
+        """Why the text of an answer would not be verified now; empty if it would."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -70,6 +70,8 @@ class Api:
     metrics: ApiMetrics = field(default_factory=ApiMetrics)
     observe: Callable[[], object] = lambda: None
     """Called before metrics are read."""
+    more_metrics: Callable[[], Awaitable[bytes]] | None = None
+    """Returns metrics that another process counts, to be shown behind ours."""
     others: Callable[[str], bool] = lambda principal: False
     """Whether anybody but this principal is served now, through any port."""
     may_measure: Callable[[str], bool] = lambda principal: True
@@ -104,6 +106,8 @@ class Api:
         routes = [
             *more,
             Route("/health", self._health),
+            Route("/health/live", self._health),
+            Route("/health/ready", self._ready),
             Route("/metrics", keyed(self._metrics)),
             Route("/v1/models", keyed(self._models)),
             Route("/v1/models/{model:path}", keyed(self._model)),
@@ -157,11 +161,21 @@ class Api:
             return Json({"status": problem}, 503)
         return Json({"status": "ok"})
 
+    async def _ready(self, request: Request) -> Response:
+        """Whether answers are verified now, for whoever chooses among several endpoints."""
+        problem = self.answerer.not_ready() or self.answerer.unverified()
+        if problem:
+            return Json({"status": "not ready", "detail": problem}, 503)
+        return Json({"status": "ready"})
+
     async def _metrics(self, request: Request, principal: str) -> Response:
         if not self.may_measure(principal):
             raise ApiError(403, "metrics are for the operator's key", code="not_the_operator")
         self.observe()
-        return Response(self.metrics.page(), media_type=CONTENT_TYPE)
+        page = self.metrics.page()
+        if self.more_metrics is not None:
+            page += await self.more_metrics()
+        return Response(page, media_type=CONTENT_TYPE)
 
     async def _status(self, request: Request, principal: str) -> Response:
         whose = None if self.may_measure(principal) else principal

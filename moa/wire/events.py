@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from moa.wire.messages import Activations, Append, Error, Finish, Open, Stream
+from moa.wire.messages import Activations, Append, Error, Finish, Open, Stream, Usage
 
 Request = Open | Append | Stream
 """A message that the server answers."""
@@ -32,6 +32,8 @@ class Advanced:
     drafted: int = 0
     """Nodes of the draft for these tokens, and how many of them are the edge's guesses."""
     foreseen: int = 0
+    usage: Usage | None = None
+    """With `done`: what the engine behind the verifier has counted for the round, if it told."""
 
 
 @dataclass(frozen=True, slots=True)

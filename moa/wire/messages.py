@@ -20,6 +20,7 @@ Verifier to edge (`ServerMessage`)
     Resumed   answer to Resume: resumed, reprefilled or gone, and the tokens that the edge has missed
     Error     a typed refusal
     Goaway    this server is about to stop: resume elsewhere
+    Behind    which engine stands behind this server, and whether it answers
 
 The log of a session is prompt and output tokens alike; an index into it is a *position*. The last token of the log is
 *pending*: emitted, not yet run through the target. A round's `base` is the position of the pending token, and node 0 of
@@ -88,6 +89,13 @@ class ChatMessage(Message, frozen=True):
 
     role: Annotated[str, Meta(max_length=64)]
     content: Annotated[str, Meta(max_length=2**20)]
+
+
+class Usage(Message, frozen=True):
+    """Tokens as an engine behind the verifier counts them, and may bill them."""
+
+    read: Count
+    written: Count
 
 
 class RecordContract(Message, frozen=True):
@@ -296,6 +304,9 @@ class StreamTokens(Message, tag="stream_tokens", frozen=True):
     logprobs: bytes = b""
     foreseen: Count = 0
     """How many of the `drafted` nodes came from the edge."""
+    usage: Usage | None = None
+    """With `done`: what the engine behind has counted for this round, where it tells that; it may
+    have another tokenizer. None: not known."""
 
 
 class Progress(Message, tag="progress", frozen=True):
@@ -366,8 +377,24 @@ class Goaway(Message, tag="goaway", frozen=True):
     retry_after_ms: Count = 0
 
 
+class Behind(Message, tag="behind", frozen=True):
+    """What stands behind this verifier: an engine that others run, of which it may not be known
+    when a connection begins what it is, and which may be away.
+
+    Sent to an edge that has agreed on the feature `behind`, after the welcome and whenever it
+    changes. Not an answer, and it forbids nothing: a request may be sent while the engine is away.
+    """
+
+    model: str = ""
+    """The engine's own name of its model; empty: not known."""
+    away: str = ""
+    """Why it does not answer, in one line; empty: it does."""
+
+
 ClientMessage = Hello | Open | Append | Stream | Foresee | Cancel | Resume | Sync | Ack | Close
-ServerMessage = Welcome | Opened | StreamTokens | Progress | Activations | Resumed | Error | Goaway
+ServerMessage = (
+    Welcome | Opened | StreamTokens | Progress | Activations | Resumed | Error | Goaway | Behind
+)
 
 
 def round_of(message: ClientMessage | None) -> int:

@@ -341,6 +341,7 @@ class ClientSession:
             forward_ms=message.forward_ms,
             drafted=message.drafted,
             foreseen=message.foreseen,
+            usage=message.usage,
         )
 
     def _resumed(self, message: Resumed) -> Recovered | None:

@@ -30,12 +30,13 @@ FEATURES = frozenset(
         "progress",
         "penalties",
         "messages",
+        "behind",
     }
 )
 """Optional abilities of this code: activation records, resuming, further turns,
 log-probabilities, guesses at what a stream will bring, answers that match a grammar, news of a
-round that takes long, penalties and biases, and conversations told as messages beside their
-tokens."""
+round that takes long, penalties and biases, conversations told as messages beside their tokens, and
+news of an engine behind the verifier."""
 
 SUBPROTOCOL = "moa.v3"
 """The websocket subprotocol offered in the handshake, so that a proxy or an unrelated server is

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cloud_verifier.cli import parser, settings_from
 from cloud_verifier.metrics import Metrics
+from cloud_verifier.upstream.figures import Figures
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -23,7 +24,9 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 @pytest.mark.parametrize("file", ["prometheus/alerts.yml", "grafana/cloud-verifier.json"])
 def test_every_metric_that_is_watched_is_served(file: str) -> None:
     watched = set(re.findall(r"\bmoa_[a-z_]+", (DEPLOY / file).read_text()))
-    names = {family.name for family in text_string_to_metric_families(Metrics().page().decode())}
+    metrics = Metrics()
+    Figures(metrics.registry)
+    names = {family.name for family in text_string_to_metric_families(metrics.page().decode())}
     assert watched
     assert watched <= {
         f"{name}{end}" for name in names for end in ("", "_total", "_bucket", "_sum", "_count")

@@ -34,7 +34,7 @@ from moa.errors import LinkError
 from moa.manifest import FileEntry
 from moa.process.listening import Port
 from moa.wire import Code, encode
-from moa.wire.messages import Error
+from moa.wire.messages import Behind, Error
 from tests.edge import kit
 from tests.edge.link.test_websocket import stranger
 from tests.edge.test_offline_check import slow_verifier
@@ -401,7 +401,8 @@ async def test_a_verifier_that_is_back_between_two_looks_is_told_of(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Each wait for the verifier ends without it, and it comes in the pause that follows."""
-    link = SimpleNamespace(up=True, endpoint=SimpleNamespace(name="ws://x"))
+    endpoint = SimpleNamespace(name="ws://x", upstream="")
+    link = SimpleNamespace(up=True, endpoint=endpoint, behind=Behind())
 
     async def wait_online(seconds: float | None) -> None:
         if not link.up:
@@ -428,7 +429,8 @@ async def test_a_verifier_that_is_back_between_two_looks_is_told_of(
 async def test_an_outage_that_ends_before_the_usual_wait_is_told_of(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    link = SimpleNamespace(up=True, endpoint=SimpleNamespace(name="ws://x"))
+    endpoint = SimpleNamespace(name="ws://x", upstream="")
+    link = SimpleNamespace(up=True, endpoint=endpoint, behind=Behind())
 
     async def wait_online(seconds: float | None) -> None:
         """Who waits as long as usual finds the verifier back, who waits for a moment does not."""

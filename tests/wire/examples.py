@@ -59,10 +59,11 @@ EXAMPLES: list[m.ClientMessage | m.ServerMessage] = [
         ["a notice"],
     ),
     m.Opened(ID, 3, 1),
-    m.StreamTokens(ID, 4, 14, [9, 8], True, "eos", 5, 0.5, 1.25, bytes(8), 2),
+    m.StreamTokens(ID, 4, 14, [9, 8], True, "eos", 5, 0.5, 1.25, bytes(8), 2, m.Usage(30, 2)),
     m.Progress(ID, 4, 256, 2060),
     m.Activations(ID, 1, 5, 1, "int8", 1, 2, b"\x01\x02\x03\x04\x05\x06\x07\x08"),
     m.Resumed(ID, "resumed", 16, 4, [7, 7], "stop", 5, 2, bytes(8)),
     m.Error("limit", "too many", ID, 3, 250, "max_guess_tokens"),
     m.Goaway("stopping", 20000, 1000),
+    m.Behind("org/model", "the upstream is not reached"),
 ]

@@ -117,7 +117,7 @@ async def test_an_upstream_that_fails_while_its_answer_is_broken_off_leaves_noth
         most_guesses=1,
         spending=spending,
     )
-    turn: Any = SimpleNamespace(job=job, by_rule=False)
+    turn: Any = SimpleNamespace(job=job, by_rule=False, usages=[])
     asked = Continuation(ids=[1], text="", sampling=SamplingSettings(), most=1)
     complaints: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()

@@ -1,0 +1,360 @@
+"""What operators and devices are told of an upstream: health, metrics, the model, the budget and the
+upstream's own count of tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from cloud_verifier.settings import Settings
+from cloud_verifier.upstream import watch
+from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
+from cloud_verifier.upstream.contract import Usage
+from cloud_verifier.upstream.spending import Prices, Spending
+from edge_client import EdgeClient
+from edge_client.cli.serve import tell_of_the_verifier
+from edge_client.serve.answerer import EdgeAnswerer
+from edge_client.serve.endpoint import endpoint
+from edge_client.serve.settings import ServeSettings
+from moa.process.listening import Port
+from tests.verifier.upstream.scripted import (
+    MODELS,
+    Answer,
+    Request,
+    Upstream,
+    chunk,
+    running,
+    stream,
+    whole,
+)
+from tests.verifier.upstream.test_spending import Clock
+
+TEXT = " The upstream says this."
+USAGE = {"prompt_tokens": 333, "completion_tokens": 44}
+TELLS = stream(chunk(TEXT), chunk("", "stop"), {"choices": [], "usage": USAGE}, "data: [DONE]\n\n")
+TELLS_NOT = stream(chunk(TEXT), chunk("", "stop"), "data: [DONE]\n\n")
+ERROR = {"error": {"message": "overloaded"}}
+BUSY = whole(ERROR, "503 Service Unavailable")
+QUESTION: Any = {"messages": [{"role": "user", "content": "What is 17 plus 25?"}]}
+
+
+class Switched:
+    """Answers as it is told at the moment."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.now = answer
+
+    async def __call__(self, request: Request, writer: asyncio.StreamWriter) -> None:
+        await self.now(request, writer)
+
+
+@contextlib.asynccontextmanager
+async def behind(*upstreams: Upstream, **more: Any) -> AsyncIterator[UpstreamVerifier]:
+    """A verifier in front of these."""
+    settings = Settings(
+        port=0,
+        upstream=tuple(upstream.url for upstream in upstreams),
+        upstream_api="completions",
+        **more,
+    )
+    async with UpstreamVerifier(settings, upstreams_of(settings)).open() as verifier:
+        yield verifier
+
+
+@contextlib.asynccontextmanager
+async def served(client: EdgeClient) -> AsyncIterator[httpx.AsyncClient]:
+    """The endpoint of a device, asked over HTTP."""
+    async with (
+        endpoint(client, ServeSettings(), "", Port("127.0.0.1", 0)) as address,
+        httpx.AsyncClient(base_url=address, timeout=60) as http,
+    ):
+        yield http
+
+
+def page_of(verifier: UpstreamVerifier) -> str:
+    """Its metrics."""
+    return verifier.metrics.page().decode()
+
+
+async def status_of(verifier: UpstreamVerifier, path: str) -> int:
+    """What a health check of it says."""
+    url = verifier.transport.url.replace("ws://", "http://")
+    async with httpx.AsyncClient() as http:
+        return (await http.get(f"{url}{path}")).status_code
+
+
+async def until(verifier: UpstreamVerifier, status: int) -> None:
+    """Wait for its readiness to be so."""
+    async with asyncio.timeout(60):
+        while await status_of(verifier, "/health/ready") != status:
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the product looks at every few seconds is looked at at once."""
+    for name in ("_FIRST_PAUSE", "_STALE_SECONDS", "_STEP_SECONDS"):
+        monkeypatch.setattr(watch, name, 0.02)
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_verifier_is_ready_only_while_an_upstream_answers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    models = Switched(whole(MODELS))
+    async with running(TELLS, models) as upstream, behind(upstream) as verifier:
+        await until(verifier, 200)
+        models.now = BUSY
+        await until(verifier, 503)
+        assert await status_of(verifier, "/health/live") == 200
+        assert f'moa_upstream_answers{{upstream="{upstream.url}"}} 0.0' in page_of(verifier)
+        models.now = whole(MODELS)
+        await until(verifier, 200)
+        assert f'moa_upstream_answers{{upstream="{upstream.url}"}} 1.0' in page_of(verifier)
+    told = [r for r in caplog.records if getattr(r, "event", "").startswith("upstream_")]
+    assert [record.levelname for record in told] == ["WARNING", "INFO"]
+
+
+async def test_a_device_is_served_although_its_verifier_is_not_ready() -> None:
+    """Else it would count as offline, and could not be told why."""
+    async with (
+        running(BUSY, BUSY) as upstream,
+        behind(upstream) as verifier,
+        EdgeClient(verifier=verifier.transport.url) as device,
+    ):
+        assert await status_of(verifier, "/health/ready") == 503
+        await device.wait_online(60)
+        assert device.link is not None
+        assert "overloaded" in device.link.behind.away
+
+
+async def test_what_each_upstream_was_asked_is_counted() -> None:
+    """The first fails and the second answers. It refuses a field, and is asked without."""
+    no_field = whole({"error": {"message": "unknown field stream_options"}}, "400 Bad Request")
+
+    async def picky(request: Request, writer: asyncio.StreamWriter) -> None:
+        await (no_field if "stream_options" in request.body else TELLS)(request, writer)
+
+    async with (
+        running(BUSY) as first,
+        running(picky) as second,
+        behind(first, second) as verifier,
+        EdgeClient(verifier=verifier.transport.url) as device,
+    ):
+        async for _ in device.generate("What is 17 plus 25?"):
+            pass
+        page = page_of(verifier)
+    for line in (
+        f'requests_total{{outcome="failed",upstream="{first.url}"}} 1.0',
+        f'requests_total{{outcome="answered",upstream="{first.url}"}} 0.0',
+        f'requests_total{{outcome="answered",upstream="{second.url}"}} 1.0',
+        f'failovers_total{{upstream="{first.url}"}} 1.0',
+        f'failovers_total{{upstream="{second.url}"}} 0.0',
+        f'retries_total{{upstream="{second.url}"}} 1.0',
+        f'tokens_total{{kind="read",upstream="{second.url}"}} 333.0',
+        f'tokens_total{{kind="written",upstream="{second.url}"}} 44.0',
+        f'first_seconds_count{{upstream="{second.url}"}} 1.0',
+        f'answers{{upstream="{first.url}"}} 0.0',
+    ):
+        assert f"moa_upstream_{line}" in page
+    assert 'model="big"' in page
+
+
+async def test_tokens_that_an_upstream_does_not_tell_are_counted_by_the_devices_tokenizer() -> None:
+    async with (
+        running(TELLS_NOT) as upstream,
+        behind(upstream) as verifier,
+        EdgeClient(verifier=verifier.transport.url) as device,
+    ):
+        async for _ in device.generate("What is 17 plus 25?"):
+            pass
+        page = page_of(verifier)
+        text = len(device.device.codec.plain(TEXT))
+        prompt = len(device.encode("What is 17 plus 25?"))
+    assert f'tokens_total{{kind="written",upstream="{upstream.url}"}} {text:.1f}' in page
+    assert f'tokens_total{{kind="read",upstream="{upstream.url}"}} {prompt:.1f}' in page
+
+
+# ---- the budget
+
+
+def test_a_budget_is_told_of_when_it_is_nearly_and_when_it_is_all_used_up() -> None:
+    clock = Clock()
+    told: list[float] = []
+    spending = Spending(Prices(read=1.0, budget=1.0), clock, told.append)
+    spending.request(750_000)
+    assert told == []
+    request = spending.request(62_500)
+    assert told == [0.8125]
+    request.told(Usage(read=0))  # counted too high: below the line, and over it again
+    spending.request(62_500)
+    assert told == [0.8125]
+    spending.request(250_000)
+    assert told == [0.8125, 1.0625]
+    spending.request(250_000)
+    assert len(told) == 2
+    clock.now += 25 * 3600
+    spending.request(125_000)
+    spending.request(2_000_000)
+    assert told == [0.8125, 1.0625, 2.125]
+
+
+async def test_the_log_and_the_metrics_say_how_much_of_a_budget_is_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    prices = {"upstream_price_in": 1000.0, "upstream_price_out": 1000.0, "upstream_budget": 0.44}
+    async with (
+        running(TELLS) as upstream,
+        behind(upstream, **prices) as verifier,
+        EdgeClient(verifier=verifier.transport.url) as device,
+    ):
+        assert "moa_upstream_budget 0.44" in page_of(verifier)
+        for _ in range(2):
+            async for _ in device.generate("What is 17 plus 25?"):
+                pass
+        page = page_of(verifier)
+    told = [r for r in caplog.records if getattr(r, "event", "") == "budget"]
+    assert [record.levelname for record in told] == ["INFO", "WARNING", "ERROR"]
+    assert "is 0.44" in told[0].getMessage()
+    assert "is spent" in told[2].getMessage()
+    (spent,) = (line for line in page.splitlines() if line.startswith("moa_upstream_spent "))
+    assert float(spent.split()[1]) >= 0.44
+
+
+# ---- at the device
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_device_tells_when_what_is_behind_its_verifier_comes_and_goes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    models = Switched(whole(MODELS))
+    async with (
+        running(TELLS, models) as upstream,
+        behind(upstream) as verifier,
+        EdgeClient(verifier=verifier.transport.url) as device,
+        served(device) as http,
+    ):
+        telling = asyncio.create_task(tell_of_the_verifier(device, 0.01))
+        said = ""
+
+        async def seen(words: str) -> None:
+            nonlocal said
+            async with asyncio.timeout(60):
+                while words not in said:
+                    said += capsys.readouterr().err
+                    await status_of(verifier, "/health/ready")  # somebody wants to know
+                    await asyncio.sleep(0.01)
+            said = ""
+
+        await seen("online: text is verified by")
+        assert (await http.get("/health/ready")).status_code == 200
+        assert (await http.get("/moa/status")).json()["link"] == "online"
+        models.now = BUSY
+        await seen("overloaded")
+        ready = await http.get("/health/ready")
+        assert (ready.status_code, "overloaded" in ready.json()["detail"]) == (503, True)
+        assert (await http.get("/health")).status_code == 200  # it answers all the same
+        assert (await http.get("/health/live")).status_code == 200
+        status = (await http.get("/moa/status")).json()
+        assert status["link"] == "offline"
+        assert "overloaded" in status["detail"]
+        models.now = whole(MODELS)
+        await seen("online: text is verified by")
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+
+
+async def test_a_device_in_front_of_an_upstream_shows_its_model_and_its_metrics() -> None:
+    async with (
+        running(TELLS) as upstream,
+        EdgeClient(upstream=upstream.url, upstream_api="completions") as device,
+        served(device) as http,
+    ):
+        await device.wait_online(60)
+        (model,) = (await http.get("/v1/models")).json()["data"]
+        assert model["id"] == "big"
+        for name in ("big", EdgeAnswerer(device).bundles_model.rpartition("/")[2]):
+            answer = await http.post("/v1/chat/completions", json=QUESTION | {"model": name})
+            assert answer.status_code == 200, answer.text
+        assert answer.json()["model"] == "big"
+        page = (await http.get("/metrics")).text
+    assert (
+        f'moa_upstream_requests_total{{outcome="answered",upstream="{upstream.url}"}} 2.0' in page
+    )
+    assert "moa_api_requests_total" in page
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_usage_is_what_the_upstream_has_counted(streams: bool) -> None:
+    more = {"stream": True, "stream_options": {"include_usage": True}} if streams else {}
+    async with (
+        running(TELLS) as upstream,
+        behind(upstream) as verifier,
+        EdgeClient(verifier=verifier.transport.url) as device,
+        served(device) as http,
+    ):
+        await device.wait_online(60)
+        answer = await http.post("/v1/chat/completions", json=QUESTION | more)
+    assert upstream.asked[0].body["stream_options"] == {"include_usage": True}
+    assert '"prompt_tokens":333,"completion_tokens":44,"total_tokens":377' in answer.text
+
+
+async def test_usage_of_an_answer_that_was_cut_is_counted_by_the_device() -> None:
+    """A request that broke off has told nothing, so the upstream's count of the rest is none of the
+    answer."""
+    cut = stream(chunk(" The upstream"), 0.01)
+
+    async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+        begins = not request.body["prompt"].endswith(" The upstream")
+        rest = stream(
+            chunk(" says this."),
+            chunk("", "stop"),
+            {"choices": [], "usage": USAGE},
+            "data: [DONE]\n\n",
+        )
+        await (cut if begins else rest)(request, writer)
+
+    async with (
+        running(answer) as upstream,
+        behind(upstream) as verifier,
+        EdgeClient(verifier=verifier.transport.url) as device,
+        served(device) as http,
+    ):
+        await device.wait_online(60)
+        answered = await http.post(
+            "/v1/chat/completions", json=QUESTION | {"moa": {"patience": 60.0}}
+        )
+        prompt = len(device.encode(QUESTION["messages"]))
+    body = answered.json()
+    assert body["choices"][0]["message"]["content"] == TEXT
+    assert len(upstream.asked) == 2
+    assert body["usage"]["prompt_tokens"] == prompt
+
+
+async def test_an_answer_of_the_longest_length_has_the_upstreams_count() -> None:
+    """It ends by the device's own count of tokens, before the upstream says that it has ended."""
+    long = stream(
+        chunk(" a" * 40),
+        0.01,
+        chunk("", "length"),
+        {"choices": [], "usage": USAGE},
+        "data: [DONE]\n\n",
+    )
+    async with (
+        running(long) as upstream,
+        behind(upstream) as verifier,
+        EdgeClient(verifier=verifier.transport.url) as device,
+        served(device) as http,
+    ):
+        await device.wait_online(60)
+        answer = await http.post("/v1/chat/completions", json=QUESTION | {"max_tokens": 8})
+    assert answer.json()["usage"]["completion_tokens"] == 44
