@@ -631,9 +631,64 @@ def test_text_files_are_attached_and_others_are_refused(opened: Open, tmp_path: 
     page.wait_for_function("() => document.querySelector('#prompt').value.includes('x = ')")
     assert page.input_value("#prompt") == "Explain:\n\na.py:\n````\nx = '```'\n````\n"
     page.set_input_files("#attach-file", [tmp_path / "b.bin"])
-    page.wait_for_function(
-        "() => document.querySelector('#notice').textContent === 'b.bin is no text'"
+    reads_text = "the model reads text, so attach text (code, Markdown, CSV, JSON, logs)"
+    noticed(page, f"b.bin is no text in UTF-8: {reads_text}")
+    (tmp_path / "scan.pdf").write_bytes(b"%PDF-1.7\n%%EOF\n")
+    (tmp_path / "photo.png").write_bytes(b"\x89PNG\r\n" + bytes(400_000))
+    (tmp_path / "letter.docx").write_bytes(b"PK\x03\x04\0")
+    (tmp_path / "long.log").write_text("ä" * 200_000)  # its beginning ends within a character
+    refused = ["scan.pdf", "photo.png", "letter.docx", "long.log"]
+    page.set_input_files("#attach-file", [tmp_path / name for name in refused])
+    noticed(
+        page,
+        f"scan.pdf is a PDF: {reads_text}. photo.png is a picture: {reads_text}. "
+        f"letter.docx is an office document: {reads_text}. "
+        "long.log has 391 kB: attach at most 256 kB, or paste a part",
     )
+    assert page.input_value("#prompt").count("```") == 3, "nothing of them is in the message"
+
+
+def noticed(page: Any, words: str) -> None:
+    """Wait for this notice."""
+    page.wait_for_function(
+        "(words) => document.querySelector('#notice').textContent === words", arg=words
+    )
+
+
+GIVE = """([event, target, name, type, text, beside]) => {
+    const transfer = new DataTransfer();
+    transfer.items.add(new File([text], name, { type }));
+    if (beside) transfer.setData("text/plain", beside);
+    const how = { bubbles: true, cancelable: true, composed: true };
+    const given = event === "paste"
+        ? new ClipboardEvent(event, { ...how, clipboardData: transfer })
+        : new DragEvent(event, { ...how, dataTransfer: transfer });
+    return document.querySelector(target).dispatchEvent(given);
+}"""
+"""Gives the page a file as a drop or a paste does; returns whether the browser does what it does by
+itself."""
+
+
+def test_files_are_dropped_anywhere_and_pasted_into_the_message(opened: Open) -> None:
+    page = opened()
+    file = ["a.ts", "video/mp2t", "let x = 1;\n", ""]  # the type that browsers guess by the name
+    block = "a.ts:\n```\nlet x = 1;\n```\n"
+    assert not page.evaluate(GIVE, ["dragover", "#conversations", *file])
+    assert page.locator("#composer.takes-files").count() == 1
+    assert not page.evaluate(GIVE, ["drop", "#conversations", *file]), "the page is not left"
+    page.wait_for_function("() => document.querySelector('#prompt').value.endsWith('```\\n')")
+    assert page.input_value("#prompt") == block
+    assert page.locator("#composer.takes-files").count() == 0
+    page.fill("#prompt", "")
+    assert not page.evaluate(GIVE, ["paste", "#prompt", *file])
+    page.wait_for_function("() => document.querySelector('#prompt').value.endsWith('```\\n')")
+    assert page.input_value("#prompt") == block
+    assert not page.evaluate(GIVE, ["paste", "#prompt", "image.png", "image/png", "\0", ""])
+    page.wait_for_function(
+        "() => document.querySelector('#notice').textContent.startsWith('image.png is a picture: ')"
+    )
+    cells = ["paste", "#prompt", "image.png", "image/png", "\0", "1\t2"]
+    assert page.evaluate(GIVE, cells), "text with a picture of itself is pasted as text"
 
 
 def test_top_k_and_stop_texts_are_sent(opened: Open) -> None:

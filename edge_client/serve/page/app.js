@@ -1,5 +1,6 @@
 // The page: conversations, settings, and the answers that are being written.
 
+import { asBlock, filesOf, textOf, Unattachable } from "./attachments.js";
 import { Answer, ChatView, verifiedText, willBeChecked } from "./chat.js";
 import { Figures } from "./figures.js";
 import { LOOK_SECONDS, Signs } from "./signs.js";
@@ -35,7 +36,6 @@ import {
 
 const $ = (id) => document.getElementById(id);
 const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
-const LARGEST_FILE = 256 * 1024; // bytes of an attached text: more than a context holds
 const DEFAULTS = {
   mode: "provisional",
   theme: "",
@@ -786,33 +786,48 @@ function linkState(state, detail = "") {
   if (isAnother) tick(); // what answers say of the verifier is true of this state
 }
 
-// A text file becomes a part of the message, where it can be read and changed.
-async function attach(file) {
-  if (file.size > LARGEST_FILE) {
-    notice(`${file.name} is larger than ${LARGEST_FILE / 1024} kB`);
-    return;
+// Text files become parts of the message; of others it is said what they are.
+async function attach(files) {
+  const refused = [];
+  for (const file of files) {
+    try {
+      const block = asBlock(file.name, await textOf(file));
+      const before = $("prompt").value.trimEnd();
+      $("prompt").value = `${before}${before && "\n\n"}${block}`;
+    } catch (error) {
+      if (!(error instanceof Unattachable)) throw error;
+      refused.push(error.message);
+    }
   }
-  const text = textOf(await file.arrayBuffer());
-  if (text === null) {
-    notice(`${file.name} is no text`);
-    return;
-  }
-  // Longer than every run of backticks in it: the file cannot end its own block.
-  const runs = [...text.matchAll(/`+/g)].map(([run]) => run.length);
-  const fence = "`".repeat(Math.max(3, ...runs.map((length) => length + 1)));
-  const before = $("prompt").value.trimEnd();
-  $("prompt").value =
-    `${before}${before && "\n\n"}${file.name}:\n${fence}\n${text.trimEnd()}\n${fence}\n`;
+  if (refused.length) notice(refused.join(". "));
+  $("prompt").focus();
 }
 
-// The bytes as text; null if they are none.
-function textOf(bytes) {
-  try {
-    const text = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
-    return text.includes("\0") ? null : text;
-  } catch {
-    return null;
-  }
+// Files that are dropped anywhere on the page, where a browser would leave it to show them; and
+// those that are pasted into the message.
+function bindFiles() {
+  const carries = (event) => event.dataTransfer?.types.includes("Files");
+  const isOver = (is) => $("composer").classList.toggle("takes-files", is);
+  document.addEventListener("dragover", (event) => {
+    if (!carries(event)) return;
+    event.preventDefault();
+    isOver(true);
+  });
+  document.addEventListener("dragleave", (event) => {
+    if (!event.relatedTarget) isOver(false); // out of the window
+  });
+  document.addEventListener("drop", (event) => {
+    isOver(false);
+    if (!carries(event)) return;
+    event.preventDefault();
+    attach([...event.dataTransfer.files]);
+  });
+  on("prompt", "paste", (event) => {
+    const files = filesOf(event.clipboardData);
+    if (!files.length) return;
+    event.preventDefault();
+    attach(files);
+  });
 }
 
 function askForKey() {
@@ -919,6 +934,7 @@ function on(id, event, act) {
 
 function bind() {
   bindComposer();
+  bindFiles();
   bindSidebar();
   bindKeys();
   bindSettings();
@@ -958,8 +974,7 @@ function bindComposer() {
   on("attach-file", "change", async (event) => {
     const files = [...event.target.files];
     event.target.value = ""; // the same file may be chosen again
-    for (const file of files) await attach(file);
-    $("prompt").focus();
+    await attach(files);
   });
   on("structure", "click", openSettings);
 }

@@ -7,6 +7,7 @@ const FILES = [
   "style.css",
   "app.js",
   "answer.js",
+  "attachments.js",
   "chat.js",
   "events.js",
   "figure.js",
