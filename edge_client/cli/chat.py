@@ -21,7 +21,7 @@ from edge_client.events import AnswerSoFar, Link
 from edge_client.screen.ctrl_c import CtrlC, Interrupted
 from edge_client.screen.pipe import refused
 from edge_client.screen.reader import Reader, make_reader
-from edge_client.screen.views import make_console, make_view
+from edge_client.screen.views import draws_markdown, make_console, make_view
 from edge_client.screen.words import named, tokens
 from moa.errors import MoaError, UsageError
 from moa.grammar.spec import Grammar
@@ -233,6 +233,7 @@ class ChatLoop:
         told = AnswerSoFar()
         client = self._client
         begun = dialogue.messages[-1] if isinstance(step, Continue) else None
+        shown = "" if begun is None else begun["content"]
 
         async def show_events() -> None:
             events = self._conversation.generate(
@@ -242,7 +243,10 @@ class ChatLoop:
                 **dialogue.changes,
             )
             with make_view(
-                console=self._console, context=self._known_context, more="/continue goes on"
+                console=self._console,
+                context=self._known_context,
+                more="/continue goes on",
+                markdown_after=shown,
             ) as view:
                 async with contextlib.aclosing(events):
                     async for event in events:
@@ -272,6 +276,7 @@ class ChatLoop:
                 told,
                 say=self._say,
                 changed=self._tell_status,
+                markdown=draws_markdown(self._console),
             )
             if stopped or client.link is None:
                 self._check.phase = "over"  # the user did not want more of it; or nobody checks

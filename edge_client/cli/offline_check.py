@@ -16,6 +16,7 @@ from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
 from edge_client.events import AnswerSoFar, Done, Event, Link, Progress, Retract, Token
 from edge_client.screen.live import PROVISIONAL
+from edge_client.screen.markdown import MarkdownLines
 from edge_client.screen.words import tokens, waiting
 from moa.errors import LinkError, MoaError
 from moa.safe_text import safe_text
@@ -45,11 +46,12 @@ class OfflineCheck:
         *,
         say: Callable[[Text], None],
         changed: Callable[[], None] = lambda: None,
+        markdown: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make a check of the latest answer, which is not started yet. `message` holds the answer's
         text in the dialogue, and `told` which of its tokens are verified. `say` prints a line;
-        `changed` is called when `status` may have changed."""
+        `changed` is called when `status` may have changed. With `markdown` the text is drawn so."""
         self._client = client
         self._conversation = conversation
         self._dialogue = dialogue
@@ -57,6 +59,7 @@ class OfflineCheck:
         self._told = told
         self._say = say
         self._changed = changed
+        self._markdown = markdown
         self._clock = clock
         self._heard_at = clock()
         """When the verifier last brought something."""
@@ -226,7 +229,7 @@ class OfflineCheck:
         final = self._told.text_of(0, self._told.final)
         end = final.rfind("\n") + 1
         if end > self._printed:
-            self._say(Text(safe_text(final[self._printed : end - 1])))
+            self._say_answer(Text(safe_text(final[self._printed : end - 1])))
             self._printed = end
 
     def _print_rest(self, text: str | None = None) -> None:
@@ -238,9 +241,16 @@ class OfflineCheck:
         rest = Text(safe_text(final[self._printed :]))
         if text is None:
             rest += Text(safe_text(self._told.text_of(self._told.final)), PROVISIONAL)
-        self._printed = len(final)
         if rest.plain:
-            self._say(rest)
+            self._say_answer(rest)
+        self._printed = len(final)
+
+    def _say_answer(self, text: Text) -> None:
+        """Print a part of the answer, which follows what of it is on the screen."""
+        if self._markdown:
+            before = self._begun + self._told.text_of()[: self._printed]
+            text = MarkdownLines(safe_text(before)).drawn(text)
+        self._say(text)
 
     def _over(self, done: Done) -> None:
         """Say that all of the answer is verified now: as it was, or as it was corrected."""

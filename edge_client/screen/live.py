@@ -15,6 +15,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from edge_client.events import AnswerSoFar, Done, Event, Link, Notice, Progress, Retract, Status
+from edge_client.screen.markdown import MarkdownLines
 from edge_client.screen.pipe import ENDS, View
 from edge_client.screen.words import tokens, waiting
 from moa.safe_text import safe_line, safe_text
@@ -43,11 +44,14 @@ class LiveView(View):
         context: int = 0,
         *,
         more: str = "",
+        markdown: MarkdownLines | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make a view for this terminal. `context` is how many tokens the context holds, if the
-        reader is to know how full it is; `more` says how to go on with an answer that was cut."""
+        reader is to know how full it is; `more` says how to go on with an answer that was cut.
+        `markdown` draws the lines; without it they are shown as they were written."""
         self._console = console
+        self._markdown = markdown
         self._context = context
         self._more = more
         self._clock = clock
@@ -78,14 +82,14 @@ class LiveView(View):
             case Link():
                 if event.state in _TROUBLE and event.detail and event.detail != self._link.detail:
                     # It stays on the screen: the text below it was written by the device.
-                    self._live.console.print(
+                    self._live.print_above(
                         Text(safe_line(f"{event.state}: {event.detail}"), style="yellow")
                     )
                 self._link = event
             case Retract():
                 self._withdrawn += event.stop - event.start
             case Notice():
-                self._live.console.print(Text(safe_line(event.message), style="yellow"))
+                self._live.print_above(Text(safe_line(event.message), style="yellow"))
             case Done():
                 self._rest = event.text[len(self._answer.text_of()) :]
             case _:
@@ -98,7 +102,10 @@ class LiveView(View):
         final = self._answer.text_of(0, self._answer.final)
         end = final.rfind("\n") + 1
         if end > self._printed:
-            self._live.console.print(Text(safe_text(final[self._printed : end - 1])))
+            lines = Text(safe_text(final[self._printed : end - 1]))
+            if self._markdown is not None:
+                lines = self._markdown.drawn(lines)
+            self._live.print_above(lines)
             self._printed = end
 
     def _render(self) -> RenderableType:
@@ -118,7 +125,8 @@ class LiveView(View):
         provisional = Text(safe_text(answer.text_of(answer.final)), PROVISIONAL)
         is_unverified = answer.done is not None and not answer.done.verified
         rest = Text(safe_text(self._rest), PROVISIONAL if is_unverified else "")
-        return final + provisional + rest
+        text = final + provisional + rest
+        return text if self._markdown is None else self._markdown.open_drawn(text)
 
     def status(self) -> Text:
         """Returns the status line: what happens now, and how much of the text is not verified."""
@@ -232,6 +240,12 @@ class Region(Live):
             console=console, refresh_per_second=12, transient=True, vertical_overflow="visible"
         )
         self._live_render = _Drawn(console)
+
+    def print_above(self, text: Text) -> None:
+        """Print text for good, above what is redrawn. The thread that redraws must not come between:
+        rich would erase the rows of the one drawing in the place of the other."""
+        with self._lock:
+            self.console.print(text)
 
 
 class _Drawn(LiveRender):

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from edge_client.screen.pipe import PipeView, View
+from moa.safe_text import safe_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,11 +34,13 @@ def make_view(
     console: Console | None = None,
     context: int = 0,
     more: str = "",
+    markdown_after: str | None = None,
     says_unverified: bool = True,
 ) -> View:
     """Returns the view for this output: of a terminal, of a pipe, or with `quiet` one that shows
     nothing. A terminal also says how much of the `context` is used, and with `more` how to go on
-    with an answer that was cut. `says_unverified` is for a pipe."""
+    with an answer that was cut; it draws Markdown if the text `markdown_after`, behind which the
+    answer goes on, is given, and NO_COLOR is not set. `says_unverified` is for a pipe."""
     if quiet:
         return View()
     if console is None and not _can_redraw():
@@ -45,11 +48,21 @@ def make_view(
     from rich.console import Console
 
     from edge_client.screen.live import LiveView
+    from edge_client.screen.markdown import MarkdownLines
 
     console = console or Console(highlight=False)
     if not console.is_terminal or console.is_dumb_terminal:
         return PipeView(says_unverified=says_unverified)
-    return LiveView(console, context, more=more)
+    markdown = None
+    if markdown_after is not None and draws_markdown(console):
+        markdown = MarkdownLines(safe_text(markdown_after))
+    return LiveView(console, context, more=more, markdown=markdown)
+
+
+def draws_markdown(console: Console) -> bool:
+    """Whether Markdown is drawn there: where it could not be seen that a word was bold, its marks
+    stay."""
+    return console.is_terminal and not console.is_dumb_terminal and not console.no_color
 
 
 def _can_redraw() -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,6 +66,29 @@ def shown(events: Sequence[Event], **how: Any) -> str:
     assert "\x1b]0" not in out.getvalue()
     assert "\x1b[2J" not in out.getvalue()
     return console.export_text()
+
+
+def on_screen(sent: str) -> list[list[tuple[str, str]]]:
+    """The rows that a terminal shows after it was sent this: characters with their style. It knows
+    no more of control sequences than what a redrawn region needs."""
+    rows: list[list[tuple[str, str]]] = [[]]
+    row = 0
+    style = ""
+    for text, code, kind in re.findall(
+        r"([^\x1b])|\x1b\[([?\d;]*)([A-Za-z])", sent.replace("\r", "")
+    ):
+        if kind == "m":
+            style = code if code != "0" else ""
+        elif kind == "A":
+            row -= int(code or 1)
+        elif kind == "K":
+            rows[row] = []
+        elif text == "\n":
+            row += 1
+            rows += [[]] * (row - len(rows) + 1)
+        elif text:
+            rows[row] = [*rows[row], (text, style)]
+    return rows
 
 
 def piped(events: Sequence[Event]) -> None:
@@ -192,6 +217,34 @@ def test_a_narrowed_window_is_erased_whole(before: int, after: int, rows: int) -
     region.stop()
     ups = [code for code in control.segment.control or () if code[0] is ControlType.CURSOR_UP]
     assert len(ups) == rows - 1
+
+
+def test_the_thread_that_redraws_does_not_come_between_a_line_and_its_drawing() -> None:
+    """It would erase the rows of a drawing that is not on the screen yet, and others with them."""
+    others: list[threading.Thread] = []
+    begins = threading.Event()
+
+    class Slow(Console):
+        """While a line waits to be written, the other thread redraws, if it can."""
+
+        def _write_buffer(self) -> None:
+            if begins.is_set() and not others:
+                others.append(threading.Thread(target=view._live.refresh))
+                others[0].start()
+                others[0].join(0.5)  # it has to wait for this very line
+            super()._write_buffer()
+
+    out = io.StringIO()
+    with LiveView(Slow(file=out, force_terminal=True, width=80)) as view:
+        for event in (Prompt(ids=[1]), Notice(message="first"), Notice(message="second")):
+            view.take(event)
+        view._live.refresh()
+        view.take(token(1, "one\ntwo\nthree\n", "provisional"))  # more rows than are drawn
+        begins.set()
+        view.take(Notice(message="third"))
+        others[0].join()
+    rows = ["".join(letter for letter, _ in row) for row in on_screen(out.getvalue())]
+    assert rows[:4] == ["first", "second", "third", "one"]
 
 
 def test_a_wait_without_news_is_counted_on_the_screen() -> None:
