@@ -62,8 +62,13 @@ class Recording:
         """Let the stream go on. The mark of its end becomes a comment, so that whoever reads from
         the beginning does not take it for the end; the numbers of frames stay."""
         self.closed = False
-        if self.frames[-1].endswith(f"{DONE}\n\n".encode()):
+        if self._is_ended:
             self.frames[-1] = b": continued\n\n"
+
+    @property
+    def _is_ended(self) -> bool:
+        """Whether the last frame is the mark of the end."""
+        return bool(self.frames) and self.frames[-1].endswith(f"{DONE}\n\n".encode())
 
     def close(self) -> None:
         """End the stream."""
@@ -78,8 +83,12 @@ class Recording:
 
     async def listen(self, after: int) -> AsyncGenerator[bytes, None]:
         """Yield the frames of the stream behind the first `after`, which the client has: those that
-        are kept, then others as they come, until the stream is closed."""
+        are kept, then others as they come, until the stream is closed. A client that has all of a
+        complete stream is sent its end once more: without it a stream counts as broken off, and is
+        asked for again and again."""
         self.listeners += 1
+        if self.closed and self._is_ended:
+            after = min(after, len(self.frames) - 1)
         try:
             while True:
                 news = self.news  # taken before looking, so that nothing is missed
@@ -140,7 +149,7 @@ class Recordings:
         if stream is None or stream.principal != principal:
             raise ApiError(
                 404,
-                f"no stream {id[:80]!r}: it never was, or is no longer kept",
+                f"no stream {id[:80]!r}: it is no longer kept, or was not asked for as resumable",
                 code="stream_not_found",
             )
         return stream

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from moa.api.errors import ApiError
-from moa.api.replay import Recordings, position
+from moa.api.http import DONE
+from moa.api.replay import Recording, Recordings, position
 
 
 class Clock:
@@ -105,3 +106,31 @@ def test_a_position_is_read_with_or_without_the_stream(text: str, number: int | 
         return
     with pytest.raises(ApiError):
         position(text, "a")
+
+
+async def rest_of(stream: Recording, after: int) -> list[bytes]:
+    """What a client is sent that has so many frames."""
+    return [frame async for frame in stream.listen(after)]
+
+
+async def test_who_comes_back_right_after_the_end_gets_the_rest_and_the_end() -> None:
+    """Also who has all of it: a stream without its end counts as broken off, and would be asked for
+    again and again."""
+    kept, _ = recordings()
+    stream = kept.open("a", "me")
+    for event in ({"text": "b"}, {"text": "c"}, DONE):
+        stream.add(event)
+    stream.close()
+    frames = stream.frames
+    for after in range(3):
+        assert await rest_of(stream, after) == frames[after:]
+    for after in (3, 4, 1000):
+        assert await rest_of(stream, after) == frames[2:]
+
+
+async def test_a_stream_that_was_stopped_has_no_end() -> None:
+    kept, _ = recordings()
+    stream = kept.open("a", "me")
+    stream.add({"text": "b"})
+    kept.drop(stream)
+    assert await rest_of(stream, 1) == []
