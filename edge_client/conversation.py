@@ -70,6 +70,7 @@ class Conversation:
         messages: Messages = (),
         raw: bool = False,
         prediction: Sequence[int] = (),
+        written: Sequence[int] = (),
         grammar: Grammar | None = None,
         **changes: Unpack[TurnChanges],
     ) -> AsyncGenerator[Event, None]:
@@ -79,8 +80,9 @@ class Conversation:
         A chat that outgrows the context loses its oldest messages, with a `Notice`; too many `ids`
         are refused. Ids that begin with the conversation so far continue it, with the KV caches of
         both ends. `messages` is the chat that the ids were made of, which some upstream engines
-        need. `prediction` is a text that the answer is expected to resemble, used as a draft. The
-        answer matches the `grammar`, also without a verifier.
+        need. `prediction` is a text that the answer is expected to resemble, used as a draft.
+        `written` is the answer, or its beginning, as this device has written it before: it is
+        checked, and not written again. The answer matches the `grammar`, also without a verifier.
         """
         settings = (
             dataclasses.replace(self._shared.settings, **changes)
@@ -114,6 +116,10 @@ class Conversation:
             matcher = await grammars.matcher(grammar, len(context)) if grammar is not None else None
             chat = [ChatMessage(message["role"], message["content"]) for message in messages]
             shell = self._prepare(context, settings, prediction, grammar, chat)
+            transcript = shell.machine.transcript
+            for token in written:
+                if not transcript.finish:
+                    transcript.extend(token)
             shell.worker.matcher = matcher
             yield Prompt(ids=context)
             if left_out:

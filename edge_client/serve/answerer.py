@@ -167,7 +167,8 @@ class EdgeAnswerer:
             turn = conversation.generate(
                 ids=encoded.ids,
                 messages=encoded.messages,
-                prediction=encoded.prediction,
+                prediction=() if ask.was_written else encoded.prediction,
+                written=self._written(ask, encoded),
                 grammar=encoded.grammar,
                 **changes,
             )
@@ -183,6 +184,13 @@ class EdgeAnswerer:
                     yield told
                     # While the client reads, nobody waits for the next event.
                     patience.client_took(clock() - sent)
+
+    def _written(self, ask: AnswerRequest, encoded: Encoded) -> list[int]:
+        """Returns the tokens of an answer that is only to be checked; none for another request."""
+        if not ask.was_written:
+            return []
+        end_tokens = sorted(self._client.device.codec.eos_ids)[:1] if ask.was_ended else []
+        return [*encoded.prediction, *end_tokens]
 
     def _longest(self, ask: AnswerRequest) -> int:
         """The most tokens that the answer may have: what the verifier allows, or what verifiers

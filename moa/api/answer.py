@@ -97,6 +97,10 @@ class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
     principal: str = ""
     grammar: Grammar | None = None
     """What the answer must match, unless it is a call."""
+    was_written: bool = False
+    """Whether the predicted text is this answer, as it was written before: it is to be checked, and
+    not written again. It is whole if `was_ended`."""
+    was_ended: bool = False
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):

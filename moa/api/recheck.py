@@ -2,7 +2,7 @@
 streams corrected.
 
 The target's text is a function of prompt, settings and seed. So an answer is asked for once more,
-with what was written as the prediction. Its stream is told what is verified as that becomes known:
+and what was written is compared with it. Its stream is told what is verified as that becomes known:
 the first difference withdraws what follows it, and the target's text comes as the target writes it.
 """
 
@@ -30,6 +30,9 @@ from moa.text_stream import common_prefix
 log = logging.getLogger("moa.api")
 _RECHECK_SECONDS = 0.5
 """Seconds between two looks at whether the verifier is there."""
+_LONGEST_PAUSE = 30.0
+"""Seconds before an answer is checked again that could not be verified: from the shortest on they
+are doubled each time."""
 _MOST_FAILURES = 3
 """Checks of one answer that may fail before it is given up."""
 
@@ -107,6 +110,10 @@ class Recheck:
     ask: AnswerRequest
     shape: Shape | ResponseShape
     failures: int = 0
+    not_before: float = 0.0
+    """When it may be checked again."""
+    _pause: float = _RECHECK_SECONDS
+    """Seconds before the next check, if the latest one verified nothing to the end."""
     _open: bool = field(default=False, init=False)
     """Whether the stream goes on because of this check."""
 
@@ -121,14 +128,21 @@ class Recheck:
             return True
         return ended.verified or self.failures >= _MOST_FAILURES
 
+    def tried(self, now: float) -> None:
+        """Note that a check has ended: if it could not verify the answer, the next one waits."""
+        self.not_before = now + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
     async def correct(self, answerer: Counted) -> None:
-        """Have the verifier write the answer once more, with what the device wrote as the
-        prediction, and correct the recorded stream as far as the two differ. Nothing is told if the
-        verifier is gone again before it has verified anything."""
+        """Have the verifier write the answer once more, beside what the device wrote, and correct
+        the recorded stream as far as the two differ. Nothing is told if the verifier is gone again
+        before it has verified anything. The device keeps its text, and writes none meanwhile."""
         before = self.shape.ends[0]
         correction = Correction(before.text)
         question = replace(self.ask.question, prediction=before.text)
-        ask = replace(self.ask, question=question)
+        ask = replace(
+            self.ask, question=question, was_written=True, was_ended=before.reason == "eos"
+        )
         try:
             encoded = await answerer.encode(ask)
             async with answerer.answering(ask, encoded) as answer:
@@ -199,6 +213,7 @@ class Rechecks:
     async def keep_checking(self) -> None:
         """Check the answers that the device has finished alone, one after another, whenever the
         verifier can be reached. Answers whose streams are no longer kept are forgotten."""
+        clock = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(_RECHECK_SECONDS)
             kept = set(self._kept)
@@ -208,8 +223,10 @@ class Rechecks:
                 if recheck.recording in kept and not recheck.over
             ]
             for recheck in self._waiting:
-                if recheck.recording.closed and self._answerer.status()["link"] == "online":
+                is_due = recheck.recording.closed and clock() >= recheck.not_before
+                if is_due and self._answerer.status()["link"] == "online":
                     await self._run(recheck)
+                    recheck.tried(clock())
 
     async def _run(self, recheck: Recheck) -> None:
         """One check; whoever stops the stream ends it, also before it has told anything."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from moa.api.answer import AnswerEvent, AnswerRequest, Began, Cut, Piece, Reading, Verified
-from moa.api.recheck import Correction
+from moa.api.recheck import Correction, Recheck
 from tests.api.scripted import PATIENCE, browser, ended, served
 
 WRITTEN = "the cat sat on the mat"
@@ -155,3 +155,14 @@ async def test_a_check_that_nobody_wants_ends_at_the_verifier(told: bool) -> Non
         id = first.headers["X-Request-Id"]
         assert (await client.delete(f"/v1/streams/{id}")).status_code == 204
         await answerer.closed.wait()
+
+
+def test_an_answer_that_cannot_be_verified_is_checked_ever_more_rarely() -> None:
+    """A verifier may be there and refuse for hours, as one whose budget is spent."""
+    nothing: Any = None
+    recheck = Recheck(nothing, nothing, nothing)
+    pauses = []
+    for _ in range(8):
+        recheck.tried(100.0)
+        pauses.append(recheck.not_before - 100.0)
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from edge_client import Adopt, Confirm, Done, EdgeClient, Link, Notice, Prompt, Retract, Token
 from edge_client.link import connection
@@ -129,6 +130,59 @@ async def test_a_silent_verifier_and_a_drafter_that_fails_end_an_answer(
             async with asyncio.timeout(300.0):
                 _ = [event async for event in edge.answer(ask, await edge.encode(ask))]
     assert (refused.value.status, refused.value.code) == (503, "no_answer")
+
+
+QUESTION = Question(messages=[{"role": "user", "content": "What is 17 plus 25?"}])
+
+
+async def check_of(client: EdgeClient, text: str) -> list[Any]:
+    """The events of the check of an answer that the device has written before."""
+    ask = AnswerRequest(
+        question=structs.replace(QUESTION, prediction=text),
+        mode="provisional",
+        patience=0.2,
+        was_written=True,
+        was_ended=True,
+    )
+    edge = EdgeAnswerer(client)
+    return [event async for event in edge.answer(ask, await edge.encode(ask))]
+
+
+@pytest.mark.parametrize("behaviour", ["silence", "busy for ever"])
+async def test_a_check_at_a_verifier_that_does_not_answer_writes_nothing(
+    behaviour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text is there already: to write it again would take as long as the answer took."""
+    runs: list[object] = []
+
+    async def run(worker: DrafterWorker, action: object) -> None:
+        runs.append(action)
+
+    monkeypatch.setattr(DrafterWorker, "run", run)
+    device = demo_device()
+    welcome = {"vocab_size": device.bundle.manifest.target.facts.vocab_size}
+    async with (
+        fake(BEHAVIOURS[behaviour], (60,), welcome) as made,
+        EdgeClient(device=device, verifier=made.url, offline_after=0.0) as client,
+    ):
+        await client.wait_online(10.0)
+        async with asyncio.timeout(60.0):
+            events = await check_of(client, "17 plus 25 is 43.")
+    ended = events[-1]
+    assert runs == []
+    assert (ended.text, ended.verified) == ("17 plus 25 is 43.", False)
+
+
+async def test_a_check_confirms_what_is_right_and_replaces_what_is_not() -> None:
+    async with verifier() as url, EdgeClient(verifier=url) as client:
+        await client.wait_online(60)
+        right = ""
+        async for event in client.generate("What is 17 plus 25?"):
+            right = event.text if isinstance(event, Done) else right
+        for text, is_cut in ((right, False), (right[:-3] + "9 x", True)):
+            events = await check_of(client, text)
+            assert any(isinstance(event, Cut) for event in events) == is_cut
+            assert (events[-1].text, events[-1].verified) == (right, True)
 
 
 async def test_a_link_without_a_word_is_not_called_online(
