@@ -24,6 +24,9 @@ PROVISIONAL = "dim italic"
 """The style of text that is not verified."""
 _LONG_SECONDS = 0.5
 """The wait for a first token is told if it was at least so long."""
+_OTHER_ROWS = 3
+"""Rows of the window that the redrawn text leaves: for the status, for the line that says that there
+is more of it, and for the cursor."""
 _TROUBLE = ("offline", "refused")
 """States of the link whose reason the reader should see."""
 _DOING = {
@@ -116,7 +119,7 @@ class LiveView(View):
         if drawn != self._drawn:
             self._drawn = drawn
             self._changed_at = self._clock()
-        return Group(text, _Status(status, self._changed_at, self._clock))
+        return Group(_Tail(text), _Status(status, self._changed_at, self._clock))
 
     def open_text(self) -> Text:
         """The text that is still redrawn, because its line goes on or it is not verified."""
@@ -170,6 +173,25 @@ class LiveView(View):
                 used = len(self._answer.prompt) + len(self._answer.texts)
                 line += f" · context {used} of {self._context}"
             self._console.print(Text(line, style="dim"))
+
+
+class _Tail:
+    """The end of a text, as much as the window has room for. Rows that were scrolled out of it could
+    not be erased: each redrawing would leave another copy of them behind."""
+
+    def __init__(self, text: Text) -> None:
+        self._text = text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        room = max(1, console.height - _OTHER_ROWS)
+        lines = self._text.split("\n", allow_blank=True)
+        end = Text("\n").join(lines[-room - 1 :])  # a line takes a row or more
+        rows = end.wrap(console, options.max_width)
+        if len(lines) <= room and len(rows) <= room:
+            yield self._text
+            return
+        yield Text("… what is above is printed when it is final", style="dim")
+        yield from rows[-room:]
 
 
 class _Status:

@@ -68,7 +68,7 @@ def shown(events: Sequence[Event], **how: Any) -> str:
     return console.export_text()
 
 
-def on_screen(sent: str) -> list[list[tuple[str, str]]]:
+def on_screen(sent: str, height: int = 10**6) -> list[list[tuple[str, str]]]:
     """The rows that a terminal shows after it was sent this: characters with their style. It knows
     no more of control sequences than what a redrawn region needs."""
     rows: list[list[tuple[str, str]]] = [[]]
@@ -80,7 +80,7 @@ def on_screen(sent: str) -> list[list[tuple[str, str]]]:
         if kind == "m":
             style = code if code != "0" else ""
         elif kind == "A":
-            row -= int(code or 1)
+            row = max(row - int(code or 1), len(rows) - height)  # not out of the window
         elif kind == "K":
             rows[row] = []
         elif text == "\n":
@@ -245,6 +245,24 @@ def test_the_thread_that_redraws_does_not_come_between_a_line_and_its_drawing() 
         others[0].join()
     rows = ["".join(letter for letter, _ in row) for row in on_screen(out.getvalue())]
     assert rows[:4] == ["first", "second", "third", "one"]
+
+
+def test_text_longer_than_the_window_is_no_more_than_once_on_the_screen() -> None:
+    out = io.StringIO()
+    lines = [f"line {number}" for number in range(60)]
+    lines[50] = "long " * 40
+    with LiveView(Console(file=out, force_terminal=True, width=80, height=24)) as view:
+        view.take(Prompt(ids=[1]))
+        for position, line in enumerate(lines, 1):
+            view.take(token(position, f"{line}\n", "provisional"))
+            view._live.refresh()
+        rows = ["".join(letter for letter, _ in row) for row in on_screen(out.getvalue(), 24)]
+        assert "line 59" in rows
+        assert "… what is above is printed when it is final" in rows
+        view.take(done("\n".join(lines) + "\n", verified=False))
+    rows = ["".join(letter for letter, _ in row) for row in on_screen(out.getvalue(), 24)]
+    shown = [row for row in rows if row.startswith("line ")]
+    assert shown == [line for line in lines if line.startswith("line ")]
 
 
 def test_a_wait_without_news_is_counted_on_the_screen() -> None:
