@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,6 +160,14 @@ class AcceptedRounds:
         return tuple(shares)
 
 
+class _RunningStates(NamedTuple):
+    """The running states of layers without a cache, after the first tokens of a text."""
+
+    tokens: int
+    """How many tokens of the text they have seen."""
+    states: list[Float]
+
+
 class Replay:
     """One continuation and the drafter's cache: it drafts after any token of the text."""
 
@@ -171,29 +179,47 @@ class Replay:
         self.held = len(trace.ids) if held is None else held
         self.rows: list[Float] = empty_cache(runner.spec)
         """Keys, then values, of each layer for the text's tokens so far, `[heads, tokens, width]`."""
-        self._states: list[Float] = []
-        """The running states after the text's first `_states_length` tokens."""
-        self._states_length = 0
+        self._latest = _RunningStates(0, [])
+        """The running states that the latest step over the text left."""
         # Cache rows depend on tokens alone, and on the records that carry some: all are made now.
         self.advance(len(trace.ids))
 
     def advance(self, end: int) -> None:
-        """Extend the drafter's cache to the text's first `end` tokens. In borrowed layers, whose
-        cache rows come with the activation records, the rows are those of the records as far as
-        these are there, and behind them the drafter's own."""
+        """Extend the drafter's cache to the text's first `end` tokens."""
         # Without records each token of a drafter of states reads what the one before it made.
-        at_once = 1 if self.runner.spec.features else _CHUNK
-        while (start := self.rows[0].shape[1]) < end:
-            stop = min(end, start + at_once)
-            out = self.runner.step(self._text(start, stop, start, queries=[stop - start - 1]))
-            self._states = out.states
-            self._states_length = stop
-            own_layers = len(out.rows) - len(self.trace.borrowed)
-            new_rows = out.rows[:own_layers]
-            for recorded, made in zip(self.trace.borrowed, out.rows[own_layers:], strict=True):
-                known = recorded[:, start : min(stop, self.held)]
-                new_rows.append(np.concatenate([known, made[:, known.shape[1] :]], axis=1))
-            self.rows = _appended(self.rows, new_rows)
+        tokens_at_once = 1 if self.runner.spec.features else _CHUNK
+        while self._cached_tokens < end:
+            start = self._cached_tokens
+            made_rows = self._run(start, min(end, start + tokens_at_once))
+            self.rows = _appended(self.rows, self._with_records(made_rows, start))
+
+    @property
+    def _cached_tokens(self) -> int:
+        """How many of the text's first tokens have rows in the cache."""
+        return self.rows[0].shape[1]
+
+    def _run(self, start: int, stop: int) -> list[Float]:
+        """Run the step over the text's tokens `start` to `stop - 1`, and keep the running states
+        that it leaves. Returns the cache rows that it makes."""
+        # A step predicts after one token at least. Nobody reads this prediction.
+        last_token = stop - start - 1
+        out = self.runner.step(self._text(start, stop, held=start, queries=[last_token]))
+        self._latest = _RunningStates(stop, out.states)
+        return out.rows
+
+    def _with_records(self, made_rows: list[Float], start: int) -> list[Float]:
+        """Returns the cache rows for the text's tokens from `start` on. Borrowed layers, the last
+        ones, take the rows that the activation records carry, as far as these are there. All other
+        rows are the drafter's own, `made_rows`."""
+        borrowed = self.trace.borrowed
+        own_count = len(made_rows) - len(borrowed)
+        rows = made_rows[:own_count]
+        for recorded, made in zip(borrowed, made_rows[own_count:], strict=True):
+            stop = start + made.shape[1]
+            known = recorded[:, start : min(stop, self.held)]
+            unknown = made[:, known.shape[1] :]
+            rows.append(np.concatenate([known, unknown], axis=1))
+        return rows
 
     def draft(self, pending: int, shape: TreeShape) -> int:
         """Draft a tree of this shape after the text's token at position `pending`; returns how many
@@ -215,31 +241,42 @@ class Replay:
         row_of_node = {-1: pending - 1}
         states = self._states_at(pending)
         cache = [rows[:, :pending] for rows in self.rows]
-        record_k, record_v = self._records(pending)
         while grower.frontier:  # the nodes of the latest level that are to be expanded
             parent_rows = [row_of_node[grower.parents[node]] for node in grower.frontier]
             for row, node in enumerate(grower.frontier, cache[0].shape[1]):
                 row_of_node[node] = row
-            tree_mask = grower.mask()
-            size = len(tree_mask)
-            sees_text = np.ones((size, pending), np.bool_)
-            out = self.runner.step(
-                StepInput(
-                    ids=grower.frontier_tokens,
-                    queries=range(size),
-                    positions=[pending + grower.level] * size,
-                    mask=np.concatenate([sees_text, tree_mask], axis=1),
-                    past=cache,
-                    record_k=record_k,
-                    record_v=record_v,
-                    feature_rows=parent_rows,
-                    states=states,
-                )
-            )
+            step = self._level(grower, pending, cache, parent_rows, states)
+            out = self.runner.step(step)
             states = out.states
             cache = _appended(cache, out.rows)
             grower.expand(out.top_tokens, out.top_logp)
         return grower.tree()
+
+    def _level(
+        self,
+        grower: TreeGrower,
+        pending: int,
+        cache: list[Float],
+        parent_rows: list[int],
+        states: list[Float],
+    ) -> StepInput:
+        """Returns the step over the latest level of a tree behind the text's token at position
+        `pending`. `parent_rows` are the cache rows of its nodes' parents."""
+        tree_mask = grower.mask()
+        size = len(tree_mask)
+        sees_text = np.ones((size, pending), np.bool_)
+        record_k, record_v = self._records(pending)
+        return StepInput(
+            ids=grower.frontier_tokens,
+            queries=range(size),
+            positions=[pending + grower.level] * size,
+            mask=np.concatenate([sees_text, tree_mask], axis=1),
+            past=cache,
+            record_k=record_k,
+            record_v=record_v,
+            feature_rows=parent_rows,
+            states=states,
+        )
 
     def rounds(self, shape: TreeShape) -> list[int]:
         """Decode the text as a device would, from the prompt to its end: draft, take the accepted
@@ -289,16 +326,12 @@ class Replay:
         beginning."""
         if not self.runner.spec.states:
             return []
-        if self._states_length > length:
-            self._states = []
-            self._states_length = 0
-        while self._states_length < length:
-            start = self._states_length
-            stop = min(length, start + _CHUNK)
-            step = self._text(start, stop, start, queries=[stop - start - 1])
-            self._states = self.runner.step(step).states
-            self._states_length = stop
-        return self._states
+        if self._latest.tokens > length:
+            self._latest = _RunningStates(0, [])
+        while self._latest.tokens < length:
+            start = self._latest.tokens
+            self._run(start, min(length, start + _CHUNK))
+        return self._latest.states
 
     def _records(self, held: int) -> tuple[Float | None, Float | None]:
         """Keys and values of the records of the text's first `held` tokens; None without records."""
@@ -345,17 +378,15 @@ def offline(runner: Runner, traces: Sequence[Continuation], *, cold: bool) -> Of
     unbroken = []
     before = 0
     for length in _LENGTHS:
-        hits: list[bool] = []
-        is_unbroken = []  # of each text that is so long
-        for hits_of_text in hits_of_texts:
-            hits += hits_of_text[before:length]
-            if len(hits_of_text) >= length:
-                is_unbroken.append(all(hits_of_text[:length]))
-        if not hits or not is_unbroken:
+        are_unbroken = [all(hits[:length]) for hits in hits_of_texts if len(hits) >= length]
+        if not are_unbroken:
             break  # no text is so long
+        since_before: list[bool] = []
+        for hits in hits_of_texts:
+            since_before += hits[before:length]
         lengths.append(length)
-        agreement.append(round(float(np.mean(hits)), 4))
-        unbroken.append(round(float(np.mean(is_unbroken)), 4))
+        agreement.append(round(float(np.mean(since_before)), 4))
+        unbroken.append(round(float(np.mean(are_unbroken)), 4))
         before = length
     return Offline(lengths=tuple(lengths), agreement=tuple(agreement), unbroken=tuple(unbroken))
 

@@ -29,30 +29,14 @@ def new_folder(
     bundle.
     """
     out = out.absolute()
-    _refuse_to_lose(out, force)
     parent = out.parent
+    _refuse_to_lose(out, force)
+    folder = _make_beside(out)
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        folder = parent / f".{out.name}.building-{secrets.token_hex(4)}"
-        folder.mkdir()
-    except OSError as error:
-        raise UsageError(f"cannot write to {parent}: {error.strerror}") from None
-    try:
-        free = shutil.disk_usage(parent).free
-        if free < needed:
-            raise UsageError(
-                f"not enough room in {parent}: about {gigabytes(needed)} wanted, {gigabytes(free)} free"
-            )
+        _check_room(parent, needed)
         yield folder
-        if trial:
-            return
-        if out.exists():
-            old = folder.with_name(folder.name.replace(".building-", ".old-"))
-            out.replace(old)
-            folder.replace(out)
-            shutil.rmtree(old)
-        else:
-            folder.replace(out)
+        if not trial:
+            _rename(folder, out)
     except MoaError:
         raise
     except Exception as error:
@@ -62,6 +46,39 @@ def new_folder(
         raise refusal from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_beside(out: Path) -> Path:
+    """Make an empty folder in the one of `out`, on whose disk it can be renamed. Returns its
+    path."""
+    folder = out.parent / f".{out.name}.building-{secrets.token_hex(4)}"
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()
+    except OSError as error:
+        raise UsageError(f"cannot write to {out.parent}: {error.strerror}") from None
+    return folder
+
+
+def _check_room(parent: Path, needed: int) -> None:
+    """Raise a `UsageError` if the disk of `parent` has fewer than `needed` bytes free."""
+    free = shutil.disk_usage(parent).free
+    if free < needed:
+        raise UsageError(
+            f"not enough room in {parent}: about {gigabytes(needed)} wanted, {gigabytes(free)} free"
+        )
+
+
+def _rename(folder: Path, out: Path) -> None:
+    """Give a complete folder the name `out`. A bundle that has this name is renamed first, and
+    removed at the end: a kill in between loses neither."""
+    if not out.exists():
+        folder.replace(out)
+        return
+    old = folder.with_name(folder.name.replace(".building-", ".old-"))
+    out.replace(old)
+    folder.replace(out)
+    shutil.rmtree(old)
 
 
 def clean_up_when_ended() -> None:

@@ -26,7 +26,7 @@ from export.forms import Workshop
 from export.kinds import OPSET, VariantKind, choose_kinds
 from export.parity import Case, compare, working_steps
 from export.plan import make_plan
-from export.runner import OrtRunner, TorchRunner, random_steps
+from export.runner import OrtRunner, StepInput, TorchRunner, random_steps
 from export.source import Source, load_source
 from export.static_forms import StaticShape
 from export.variants import Judge, make_dynamic, make_static
@@ -131,14 +131,7 @@ class _Build:
         with tempfile.TemporaryDirectory(dir=self.folder, prefix="work-") as work:
             target = self._target()
             chosen = self._draft_vocabulary(target)
-            size = self.source.vocabulary if chosen is None else len(chosen)
-            shop = Workshop(
-                source=self.source,
-                folder=Path(work),
-                top_k=min(self.settings.top_k, size),
-                draft_to_target=chosen,
-                int8_cpu=self.settings.int8_cpu,
-            )
+            shop = self._workshop(Path(work), chosen)
             self.say("exporting the graph and comparing it with torch")
             difference = self._parity(shop)
             reference = self._reference(target)
@@ -147,13 +140,21 @@ class _Build:
             for kind in self.kinds:
                 variants[kind.name] = self._variant(shop, kind, difference, reference)
             self._golden(variants)
-            calibration = reference.calibration() if reference else None
-            if calibration is not None:
-                self.say(
-                    f"on {calibration.prompts} held-out prompts {worth(calibration.acceptance.chain)}"
-                )
+            calibration = self._calibration(reference)
         tokenizer, vocabulary = write_shared(self.source, chosen, self.folder)
         self._manifest(shop.top_k, variants, tokenizer, vocabulary, calibration)
+
+    def _workshop(self, work: Path, chosen: NDArray[np.int64] | None) -> Workshop:
+        """Returns the workshop that makes the graphs in the folder `work`. `chosen` are the tokens
+        that the drafter may propose, None for all."""
+        vocabulary = self.source.vocabulary if chosen is None else len(chosen)
+        return Workshop(
+            source=self.source,
+            folder=work,
+            top_k=min(self.settings.top_k, vocabulary),
+            draft_to_target=chosen,
+            int8_cpu=self.settings.int8_cpu,
+        )
 
     def _target(self) -> Target | None:
         """Returns the whole target model if its answers are needed, to calibrate with or to choose
@@ -227,6 +228,15 @@ class _Build:
         runner = TorchRunner(self.source, min(self.settings.top_k, self.source.vocabulary))
         return Reference(traces, runner, names)
 
+    def _calibration(self, reference: Reference | None) -> Calibration | None:
+        """Measure what a device expects of this drafter, and tell what it is worth; None without
+        the target's answers."""
+        if reference is None:
+            return None
+        measured = reference.calibration()
+        self.say(f"on {measured.prompts} held-out prompts {worth(measured.acceptance.chain)}")
+        return measured
+
     def _variant(
         self, shop: Workshop, kind: VariantKind, difference: float, reference: Reference | None
     ) -> Variant:
@@ -283,7 +293,7 @@ class _Build:
             tokenizer=tokenizer,
             vocabulary=vocabulary,
             cache=source.spec.cache,
-            records=self._records(),
+            records=self._record_format(),
             top_k=top_k,
             default_variant=default_variant,
             variants=variants,
@@ -291,29 +301,40 @@ class _Build:
             files={},
         )
         (self.folder / "README.md").write_text(model_card(manifest), encoding="utf-8")
+        # The card is one of the files that it lists.
+        write_manifest(self.folder, msgspec.structs.replace(manifest, files=self._files()))
+
+    def _files(self) -> dict[str, FileEntry]:
+        """Returns all files of the bundle, each with its hash and size."""
         files = {}
         for path in sorted(self.folder.rglob("*")):
             if path.is_file():
                 name = path.relative_to(self.folder).as_posix()
                 files[name] = FileEntry(sha256=sha256(path), size=path.stat().st_size)
-        write_manifest(self.folder, msgspec.structs.replace(manifest, files=files))
+        return files
 
-    def _records(self) -> RecordFormat | None:
+    def _record_format(self) -> RecordFormat | None:
         """Returns the format of the activation records that a verifier sends to the drafter: the
-        target's hidden states, as keys and values that the drafter reads. None if the drafter reads
-        none."""
-        spec = self.source.spec
-        if spec.records is None and not spec.borrowed:
+        target's hidden states, as keys and values that the drafter's layers read. None if the
+        drafter reads none."""
+        cache = self.source.spec.cache
+        # Borrowed layers keep their keys and values in the cache, and take them from records as far
+        # as these are there. They are the last of the cache's layers.
+        own_layers = len(cache) - self.source.spec.borrowed
+        borrowed = cache[own_layers:]
+        # Cross-attention reads nothing but records.
+        crossing = self.source.spec.records
+        if crossing is None and not borrowed:
             return None
-        # A drafter without cross-attention reads records only as rows of its cache: then a record
-        # has no heads beside those of these layers.
-        heads = spec.records or KVHeads(kv_heads=0, head_dim=spec.cache[0].head_dim)
+        if crossing is None:
+            # Without it records have rows for the borrowed layers alone. A format always has a part
+            # for cross-attention: here one of no heads, as wide as those of the cache.
+            crossing = KVHeads(kv_heads=0, head_dim=cache[0].head_dim)
         return RecordFormat(
-            kv_heads=heads.kv_heads,
-            head_dim=heads.head_dim,
+            kv_heads=crossing.kv_heads,
+            head_dim=crossing.head_dim,
             rope_theta=self.source.module.config.rope_theta,
-            # The layers that read borrowed rows are the last of the graph's cache.
-            borrowed=spec.cache[len(spec.cache) - spec.borrowed :],
+            borrowed=borrowed,
         )
 
     def _recipe(self) -> dict[str, Any]:
@@ -342,17 +363,22 @@ def step_times(
         runner = OrtRunner(model, spec, threads=count)
         for width in STEPS:
             (step,) = random_steps(spec, vocabulary, sizes=((width, width, PAST, RECORDS),))
-            feeds = {name: np.ascontiguousarray(value) for name, value in step.feeds(spec).items()}
-            for _ in range(_WARM_UP_RUNS):
-                runner.session.run(None, feeds)
-            samples: list[float] = []
-            while sum(samples) < seconds or len(samples) < _LEAST_RUNS:
-                start = perf_counter()
-                runner.session.run(None, feeds)
-                samples.append(perf_counter() - start)
-            milliseconds = 1000 * statistics.median(samples)
+            milliseconds = 1000 * _median_seconds(runner, step, seconds)
             times.append(StepTime(tokens=width, threads=count, ms=round(milliseconds, 4)))
     return tuple(times)
+
+
+def _median_seconds(runner: OrtRunner, step: StepInput, seconds: float) -> float:
+    """Returns the median time of this step, which is run again and again for about `seconds`."""
+    feeds = {name: np.ascontiguousarray(value) for name, value in step.feeds(runner.spec).items()}
+    for _ in range(_WARM_UP_RUNS):
+        runner.session.run(None, feeds)
+    samples: list[float] = []
+    while sum(samples) < seconds or len(samples) < _LEAST_RUNS:
+        start = perf_counter()
+        runner.session.run(None, feeds)
+        samples.append(perf_counter() - start)
+    return statistics.median(samples)
 
 
 _WARM_UP_RUNS = 3

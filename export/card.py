@@ -15,9 +15,22 @@ def model_card(manifest: Manifest) -> str:
 
 def _lines(manifest: Manifest) -> Iterator[str]:
     """Yield the card's lines: what the bundle is, its variants, step times and calibration."""
-    facts = manifest.target.facts
     yield f"# Drafter for {manifest.target.source}"
     yield ""
+    yield from _introduction(manifest)
+    yield ""
+    yield from _facts(manifest)
+    yield ""
+    yield "## Variants"
+    yield ""
+    yield from _variants(manifest)
+    yield ""
+    yield from _times(manifest)
+    yield from _calibration(manifest)
+
+
+def _introduction(manifest: Manifest) -> Iterator[str]:
+    """Yield what a drafter is, and where the card's figures come from."""
     if manifest.records:
         yield "A drafter: a small language model that guesses what its target will say, from the"
         yield "text alone or with the target's activations as they trickle in. A verifier that runs the target makes"
@@ -25,7 +38,11 @@ def _lines(manifest: Manifest) -> Iterator[str]:
     else:
         yield "A small language model that drafts for a larger one, without its activations."
     yield "Made by `moa-export`; every figure below was measured when it was built, none is typed in by hand."
-    yield ""
+
+
+def _facts(manifest: Manifest) -> Iterator[str]:
+    """Yield the table of what the bundle was made of."""
+    facts = manifest.target.facts
     yield "| | |"
     yield "|---|---|"
     shape = f"{facts.family}, {facts.layers} layers, hidden size {facts.hidden_size}"
@@ -38,9 +55,10 @@ def _lines(manifest: Manifest) -> Iterator[str]:
         yield f"| activation record | {manifest.records.numbers} numbers a token |"
     tools = ", ".join(f"{name} {version}" for name, version in manifest.producer.items())
     yield f"| made | {manifest.created}, {tools} |"
-    yield ""
-    yield "## Variants"
-    yield ""
+
+
+def _variants(manifest: Manifest) -> Iterator[str]:
+    """Yield the table of variants, and how each was checked."""
     columns = (
         "runtime",
         "precision",
@@ -57,9 +75,6 @@ def _lines(manifest: Manifest) -> Iterator[str]:
     yield ""
     for name, variant in manifest.variants.items():
         yield f"* **{name}**: {variant.checked} with {variant.checked_with}. {variant.notes}".rstrip()
-    yield ""
-    yield from _times(manifest)
-    yield from _calibration(manifest)
 
 
 def _table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> Iterator[str]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from export.atomic_folder import clean_up_when_ended, new_folder
 from export.kinds import choose_kinds
@@ -18,6 +18,9 @@ from moa.cli.command_line import CommandParser, given_fields
 from moa.demo import paths
 from moa.errors import UsageError, run_cli
 from moa.safe_text import safe_text
+
+if TYPE_CHECKING:
+    from export.build import BuildSettings
 
 PROGRAM = "moa-export"
 _INT8_CPUS = ("avx512_vnni", "avx2")
@@ -39,8 +42,22 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
+    _add_build_options(
+        commands.add_parser("build", help="export, quantize, check and pack a drafter")
+    )
+    _add_setup_options(
+        commands.add_parser(
+            "setup",
+            help="a target and a small sibling: everything that server and device need",
+            description="Makes the bundle of a small model of the target's family, as it is or with an attention to the"
+            " target's activation records that is trained here, and prints the commands for server and device.",
+        )
+    )
+    return top
 
-    build = commands.add_parser("build", help="export, quantize, check and pack a drafter")
+
+def _add_build_options(build: argparse.ArgumentParser) -> None:
+    """Add the options of `moa-export build`."""
     build.add_argument(
         "-t", "--target", help="hub id or folder of the target (default: the embedded pair's)"
     )
@@ -103,12 +120,9 @@ def parser() -> argparse.ArgumentParser:
     build.add_argument("--json", action="store_true", help="the result as JSON on stdout")
     build.set_defaults(run=_build)
 
-    setup = commands.add_parser(
-        "setup",
-        help="a target and a small sibling: everything that server and device need",
-        description="Makes the bundle of a small model of the target's family, as it is or with an attention to the"
-        " target's activation records that is trained here, and prints the commands for server and device.",
-    )
+
+def _add_setup_options(setup: argparse.ArgumentParser) -> None:
+    """Add the options of `moa-export setup`."""
     setup.add_argument("target", help="hub id or folder of the target")
     setup.add_argument(
         "--sibling", required=True, metavar="MODEL", help="small model of the same tokenizer"
@@ -144,12 +158,29 @@ def parser() -> argparse.ArgumentParser:
     setup.add_argument("--force", action="store_true", help="replace the bundle in --out")
     setup.add_argument("--json", action="store_true", help="the result as JSON on stdout")
     setup.set_defaults(run=_setup)
-    return top
 
 
 def _build(args: argparse.Namespace) -> None:
     """Run `moa-export build`: print the plan with --dry-run, or build the bundle and describe it."""
     # Mistakes come first: torch and the exporter take seconds to import.
+    _check_build(args)
+    from export.build import build
+    from export.plan import make_plan
+
+    clean_up_when_ended()
+    is_embedded = not args.target
+    target, drafter = embedded_sources() if is_embedded else (args.target, args.drafter)
+    if args.dry_run:
+        plan = make_plan(target, drafter, args.variant, args.draft_vocab)
+        _show(plan.as_dict(), args.json, plan.lines())
+        return
+    settings = _build_settings(args, target, drafter, with_embedded_prompts=is_embedded)
+    _show_bundle(build(settings, say=_say), args.json)
+
+
+def _check_build(args: argparse.Namespace) -> None:
+    """Raise a `UsageError` for options of `moa-export build` that contradict each other, and for
+    files and folders that cannot be read or written."""
     if bool(args.target) != bool(args.drafter):
         raise UsageError(
             "--target and --drafter belong together", hint="leave out both for the embedded pair"
@@ -158,22 +189,20 @@ def _build(args: argparse.Namespace) -> None:
     if args.out is None and not args.dry_run:
         raise UsageError("--out is missing", hint="--out DIR for the new bundle, or --dry-run")
     _check_place(args, args.out)
-    from export.build import BuildSettings, build
-    from export.plan import make_plan
+
+
+def _build_settings(
+    args: argparse.Namespace, target: str, drafter: str, *, with_embedded_prompts: bool
+) -> BuildSettings:
+    """Returns the settings of a build from its options. The embedded pair brings prompts to measure
+    with, unless files with others are given, and prompts to choose a draft vocabulary by."""
+    from export.build import BuildSettings
     from export.static_forms import StaticShape
 
-    clean_up_when_ended()
     prompts: tuple[str, ...] = ()
     vocab_prompts: tuple[str, ...] = ()
-    if args.target:
-        target, drafter = args.target, args.drafter
-    else:
-        target, drafter = embedded_sources()
+    if with_embedded_prompts:
         prompts, vocab_prompts = embedded_prompts()
-    if args.dry_run:
-        plan = make_plan(target, drafter, args.variant, args.draft_vocab)
-        _show(plan.as_dict(), args.json, plan.lines())
-        return
     if args.calibration:
         prompts = ()  # the given ones are in files
     fields = given_fields(args, BuildSettings)
@@ -185,8 +214,7 @@ def _build(args: argparse.Namespace) -> None:
         "prompts": prompts,
         "static_shape": StaticShape(*args.npu_shape),
     }
-    bundle = build(BuildSettings(**fields), say=_say)
-    _show_bundle(bundle, args.json)
+    return BuildSettings(**fields)
 
 
 def _setup(args: argparse.Namespace) -> None:

@@ -3,7 +3,7 @@ and what comes before and after it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,11 @@ from export.source import Source
 from export.storage import WeightedModel, quiet
 from export.tables import BlockTable, FloatTable, Int8Table, Table, UnpackedTable
 from moa.drafters.graph import Sizes
+
+MakeTable = Callable[[str, NDArray[np.float32]], Table]
+"""Makes a table of its name and the float32 rows of a matrix."""
+_Value = tuple[str, int, Sizes]
+"""An input or output of a graph: its name, its type in ONNX, and its sizes."""
 
 
 @dataclass(frozen=True)
@@ -112,14 +117,11 @@ class Workshop:
         layers = block_layers(self.layers(opset), bits=4, block=blocks.block)
         return self._graph(layers, table)
 
-    def _graph(
-        self, layers: onnx.ModelProto, table: Callable[[str, NDArray[np.float32]], Table]
-    ) -> WeightedModel:
+    def _graph(self, layers: onnx.ModelProto, table: MakeTable) -> WeightedModel:
         """Returns the whole step of a drafter as one graph: the embedding, these layers, the head
-        and the choice of the likeliest tokens. `table` makes a matrix of a name and its rows, in
-        some precision; `docs/export.md` has the inputs and outputs."""
+        and the choice of the likeliest tokens. `table` decides in which precision the matrices
+        are stored; `docs/export.md` has the inputs and outputs."""
         model = WeightedModel.take(layers)
-        spec = self.source.spec
         graph = model.proto.graph
         types = {
             value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)
@@ -129,34 +131,49 @@ class Workshop:
         del graph.input[:]
         del graph.output[:]
         # Nodes are in the order in which they are computed.
-        embedding = table("embedding", self.source.embedding())
-        head = embedding if self.tied else table("head", self.head_rows)
-        shared = self.source.shared
-        self._embed(model, embedding, "x", shared.embedding_scale)
-        if shared.per_layer is not None:
-            per_layer = table("per_layer", self.source.per_layer())
-            self._embed(model, per_layer, "per_layer", shared.per_layer_scale)
+        head = self._embeddings(model, table)
         graph.node.extend(layer_nodes)
         self._project(model, head)
-        inputs: list[tuple[str, int, Sizes]] = [("ids", TensorProto.INT64, (1, "T"))]
-        for name, shape in spec.inputs.items():
-            if name not in spec.embedded:
-                inputs.append((name, types[name], shape))
-        inputs.append(("scale", TensorProto.FLOAT, (1,)))
-        inputs.append(("noise", TensorProto.FLOAT, (1, "n", "v")))
-        best: Sizes = (1, "N", self.top_k)
-        outputs: list[tuple[str, int, Sizes]] = [
-            ("top_logp", TensorProto.FLOAT, best),
-            ("top_tokens", TensorProto.INT64, best),
-        ]
-        for name, shape in spec.rows.items():
-            outputs.append((name, types[name], shape))
-        graph.input.extend(helper.make_tensor_value_info(*value) for value in inputs)
-        graph.output.extend(helper.make_tensor_value_info(*value) for value in outputs)
+        graph.input.extend(helper.make_tensor_value_info(*value) for value in self._inputs(types))
+        graph.output.extend(helper.make_tensor_value_info(*value) for value in self._outputs(types))
         graph.name = "drafter_step"
         model.proto.producer_name = "moa-export"
         del graph.value_info[:]  # the exporter's shapes, which are wrong after quantization
         return model
+
+    def _embeddings(self, model: WeightedModel, table: MakeTable) -> Table:
+        """Add the nodes from the tokens' ids to the layers' inputs. Returns the table of the head,
+        which may be the embedding's."""
+        shared = self.source.shared
+        embedding = table("embedding", self.source.embedding())
+        head = embedding if self.tied else table("head", self.head_rows)
+        self._embed(model, embedding, "x", shared.embedding_scale)
+        if shared.per_layer is not None:
+            per_layer = table("per_layer", self.source.per_layer())
+            self._embed(model, per_layer, "per_layer", shared.per_layer_scale)
+        return head
+
+    def _inputs(self, types: Mapping[str, int]) -> list[_Value]:
+        """Returns the inputs of the whole step; `types` are those of the layers' values."""
+        spec = self.source.spec
+        inputs: list[_Value] = [("ids", TensorProto.INT64, (1, "T"))]
+        for name, shape in spec.inputs.items():
+            if name not in spec.embedded:  # else the graph makes it of the ids
+                inputs.append((name, types[name], shape))
+        inputs.append(("scale", TensorProto.FLOAT, (1,)))
+        inputs.append(("noise", TensorProto.FLOAT, (1, "n", "v")))
+        return inputs
+
+    def _outputs(self, types: Mapping[str, int]) -> list[_Value]:
+        """Returns the outputs of the whole step; `types` are those of the layers' values."""
+        best: Sizes = (1, "N", self.top_k)
+        outputs: list[_Value] = [
+            ("top_logp", TensorProto.FLOAT, best),
+            ("top_tokens", TensorProto.INT64, best),
+        ]
+        for name, shape in self.source.spec.rows.items():
+            outputs.append((name, types[name], shape))
+        return outputs
 
     def _embed(self, model: WeightedModel, table: Table, out: str, factor: float) -> None:
         """From `ids` to rows of a table, times a factor."""
@@ -171,20 +188,7 @@ class Workshop:
     def _project(self, model: WeightedModel, table: Table) -> None:
         """Add the nodes from the layers' `hidden` states to the likeliest tokens, `top_tokens`, and
         their log-probabilities, `top_logp`."""
-        cap = self.source.shared.logit_softcap
-        factor = self.source.shared.logit_scale
-        uncapped = "logits" if cap is None else "logits_uncapped"
-        if factor == 1.0:
-            table.project(model, "hidden", uncapped)
-        else:
-            table.project(model, "hidden", "logits_unscaled")
-            scale = model.constant("logit_scale", np.array(factor, np.float32))
-            model.node("Mul", ["logits_unscaled", scale], [uncapped])
-        if cap is not None:  # some models bend their logits: cap * tanh(logits / cap)
-            limit = model.constant("logit_softcap", np.array(cap, np.float32))
-            over_cap = model.node("Div", ["logits_uncapped", limit], ["logits_over_cap"])
-            bent = model.node("Tanh", [over_cap], ["logits_bent"])
-            model.node("Mul", [bent, limit], ["logits"])
+        self._logits(model, table)
         # `scale` is 1 / temperature, and `noise` makes sampling a choice of the largest.
         scaled = model.node("Mul", ["logits", "scale"], ["logits_scaled"])
         noisy = model.node("Add", [scaled, "noise"], ["logits_noisy"])
@@ -196,6 +200,25 @@ class Workshop:
             model.node("TopK", [logp, k], ["top_logp", "top_draft_ids"])
             ids = model.constant("draft_to_target", self.draft_to_target)
             model.node("Gather", [ids, "top_draft_ids"], ["top_tokens"])
+
+    def _logits(self, model: WeightedModel, table: Table) -> None:
+        """Add the nodes from the layers' `hidden` states to `logits`."""
+        cap = self.source.shared.logit_softcap
+        factor = self.source.shared.logit_scale
+        uncapped = "logits" if cap is None else "logits_uncapped"
+        if factor == 1.0:
+            table.project(model, "hidden", uncapped)
+        else:
+            table.project(model, "hidden", "logits_unscaled")
+            scale = model.constant("logit_scale", np.array(factor, np.float32))
+            model.node("Mul", ["logits_unscaled", scale], [uncapped])
+        if cap is None:
+            return
+        # Some models bend their logits: cap * tanh(logits / cap).
+        limit = model.constant("logit_softcap", np.array(cap, np.float32))
+        over_cap = model.node("Div", [uncapped, limit], ["logits_over_cap"])
+        bent = model.node("Tanh", [over_cap], ["logits_bent"])
+        model.node("Mul", [bent, limit], ["logits"])
 
 
 def int8_layers(layers: Path, work: Path, cpu: str) -> tuple[Path, str]:
@@ -276,30 +299,37 @@ def unpacked_layers(layers: Path) -> onnx.ModelProto:
     graph = model.graph
     weights = {tensor.name: tensor for tensor in graph.initializer}
     factors = [node.input[1] for node in graph.node if node.op_type == "MatMul"]
-    unpacking = []
+    unpacking: list[onnx.NodeProto] = []
     for name in dict.fromkeys(factors):  # each once
         if name not in weights:
             continue  # an activation
-        value = numpy_helper.to_array(weights[name])
-        scale = np.abs(value).max(axis=-2, keepdims=True) / np.float32(127)
-        scale[scale == 0] = 1
-        codes = np.rint(value / scale).astype(np.int8)
-        codes_name = f"{name}.int8"
-        wide_name = f"{name}.wide"
-        scale_name = f"{name}.scale"
+        codes, scale = _codes_and_scale(numpy_helper.to_array(weights[name]))
         graph.initializer.remove(weights[name])
-        graph.initializer.append(numpy_helper.from_array(codes, codes_name))
-        graph.initializer.append(numpy_helper.from_array(scale, scale_name))
-        unpacking.append(
-            helper.make_node("Cast", [codes_name], [wide_name], wide_name, to=TensorProto.FLOAT)
-        )
-        unpacking.append(
-            helper.make_node("Mul", [wide_name, scale_name], [name], f"{name}.unpacked")
-        )
+        graph.initializer.append(numpy_helper.from_array(codes, f"{name}.int8"))
+        graph.initializer.append(numpy_helper.from_array(scale, f"{name}.scale"))
+        unpacking += _unpacking_nodes(name)
     nodes = [*unpacking, *graph.node]
     del graph.node[:]
     graph.node.extend(nodes)
     return model
+
+
+def _codes_and_scale(
+    weight: NDArray[np.float32],
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Returns a matrix as integers of eight bits, and the scale of each of its columns."""
+    scale = np.abs(weight).max(axis=-2, keepdims=True) / np.float32(127)
+    scale[scale == 0] = 1  # a column of zeros
+    return np.rint(weight / scale).astype(np.int8), scale
+
+
+def _unpacking_nodes(name: str) -> list[onnx.NodeProto]:
+    """Returns the nodes that multiply a matrix's integers and scales, which are stored as
+    `name.int8` and `name.scale`, into the float32 matrix `name`."""
+    wide = f"{name}.wide"
+    to_float = helper.make_node("Cast", [f"{name}.int8"], [wide], wide, to=TensorProto.FLOAT)
+    multiply = helper.make_node("Mul", [wide, f"{name}.scale"], [name], f"{name}.unpacked")
+    return [to_float, multiply]
 
 
 def products_of_activations(model: onnx.ModelProto) -> list[str]:

@@ -138,23 +138,15 @@ def _step(
     are a chain, or a random tree if there are several queries, the tokens whose predictions are
     wanted."""
     parents = _parents(case, rng, spec)
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(0 if parent < 0 else depths[parent] + 1)
-    rows_held = case.past + case.unused
-    sees_past = np.zeros((case.tokens, rows_held), np.bool_)
-    sees_past[:, : case.past] = True
-    if case.unused:  # a rejected branch leaves a row that nobody sees, too
-        sees_past[:, case.past // 2] = False
     queries = [case.tokens - 1]
     if case.queries > 1:
         queries = sorted(rng.choice(case.tokens, case.queries, replace=False).tolist())
     step = StepInput(
         ids=ids,
         queries=queries,
-        positions=[case.past + depth for depth in depths],
-        mask=np.concatenate([sees_past, ancestors(np.array([parents]))[0]], axis=1),
-        past=[rows[:, :rows_held] for rows in cache],
+        positions=[case.past + depth for depth in _depths(parents)],
+        mask=np.concatenate([_sees_past(case), ancestors(np.array([parents]))[0]], axis=1),
+        past=[rows[:, : case.past + case.unused] for rows in cache],
     )
     if records is not None and case.records:
         keys, values = records
@@ -163,6 +155,23 @@ def _step(
     if spec.features:
         step.feature_rows = rng.integers(-1, case.past, case.tokens).tolist()
     return step
+
+
+def _depths(parents: Sequence[int]) -> list[int]:
+    """Returns the depth of each node of a tree: 0 for one without a parent."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    return depths
+
+
+def _sees_past(case: Case) -> NDArray[np.bool_]:
+    """Returns which rows of the cache each token of a case sees, `(tokens, past + unused)`."""
+    mask = np.zeros((case.tokens, case.past + case.unused), np.bool_)
+    mask[:, : case.past] = True
+    if case.unused:  # a rejected branch leaves a row that nobody sees, too
+        mask[:, case.past // 2] = False
+    return mask
 
 
 def _parents(case: Case, rng: np.random.Generator, spec: GraphSpec) -> list[int]:

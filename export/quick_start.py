@@ -17,6 +17,7 @@ from typing import Any
 from moa import __version__
 from moa.bundle import MANIFEST, SCHEMA
 from moa.cli.command_line import CommandParser
+from moa.config import TargetFacts
 from moa.errors import UsageError, run_cli
 from moa.process.memory import available_bytes
 from moa.process.user_folders import cache_folder
@@ -60,15 +61,39 @@ def plan_pair(target: str, sibling: str, *, dtype: str = "auto") -> dict[str, An
     files' headers alone: sizes, times, and the folder of their bundle. Raises for what cannot work:
     another tokenizer, an unsupported family, too little memory or disk."""
     from export.setup import Setup, make_setup_plan
-    from moa.gguf.reader import is_gguf
-    from moa.llama import memory_plan as llama_memory
-    from moa.target.contract import LoadOptions
-    from moa.target.loading import read_facts, tokenizer_hash_of
-    from moa.target.memory_plan import plan_memory
+    from moa.target.loading import read_facts
 
     facts, _ = read_facts(target, identify=False)
+    bundle = cache_folder("bundles") / _bundle_name(target, sibling, facts)
+    plan = make_setup_plan(Setup(target, sibling, bundle))
+    is_made = (bundle / MANIFEST).is_file()
+    bundle.parent.mkdir(parents=True, exist_ok=True)
+    if not is_made:
+        _check_disk(bundle.parent, plan.export.disk)
+        _check_memory(plan.export.memory)
+    memory = _verifier_memory(target, dtype)
+    lines = list(plan.lines())
+    if memory is not None:
+        lines.append(f"the verifier {memory}")
+    return {
+        "bundle": str(bundle),
+        "made": is_made,
+        "seconds": plan.export.seconds,
+        "disk_bytes": plan.export.disk,
+        "bundle_bytes": plan.export.variant_bytes,
+        "target": dataclasses.asdict(facts),
+        "memory": None if memory is None else memory.figures,
+        "lines": lines,
+    }
+
+
+def _bundle_name(target: str, sibling: str, facts: TargetFacts) -> str:
+    """Returns the name of the folder of a pair's bundle. It has a hash of all that the bundle is
+    made of: a bundle that was made of anything else gets another name."""
+    from moa.gguf.reader import is_gguf
+    from moa.target.loading import read_facts, tokenizer_hash_of
+
     _, sibling_folder = read_facts(sibling, identify=False)
-    # A bundle that was made of anything else gets another name.
     made_of = [
         json.dumps(dataclasses.asdict(facts)),
         tokenizer_hash_of(target),
@@ -77,46 +102,45 @@ def plan_pair(target: str, sibling: str, *, dtype: str = "auto") -> dict[str, An
         __version__,
     ]
     key = hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:12]
-    name = f"{_short(target)}+{_short(sibling)}-{key}"
-    bundle = cache_folder("bundles") / name
-    setup = Setup(target, sibling, bundle)
-    plan = make_setup_plan(setup)
-    made = (bundle / MANIFEST).is_file()
-    bundle.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(bundle.parent).free
-    if not made and free < plan.export.disk:
+    return f"{_short(target)}+{_short(sibling)}-{key}"
+
+
+def _check_disk(folder: Path, needed: int) -> None:
+    """Raise a `UsageError` if the disk of this folder has fewer than `needed` bytes free."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
         raise UsageError(
-            f"the bundle takes {plan.export.disk / 1e9:.1f} GB of disk while it is made, and"
-            f" {bundle.parent} has {free / 1e9:.1f} GB free",
+            f"the bundle takes {needed / 1e9:.1f} GB of disk while it is made, and"
+            f" {folder} has {free / 1e9:.1f} GB free",
             hint="set XDG_CACHE_HOME to a folder on another disk",
         )
-    capacity = Limits.max_context_tokens + Limits.max_tree_nodes
+
+
+def _check_memory(needed: int) -> None:
+    """Raise a `UsageError` if fewer than `needed` bytes of memory are free."""
     available = available_bytes()
-    if not made and 0 < available < plan.export.memory:
+    is_known = available > 0
+    if is_known and available < needed:
         raise UsageError(
-            f"making the bundle takes {plan.export.memory / 1e9:.1f} GB of memory, and"
+            f"making the bundle takes {needed / 1e9:.1f} GB of memory, and"
             f" {available / 1e9:.1f} GB are free",
             hint="free some, or make it on another machine with moa-export setup",
         )
+
+
+def _verifier_memory(target: str, dtype: str) -> Any:
+    """Returns the plan of the memory that a verifier with default settings takes; None where that
+    cannot be told. Raises if this machine has too little."""
+    from moa.gguf.reader import is_gguf
+    from moa.llama import memory_plan as llama_memory
+    from moa.target.contract import LoadOptions
+    from moa.target.memory_plan import plan_memory
+
+    capacity = Limits.max_context_tokens + Limits.max_tree_nodes
     options = LoadOptions(slots=_SLOTS, kv_tokens=_KV_TOKENS, capacity=capacity)
-    memory: Any = None
     if is_gguf(target):
-        memory = llama_memory.plan_memory(Path(target).expanduser(), options)
-    else:
-        memory = plan_memory(target, dataclasses.replace(options, dtype=dtype))
-    lines = list(plan.lines())
-    if memory is not None:
-        lines.append(f"the verifier {memory}")
-    return {
-        "bundle": str(bundle),
-        "made": made,
-        "seconds": plan.export.seconds,
-        "disk_bytes": plan.export.disk,
-        "bundle_bytes": plan.export.variant_bytes,
-        "target": dataclasses.asdict(facts),
-        "memory": None if memory is None else memory.figures,
-        "lines": lines,
-    }
+        return llama_memory.plan_memory(Path(target).expanduser(), options)
+    return plan_memory(target, dataclasses.replace(options, dtype=dtype))
 
 
 def _stamp(model: Path) -> str:

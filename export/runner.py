@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -61,9 +61,11 @@ class StepInput:
                 past = [np.zeros((len(rows), 1, rows.shape[2]), np.float32) for rows in past]
                 one_column = ((0, 0), (0, 0), (0, 0), (1, 0))
                 feeds["mask"] = np.pad(feeds["mask"], one_column, constant_values=MASKED)
-        for layer, (keys, values) in enumerate(zip(past[0::2], past[1::2], strict=True)):
-            feeds[f"past_k_{layer}"] = keys[None]
-            feeds[f"past_v_{layer}"] = values[None]
+        return feeds | _cache_feeds(past) | self._state_feeds(spec)
+
+    def _state_feeds(self, spec: GraphSpec) -> dict[str, Array]:
+        """Returns the inputs with running states; they are zeros before any text."""
+        feeds = {}
         for number, shape in enumerate(spec.states):
             state = self.states[number] if self.states else np.zeros(shape, np.float32)
             feeds[f"past_state_{number}"] = state[None]
@@ -84,6 +86,16 @@ class StepInput:
             "record_v": value[None],
             "record_mask": np.full((1, 1, 1, key.shape[1]), masked, np.float32),
         }
+
+
+def _cache_feeds(past: Sequence[Array]) -> dict[str, Array]:
+    """Returns the inputs with the cache, whose arrays `past` are keys, then values, of each
+    layer."""
+    feeds = {}
+    for layer, (keys, values) in enumerate(zip(past[0::2], past[1::2], strict=True)):
+        feeds[f"past_k_{layer}"] = keys[None]
+        feeds[f"past_v_{layer}"] = values[None]
+    return feeds
 
 
 @dataclass
@@ -189,16 +201,26 @@ class OrtRunner:
         return StepOutput(logp[0], tokens[0], rows, states)
 
 
-# (tokens, queries, past, records): no past, no records, one of each, sizes the trace did not see
+class _StepSizes(NamedTuple):
+    """How large a random step is."""
+
+    tokens: int
+    queries: int
+    past: int
+    """Rows in the cache."""
+    records: int
+
+
+# No past, no records, one of each, sizes that the trace did not see.
 _SIZES = (
-    (1, 1, 0, 0),
-    (1, 1, 5, 0),
-    (1, 1, 64, 100),
-    (6, 6, 0, 1),
-    (8, 8, 33, 17),
-    (16, 1, 0, 9),
-    (5, 3, 7, 4),
-    (40, 12, 3, 1),
+    _StepSizes(tokens=1, queries=1, past=0, records=0),
+    _StepSizes(tokens=1, queries=1, past=5, records=0),
+    _StepSizes(tokens=1, queries=1, past=64, records=100),
+    _StepSizes(tokens=6, queries=6, past=0, records=1),
+    _StepSizes(tokens=8, queries=8, past=33, records=17),
+    _StepSizes(tokens=16, queries=1, past=0, records=9),
+    _StepSizes(tokens=5, queries=3, past=7, records=4),
+    _StepSizes(tokens=40, queries=12, past=3, records=1),
 )
 
 
@@ -207,44 +229,59 @@ def random_steps(
     vocabulary: int,
     *,
     seed: int = 0,
-    sizes: tuple[tuple[int, int, int, int], ...] = _SIZES,
+    sizes: Sequence[tuple[int, int, int, int]] = _SIZES,
 ) -> Iterator[StepInput]:
     """Yield one step for each of these sizes (tokens, queries, past rows, records): a random tree
     over a random cache and random records."""
     rng = np.random.default_rng(seed)
+    for of_step in sizes:
+        yield _random_step(spec, vocabulary, rng, _StepSizes(*of_step))
 
-    def rows(heads: KVHeads, count: int) -> Float:
-        """Random keys or values."""
-        return rng.standard_normal((heads.kv_heads, count, heads.head_dim), np.float32)
 
-    for tokens, queries, past, records in sizes:
-        parents = [-1]
-        for node in range(1, tokens):
-            parents.append(int(rng.integers(-1, node)))
-        if spec.states:  # running states cannot branch
-            parents = list(range(-1, tokens - 1))
-        ids = rng.integers(0, vocabulary, tokens).tolist()
-        chosen = sorted(rng.choice(tokens, queries, replace=False).tolist())
-        # Random ones, too: a graph must take whatever positions it is given.
-        positions = (past + rng.integers(0, 4, tokens).cumsum()).tolist()
-        sees_past = rng.random((tokens, past)) < 0.8
-        cache: list[Float] = []
-        for layer in spec.cache:
-            cache += [rows(layer, past), rows(layer, past)]
-        step = StepInput(
-            ids=ids,
-            queries=chosen,
-            positions=positions,
-            mask=np.concatenate([sees_past, ancestors(np.array([parents]))[0]], axis=1),
-            past=cache,
-        )
-        if spec.records is not None and records:
-            step.record_k = rows(spec.records, records)
-            step.record_v = rows(spec.records, records)
-        if spec.features:
-            step.feature_rows = rng.integers(-1, past, tokens).tolist()
-        step.states = [rng.standard_normal(shape, np.float32) for shape in spec.states]
-        yield step
+def _random_step(
+    spec: GraphSpec, vocabulary: int, rng: np.random.Generator, size: _StepSizes
+) -> StepInput:
+    """Returns a step of this size."""
+    tokens = size.tokens
+    parents = _random_parents(spec, rng, tokens)
+    ids = rng.integers(0, vocabulary, tokens).tolist()
+    queries = sorted(rng.choice(tokens, size.queries, replace=False).tolist())
+    # Random ones, too: a graph must take whatever positions it is given.
+    positions = (size.past + rng.integers(0, 4, tokens).cumsum()).tolist()
+    sees_past = rng.random((tokens, size.past)) < 0.8
+    cache: list[Float] = []
+    for layer in spec.cache:
+        cache += [_random_rows(layer, size.past, rng), _random_rows(layer, size.past, rng)]
+    step = StepInput(
+        ids=ids,
+        queries=queries,
+        positions=positions,
+        mask=np.concatenate([sees_past, ancestors(np.array([parents]))[0]], axis=1),
+        past=cache,
+    )
+    if spec.records is not None and size.records:
+        step.record_k = _random_rows(spec.records, size.records, rng)
+        step.record_v = _random_rows(spec.records, size.records, rng)
+    if spec.features:
+        step.feature_rows = rng.integers(-1, size.past, tokens).tolist()
+    step.states = [rng.standard_normal(shape, np.float32) for shape in spec.states]
+    return step
+
+
+def _random_parents(spec: GraphSpec, rng: np.random.Generator, tokens: int) -> list[int]:
+    """Returns the parent of each token of a random tree, -1 for none; of a chain where layers keep
+    running states, which cannot branch."""
+    parents = [-1]
+    for node in range(1, tokens):
+        parents.append(int(rng.integers(-1, node)))
+    if spec.states:
+        return list(range(-1, tokens - 1))
+    return parents
+
+
+def _random_rows(heads: KVHeads, count: int, rng: np.random.Generator) -> Float:
+    """Returns random keys or values, `[heads, rows, width]`."""
+    return rng.standard_normal((heads.kv_heads, count, heads.head_dim), np.float32)
 
 
 def empty_cache(spec: GraphSpec) -> list[Float]:

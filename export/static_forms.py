@@ -10,6 +10,7 @@ of 16-bit activations. Unused past rows, records and tokens are masked, and thei
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -29,7 +30,9 @@ from torch import Tensor, nn
 from export.forms import Workshop
 from export.runner import Float, StepInput, StepOutput
 from export.storage import WeightedModel, quiet
+from moa.drafters.attention.config import AttentionConfig
 from moa.drafters.attention.model import AttentionDrafter
+from moa.drafters.graph import GraphSpec
 from moa.errors import ConfigError, MoaError
 from moa.graph.step import open_session
 from moa.model.blocks import Attention, Block
@@ -83,25 +86,42 @@ class StaticStep(nn.Module):
         records = rest[-4:]
         rows: list[Tensor] = []
         blocks: list[Block] = list(self.layers)  # type: ignore[arg-type]
-        for block, keys, values in zip(blocks, past[0::2], past[1::2], strict=True):
-            attention = block.self_attn
-            normed = self._norm(block.input_layernorm, x)
-            key = _rotated(attention.key(normed), cos, sin)
-            value = attention.value(normed)
+        for block, past_keys, past_values in zip(blocks, past[0::2], past[1::2], strict=True):
+            x, key, value = self._layer(block, x, cos, sin, mask, past_keys, past_values)
             rows += [key, value]
-            query = _rotated(attention.query(normed), cos, sin)
-            all_keys = torch.cat([keys, key], 2)
-            all_values = torch.cat([values, value], 2)
-            attended = _attend(attention, query, all_keys, all_values, mask)
-            x = self._feed_forward(block, x + attended)
         x = self._cross(x, cos, sin, *records)
+        return self._logits(x), *rows
+
+    def _layer(
+        self,
+        block: Block,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor,
+        past_keys: Tensor,
+        past_values: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute one layer; returns the states after it, and the tokens' keys and values."""
+        attention = block.self_attn
+        normed = self._norm(block.input_layernorm, x)
+        key = _rotated(attention.key(normed), cos, sin)
+        value = attention.value(normed)
+        query = _rotated(attention.query(normed), cos, sin)
+        all_keys = torch.cat([past_keys, key], 2)
+        all_values = torch.cat([past_values, value], 2)
+        attended = _attend(attention, query, all_keys, all_values, mask)
+        return self._feed_forward(block, x + attended), key, value
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """Returns the logits of all tokens that can be drafted, from the last layer's states."""
         hidden = x if self.final_norm is None else self._norm(self.final_norm, x)
-        logits = self.head(hidden)
+        logits: Tensor = self.head(hidden)
         if self.logit_scale != 1.0:
             logits = logits * self.logit_scale
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
-        return logits, *rows
+        return logits
 
     def _cross(
         self,
@@ -168,27 +188,8 @@ def export_static(
     RMSNorm as one operator."""
     # The plan has refused all others.
     drafter = cast(AttentionDrafter, shop.source.module)
-    config = drafter.config
     spec = shop.source.spec
-    assert spec.records is not None
-    width = config.head_dim
-    # An example of each input, by its name in the graph.
-    examples = {
-        "x": torch.randn(1, shape.tokens, config.hidden_size),
-        "cos": torch.randn(1, shape.tokens, width),
-        "sin": torch.randn(1, shape.tokens, width),
-        "mask": torch.zeros(1, 1, shape.tokens, shape.past + shape.tokens),
-    }
-    for number, layer in enumerate(spec.cache):
-        for part in "kv":
-            examples[f"past_{part}_{number}"] = torch.randn(1, layer.kv_heads, shape.past, width)
-    record_heads = spec.records.kv_heads
-    examples |= {
-        "record_k": torch.randn(1, record_heads, shape.records, width),
-        "record_v": torch.randn(1, record_heads, shape.records, width),
-        "record_mask": torch.zeros(1, 1, 1, shape.records),
-        "has_records": torch.ones(1, 1, 1),
-    }
+    examples = _example_inputs(spec, drafter.config, shape)
     module = StaticStep(drafter, shop.head_rows, native_norm=native_norm).eval()
     with torch.inference_mode(), quiet():
         program = torch.onnx.export(
@@ -205,6 +206,32 @@ def export_static(
     model = WeightedModel.take(onnx.load(path))
     path.with_name(f"{path.name}.data").unlink(missing_ok=True)
     model.save_whole(path)
+
+
+def _example_inputs(
+    spec: GraphSpec, config: AttentionConfig, shape: StaticShape
+) -> dict[str, Tensor]:
+    """Returns an example of each of the graph's inputs, by its name, in the order of
+    `StaticStep.forward`."""
+    assert spec.records is not None
+    width = config.head_dim
+    examples = {
+        "x": torch.randn(1, shape.tokens, config.hidden_size),
+        "cos": torch.randn(1, shape.tokens, width),
+        "sin": torch.randn(1, shape.tokens, width),
+        "mask": torch.zeros(1, 1, shape.tokens, shape.past + shape.tokens),
+    }
+    for number, layer in enumerate(spec.cache):
+        for part in "kv":
+            examples[f"past_{part}_{number}"] = torch.randn(1, layer.kv_heads, shape.past, width)
+    record_heads = spec.records.kv_heads
+    examples |= {
+        "record_k": torch.randn(1, record_heads, shape.records, width),
+        "record_v": torch.randn(1, record_heads, shape.records, width),
+        "record_mask": torch.zeros(1, 1, 1, shape.records),
+        "has_records": torch.ones(1, 1, 1),
+    }
+    return examples
 
 
 def write_embedding(shop: Workshop, folder: Path) -> Path:
@@ -283,25 +310,35 @@ class StaticRunner:
 
     def step(self, step: StepInput) -> StepOutput:
         """Run one step of any size, in pieces of as many tokens as the graph takes."""
-        rows = list(step.past)
-        past_count = rows[0].shape[1]
-        logits = []
+        rows = list(step.past)  # of the cache, `[heads, tokens, width]` each
+        logits = []  # `[tokens, vocabulary]` of each piece
         for start in range(0, len(step.ids), self.shape.tokens):
-            part = slice(start, min(start + self.shape.tokens, len(step.ids)))
-            used = part.stop - part.start  # the graph's other tokens are padding
-            piece_logits, *piece_rows = self.session.run(None, self.feeds(step, part, rows))
-            logits.append(piece_logits[0, :used])
-            rows = [
-                np.concatenate([before, new[0, :, :used]], axis=1)
-                for before, new in zip(rows, piece_rows, strict=True)
-            ]
-        of_queries = np.concatenate(logits)[list(step.queries)]
-        best = np.argsort(-of_queries, axis=-1, kind="stable")[:, : self._top_k]
-        normalizer = np.logaddexp.reduce(of_queries, axis=-1, keepdims=True)  # of a softmax
-        logp = np.take_along_axis(of_queries, best, -1) - normalizer
+            piece = slice(start, min(start + self.shape.tokens, len(step.ids)))
+            piece_logits, new_rows = self._run_piece(step, piece, rows)
+            logits.append(piece_logits)
+            rows = [np.concatenate(pair, axis=1) for pair in zip(rows, new_rows, strict=True)]
+        logp, tokens = self._best(np.concatenate(logits)[list(step.queries)])
+        past_count = step.past[0].shape[1]
+        return StepOutput(logp, tokens, [row[:, past_count:] for row in rows])
+
+    def _run_piece(
+        self, step: StepInput, piece: slice, past: list[Float]
+    ) -> tuple[Float, list[Float]]:
+        """Run the graph once, for some of a step's tokens behind the cache rows `past`. Returns
+        their logits, `[tokens, vocabulary]`, and their cache rows, `[heads, tokens, width]`."""
+        logits, *rows = self.session.run(None, self.feeds(step, piece, past))
+        used = piece.stop - piece.start  # the graph's other tokens are padding
+        return logits[0, :used], [new[0, :, :used] for new in rows]
+
+    def _best(self, logits: Float) -> tuple[Float, NDArray[np.int64]]:
+        """Returns the log-probabilities of each query's likeliest tokens, best first, and these
+        tokens as the target numbers them."""
+        best = np.argsort(-logits, axis=-1, kind="stable")[:, : self._top_k]
+        # A log-probability is the logit without the logarithm of all tokens' sum of exponentials.
+        log_of_sum = np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+        logp = np.take_along_axis(logits, best, -1) - log_of_sum
         tokens = best if self._draft_to_target is None else self._draft_to_target[best]
-        new_rows = [row[:, past_count:] for row in rows]
-        return StepOutput(logp.astype(np.float32), tokens.astype(np.int64), new_rows)
+        return logp.astype(np.float32), tokens.astype(np.int64)
 
     def feeds(self, step: StepInput, part: slice, past: list[Float]) -> Feeds:
         """Returns the graph's inputs for some of a step's tokens; `past` has the cache rows of all
@@ -309,26 +346,34 @@ class StaticRunner:
         shape = self.shape
         used = part.stop - part.start
         past_count = past[0].shape[1]
-        held = min(past_count, shape.past)  # past rows that there is room for
-        skipped = past_count - held
+        kept = min(past_count, shape.past)  # past rows that there is room for
+        skipped = past_count - kept
         ids = np.zeros(shape.tokens, np.int64)
-        positions = np.zeros(shape.tokens, np.float32)
         ids[:used] = step.ids[part]
-        positions[:used] = step.positions[part]
-        # Rotary positions: the angle of each pair of numbers, for both halves of a head.
-        angles = np.tile(positions[:, None] * self._frequencies, 2)
-        sign = np.repeat(np.array([-1.0, 1.0], np.float32), len(self._frequencies))
-        mask = self._mask(step.mask[part, skipped : part.stop + step.past[0].shape[1]], held)
+        cos, sin = self._rotation(step.positions[part])
+        columns = slice(skipped, part.stop + step.past[0].shape[1])
+        mask = self._mask(step.mask[part, columns], kept)
         feeds: Feeds = {
             "x": self._embedding[ids].astype(np.float32)[None],
-            "cos": np.cos(angles).astype(np.float32)[None],
-            "sin": (np.sin(angles) * sign).astype(np.float32)[None],
+            "cos": cos[None],
+            "sin": sin[None],
             "mask": mask[None, None],
         }
         for number, (keys, values) in enumerate(zip(past[0::2], past[1::2], strict=True)):
             feeds[f"past_k_{number}"] = _padded(keys[:, skipped:], shape.past)
             feeds[f"past_v_{number}"] = _padded(values[:, skipped:], shape.past)
         return feeds | self._records(step)
+
+    def _rotation(self, positions: Sequence[int]) -> tuple[Float, Float]:
+        """Returns cosine and sine of the angles by which heads are turned at these positions,
+        `(tokens, head_dim)` each, with padding behind them. The sine includes the sign of the
+        rotation's first half."""
+        padded = np.zeros(self.shape.tokens, np.float32)
+        padded[: len(positions)] = positions
+        # The angle of each pair of numbers, for both halves of a head.
+        angles = np.tile(padded[:, None] * self._frequencies, 2)
+        sign = np.repeat(np.array([-1.0, 1.0], np.float32), len(self._frequencies))
+        return np.cos(angles).astype(np.float32), (np.sin(angles) * sign).astype(np.float32)
 
     def _mask(self, visible: NDArray[np.bool_], held: int) -> Float:
         """Returns the graph's attention mask, `(tokens, past + tokens)`, which is added to scores: 0

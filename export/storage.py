@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -41,6 +41,13 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+class _Place(NamedTuple):
+    """Where a weight lies in the file of weights, in bytes."""
+
+    offset: int
+    length: int
 
 
 @dataclass
@@ -114,26 +121,33 @@ class WeightedModel:
         data = path.with_name(f"{path.name}.data")
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
-        # Offset and length of each weight in the file, by its hash.
-        written: dict[bytes, tuple[int, int]] = {}
-        with data.open("wb") as file:
+        places = self._write_weights(data)
+        for name, value in self.weights.items():
+            tensor = proto.graph.initializer.add(
+                name=name,
+                dims=value.shape,
+                data_type=helper.np_dtype_to_tensor_dtype(value.dtype),
+                data_location=TensorProto.EXTERNAL,
+            )
+            place = places[name]
+            tensor.external_data.add(key="location", value=data.name)
+            tensor.external_data.add(key="offset", value=str(place.offset))
+            tensor.external_data.add(key="length", value=str(place.length))
+        onnx.save(proto, path)
+        return [path, data]
+
+    def _write_weights(self, file_path: Path) -> dict[str, _Place]:
+        """Write all weights to a file, equal ones once. Returns where each lies."""
+        places: dict[str, _Place] = {}
+        written: dict[bytes, _Place] = {}  # by the hash of the bytes
+        with file_path.open("wb") as file:
             for name, value in self.weights.items():
                 content = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
                 key = hashlib.sha256(content).digest()
                 if key not in written:
                     padding = -file.tell() % _PAGE
                     file.write(b"\0" * padding)
-                    written[key] = (file.tell(), len(content))
+                    written[key] = _Place(file.tell(), len(content))
                     file.write(content)
-                offset, length = written[key]
-                tensor = proto.graph.initializer.add(
-                    name=name,
-                    dims=value.shape,
-                    data_type=helper.np_dtype_to_tensor_dtype(value.dtype),
-                    data_location=TensorProto.EXTERNAL,
-                )
-                tensor.external_data.add(key="location", value=data.name)
-                tensor.external_data.add(key="offset", value=str(offset))
-                tensor.external_data.add(key="length", value=str(length))
-        onnx.save(proto, path)
-        return [path, data]
+                places[name] = written[key]
+        return places
