@@ -107,7 +107,6 @@ class RecordBuffer:
         """Store activation records of positions from `start` on: keys and values `[rows, heads,
         width]`, as they come from the wire. They are visible to the drafter from now on."""
         stop = start + len(keys)
-        old_size = self._rows.size
         # Keys and values of each part of a record, as `[1, heads, rows, width]`: first those of
         # cross-attention, then those of each borrowed layer.
         own: list[NDArray[Any]] = []
@@ -119,15 +118,21 @@ class RecordBuffer:
         self._rows.put(start, own)
         if borrowed:
             self._borrowed_rows.put(start, borrowed)
-        if self._rows.size > old_size:  # the arrays have grown, so the mask must
-            mask = self._masked(self._rows.size)
-            mask[..., :old_size] = self._mask
-            self._mask = mask
-            self._feeds = self._graph_inputs()
+        self._grow_mask()
         self._mask[..., start:stop] = 0
         self.held.add(start, stop)
         # Where the cache has these positions already, `lend` is to replace its rows.
         self.made(start, stop)
+
+    def _grow_mask(self) -> None:
+        """Make the mask as long as the arrays of records, if these have grown."""
+        old_size = self._mask.shape[-1]
+        if self._rows.size == old_size:
+            return
+        mask = self._masked(self._rows.size)
+        mask[..., :old_size] = self._mask
+        self._mask = mask
+        self._feeds = self._graph_inputs()
 
     def made(self, start: int, stop: int) -> None:
         """Note that the drafter's cache has its own rows at these positions."""

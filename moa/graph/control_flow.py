@@ -199,24 +199,26 @@ class _Walk:
             if self._fields_left < 0:
                 raise ValueError(f"more than {_MOST_FIELDS} fields")
             key, offset = self._varint(offset, stop)
-            number = key >> 3
             wire_type = key & 7
-            start = offset
-            if wire_type == _VARINT:
-                _, offset = self._varint(offset, stop)
-            elif wire_type == _FIXED_64:
-                offset += 8
-            elif wire_type == _FIXED_32:
-                offset += 4
-            elif wire_type == _BYTES:
-                size, start = self._varint(offset, stop)
-                offset = start + size
-            else:
-                raise ValueError("a field of an unknown kind")
+            start, offset = self._content_of(wire_type, offset, stop)
             if offset > stop:
                 raise ValueError("a field ends behind its message")
             if wire_type == _BYTES:
-                yield _Field(number, _Message(start, offset))
+                yield _Field(key >> 3, _Message(start, offset))
+
+    def _content_of(self, wire_type: int, offset: int, stop: int) -> tuple[int, int]:
+        """Returns where the content of a field begins and ends, whose key ends at `offset`."""
+        if wire_type == _BYTES:  # its size comes first
+            size, start = self._varint(offset, stop)
+            return start, start + size
+        if wire_type == _VARINT:
+            _, end = self._varint(offset, stop)
+            return offset, end
+        if wire_type == _FIXED_64:
+            return offset, offset + 8
+        if wire_type == _FIXED_32:
+            return offset, offset + 4
+        raise ValueError("a field of an unknown kind")
 
     def _varint(self, offset: int, stop: int) -> tuple[int, int]:
         """Read a number as protobuf writes it: 7 bits a byte, the lowest first, where the top bit

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,9 +91,7 @@ class OnnxDrafter:
 
         self._vocab_size = vocab_size
         self._draft_tokens = draft_tokens
-        self._no_noise = np.zeros((1, 1, 1), np.float32)
-        self._noise: dict[tuple[int, int], Float] = {}
-        """By seed and position."""
+        self._noise = _Noise(vocab_size if draft_tokens is None else draft_tokens)
         self._calls: dict[tuple[int, bool], Call] = {}
         """By tokens at a time, and whether they are a text or a tree's level."""
 
@@ -118,41 +116,21 @@ class OnnxDrafter:
             shape = replace(shape, breadth=1)
         call = yield from self._follow(ids, sampling, grammar)
         grower = TreeGrower(ids[-1], shape)
-        first_row = len(self.ids)  # of the root; the rows of the other nodes follow
+        rows = _DraftRows(len(self.ids), shape)
         root_position = len(ids) - 1
-        # Nodes get rows in the order in which they are fed; `fed_index` says which. `sees` is the
-        # additive mask between them: each sees its ancestors and itself.
-        fed_index = {0: 0}
-        most_fed = 1 + shape.breadth * (shape.depth - 1)
-        sees = additive(np.eye(most_fed, dtype=np.bool_))
         while True:
             grower.expand(call.top_tokens[0], call.top_logp[0])
-            nodes = grower.frontier
-            if not nodes:
+            if not grower.frontier:
                 return grower.tree()
             yield
-            tokens = grower.frontier_tokens
-            start = len(grower.fed)
-            stop = start + len(nodes)
-            parents = [fed_index[grower.parents[node]] for node in nodes]
-            for index, (node, token, parent) in enumerate(
-                zip(nodes, tokens, parents, strict=True), start
-            ):
-                fed_index[node] = index
-                self._tree_rows[first_row + parent, token] = first_row + index
-            call = self._call(tokens, first_row + start)
+            level = rows.add_level(grower)
+            self._note_tree_rows(level.first_row, level.parent_rows, level.tokens)
+            call = self._call(level.tokens, level.first_row)
             call.positions.fill(root_position + grower.level)  # siblings share a position
-            call.feature_rows[:] = [first_row + parent for parent in parents]
-            sees[start:stop, :start] = sees[parents, :start]
-            call.mask[0, 0, :, first_row : first_row + start] = sees[start:stop, :start]
-            paths = [grower.path(node) for node in nodes]
-            self._run(
-                call,
-                first_row + start,
-                sampling,
-                masks=_masks_after(paths, grammar),
-                changes=self._adjustments(ids, paths, sampling),
-            )
+            call.feature_rows[:] = level.parent_rows
+            call.mask[0, 0, :, rows.root : level.first_row] = level.mask
+            paths = [grower.path(node) for node in grower.frontier]
+            self._run_after(call, level.first_row, ids, paths, sampling, grammar)
 
     def grow(
         self,
@@ -182,40 +160,57 @@ class OnnxDrafter:
         nodes = growth.best(breadth)
         if not nodes:
             return growth
-        tree = growth.tree
-        rows = self._growth_rows
-        committed = len(self.ids)
-        first_row = max(rows.values(), default=committed - 1) + 1
-        # The nodes may lie anywhere in the tree, so each has a position and a mask of its own: it
-        # sees the text, its ancestors, and itself.
-        call = self._call([tree.tokens[node] for node in nodes], first_row)
-        call.mask[..., committed:] = MASKED  # the call may have been used for other nodes
-        for query, node in enumerate(nodes):
-            call.positions[0, query] = committed + growth.depths[node]
-            is_root = node == 0
-            call.feature_rows[query] = committed - 1 if is_root else rows[tree.parents[node]]
-            call.mask[0, 0, query, query - len(nodes)] = 0  # itself: the last columns are these
-            ancestor = tree.parents[node]
-            while ancestor >= 0:
-                call.mask[0, 0, query, rows[ancestor]] = 0
-                ancestor = tree.parents[ancestor]
+        first_row = max(self._growth_rows.values(), default=len(self.ids) - 1) + 1
+        call = self._call_over_nodes(growth, nodes, first_row)
         paths = [growth.path(node) for node in nodes]
-        self._run(
-            call,
-            first_row,
-            sampling,
-            masks=_masks_after(paths, grammar),
-            changes=self._adjustments(ids, paths, sampling),
-        )
-        for row, node in enumerate(nodes, first_row):
-            rows[node] = row
-            parent_row = rows[tree.parents[node]] if node else _LAST_COMMITTED
-            self._tree_rows[parent_row, tree.tokens[node]] = row
+        self._run_after(call, first_row, ids, paths, sampling, grammar)
+        self._note_growth_rows(growth, nodes, first_row)
         # A copy, for this may run in a thread while the event loop reads the earlier tree.
         growth = growth.copy()
         self._growth = growth
         self._expand(growth, nodes, call, breadth, least)
         return growth
+
+    def _call_over_nodes(
+        self, growth: GuessTreeGrower, nodes: Sequence[int], first_row: int
+    ) -> Call:
+        """Prepare a call over some nodes of the tree that `grow` extends, whose rows start at
+        `first_row`. The nodes may lie anywhere in the tree, so each has a position and a mask of
+        its own: it sees the text, its ancestors, and itself."""
+        tree = growth.tree
+        rows = self._growth_rows
+        committed = len(self.ids)
+        call = self._call([tree.tokens[node] for node in nodes], first_row)
+        call.mask[..., committed:] = MASKED  # the call may have been used for other nodes
+        for query, node in enumerate(nodes):
+            parent = tree.parents[node]
+            call.positions[0, query] = committed + growth.depths[node]
+            call.feature_rows[query] = rows[parent] if parent >= 0 else committed - 1
+            mask = call.mask[0, 0, query]
+            mask[query - len(nodes)] = 0  # itself: the last columns are these nodes
+            ancestor = parent
+            while ancestor >= 0:
+                mask[rows[ancestor]] = 0
+                ancestor = tree.parents[ancestor]
+        return call
+
+    def _note_growth_rows(
+        self, growth: GuessTreeGrower, nodes: Sequence[int], first_row: int
+    ) -> None:
+        """Note that the rows from `first_row` on are those of these nodes of the tree that `grow`
+        extends. Parents are noted before their children."""
+        tree = growth.tree
+        for row, node in enumerate(nodes, first_row):
+            self._growth_rows[node] = row
+            parent_row = self._growth_rows.get(tree.parents[node], _LAST_COMMITTED)
+            self._tree_rows[parent_row, tree.tokens[node]] = row
+
+    def _note_tree_rows(
+        self, first_row: int, parent_rows: Sequence[int], tokens: Sequence[int]
+    ) -> None:
+        """Note that the rows from `first_row` on are those of these tokens of the latest tree."""
+        for row, key in enumerate(zip(parent_rows, tokens, strict=True), first_row):
+            self._tree_rows[key] = row
 
     def read(self, ids: Sequence[int]) -> Generator[None, None, None]:
         """Compute the keys and values of `ids` where they are not cached, and keep them; nobody
@@ -276,22 +271,20 @@ class OnnxDrafter:
         """Move a tree along the text: the cache rows of the nodes that the text has `passed` join
         those of the text, and of the tree stays what is below `new_root`, with its rows behind
         them."""
-        committed = len(self.ids)
-        subtree, old_nodes = growth.below(new_root)
+        text_start = len(self.ids)
+        text_stop = text_start + len(passed)
         old_rows = self._growth_rows
-        kept = [node for node in old_nodes if node in old_rows]
-        self._rows.gather([old_rows[node] for node in (*passed, *kept)], committed)
-        self._note_own_rows(committed, committed + len(passed))
-        new_rows = {node: row for row, node in enumerate(kept, committed + len(passed))}
+        subtree, old_nodes = growth.below(new_root)
+        # Nodes that the graph has not run have no rows.
+        run_nodes = [node for node, old_node in enumerate(old_nodes) if old_node in old_rows]
+        passed_rows = [old_rows[node] for node in passed]
+        kept_rows = [old_rows[old_nodes[node]] for node in run_nodes]
+        self._rows.gather(passed_rows + kept_rows, text_start)
+        self._note_own_rows(text_start, text_stop)
         self._growth = subtree
         self._growth_rows = {}
-        for node, old_node in enumerate(old_nodes):
-            if old_node in new_rows:
-                self._growth_rows[node] = new_rows[old_node]
         self._tree_rows = {}
-        for node, row in self._growth_rows.items():
-            parent_row = self._growth_rows.get(subtree.tree.parents[node], _LAST_COMMITTED)
-            self._tree_rows[parent_row, subtree.tree.tokens[node]] = row
+        self._note_growth_rows(subtree, run_nodes, text_stop)
 
     def guess(
         self, ids: Sequence[int], sampling: SamplingSettings, grammar: TextMask | None = None
@@ -323,40 +316,59 @@ class OnnxDrafter:
         """
         start = self._keep(ids[:-1])
         while True:
-            if self.records is not None:
-                # Rows that the target has made replace the drafter's own in borrowed layers.
-                self.records.lend(self._rows.arrays, len(self.ids))
-            self._version += 1
-            stop = min(start + _CHUNK, len(ids))
-            if self._borrows and start < stop - 1:
-                # The root runs alone, after the next `lend`: it attends to the target's rows of the
-                # tokens before it.
-                stop = min(stop, len(ids) - 1)
-            is_last = stop == len(ids)
-            piece = list(ids[start:stop])
-            call = self._call(piece, start, text=True)
-            call.positions[0] = np.arange(start, stop)
-            call.feature_rows[:] = -1
-            call.feature_rows[0] = start - 1
-            # Only after the last token guesses matter: no tokens behind `ids`, the empty path.
-            paths: list[list[int]] = [[]] if is_last else []
-            masks = _masks_after(paths, grammar)
-            changes = self._adjustments(ids, paths, sampling)
-            self._run(call, start, sampling, masks=masks, changes=changes)
-            if self.graph.features and len(piece) > 1:
-                # Each token reads a feature of the token before it, which the run has only now
-                # made: once more, with these.
-                call.feature_rows[1:] = np.arange(start, stop - 1)
-                self._run(call, start, sampling, masks=masks, changes=changes)
-            self._note_own_rows(start, stop)
-            self.ids += piece
-            start = stop
-            if is_last:
+            stop = self._end_of_piece(start, len(ids))
+            call = self._run_piece(ids, start, stop, sampling, grammar)
+            if stop == len(ids):
                 break
+            start = stop
             yield
         root = self.ids.pop()
         self._version += 1
         self._tree_rows[_LAST_COMMITTED, root] = len(self.ids)
+        return call
+
+    def _end_of_piece(self, start: int, end: int) -> int:
+        """Returns where the piece ends that is run next, of a text whose tokens from `start` to
+        `end` are not cached yet."""
+        stop = min(start + _CHUNK, end)
+        if self._borrows and start < stop - 1:
+            # The root runs alone, after the next `lend`: it attends to the target's rows of the
+            # tokens before it.
+            return min(stop, end - 1)
+        return stop
+
+    def _run_piece(
+        self,
+        ids: Sequence[int],
+        start: int,
+        stop: int,
+        sampling: SamplingSettings,
+        grammar: TextMask | None,
+    ) -> Call:
+        """Run the graph over the tokens `start` to `stop` of `ids`, behind those that are cached,
+        and let them join the cached text. Returns the call, which has guesses after its last
+        token."""
+        if self.records is not None:
+            # Rows that the target has made replace the drafter's own in borrowed layers.
+            self.records.lend(self._rows.arrays, len(self.ids))
+        self._version += 1
+        piece = list(ids[start:stop])
+        call = self._call(piece, start, text=True)
+        call.positions[0] = np.arange(start, stop)
+        call.feature_rows[:] = -1
+        call.feature_rows[0] = start - 1
+        # Guesses matter at the end of `ids` alone, with no drafted tokens behind it: an empty path.
+        paths: list[list[int]] = [[]] if stop == len(ids) else []
+        masks = _masks_after(paths, grammar)
+        changes = self._adjustments(ids, paths, sampling)
+        self._run(call, start, sampling, masks=masks, changes=changes)
+        if self.graph.features and len(piece) > 1:
+            # Each token reads a feature of the token before it, which the run has only now made:
+            # once more, with these.
+            call.feature_rows[1:] = np.arange(start, stop - 1)
+            self._run(call, start, sampling, masks=masks, changes=changes)
+        self._note_own_rows(start, stop)
+        self.ids += piece
         return call
 
     def _keep(self, ids: Sequence[int]) -> int:
@@ -367,23 +379,29 @@ class OnnxDrafter:
         common = common_prefix(self.ids, ids)
         if common < len(self.ids):
             self._tree_rows.clear()  # the tree follows rows that are cut
-        path: list[int] = []
-        row = _LAST_COMMITTED
-        for token in ids[common:]:
-            next_row = self._tree_rows.get((row, token))
-            if next_row is None:
-                break
-            path.append(next_row)
-            row = next_row
+        drafted_rows = self._rows_along_tree(ids[common:])
         self._growth = None  # its rows are overwritten
-        self._rows.gather(path, common)
-        self._note_own_rows(common, common + len(path))
+        self._rows.gather(drafted_rows, common)
+        kept = common + len(drafted_rows)
+        self._note_own_rows(common, kept)
         self._tree_rows.clear()
-        kept = common + len(path)
         if self._states is not None:
             kept = self._states.latest(kept)
         self.ids = ids[:kept]
         return kept
+
+    def _rows_along_tree(self, tokens: Sequence[int]) -> list[int]:
+        """Returns the rows that the latest tree has of these tokens after the committed text, as
+        far as it has them."""
+        rows: list[int] = []
+        row = _LAST_COMMITTED
+        for token in tokens:
+            next_row = self._tree_rows.get((row, token))
+            if next_row is None:
+                break
+            rows.append(next_row)
+            row = next_row
+        return rows
 
     def _note_own_rows(self, start: int, stop: int) -> None:
         """Tell the records that the cache has rows of our own at these positions now."""
@@ -413,6 +431,20 @@ class OnnxDrafter:
             call.mask[..., : len(self.ids)] = 0
         return call
 
+    def _run_after(
+        self,
+        call: Call,
+        first_row: int,
+        ids: Sequence[int],
+        paths: Sequence[Sequence[int]],
+        sampling: SamplingSettings,
+        grammar: TextMask | None,
+    ) -> None:
+        """Run a call whose queries are the ends of these paths of drafted tokens behind `ids`."""
+        masks = _masks_after(paths, grammar)
+        changes = self._adjustments(ids, paths, sampling)
+        self._run(call, first_row, sampling, masks=masks, changes=changes)
+
     def _run(
         self,
         call: Call,
@@ -431,44 +463,19 @@ class OnnxDrafter:
         """
         self.run_tokens = call.ids.shape[1]
         self.runs += 1
-        if sampling.greedy:
-            call.scale[0] = 1.0
-            added = self._no_noise
-        else:
+        added = self._noise.none
+        call.scale[0] = 1.0
+        if not sampling.greedy:
+            added = self._noise.after(sampling.seed, call)
             call.scale[0] = 1.0 / sampling.temperature
-            added = self._noise_after(sampling.seed, call)
         # The graph scales its logits before it adds to them, so changes are scaled here.
         if changes is not None:
             added = added + changes * call.scale[0]
         if masks:
             added = added + self._mask_of_tokens(masks)
         self.run_seconds += call.run(added)
-        best_logp = call.top_logp[0, :, 0].tolist()
-        if not all(math.isfinite(logp) for logp in best_logp):
-            # A row with NaN would break all later ones, even where it is masked.
-            for rows in call.rows.arrays:
-                np.nan_to_num(rows, copy=False, posinf=0, neginf=0)
+        _replace_nan(call)
         self._rows.write(first_row, call.rows)
-
-    def _noise_after(self, seed: int, call: Call) -> Float:
-        """The sampling noise of the positions after a call's queries, `[1, 1, tokens]` if they
-        share one position, else `[1, queries, tokens]`."""
-        queries = call.top_logp.shape[1]
-        positions = call.positions[0, -queries:].tolist()
-        if min(positions) == max(positions):
-            return self._noise_at(seed, positions[0] + 1)
-        noise = [self._noise_at(seed, position + 1) for position in positions]
-        return np.concatenate(noise, axis=1)
-
-    def _noise_at(self, seed: int, position: int) -> Float:
-        """The sampling noise of `position`; kept, because a position is drafted several times."""
-        key = seed, position
-        if key not in self._noise:
-            if len(self._noise) > _MOST_KEPT_NOISE:
-                self._noise.clear()
-            ids = self._vocab_size if self._draft_tokens is None else self._draft_tokens
-            self._noise[key] = gumbel(seed, position, ids).astype(np.float32)[None, None]
-        return self._noise[key]
 
     def _adjustments(
         self, ids: Sequence[int], paths: Sequence[Sequence[int]], sampling: SamplingSettings
@@ -495,6 +502,85 @@ class OnnxDrafter:
     def _of_draft_tokens(self, rows: NDArray[Any]) -> NDArray[Any]:
         """The columns of the tokens that the drafter knows, of rows over the target's vocabulary."""
         return rows if self._draft_tokens is None else rows[:, self._draft_tokens]
+
+
+class _Noise:
+    """Sampling noise of positions of a text, which makes the choice of the likeliest token a sample."""
+
+    def __init__(self, tokens: int | NDArray[np.int64]) -> None:
+        """Make noise for these tokens, or for the first so many of the target's."""
+        self.none = np.zeros((1, 1, 1), np.float32)
+        self._tokens = tokens
+        self._kept: dict[tuple[int, int], Float] = {}
+        """By seed and position; kept, because a position is drafted several times."""
+
+    def after(self, seed: int, call: Call) -> Float:
+        """The noise of the positions after a call's queries, `[1, 1, tokens]` if they share one
+        position, else `[1, queries, tokens]`."""
+        queries = call.top_logp.shape[1]
+        positions = call.positions[0, -queries:].tolist()
+        if min(positions) == max(positions):
+            return self._at(seed, positions[0] + 1)
+        noise = [self._at(seed, position + 1) for position in positions]
+        return np.concatenate(noise, axis=1)
+
+    def _at(self, seed: int, position: int) -> Float:
+        """The noise of one position."""
+        key = seed, position
+        if key not in self._kept:
+            if len(self._kept) > _MOST_KEPT_NOISE:
+                self._kept.clear()
+            self._kept[key] = gumbel(seed, position, self._tokens).astype(np.float32)[None, None]
+        return self._kept[key]
+
+
+class _Level(NamedTuple):
+    """The nodes of a level of a draft that are run next."""
+
+    first_row: int
+    """Cache row of the first node; those of the others follow."""
+    tokens: list[int]
+    parent_rows: list[int]
+    mask: Float
+    """Additive, `[nodes, earlier nodes of the draft]`: 0 for a node's ancestors."""
+
+
+class _DraftRows:
+    """The cache rows of a draft that grows level by level, and which of these rows each node
+    sees."""
+
+    def __init__(self, root: int, shape: TreeShape) -> None:
+        """Begin with the root's row."""
+        self.root = root
+        """Row of the root. Those of the other nodes follow, in the order in which they are run."""
+        self._row_of_node = {0: root}
+        most_nodes = 1 + shape.breadth * (shape.depth - 1)
+        self._mask = additive(np.eye(most_nodes, dtype=np.bool_))
+        """The additive mask between nodes in the order of their rows."""
+
+    def add_level(self, grower: TreeGrower) -> _Level:
+        """Give the next rows to the nodes of the tree's frontier, which have just been found."""
+        earlier = len(grower.fed)
+        nodes = grower.frontier
+        first_row = self.root + earlier
+        parent_rows = [self._row_of_node[grower.parents[node]] for node in nodes]
+        for row, node in enumerate(nodes, first_row):
+            self._row_of_node[node] = row
+        # A node sees what its parent sees.
+        parents = [row - self.root for row in parent_rows]
+        mask = self._mask[earlier : earlier + len(nodes), :earlier]
+        mask[:] = self._mask[parents, :earlier]
+        return _Level(first_row, grower.frontier_tokens, parent_rows, mask)
+
+
+def _replace_nan(call: Call) -> None:
+    """Replace numbers that are not finite in the rows that a call has made: a row with NaN would
+    break all later ones, even where it is masked."""
+    best_logp = call.top_logp[0, :, 0].tolist()
+    if all(math.isfinite(logp) for logp in best_logp):
+        return
+    for rows in call.rows.arrays:
+        np.nan_to_num(rows, copy=False, posinf=0, neginf=0)
 
 
 def _masks_after(paths: Sequence[Sequence[int]], grammar: TextMask | None) -> list[Bits | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -93,9 +93,7 @@ class StepGraph:
         self._latest_options: Any = None
         """Run options of the latest step, by which it can be ended."""
         shapes = {node.name: node.shape for node in self.session.get_inputs()}
-        for name in _REQUIRED_INPUTS:
-            if name not in shapes:
-                raise BundleError(f"{model} is not a drafter step graph: input {name} is missing")
+        _check_inputs(shapes, model)
         self.layers = sum(name.startswith("past_k_") for name in shapes)
         self.cache = [_heads(shapes[f"past_k_{layer}"]) for layer in range(self.layers)]
         """Heads of each layer with a cache."""
@@ -105,12 +103,7 @@ class StepGraph:
         chain, and the states after the last of them come out."""
         self.features = "feature_rows" in shapes
         """Whether each token reads a feature, from a row of the last layer of the cache."""
-        top = self.session.get_outputs()[0].shape[-1]
-        if not isinstance(top, int):
-            raise BundleError(
-                f"{model} is not a drafter step graph: the number of guesses is not fixed"
-            )
-        self.top = top
+        self.top = _guesses(self.session, model)
         """Guesses after each token."""
         self.cache_inputs: list[str] = []
         self.outputs = ["top_logp", "top_tokens"]
@@ -215,6 +208,16 @@ class Call:
         self.rows = LayerRows(graph.cache, tokens)
         """The new cache rows."""
 
+        self._binding = self._bound(queries)
+        if graph.states:
+            self.carry(no_states(graph.states), no_states(graph.states))
+        self._noise: Float | None = None
+        """The noise that is bound."""
+
+    def _bound(self, queries: NDArray[np.int64]) -> Any:
+        """Returns a binding of the graph's inputs and outputs to the arrays of this call. `queries`
+        are the tokens after which guesses are computed."""
+        graph = self._graph
         inputs: dict[str, Array] = {
             "ids": self.ids,
             "positions": self.positions,
@@ -222,20 +225,17 @@ class Call:
             "scale": self.scale,
             "queries": queries,
         }
-        inputs.update(zip(graph.cache_inputs, cache, strict=True))
-        inputs.update(records)
+        inputs.update(zip(graph.cache_inputs, self.cache, strict=True))
+        inputs.update(self.records)
         if graph.features:
             inputs["feature_rows"] = self.feature_rows
-        self._binding: Any = graph.session.io_binding()
+        binding = graph.session.io_binding()
         for name, array in inputs.items():
-            self._binding.bind_cpu_input(name, array)
+            binding.bind_cpu_input(name, array)
         outputs: list[Array] = [self.top_logp, self.top_tokens, *self.rows.arrays]
         for name, out in zip(graph.outputs, outputs, strict=True):
-            self._binding.bind_output(name, "cpu", 0, out.dtype.type, out.shape, out.ctypes.data)
-        if graph.states:
-            self.carry(no_states(graph.states), no_states(graph.states))
-        self._noise: Float | None = None
-        """The noise that is bound."""
+            binding.bind_output(name, "cpu", 0, out.dtype.type, out.shape, out.ctypes.data)
+        return binding
 
     def carry(self, before: Sequence[Float], after: Sequence[Float]) -> None:
         """Let the next runs begin from the running states `before`, and write the states after
@@ -284,6 +284,24 @@ def _bound_memory(model: Path) -> None:
     arena = onnxruntime.OrtArenaCfg({"max_mem": limit})
     onnxruntime.create_and_register_allocator(memory, arena)
     _arena_limits.append(limit)
+
+
+def _check_inputs(names: Collection[str], model: Path) -> None:
+    """Raise a `BundleError` if a graph lacks an input that every drafter's step has."""
+    for name in _REQUIRED_INPUTS:
+        if name not in names:
+            raise BundleError(f"{model} is not a drafter step graph: input {name} is missing")
+
+
+def _guesses(session: Any, model: Path) -> int:
+    """Returns how many guesses a graph makes after each token; a `BundleError` if that is not
+    fixed."""
+    count = session.get_outputs()[0].shape[-1]
+    if not isinstance(count, int):
+        raise BundleError(
+            f"{model} is not a drafter step graph: the number of guesses is not fixed"
+        )
+    return count
 
 
 def _states(shapes: Mapping[str, Sequence[int | str]], model: Path) -> list[tuple[int, ...]]:

@@ -115,23 +115,30 @@ class GuessTree:
         if not 0 <= base < len(log) or log[base] != tokens[0]:
             return 0
         before = len(self._nodes)
-        # Where each node of the new tree is: a node of ours if it is at the log's end or below (0 is
-        # the log's last token); a negative number if it is so many tokens before the log's end; None
-        # if it is left out, and all below it with it.
-        places: list[int | None] = [base - len(log) + 1]
-        for token, parent, neg_log_prob in zip(
-            tokens[1:], parents[1:], neg_log_probs[1:], strict=True
-        ):
-            parent_place = places[parent]
-            if parent_place is None:
-                places.append(None)
-            elif parent_place < 0:
-                # The log's token after the parent. Place -1 is the last but one token, and log[-1]
-                # the last one, which follows it; so the parent's place is also the token's index.
-                agrees = log[parent_place] == token
-                places.append(parent_place + 1 if agrees else None)
-            else:
-                places.append(self._find_or_add(parent_place, token, neg_log_prob))
+        end = len(log) - 1
+        # Nodes of the sent tree for tokens that the log has passed: their positions in the log.
+        passed: dict[int, int] = {}
+        # Nodes at the log's end or below: their numbers in our tree, where 0 is the log's last
+        # token. A node in neither is left out, and all below it with it.
+        ours: dict[int, int] = {}
+        if base == end:
+            ours[0] = 0
+        else:
+            passed[0] = base
+        for node in range(1, len(tokens)):
+            parent = parents[node]
+            if parent in ours:
+                child = self._find_or_add(ours[parent], tokens[node], neg_log_probs[node])
+                if child is not None:
+                    ours[node] = child
+            elif parent in passed:
+                position = passed[parent] + 1
+                if log[position] != tokens[node]:
+                    continue  # the log has gone on with another token
+                if position == end:
+                    ours[node] = 0
+                else:
+                    passed[node] = position
         return len(self._nodes) - before
 
     def judge(self, path: Sequence[int]) -> GuessOutcome:

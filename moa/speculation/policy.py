@@ -174,6 +174,19 @@ class _Best(NamedTuple):
     """Places of the texts that draft, among those of the round."""
 
 
+class _Outlook(NamedTuple):
+    """What is to be expected of a text's draft. Lists begin with a draft of depth 1."""
+
+    place: int
+    """Of the text, among those of the round."""
+    accepted: Sequence[float]
+    """Levels that will be accepted, by the depth that is asked for."""
+    drafted: Sequence[float]
+    """Levels that the draft will have, by the depth that is asked for."""
+    reading: float
+    """Seconds that the drafter must read before it can draft."""
+
+
 class _Decision(NamedTuple):
     """The latest round that was decided on."""
 
@@ -255,17 +268,7 @@ class Policy:
             return depths
         missed = {place: tokens for place, tokens in enumerate(unread) if tokens is not None}
         reading = self._seconds_to_read(missed)
-        best = self._best(texts, reading, beside, plain_seconds)
-        if self._plain_is_to_be_measured():
-            best = _Best(rate=len(texts) / plain_seconds)
-        elif best.depth:
-            self._probe_after = AGAIN
-        else:
-            self._review = self._now + FEW
-            if self._probe_is_due(reading, plain_seconds):
-                self._probe_after = min(2 * self._probe_after, LONGEST)
-                cheapest = min(reading, key=reading.__getitem__)
-                best = _Best(rate=best.rate, depth=1, places=[cheapest])
+        best = self._decide(texts, reading, beside, plain_seconds)
         self._latest = _Decision(texts=len(texts), beside=beside, rate=best.rate)
         for place in self._without_long_reading(best.places, missed, reading, plain_seconds):
             depths[place] = best.depth
@@ -273,6 +276,28 @@ class Policy:
             if texts[place].trial:
                 texts[place].accepted.forget()
         return depths
+
+    def _decide(
+        self,
+        texts: Sequence[TextAcceptance],
+        reading: dict[int, float],
+        beside: int,
+        plain_seconds: float,
+    ) -> _Best:
+        """Decide on the depth of drafts, and which texts should draft to it: what is best by all
+        that is known, or in some rounds what is to be measured again."""
+        if self._plain_is_to_be_measured():
+            return _Best(rate=len(texts) / plain_seconds)
+        best = self._best(texts, reading, beside, plain_seconds)
+        if best.depth:
+            self._probe_after = AGAIN
+            return best
+        self._review = self._now + FEW
+        if not self._probe_is_due(reading, plain_seconds):
+            return best
+        self._probe_after = min(2 * self._probe_after, LONGEST)
+        cheapest = min(reading, key=reading.__getitem__)
+        return _Best(rate=best.rate, depth=1, places=[cheapest])
 
     def _seconds_to_read(self, missed: dict[int, int]) -> dict[int, float]:
         """What reading so many missed tokens takes, by the text's place."""
@@ -333,12 +358,7 @@ class Policy:
         """
         all_texts = len(texts)
         best = _Best(rate=MARGIN * all_texts / plain_seconds)
-        accepted: dict[int, list[float]] = {}
-        drafted: dict[int, list[float]] = {}
-        for place in reading:
-            is_due = self._now >= texts[place].due
-            accepted[place] = self._hoped_totals if is_due else texts[place].accepted.totals()
-            drafted[place] = self._all_drafted if is_due else texts[place].drafted.totals()
+        drafters = [self._outlook(texts[place], place, reading[place]) for place in reading]
         # Tokens that a second of reading costs in each of the next rounds: what was read serves
         # some rounds (`FEW`), over which its cost is spread.
         tokens_for_reading = all_texts / plain_seconds / FEW
@@ -346,26 +366,42 @@ class Policy:
             level = depth - 1  # the lists begin with depth 1
             # First the texts whose drafts win most tokens beyond what their reading costs.
             order = sorted(
-                reading,
-                key=lambda place: tokens_for_reading * reading[place] - accepted[place][level],
+                drafters,
+                key=lambda text: tokens_for_reading * text.reading - text.accepted[level],
             )
-            tokens = float(all_texts)
-            all_levels = 0.0
-            longest = 0.0
-            read_seconds = 0.0
-            for count, place in enumerate(order, 1):
-                tokens += accepted[place][level]
-                all_levels += drafted[place][level]
-                longest = max(longest, drafted[place][level])
-                read_seconds += reading[place]
-                is_power_of_two = count & (count - 1) == 0
-                if not is_power_of_two and count < len(order):
-                    continue  # one, two, four, ... or all: close enough, and quick
-                seconds = self._drafting_seconds(count, longest) + read_seconds / FEW
-                seconds += self._forward.seconds(all_texts + beside + self._width * all_levels)
+            for count, tokens, seconds in self._rounds(order, depth, all_texts, beside):
                 if tokens > best.rate * seconds:
-                    best = _Best(rate=tokens / seconds, depth=depth, places=order[:count])
+                    places = [text.place for text in order[:count]]
+                    best = _Best(rate=tokens / seconds, depth=depth, places=places)
         return best
+
+    def _outlook(self, text: TextAcceptance, place: int, reading: float) -> _Outlook:
+        """Returns what is to be expected of a text's draft; if a trial is due, what is hoped for."""
+        if self._now >= text.due:
+            return _Outlook(place, self._hoped_totals, self._all_drafted, reading)
+        return _Outlook(place, text.accepted.totals(), text.drafted.totals(), reading)
+
+    def _rounds(
+        self, order: Sequence[_Outlook], depth: int, all_texts: int, beside: int
+    ) -> Iterator[tuple[int, float, float]]:
+        """Yield the rounds in which the first of these texts draft to this depth: how many texts
+        draft, the tokens that all texts together are expected to win, and the seconds."""
+        level = depth - 1  # the lists begin with depth 1
+        tokens = float(all_texts)
+        all_levels = 0.0
+        longest = 0.0
+        read_seconds = 0.0
+        for count, text in enumerate(order, 1):
+            tokens += text.accepted[level]
+            all_levels += text.drafted[level]
+            longest = max(longest, text.drafted[level])
+            read_seconds += text.reading
+            is_power_of_two = count & (count - 1) == 0
+            if not is_power_of_two and count < len(order):
+                continue  # one, two, four, ... or all: close enough, and quick
+            seconds = self._drafting_seconds(count, longest) + read_seconds / FEW
+            seconds += self._forward.seconds(all_texts + beside + self._width * all_levels)
+            yield count, tokens, seconds
 
     def _drafting_seconds(self, texts: int, levels: float) -> float:
         """Seconds of drafts of so many levels for so many texts at once."""
