@@ -74,7 +74,7 @@ class EdgeClient:
         if address == "local":
             from edge_client.link.local import local_verifier
 
-            flags, needs = _local_flags(settings, device)
+            flags, needs = local_flags(settings, device)
             address = await self._stack.enter_async_context(local_verifier(*flags, needs=needs))
         if address and not settings.offline:
             shared.link = await self._stack.enter_async_context(
@@ -174,7 +174,7 @@ class EdgeClient:
         return prompt_ids(self.device.codec, prompt, raw=raw)[0]
 
 
-def _local_flags(settings: ClientSettings, device: Device) -> tuple[list[str], tuple[str, ...]]:
+def local_flags(settings: ClientSettings, device: Device) -> tuple[list[str], tuple[str, ...]]:
     """Returns the flags for a verifier on this machine, and the names of the packages that it
     needs: torch for a target of its own, an HTTP client for one that an upstream engine runs."""
     if not settings.upstream:

@@ -207,6 +207,11 @@ class ClientSettings:
         return SamplingSettings(**{name: getattr(self, name) for name in names})
 
     @property
+    def who_verifies(self) -> str:
+        """Who verifies, in words: the engine of others behind `upstream`, or a verifier."""
+        return "the upstream" if self.upstream else "the verifier"
+
+    @property
     def upstream_name(self) -> str:
         """The upstream's address as it was given, with its model if that was named; empty without
         an upstream."""

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 from rich.table import Table
 
 from edge_client.cli import options
-from edge_client.client import EdgeClient
 from edge_client.device import Device
 from edge_client.link.local import local_verifier
 from edge_client.screen.views import make_console
@@ -22,6 +21,7 @@ from edge_client.tools.emulated_network import PROFILES, LinkProxy
 from moa.errors import UsageError
 
 WAYS = ("none", "server", "device", "auto")
+_WAYS_OF_AN_UPSTREAM = ("none", "device", "auto")
 _PROMPTS = (
     "What is 17 plus 25?",
     "Tell me a short story with Ada, a fox and a garden.",
@@ -37,7 +37,8 @@ def add(command: argparse.ArgumentParser) -> None:
         "server: drafted and streamed there; device: drafted here; auto: what pays."
     )
     command.add_argument(
-        "--ways", default=",".join(WAYS), help="comma-separated (default: %(default)s)"
+        "--ways",
+        help=f"comma-separated (default: {','.join(WAYS)}; nothing drafts for an upstream but the device)",
     )
     command.add_argument(
         "--link", choices=sorted(PROFILES), help="emulate this link to the verifier"
@@ -50,13 +51,19 @@ def add(command: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure each way of drafting that was asked for, and print a table or JSON."""
     settings = options.settings_from(arguments, max_new_tokens=64)
-    ways = arguments.ways.split(",")
+    usual = _WAYS_OF_AN_UPSTREAM if settings.upstream else WAYS
+    ways = arguments.ways.split(",") if arguments.ways else list(usual)
     unknown = [way for way in ways if way not in WAYS]
     if unknown:
         raise UsageError(f"unknown way {unknown[0]!r}", hint=f"known: {', '.join(WAYS)}")
     if not settings.verifier:
         raise UsageError(
-            "a benchmark needs the target", hint="pass --verifier ADDRESS, or --verifier local"
+            "a benchmark needs the target",
+            hint="pass --verifier ADDRESS, --verifier local or --upstream URL",
+        )
+    if settings.upstream and arguments.link:
+        raise UsageError(
+            "--link is the link to a verifier: an upstream is asked over the network that there is"
         )
     results = asyncio.run(_measure(settings, ways, arguments.link))
     if arguments.json:
@@ -84,7 +91,7 @@ async def _measure(
     results: dict[str, dict[str, Any]] = {}
     reference: list[list[int]] | None = None
     async with contextlib.AsyncExitStack() as stack:
-        if settings.verifier == "local":
+        if settings.verifier == "local" and not settings.upstream:
             address = await stack.enter_async_context(local_verifier())
             settings = dataclasses.replace(settings, verifier=address)
         if profile is not None:
@@ -95,12 +102,12 @@ async def _measure(
                 LinkProxy(parts.hostname, parts.port or 80, PROFILES[profile])
             )
             settings = dataclasses.replace(settings, verifier=link.url)
-        encoder = EdgeClient(settings, device=device)
-        prompts = [encoder.encode(text) for text in _PROMPTS]
-        await ask_all(settings, device, prompts[:1])  # warm both ends up
+        await ask_all(settings, device, _PROMPTS[:1])  # warm both ends up
         for way in ways:
-            answers = await ask_all(settings, device, prompts, draft=way)
+            answers = await ask_all(settings, device, _PROMPTS, draft=way)
             ids = [answer.ids for answer in answers]
             reference = reference or ids
             results[way] = {**rates(answers), "same": ids == reference}
+            if settings.upstream:  # what passes over the network is not seen from here
+                results[way]["kilobytes"] = None
     return results

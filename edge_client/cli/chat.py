@@ -88,7 +88,7 @@ async def _talk(
         if reader.interactive:
             return 0
         if chat.refused and not chat.mistakes:
-            raise refused(chat.refused)
+            raise refused(chat.refused, client.settings.who_verifies)
         return 2 if chat.mistakes else 0
 
 
@@ -108,12 +108,16 @@ async def _welcome(client: EdgeClient, console: Console) -> None:
     console.print(safe_text(f"{model}{endpoint.name}, with {drafter} on this device"), style="dim")
     try:
         await client.wait_online(_LOOK_SECONDS)
-        console.print("online", style="green")
+        trouble = client.link.behind.away
     except MoaError as error:
-        console.print(
-            safe_text(f"not online yet, this device answers alone till then: {error.line()}"),
-            style="yellow",
-        )
+        trouble = error.line()
+    if not trouble:
+        console.print("online", style="green")
+        return
+    console.print(
+        safe_text(f"not online yet, this device answers alone till then: {trouble}"),
+        style="yellow",
+    )
 
 
 class ChatLoop:
@@ -247,6 +251,7 @@ class ChatLoop:
                 context=self._known_context,
                 more="/continue goes on",
                 markdown_after=shown,
+                who_verifies=client.settings.who_verifies,
             ) as view:
                 async with contextlib.aclosing(events):
                     async for event in events:

@@ -23,6 +23,7 @@ from edge_client.screen.views import make_view
 from edge_client.settings import ClientSettings
 from edge_client.tools.compare import RATES, TimedAnswer, ask, ask_all, cells, rates
 from edge_client.tools.emulated_network import PROFILES, LinkProxy
+from moa.errors import UsageError
 
 _PROMPTS = ("What is 17 + 25 - 9?", "Write a short story about Ada, a fox and a garden.")
 _CUT_PROMPT = "Make up a little story: the hero is Ben, the animal is a cat, the place is a forest."
@@ -56,6 +57,11 @@ def run(arguments: argparse.Namespace) -> int:
     settings = options.settings_from(
         arguments, max_new_tokens=80, settle_seconds=20.0, reconnect_seconds=0.5
     )
+    if settings.upstream:
+        raise UsageError(
+            "the demo starts a target of its own, and takes no --upstream",
+            hint="try `edge-client chat --upstream URL`",
+        )
     serve = []
     if arguments.target:
         serve.append(f"--target={arguments.target}")
@@ -79,7 +85,8 @@ async def _story(settings: ClientSettings, serve: list[str], profile: str, conso
         near = dataclasses.replace(settings, verifier=address)  # not through the emulated link
         far = dataclasses.replace(settings, verifier=link.url)
         encoder = EdgeClient(settings, device=device)
-        prompts = [encoder.encode(text) for text in (*_PROMPTS, _CUT_PROMPT)]
+        questions = (*_PROMPTS, _CUT_PROMPT)
+        prompts = [encoder.encode(text) for text in questions]
         console.print(
             f"An emulated {profile} link lies before it: {condition.rtt_ms:.0f} ms RTT.\n",
             style="dim",
@@ -94,12 +101,12 @@ async def _story(settings: ClientSettings, serve: list[str], profile: str, conso
             drafted.append(await _show(console, client, _CUT_PROMPT, prompts[-1], _cutter(link)))
 
         console.print("\nThe same answers in other ways, to compare ...", style="dim")
-        alone = await ask_all(near, device, prompts, draft="none", sync="off")
+        alone = await ask_all(near, device, questions, draft="none", sync="off")
         ways = {
-            "plain API streaming": await ask_all(far, device, prompts, draft="none", sync="off"),
+            "plain API streaming": await ask_all(far, device, questions, draft="none", sync="off"),
             "drafted on the device": drafted[:-1],
             "drafted on the device, link cut": drafted[-1:],
-            "auto": await ask_all(far, device, prompts, draft="auto"),
+            "auto": await ask_all(far, device, questions, draft="auto"),
         }
     same = [answer.ids for answer in drafted] == [answer.ids for answer in alone]
     _table(console, ways)

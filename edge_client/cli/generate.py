@@ -77,7 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
         "raw": arguments.raw,
         "grammar": schema,
     }
-    answer = asyncio.run(_answer(settings, arguments.json_schema, asked, _view(arguments)))
+    answer = asyncio.run(
+        _answer(settings, arguments.json_schema, asked, _view(arguments, settings))
+    )
     if arguments.json:
         options.print_json(answer.report() | {"seed": settings.seed})
     remarks = not (arguments.json or arguments.jsonl or arguments.quiet)
@@ -86,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     if answer.stopped:
         return 128 + signal.SIGTERM
     if answer.refused and not answer.verified:
-        raise refused(answer.refused)
+        raise refused(answer.refused, settings.who_verifies)
     if arguments.require_verified and not answer.verified:
         raise MoaError(not_verified(answer, settings), hint="--require-verified")
     if settings.offline and sys.stdout.isatty():
@@ -104,9 +106,7 @@ def not_verified(answer: JsonAnswer, settings: ClientSettings) -> str:
         return line  # as it was asked for
     if not settings.verifier:
         return f"{line}: no verifier was named (--verifier ws://HOST:PORT, or local to start one)"
-    verifier = "the verifier" if settings.verifier == "local" else settings.verifier
-    if settings.upstream:
-        verifier = "the endpoint"
+    verifier = settings.who_verifies if settings.verifier == "local" else settings.verifier
     if answer.link == "offline" and answer.was_online:
         return f"{line}: the connection to {verifier} was lost"
     if answer.link == "offline":
@@ -125,13 +125,15 @@ def _messages(arguments: argparse.Namespace, prompt: str) -> str | list[dict[str
     return [{"role": "system", "content": arguments.system}, {"role": "user", "content": prompt}]
 
 
-def _view(arguments: argparse.Namespace) -> View:
+def _view(arguments: argparse.Namespace, settings: ClientSettings) -> View:
     """The view that the flags ask for."""
     if arguments.jsonl:
         return JsonLines()
     if arguments.quiet:
         return PipeView(remarks=False)
-    return make_view(quiet=arguments.json, says_unverified=False)
+    return make_view(
+        quiet=arguments.json, says_unverified=False, who_verifies=settings.who_verifies
+    )
 
 
 async def _answer(

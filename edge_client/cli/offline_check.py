@@ -53,6 +53,7 @@ class OfflineCheck:
         text in the dialogue, and `told` which of its tokens are verified. `say` prints a line;
         `changed` is called when `status` may have changed. With `markdown` the text is drawn so."""
         self._client = client
+        self._who_verifies = client.settings.who_verifies
         self._conversation = conversation
         self._dialogue = dialogue
         self.message = message
@@ -92,7 +93,8 @@ class OfflineCheck:
             case "over":
                 return ""
             case "waits":
-                return f"{tokens(self.unverified)} not verified: checked when the verifier is back"
+                unverified = tokens(self.unverified)
+                return f"{unverified} not verified: checked when {self._who_verifies} is back"
             case "checks" if self._reading is not None:
                 done, total = self._reading.done, self._reading.total
                 status = f"checking the last answer: reading, {done:,} of {total:,}"
@@ -181,7 +183,10 @@ class OfflineCheck:
             return True
         self._print_rest()
         self._say(
-            Text("the verifier has not checked all of the last answer: it stays so", style="yellow")
+            Text(
+                f"{self._who_verifies} has not checked all of the last answer: it stays so",
+                style="yellow",
+            )
         )
         return False
 
@@ -214,7 +219,7 @@ class OfflineCheck:
         line."""
         self.phase = "goes on"
         if self._printed is None:
-            self._say(Text(f"the verifier is back, {what}:", "yellow"))
+            self._say(Text(f"{self._who_verifies} is back, {what}:", "yellow"))
             self._printed = self._told.text_of()[:characters].rfind("\n") + 1
 
     def _keep(self, done: Done | None = None) -> None:
@@ -255,7 +260,9 @@ class OfflineCheck:
     def _over(self, done: Done) -> None:
         """Say that all of the answer is verified now: as it was, or as it was corrected."""
         if self._printed is None and self._begun + done.text == self._before:
-            self._say(Text("the verifier is back: the last answer is the target's own", "dim"))
+            self._say(
+                Text(f"{self._who_verifies} is back: the last answer is the target's own", "dim")
+            )
             return
         if self._printed is None:
             self._goes_on("and corrects the last answer", 0)

@@ -31,10 +31,11 @@ _TROUBLE = ("offline", "refused")
 """States of the link whose reason the reader should see."""
 _DOING = {
     "none": "this device alone",
-    "connecting": "connecting to the verifier",
-    "late": "no word from the verifier yet: this device goes on",
+    "connecting": "connecting to {}",
+    "late": "no word from {} yet: this device goes on",
 }
-"""What a state of the link means for the reader, where its name does not say it."""
+"""What a state of the link means for the reader, where its name does not say it; {} is who
+verifies."""
 _LINK_STYLES = {"online": "green", "late": "yellow", "offline": "red", "refused": "red"}
 
 
@@ -48,12 +49,14 @@ class LiveView(View):
         *,
         more: str = "",
         markdown: MarkdownLines | None = None,
+        who_verifies: str = "the verifier",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make a view for this terminal. `context` is how many tokens the context holds, if the
         reader is to know how full it is; `more` says how to go on with an answer that was cut.
         `markdown` draws the lines; without it they are shown as they were written."""
         self._console = console
+        self._who_verifies = who_verifies
         self._markdown = markdown
         self._context = context
         self._more = more
@@ -151,11 +154,12 @@ class LiveView(View):
         """What happens now, in a few words."""
         answer = self._answer
         if self._reading is not None and self._reading.done < self._reading.total:
-            who = "this device" if self._reading.by == "device" else "the verifier"
+            who = "this device" if self._reading.by == "device" else self._who_verifies
             return f"{who} reads: {self._reading.done:,} of {self._reading.total:,}"
         if self._link.state == "online" and answer.final < len(answer.texts):
             return f"checking, {answer.final:,} of {len(answer.texts):,}"
-        return _DOING.get(self._link.state, self._link.state)
+        doing = _DOING.get(self._link.state, self._link.state)
+        return doing.replace("{}", self._who_verifies)
 
     def __enter__(self) -> Self:
         self._live.start()

@@ -18,7 +18,7 @@ ENDS = {
     "length": "cut here: it may be no longer (--max-new-tokens)",
     "context": "the context is full: the answer ends here",
     "guard": "the device stops here: more offline text would be unreliable (--max-offline-tokens)",
-    "link": "the answer ends here: the verifier did not come back (--settle-seconds)",
+    "link": "the answer ends here: nobody could verify it in time (--settle-seconds)",
 }
 """Reasons to stop that a reader could mistake for the answer's end."""
 
@@ -132,7 +132,7 @@ def rescue(text: str, trouble: OSError) -> NoReturn:
     )
 
 
-def refused(why: str) -> MoaError:
-    """The error at the end of a command whose answer the verifier refused: a script must not take
-    it for verified."""
-    return MoaError(f"the verifier refuses: {why}", hint="this device alone: --offline")
+def refused(why: str, who_verifies: str) -> MoaError:
+    """The error at the end of a command whose answer the verifier, or the upstream in its place,
+    refused: a script must not take it for verified."""
+    return MoaError(f"{who_verifies} refuses: {why}", hint="this device alone: --offline")

@@ -36,11 +36,13 @@ def make_view(
     more: str = "",
     markdown_after: str | None = None,
     says_unverified: bool = True,
+    who_verifies: str = "the verifier",
 ) -> View:
     """Returns the view for this output: of a terminal, of a pipe, or with `quiet` one that shows
     nothing. A terminal also says how much of the `context` is used, and with `more` how to go on
     with an answer that was cut; it draws Markdown if the text `markdown_after`, behind which the
-    answer goes on, is given, and NO_COLOR is not set. `says_unverified` is for a pipe."""
+    answer goes on, is given, and NO_COLOR is not set. `says_unverified` is for a pipe, `who_verifies`
+    the words for a verifier or an upstream on a terminal."""
     if quiet:
         return View()
     if console is None and not _can_redraw():
@@ -56,7 +58,7 @@ def make_view(
     markdown = None
     if markdown_after is not None and draws_markdown(console):
         markdown = MarkdownLines(safe_text(markdown_after))
-    return LiveView(console, context, more=more, markdown=markdown)
+    return LiveView(console, context, more=more, markdown=markdown, who_verifies=who_verifies)
 
 
 def draws_markdown(console: Console) -> bool:

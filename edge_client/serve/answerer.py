@@ -94,6 +94,11 @@ class EdgeAnswerer:
         return self._model or settings.upstream_model or named(behind or self.bundles_model)
 
     @property
+    def _verifier(self) -> str:
+        """Who verifies, in words."""
+        return self._client.settings.who_verifies
+
+    @property
     def bundles_model(self) -> str:
         """Where the model came from that the bundle was made for."""
         return self._client.device.bundle.manifest.target.source
@@ -142,7 +147,7 @@ class EdgeAnswerer:
         welcome = self._client.shared.welcome
         if ask.logprobs is not None and welcome is not None and "logprobs" not in welcome.features:
             raise bad(
-                "this verifier tells no log-probabilities", "logprobs", "unsupported_parameter"
+                f"{self._verifier} tells no log-probabilities", "logprobs", "unsupported_parameter"
             )
         if (
             encoded.grammar is not None
@@ -150,7 +155,9 @@ class EdgeAnswerer:
             and "grammar" not in welcome.features
         ):
             raise bad(
-                "this verifier cannot follow a grammar", "response_format", "unsupported_parameter"
+                f"{self._verifier} cannot follow a grammar",
+                "response_format",
+                "unsupported_parameter",
             )
         codec = self._client.device.codec
         changes = changes_of(ask, self._longest(ask))
@@ -220,6 +227,7 @@ class EdgeAnswerer:
             "cut": link.dialling.cut,
             "detail": why,
             "verifier": link.endpoint.name,
+            "upstream": bool(link.endpoint.upstream),
             "verifier_version": welcome.server if welcome else None,
             "rtt_ms": rtt_ms,
             "sent_bytes": link.sent_bytes,
@@ -230,7 +238,9 @@ class EdgeAnswerer:
     def cut_off(self, *, cut: bool) -> None:
         """Disconnect the verifier on purpose, or reconnect."""
         if self._client.link is None:
-            raise UsageError("there is no verifier to cut off", hint="start with --verifier")
+            raise UsageError(
+                "there is no verifier to cut off", hint="start with --verifier or --upstream"
+            )
         self._client.link.cut_off(cut=cut)
 
     def not_ready(self) -> str:

@@ -14,8 +14,10 @@ from edge_client.conversation import Conversation
 from edge_client.device import Device
 from edge_client.events import AnswerSoFar, Event
 from edge_client.settings import ClientSettings, TurnChanges
-from moa.errors import MoaError
+from edge_client.text.chat import Messages
+from moa.errors import LinkError, MoaError
 from moa.logprobs import TokenLogprobs
+from moa.safe_text import safe_line
 
 See = Callable[[Event], None]
 RATES = ("tokens/s", "tokens a forward", "kB")
@@ -39,11 +41,14 @@ async def ask(
     client: EdgeClient | Conversation,
     ids: Sequence[int],
     see: See | None = None,
+    *,
+    messages: Messages = (),
     **changes: Unpack[TurnChanges],
 ) -> TimedAnswer:
-    """Run one turn to its end and return its answer; `see` is called with every event."""
+    """Run one turn to its end and return its answer; `see` is called with every event. `messages`
+    is the chat that the ids are of, for upstreams that want it."""
     answer = AnswerSoFar()
-    async for event in client.generate(ids=ids, **changes):
+    async for event in client.generate(ids=ids, messages=messages, **changes):
         answer.take(event)
         if see is not None:
             see(event)
@@ -61,13 +66,23 @@ async def ask(
 
 
 async def ask_all(
-    settings: ClientSettings, device: Device, prompts: Sequence[Sequence[int]], **changes: Any
+    settings: ClientSettings, device: Device, questions: Sequence[str], **changes: Any
 ) -> list[TimedAnswer]:
-    """Ask all prompts, each in a new conversation, one after another on one connection."""
+    """Ask all questions, each in a new conversation, one after another on one connection. An error
+    where an answer is not the target's own: its figures would be those of this device."""
     settings = dataclasses.replace(settings, **changes)
+    answers = []
     async with EdgeClient(settings, device=device) as client:
         await client.wait_online()
-        return [await ask(client, ids) for ids in prompts]
+        assert client.link is not None
+        for question in questions:
+            chat: Messages = [{"role": "user", "content": question}]
+            answer = await ask(client, client.encode(question), messages=chat)
+            if not answer.verified:
+                why = client.link.behind.away or "the link was lost"
+                raise LinkError(f"an answer was not verified: {safe_line(why)}")
+            answers.append(answer)
+    return answers
 
 
 def rates(answers: Sequence[TimedAnswer]) -> dict[str, float]:
@@ -89,10 +104,12 @@ def rates(answers: Sequence[TimedAnswer]) -> dict[str, float]:
     }
 
 
-def cells(figures: Mapping[str, float]) -> list[str]:
-    """Return the cells of a table's row; the columns are `RATES`."""
+def cells(figures: Mapping[str, Any]) -> list[str]:
+    """Return the cells of a table's row; the columns are `RATES`. Bytes that are not known are a
+    dash."""
+    kilobytes = figures["kilobytes"]
     return [
         f"{figures['tokens_per_second']:.1f}",
         f"{figures['tokens_per_forward']:.2f}",
-        f"{figures['kilobytes']:.1f}",
+        "-" if kilobytes is None else f"{kilobytes:.1f}",
     ]

@@ -141,10 +141,10 @@ class OfflineGuard:
         self._warned = True
         if not self.measured:
             return (
-                f"{offline} tokens without the verifier: how long this drafter can be trusted alone"
+                f"{offline} tokens that nobody has verified: how long this drafter can be trusted alone"
                 " was not measured"
             )
-        return f"{offline} tokens without the verifier: from here on expect mistakes"
+        return f"{offline} tokens that nobody has verified: from here on expect mistakes"
 
     def stops(self, offline: Sequence[int]) -> bool:
         """Whether the device must stop writing after this unverified text: it is too long to be

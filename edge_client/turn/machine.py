@@ -132,9 +132,9 @@ class TurnMachine:
         self.transcript.limit(welcome.limits.max_new_tokens)
         # Without these the verifier would write another text than was asked for.
         if self.session.penalties is not None and "penalties" not in welcome.features:
-            self._give_up("this verifier knows no penalties and no bias")
+            self._give_up("penalties and biases are not known there")
         if self.session.grammar is not None and "grammar" not in welcome.features:
-            self._give_up("this verifier cannot follow a grammar")
+            self._give_up("answers that match a grammar are not known there")
         if self._usable:
             self._bring_up(connection, now)
 
@@ -213,7 +213,7 @@ class TurnMachine:
 
     def drafter_failed(self, why: str) -> None:
         """Go on without a drafter: the verifier drafts, and nothing is written offline."""
-        self._events.append(Notice(message=f"{why}: the verifier drafts the rest of this answer"))
+        self._events.append(Notice(message=f"{why}: this device drafts no more of this answer"))
         self._no_drafter = True
         self.ahead.no_drafter()
 
@@ -406,7 +406,7 @@ class TurnMachine:
         """Ask again after a pause because of an error that should not happen; after too many in a
         row, no more in this turn."""
         if self.reach.setback():
-            self._give_up("the verifier answers without progress")
+            self._give_up("answers came without progress")
         else:
             self._pause(now)
 

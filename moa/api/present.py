@@ -165,7 +165,7 @@ def not_verified(why: str = "") -> ApiError:
     """The error of an answer in mode hold that the verifier has not verified."""
     return ApiError(
         503,
-        f"the verifier did not come back in time, and unverified text is not sent in mode hold{why}",
+        f"the text was not verified in time, and unverified text is not sent in mode hold{why}",
         code="not_verified",
         retry_after=5.0,
     )
@@ -175,7 +175,7 @@ def _no_token() -> ApiError:
     """The error of an answer that nobody began."""
     return ApiError(
         503,
-        "the verifier did not answer in time, and this device did not write in time either",
+        "no answer came in time, and this device did not write in time either",
         code="no_answer",
         retry_after=5.0,
     )

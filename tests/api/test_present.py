@@ -82,7 +82,7 @@ def test_an_answer_without_any_token_ends(mode: Mode) -> None:
     assert patience.deadline == 30.0
     patience.take(Reading(1, 9), 20.0)
     assert patience.deadline == 50.0, "the verifier is not silent"
-    assert "did not answer in time" in str(patience.too_late())
+    assert "no answer came in time" in str(patience.too_late())
     patience.take(Piece("", False), 40.0)
     if mode == "hold":
         assert patience.deadline == 45.0
@@ -137,7 +137,7 @@ async def test_events_are_taken_until_their_end_or_the_deadline() -> None:
     with pytest.raises(TimeoutError, match="its own"):
         await next_in_time(fails(), patient)
     impatient = Patience("hold", seconds=0.0, first=0.0, now=now)
-    with pytest.raises(ApiError, match="did not answer in time"):
+    with pytest.raises(ApiError, match="no answer came in time"):
         await next_in_time(silent(), impatient)
 
 

@@ -118,7 +118,7 @@ async def talk(
     client = SimpleNamespace(
         link=Link(),
         shared=SimpleNamespace(max_context=100, link=object(), welcome=object()),
-        settings=SimpleNamespace(max_new_tokens=64),
+        settings=SimpleNamespace(max_new_tokens=64, who_verifies="the verifier"),
         wait_online=wait_online,
     )
     screen = io.StringIO()

@@ -152,7 +152,7 @@ async def play(world: World) -> int:
     client = SimpleNamespace(
         link=world,
         shared=SimpleNamespace(max_context=100, link=None, welcome=None),
-        settings=SimpleNamespace(max_new_tokens=64),
+        settings=SimpleNamespace(max_new_tokens=64, who_verifies="the verifier"),
         wait_online=world.wait_online,
     )
     console = Console(file=io.StringIO(), width=200, markup=False, highlight=False)

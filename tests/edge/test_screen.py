@@ -290,6 +290,22 @@ def test_a_wait_without_news_is_counted_on_the_screen() -> None:
         assert "waiting for 4 s" in drawn(2.1), "it has not come further"
 
 
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (Link(state="connecting"), "● connecting to the upstream"),
+        (Link(state="late"), "● no word from the upstream yet: this device goes on"),
+        (Progress(done=3, total=44), "● the upstream reads: 3 of 44"),
+    ],
+)
+def test_an_upstream_is_called_so(event: Event, words: str) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    view = LiveView(console, who_verifies="the upstream")
+    view.take(Prompt(ids=[1]))
+    view.take(event)
+    assert view.status().plain == words
+
+
 def test_a_long_reason_leaves_room_for_what_happens() -> None:
     """It stands above the answer; below, a line of the window's width says what is going on."""
     away = Link(state="offline", detail="cannot reach ws://127.0.0.1:8765: " + "why " * 60)

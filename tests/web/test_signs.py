@@ -11,8 +11,12 @@ from edge_client.cli import offline_check
 from edge_client.screen.words import waiting
 from tests.web.node import Node
 
-IMPORTS = 'import { LOOK_SECONDS, Signs } from "./../../serve/page/signs.js";'
+IMPORTS = 'import { checkedBy, LOOK_SECONDS, said, Signs } from "./../../serve/page/signs.js";'
 HANDLE = """
+    if (ask.says) {
+      checkedBy(ask.by);
+      return said(ask.says);
+    }
     const signs = new Signs(0);
     const seen = [];
     let number = 0;
@@ -70,6 +74,11 @@ def test_what_this_device_says_of_a_lost_verifier_is_no_work_of_the_verifier(nod
     beats = [[at / 2, False] for at in range(1, 7)]
     seen = node.ask({"chunks": beats, "until": 3.1, "slow": 1, "online": False})
     assert seen[-1][1] == "0 no word for 3 s"
+
+
+def test_an_upstream_is_called_so(node: Node) -> None:
+    assert node.ask({"says": "the verifier's check", "by": "upstream"}) == "the upstream's check"
+    assert node.ask({"says": "the verifier's check", "by": "verifier"}) == "the verifier's check"
 
 
 def test_so_does_the_terminal() -> None:

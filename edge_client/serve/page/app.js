@@ -3,7 +3,7 @@
 import { asBlock, filesOf, textOf, Unattachable } from "./attachments.js";
 import { Answer, ChatView, verifiedText, willBeChecked } from "./chat.js";
 import { Figures } from "./figures.js";
-import { LOOK_SECONDS, Signs } from "./signs.js";
+import { checkedBy, LOOK_SECONDS, said, Signs } from "./signs.js";
 import {
   add,
   asMarkdown,
@@ -121,7 +121,7 @@ function empty() {
   if (broken) return { words: [`This page cannot answer: ${broken}.`], examples: [] };
   if (!model) return { words: ["Waiting for the endpoint."], examples: [] };
   const how = "The device drafts, the verifier checks; when the link is lost, the answer goes on.";
-  if (!demo) return { words: [`Ask ${model} something. ${how}`], examples: [] };
+  if (!demo) return { words: [`Ask ${model} something. ${said(how)}`], examples: [] };
   return { words: [`Ask something. ${how}`, DEMO.words], examples: DEMO.examples };
 }
 
@@ -619,8 +619,8 @@ function showCheck(check, withdrawn) {
   check.withdrawn = withdrawn;
   live.done = false;
   node.check = withdrawn ? { corrected: true } : { goesOn: true };
-  if (withdrawn) notice("The verifier corrects an answer that was written offline");
-  else notice("The verifier goes on with an answer");
+  if (withdrawn) notice(said("The verifier corrects an answer that was written offline"));
+  else notice(said("The verifier goes on with an answer"));
 }
 
 function drawCheck(check) {
@@ -657,8 +657,8 @@ function endCheck(check) {
 
 // The check is over, and what was said of it while it ran is no longer so.
 function tellEnd({ corrected }) {
-  if (corrected) notice("The verifier has corrected an answer that was written offline");
-  else notice("The verifier has completed an answer that was written offline");
+  if (corrected) notice(said("The verifier has corrected an answer that was written offline"));
+  else notice(said("The verifier has completed an answer that was written offline"));
 }
 
 // The check was over before anything of it was shown.
@@ -667,7 +667,7 @@ function tellVerified(check) {
   let common = 0;
   while (common < node.text.length && node.text[common] === live.text[common]) common++;
   check.withdrawn = node.text.slice(common);
-  if (check.withdrawn) notice("The verifier has corrected an answer that was written offline");
+  if (check.withdrawn) notice(said("The verifier has corrected an answer that was written offline"));
   else notice("An answer that was written offline is verified");
 }
 
@@ -782,7 +782,7 @@ function linkState(state, detail = "") {
   const isAnother = $("link").dataset.state !== state;
   $("link").dataset.state = state;
   $("link-text").textContent = name;
-  $("link").title = [verifier, words, detail].filter(Boolean).join(": ");
+  $("link").title = [verifier, said(words), detail].filter(Boolean).join(": ");
   if (isAnother) tick(); // what answers say of the verifier is true of this state
 }
 
@@ -890,6 +890,7 @@ async function look() {
 async function showStatus(status) {
   context = status.context ?? 0;
   verifier = status.verifier ?? "";
+  checkedBy(status.upstream ? "upstream" : "verifier");
   const before = [model, broken].join();
   broken = status.link === "broken" ? status.detail : "";
   await nameModel(status);
@@ -915,7 +916,7 @@ async function nameModel(status) {
   }
   const about = [
     demo ? DEMO.name : model,
-    verifier && `verifier ${verifier}`,
+    verifier && `${said("verifier")} ${verifier}`,
     status.verifier_version,
     context && `context of ${context} tokens`,
   ];

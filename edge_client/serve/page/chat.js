@@ -3,6 +3,7 @@
 
 import { Answer } from "./answer.js";
 import { markdown, putOff } from "./render.js";
+import { said } from "./signs.js";
 import { newestLeaf, path, siblings } from "./store.js";
 import { argumentsOf } from "./structure.js";
 
@@ -53,8 +54,8 @@ async function copy(text) {
 }
 
 function checkOf({ corrected, goesOn, checked, of }) {
-  if (corrected) return "the verifier is correcting this answer";
-  if (goesOn) return "the verifier goes on with this answer";
+  if (corrected) return said("the verifier is correcting this answer");
+  if (goesOn) return said("the verifier goes on with this answer");
   return `checking, ${checked} of ${of} characters`;
 }
 
@@ -76,7 +77,9 @@ export function progressOf(node, live) {
 export function noteOf(node) {
   if (node.error) return node.error;
   if (isEmpty(node)) {
-    if (willBeChecked(node)) return "nothing is written yet: asked again when the verifier is back";
+    if (willBeChecked(node)) {
+      return said("nothing is written yet: asked again when the verifier is back");
+    }
     return "nothing was written";
   }
   return [endNote(node), checkNote(node)].filter(Boolean).join("; ");
@@ -103,7 +106,7 @@ function checkNote(node) {
   const alone = written - [...verifiedText(node)].length;
   if (!alone) return "its end was not verified";
   // True also while the verifier is there and checks an earlier answer.
-  const then = willBeChecked(node) ? "waiting for the verifier's check" : "not checked";
+  const then = willBeChecked(node) ? said("waiting for the verifier's check") : "not checked";
   if (alone === written) return `written by this device alone: ${then}`;
   return `the last ${alone} characters were written by this device alone: ${then}`;
 }

@@ -9,6 +9,18 @@ export const LOOK_SECONDS = 0.2;
 const FIRST_SECONDS = 0.7;
 const STEP_SECONDS = 0.5;
 
+// Who checks the text, as its reader knows it: a verifier, or an upstream, an engine of others.
+let checker = "verifier";
+
+export function checkedBy(name) {
+  checker = name;
+}
+
+// These words, with the name of whoever checks in place of the verifier's.
+export function said(words) {
+  return words.replaceAll("verifier", checker);
+}
+
 // For how long nothing has changed, in the steps that are shown; 0: not worth a word.
 export function stillFor(seconds) {
   if (seconds < FIRST_SECONDS) return 0;
@@ -34,6 +46,6 @@ export class Signs {
     const still = stillFor(now - this.changedAt);
     if (!still) return "";
     const silent = !isOnline || now - this.heardAt >= FIRST_SECONDS;
-    return silent ? `no word for ${still} s` : `the verifier is at work, ${still} s`;
+    return silent ? `no word for ${still} s` : said(`the verifier is at work, ${still} s`);
   }
 }

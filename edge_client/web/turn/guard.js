@@ -75,7 +75,7 @@ export class OfflineGuard {
     const { warnAt } = this.limits;
     if (!warnAt || offline < warnAt || this.warned) return "";
     this.warned = true;
-    const alone = `${offline} tokens without the verifier`;
+    const alone = `${offline} tokens that nobody has verified`;
     if (this.measured) return `${alone}: from here on expect mistakes`;
     return `${alone}: how long this drafter can be trusted alone was not measured`;
   }

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
 from edge_client import EdgeClient
-from edge_client.cli import options
+from edge_client.cli import main, options
 from edge_client.cli.doctor import examine
 from edge_client.cli.generate import JsonAnswer, not_verified
 from edge_client.cli.serve import tell_of_the_verifier
-from edge_client.client import _local_flags
+from edge_client.client import local_flags
 from edge_client.device import Device
 from edge_client.events import Link, Prompt, Token
+from edge_client.screen.pipe import refused
 from edge_client.serve.answerer import EdgeAnswerer
 from edge_client.settings import ClientSettings
 from moa.cli.command_line import CommandParser
 from moa.errors import UsageError
-from tests.verifier.upstream.scripted import chunk, end_of, running, stream
+from tests.verifier.upstream.scripted import chunk, end_of, reset, running, stream
 
 GOOD = stream(chunk(" The upstream says this."), chunk("", "stop"), "data: [DONE]\n\n")
 
@@ -52,6 +54,7 @@ async def test_the_endpoint_is_named_and_no_round_trip_within_this_program_is_to
     assert status["link"] == "online"
     assert status["verifier"] == f"big at {upstream.url}"
     assert status["rtt_ms"] is None
+    assert status["upstream"] is True
 
 
 async def test_doctor_says_of_an_upstream_that_it_answers_and_nothing_of_the_process_between() -> (
@@ -71,7 +74,42 @@ def test_an_answer_that_is_not_verified_is_so_for_want_of_the_endpoint() -> None
     answer.take(Token(position=1, id=3, text="b", status="provisional"))
     answer.take(Link(state="late"))
     line = not_verified(answer, ClientSettings(upstream="gpu:8000"))
-    assert line.endswith("the endpoint did not answer in time")
+    assert line.endswith("the upstream did not answer in time")
+
+
+def test_who_verifies_is_called_by_what_is_behind() -> None:
+    assert ClientSettings(upstream="gpu:8000").who_verifies == "the upstream"
+    assert ClientSettings(verifier="local").who_verifies == "the verifier"
+    error = refused("no such model", ClientSettings(upstream="gpu:8000").who_verifies)
+    assert str(error) == "the upstream refuses: no such model"
+
+
+async def test_bench_measures_the_upstream(capsys: pytest.CaptureFixture[str]) -> None:
+    async with running(GOOD) as upstream:
+        words = ["bench", "--upstream", upstream.url, "--upstream-api", "completions", "--json"]
+        with pytest.raises(SystemExit) as ended:
+            await asyncio.to_thread(main, words)
+        assert ended.value.code == 0
+        asked = [request.body["prompt"] for request in upstream.asked]
+    ways = json.loads(capsys.readouterr().out)["ways"]
+    assert list(ways) == ["none", "device", "auto"]
+    for figures in ways.values():
+        assert figures["same"]
+        assert figures["kilobytes"] is None
+    assert len(asked) == 1 + 3 * 4
+    assert "What is 17 plus 25?" in asked[0]
+
+
+async def test_bench_tells_that_an_upstream_is_away(capsys: pytest.CaptureFixture[str]) -> None:
+    """And not the speed of this device's own text."""
+    async with running(reset, reset) as upstream:
+        words = ["bench", "--upstream", upstream.url, "--settle-seconds", "0.2"]
+        with pytest.raises(SystemExit) as ended:
+            await asyncio.to_thread(main, words)
+    assert ended.value.code == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "an answer was not verified: the upstream is not reached" in told.err
 
 
 def parser() -> CommandParser:
@@ -102,7 +140,7 @@ def test_the_file_of_a_key_is_passed_on_and_said_to_be_open_to_all(
     key.chmod(0o600)
     options.settings_from(words)
     assert capsys.readouterr().err == ""
-    flags, _ = _local_flags(settings, Device.of(settings))
+    flags, _ = local_flags(settings, Device.of(settings))
     assert f"--upstream-key-file={key}" in flags
     with pytest.raises(UsageError, match="needs --upstream"):
         ClientSettings(upstream_key_file=str(key))
