@@ -282,6 +282,9 @@ class Conversation:
             stream=TextStream(codec, settings.stop),
             on_reconnect=settings.on_reconnect,
         )
+        # Not `self.records`: the turn would hold the conversation, which holds the turn, and the
+        # drafter's caches would stay in memory until the garbage collector looks for such circles.
+        records = self.records
         now = perf_counter()
         unread = len(context) - session_state.session.settled
         machine = TurnMachine(
@@ -289,10 +292,8 @@ class Conversation:
             session_state,
             controller,
             shared.spending,
-            self.records,
-            OfflineGuard.of(
-                calibration, settings.max_offline_tokens, lambda: bool(self.records.held())
-            ),
+            records,
+            OfflineGuard.of(calibration, settings.max_offline_tokens, lambda: bool(records.held())),
             Deadlines(settings.patience, controller, waiting_since=now, unread=unread),
             Stats(started=now),
             Reachability(shared.link is not None),
