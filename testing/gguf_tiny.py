@@ -78,20 +78,76 @@ def save(model: PreTrainedModel, path: Path, *, kind: str = "F32", **metadata: A
     return path
 
 
+def _kind_of(name: str, weight: np.ndarray, kind: str) -> str:
+    """What a tensor is stored in. `Q4_K_M` is a mixture of types, as published files are."""
+    if weight.ndim == 1:
+        return "F32"
+    if kind == "Q4_K_M":
+        is_finer = any(part in name for part in ("token_embd", "output.", "attn_v", "ffn_down"))
+        return "Q6_K" if is_finer else "Q4_K"
+    return kind
+
+
 def _raw(name: str, weight: np.ndarray, kind: str) -> Any:
     import gguf
 
-    if kind == "F32" or weight.ndim == 1:
-        return None
-    return gguf.GGMLQuantizationType[kind]
+    kind = _kind_of(name, weight, kind)
+    return None if kind == "F32" else gguf.GGMLQuantizationType[kind]
 
 
 def _stored(name: str, weight: np.ndarray, kind: str) -> np.ndarray:
     import gguf
 
-    if kind == "F32" or weight.ndim == 1:
+    kind = _kind_of(name, weight, kind)
+    if kind == "F32":
         return weight
+    if kind == "Q4_K":
+        return _blocks_of_four_bits(weight)
+    if kind == "Q6_K":
+        return _blocks_of_six_bits(weight)
     return gguf.quants.quantize(weight, gguf.GGMLQuantizationType[kind])
+
+
+_BLOCK = 256
+"""Weights of a block of K-quants."""
+
+
+def _blocks_of_four_bits(weight: np.ndarray) -> np.ndarray:
+    """Q4_K, whose writer the package `gguf` does not have: simple, with one scale and one least
+    value for all eight parts of a block."""
+    blocks = weight.reshape(-1, _BLOCK).astype(np.float32)
+    least = np.minimum(blocks.min(1, keepdims=True), 0.0)
+    step = np.maximum(blocks.max(1, keepdims=True) - least, 1e-6) / 15
+    codes = np.clip(np.round((blocks - least) / step), 0, 15).astype(np.uint8)
+    factors = np.concatenate([step, -least], 1) / 32  # each part's factor is 32, of six bits
+    packed = np.zeros((len(blocks), 12), np.uint8)
+    packed[:, :8] = 32 | (32 >> 4) << 6  # of parts 0 to 3 whole, of 4 to 7 the upper two bits
+    pairs = codes.reshape(-1, 4, 2, 32)
+    halves = (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(-1, 128)
+    rows = np.concatenate([factors.astype(np.float16).view(np.uint8), packed, halves], 1)
+    return rows.reshape(*weight.shape[:-1], -1)
+
+
+def _blocks_of_six_bits(weight: np.ndarray) -> np.ndarray:
+    """Q6_K, likewise: one scale for all sixteen parts of a block."""
+    blocks = weight.reshape(-1, _BLOCK).astype(np.float32)
+    step = np.maximum(np.abs(blocks).max(1, keepdims=True), 1e-6) / 31
+    codes = np.clip(np.round(blocks / step) + 32, 0, 63).astype(np.uint8)
+    quarters = codes.reshape(-1, 2, 4, 32)
+    first, second, third, fourth = (quarters[:, :, part] for part in range(4))
+    low = np.concatenate([first & 15 | (third & 15) << 4, second & 15 | (fourth & 15) << 4], 2)
+    high = first >> 4 | (second >> 4) << 2 | (third >> 4) << 4 | (fourth >> 4) << 6
+    parts = np.ones((len(blocks), 16), np.uint8)
+    rows = np.concatenate(
+        [
+            low.reshape(-1, 128),
+            high.reshape(-1, 64),
+            parts,
+            step.astype(np.float16).view(np.uint8),
+        ],
+        1,
+    )
+    return rows.reshape(*weight.shape[:-1], -1)
 
 
 def _letters() -> dict[int, str]:

@@ -5,11 +5,15 @@
     cuts WORK --bundle BUNDLE               # the link dies after m tokens, the sibling goes on alone
     guesses WORK --bundle BUNDLE            # what the sibling guesses at every place of the answers
     exact WORK TARGET.gguf                  # is its text the same alone and among others?
+    forwards WORK TARGET.gguf               # beside llama.cpp's own calls: times and memory
+    beside WORK TARGET.gguf --bundle BUNDLE # a long prompt beside another session's answer
+    crowd WORK TARGET.gguf --bundle BUNDLE  # clients that come and go: does memory grow?
     peers WORK TARGET.gguf SIBLING.gguf --bundle BUNDLE
     faults WORK TARGET.gguf --bundle BUNDLE # answers through cuts and kills
     links WORK --bundle BUNDLE              # who drafts best over which link, for which target
     split WORK                              # train.jsonl for `moa-train`, held.jsonl for `trained`
     trained WORK TARGET DRAFTER --bundle B  # what a trained drafter guesses beside the sibling
+    mixture WORK                            # experts: a file of random weights, drafted and not
     tables WORK --out benchmarks/results
 
 WORK is a folder of lines that every verb appends to: a run that was killed goes on where it was. A
@@ -32,7 +36,19 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from benchmarks.provenance import write_result
-from benchmarks.real import acceptance, answers, cuts, exact, faults, links, peers, trained
+from benchmarks.real import (
+    acceptance,
+    answers,
+    cuts,
+    exact,
+    faults,
+    forwards,
+    links,
+    mixture,
+    peers,
+    serving,
+    trained,
+)
 from benchmarks.real.lines import Lines, read
 from benchmarks.real.prompts import KINDS, Prompt, all_prompts, as_line, problems
 from benchmarks.real.sibling import Sibling
@@ -94,6 +110,27 @@ def parser() -> argparse.ArgumentParser:
     same.add_argument("--answers", type=int, default=300, help="of each temperature")
     same.add_argument("--tokens", type=int, default=32, help="of an answer")
     same.add_argument("--sessions", type=int, default=8, help="side by side")
+    same.add_argument("--prompt", type=int, default=120, help="most tokens of a prompt")
+    same.add_argument("--default-alone", action="store_true", help="leave --inexact out")
+
+    timed = _verb(verbs, "forwards", _forwards, "beside llama.cpp's own calls: times and memory")
+    timed.add_argument("target", help="GGUF file")
+    timed.add_argument("--threads", type=int, default=1)
+    timed.add_argument("--library", default="", metavar="FILE", help="another build of llama.cpp")
+
+    long = _verb(verbs, "beside", _beside, "a long prompt beside another session's answer")
+    long.add_argument("target", help="GGUF file")
+    long.add_argument("--bundle", type=Path, required=True, help="of a sibling")
+    long.add_argument("--prompt", type=int, default=4096, help="tokens of the prompt")
+    long.add_argument("--threads", type=int, default=1)
+
+    many = _verb(verbs, "crowd", _crowd, "clients that come and go: does memory grow?")
+    many.add_argument("target", help="GGUF file")
+    many.add_argument("--bundle", type=Path, required=True, help="of a sibling")
+    many.add_argument("--clients", type=int, default=8)
+    many.add_argument("--minutes", type=float, default=30.0)
+    many.add_argument("--tokens", type=int, default=24, help="of an answer")
+    many.add_argument("--threads", type=int, default=1)
 
     beside = _verb(verbs, "peers", _peers, "beside llama.cpp on the same cores")
     beside.add_argument("target", type=Path, help="GGUF file")
@@ -110,6 +147,11 @@ def parser() -> argparse.ArgumentParser:
     broken.add_argument("--answers", type=int, default=100)
     broken.add_argument("--tokens", type=int, default=32, help="of an answer")
     broken.add_argument("--threads", type=int, default=0, help="of each end")
+
+    mixed = _verb(verbs, "mixture", _mixture, "a mixture of experts, drafted and not")
+    mixed.add_argument("--layers", type=int, default=10, help="a tenth of 3.4 GB each")
+    mixed.add_argument("--tokens", type=int, default=64, help="of an answer")
+    mixed.add_argument("--threads", type=int, default=1)
 
     linked = _verb(verbs, "links", _links, "every way over links and times of a forward")
     linked.add_argument("--bundle", type=Path, required=True)
@@ -204,7 +246,7 @@ def _guesses(args: argparse.Namespace) -> None:
 
 
 _SHORT = 120
-"""Tokens of a prompt for `exact`: what is compared is the answer."""
+"""Tokens of a prompt for `faults` and `crowd`: what is compared is the answer."""
 _AT_ONCE = 8
 """Answers of which all ways are run before the next ones: a run that is stopped has some of each."""
 
@@ -216,7 +258,7 @@ def _exact(args: argparse.Namespace) -> None:
             args.target,
             answers.Settings(sessions=args.sessions, exact=shape == exact.SHAPES[0]),
         )
-        for shape in exact.SHAPES
+        for shape in exact.SHAPES[: 1 if args.default_alone else None]
     }
     any_target = targets[exact.SHAPES[0]]
     by_temperature = []
@@ -225,7 +267,8 @@ def _exact(args: argparse.Namespace) -> None:
             answers.task_of(any_target, prompt, temperature, args.tokens)
             for prompt in _prompts(args.work)
         ]
-        tasks = [replace(task, stop=(), grammar=None) for task in tasks if len(task.ids) <= _SHORT]
+        tasks = [task for task in tasks if len(task.ids) <= args.prompt]
+        tasks = [replace(task, stop=(), grammar=None) for task in tasks]
         tasks.sort(key=lambda task: zlib.crc32(task.key.encode()))
         by_temperature.append(tasks[: args.answers])
     some = [task for pair in zip(*by_temperature, strict=True) for task in pair]
@@ -239,17 +282,7 @@ def _exact(args: argparse.Namespace) -> None:
 def _faults(args: argparse.Namespace) -> None:
     asked = Lines(args.work / "faults.jsonl")
     judged = Lines(args.work / "faults_judged.jsonl")
-    codec = TextCodec.of(Bundle.open(args.bundle))
-    tasks: list[Task] = []
-    in_any_order = sorted(_prompts(args.work), key=lambda prompt: zlib.crc32(prompt.key.encode()))
-    for number, prompt in enumerate(in_any_order):
-        if len(tasks) == args.answers:
-            break
-        temperature = float(number % 2)
-        ids = codec.plain(codec.chat(prompt.messages))
-        if len(ids) <= _SHORT and not prompt.tools:
-            sampling = answers.sampling_of(prompt, temperature)
-            tasks.append(Task(answers.key_of(prompt, temperature), ids, args.tokens, sampling))
+    tasks = _short_tasks(args, args.answers)
     asking = faults.ask(
         args.target,
         args.bundle,
@@ -263,13 +296,65 @@ def _faults(args: argparse.Namespace) -> None:
     faults.judge(LlamaTarget.open(args.target, options), tasks, asked, judged)
 
 
+def _short_tasks(args: argparse.Namespace, count: int) -> list[Task]:
+    """So many questions in any order, greedy and sampled in turn."""
+    codec = TextCodec.of(Bundle.open(args.bundle))
+    tasks: list[Task] = []
+    in_any_order = sorted(_prompts(args.work), key=lambda prompt: zlib.crc32(prompt.key.encode()))
+    for number, prompt in enumerate(in_any_order):
+        if len(tasks) == count:
+            break
+        temperature = float(number % 2)
+        ids = codec.plain(codec.chat(prompt.messages))
+        if len(ids) <= _SHORT and not prompt.tools:
+            sampling = answers.sampling_of(prompt, temperature)
+            tasks.append(Task(answers.key_of(prompt, temperature), ids, args.tokens, sampling))
+    return tasks
+
+
+def _forwards(args: argparse.Namespace) -> None:
+    out = Lines(args.work / "forwards.jsonl")
+    forwards.measure(args.target, out, threads=args.threads, library=args.library)
+
+
+def _beside(args: argparse.Namespace) -> None:
+    codec = TextCodec.of(Bundle.open(args.bundle))
+    ids: list[int] = []
+    for prompt in _prompts(args.work):
+        ids += codec.plain(codec.chat(prompt.messages))
+        if len(ids) >= args.prompt:
+            break
+    asking = serving.beside(
+        args.target,
+        args.bundle,
+        ids[: args.prompt],
+        Lines(args.work / "beside.jsonl"),
+        threads=args.threads,
+    )
+    asyncio.run(asking)
+
+
+_QUESTIONS = 60
+"""Other questions of a crowd, which then begins anew: each gets the same answer every time."""
+
+
+def _crowd(args: argparse.Namespace) -> None:
+    asking = serving.crowd(
+        args.target,
+        args.bundle,
+        _short_tasks(args, _QUESTIONS),
+        Lines(args.work / "crowd.jsonl"),
+        clients=args.clients,
+        minutes=args.minutes,
+        threads=args.threads,
+    )
+    asyncio.run(asking)
+
+
 def _peers(args: argparse.Namespace) -> None:
     out = Lines(args.work / "peers.jsonl")
     if "prompt" not in out:
         peers.device_steps(args.bundle, args.sibling, out, threads=args.threads)
-    if "forward/8/8" not in out:
-        options = LoadOptions(slots=8, capacity=1024, threads=args.threads)
-        peers.forwards(LlamaTarget.open(str(args.target), options), out)
     some = peers.chosen(Lines(args.work / "answers.jsonl"), args.prompts)
     peers.speeds(
         args.bundle,
@@ -280,6 +365,16 @@ def _peers(args: argparse.Namespace) -> None:
         tokens=args.tokens,
         threads=args.threads,
     )
+
+
+def _mixture(args: argparse.Namespace) -> None:
+    path = args.work / f"mixture-{args.layers}.gguf"
+    if not path.exists():
+        args.work.mkdir(parents=True, exist_ok=True)
+        begun = path.with_suffix(".begun")
+        mixture.make(begun, layers=args.layers).rename(path)
+    out = Lines(args.work / "mixture.jsonl")
+    mixture.measure(path, out, tokens=args.tokens, threads=args.threads)
 
 
 def _links(args: argparse.Namespace) -> None:
@@ -318,6 +413,18 @@ def _tables(args: argparse.Namespace) -> None:
     beside = Lines(args.work / "peers.jsonl")
     if beside.found:
         _show(args, "real_peers", peers.figures(beside), peers.tables)
+    timed = Lines(args.work / "forwards.jsonl")
+    if timed.found:
+        _show(args, "real_forwards", forwards.figures(timed), forwards.tables)
+    long = Lines(args.work / "beside.jsonl")
+    if long.found:
+        _show(args, "real_beside", serving.beside_figures(long), serving.beside_tables)
+    many = Lines(args.work / "crowd.jsonl")
+    if many.found:
+        _show(args, "real_crowd", serving.crowd_figures(many), serving.crowd_tables)
+    mixed = Lines(args.work / "mixture.jsonl")
+    if mixed.found:
+        _show(args, "real_mixture", mixture.figures(mixed), mixture.tables)
     asked = Lines(args.work / "faults.jsonl")
     if asked.found:
         own = Lines(args.work / "faults_judged.jsonl")

@@ -1,6 +1,6 @@
 """Is a GGUF target's text the same in every batch? Every answer alone, one token a forward, beside the
 same answer among others whose drafts, right and wrong, are of any length; by llama.cpp's own batches
-and in the fixed shape that is the default.
+and in calls that run every token through the same kernels, which are the default.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from moa.target.choosing import Judged, accept_rows
 from moa.target.contract import Target
 from moa.target.rows import Row
 
-SHAPES = ("fixed shape (the default)", "llama.cpp's own batches (--inexact)")
+SHAPES = (
+    "the same kernels for every token (the default)",
+    "llama.cpp's own batches (--inexact)",
+)
 _LONGEST_DRAFT = 11
 _RIGHT = 0.8
 """Chance that a drafted token is the answer's."""

@@ -1,5 +1,5 @@
-"""Beside llama.cpp, in one process on the same cores, step by step in turn: the device's step, the
-verifier's forward beside `llama_decode` alone, and tokens a second with and without drafts.
+"""Beside llama.cpp, in one process on the same cores, step by step in turn: the device's step, and
+tokens a second with and without drafts.
 
 Times are processor time, which other programs on the machine change little. With one thread it is
 the time on a free core.
@@ -40,8 +40,6 @@ _PAST = 256
 _PROMPT = 512
 _TIMES = 9
 STEPS = (1, 4, 8, 16)
-FORWARDS = (1, 4, 8, 16, 32)
-SESSIONS = (1, 4, 8)
 _DRAFT = 7
 """Tokens of a draft: with the pending one a call of eight."""
 
@@ -105,53 +103,6 @@ def device_steps(bundle: Path, small: Path, out: Lines, *, threads: int) -> None
     theirs.close()
 
 
-def forwards(target: LlamaTarget, out: Lines) -> None:
-    """The verifier's forward, and the part of it that is `llama_decode`."""
-    text = np.random.default_rng(0).integers(1000, 90000, _PAST).tolist()
-    slots = [target.cache.acquire() for _ in range(max(SESSIONS))]
-    for slot in slots:
-        step = target.forward([Row.chain(slot, text[:128], judged="none")])
-        target.commit(step, 0, range(128))
-    inside = [0.0]
-    library = target.runtime._c
-    decode = library.llama_decode
-
-    def timed(context: Any, batch: Any) -> int:
-        before = time.process_time()
-        code: int = decode(context, batch)
-        inside[0] += time.process_time() - before
-        return code
-
-    shapes = [(1, count) for count in FORWARDS] + [(count, 1) for count in SESSIONS[1:]]
-    shapes += [(count, 8) for count in SESSIONS[1:]]
-    library.llama_decode = timed
-    try:
-        for sessions, tokens in shapes:
-            whole = []
-            part = []
-            for _ in range(5):
-                inside[0] = 0.0
-                rows = [Row.chain(slot, text[:tokens], "all") for slot in slots[:sessions]]
-                whole.append(_seconds(partial(_forward, target, rows)))
-                part.append(inside[0])
-            out.add(
-                f"forward/{sessions}/{tokens}",
-                sessions=sessions,
-                tokens=tokens,
-                whole=1000 * median(whole),
-                decode=1000 * median(part),
-            )
-            say(f"forward of {sessions} x {tokens}: {median(whole):.3f} s")
-    finally:
-        library.llama_decode = decode
-        for slot in slots:
-            target.cache.release(slot)
-
-
-def _forward(target: LlamaTarget, rows: Sequence[Row]) -> None:
-    target.forward(rows).argmax(0)
-
-
 Drafting = Callable[[list[int]], list[int]]
 
 
@@ -185,6 +136,7 @@ def speeds(
 
         ways: dict[str, tuple[LlamaTarget, Drafting | None]] = {
             "llama.cpp, plain": (free, None),
+            "ours, plain": (exact, None),
             "llama.cpp, the small GGUF file drafts": (free, _Chains(theirs)),
             "ours, the sibling's bundle drafts": (exact, sibling),
             "llama.cpp's own batches, the sibling's bundle drafts": (free, sibling),
@@ -284,7 +236,6 @@ def figures(out: Lines) -> dict[str, Any]:
         )
     return {
         "steps": [line for line in found if line["key"].startswith(("step/", "prompt"))],
-        "forwards": [line for line in found if line["key"].startswith("forward/")],
         "ways": ways,
     }
 
@@ -302,22 +253,13 @@ _STEP_COLUMNS: dict[str, str | Callable[[Mapping[str, Any]], str]] = {
     "llama.cpp, Q4_K_M": lambda step: f"{step['llama.cpp']:.1f} ms",
     "times": lambda step: f"{step['llama.cpp'] / step['ours']:.2f}",
 }
-_FORWARD_COLUMNS: dict[str, str | Callable[[Mapping[str, Any]], str]] = {
-    "sessions x tokens": "{sessions} x {tokens}",
-    "forward": "{whole:.0f} ms",
-    "llama_decode alone": "{decode:.0f} ms",
-    "beside it": lambda forward: f"{100 * (forward['whole'] / forward['decode'] - 1):.1f} %",
-}
 
 
 def tables(result: dict[str, Any]) -> str:
-    """Steps, forwards and speeds, each as far as it was measured."""
+    """Steps and speeds, each as far as it was measured."""
     parts = []
     if result["steps"]:
         parts.append(("A step of the device", listing(result["steps"], _STEP_COLUMNS)))
-    if result["forwards"]:
-        title = "A forward of the 1.5B target in a GGUF file, one core"
-        parts.append((title, listing(result["forwards"], _FORWARD_COLUMNS)))
     if result["ways"]:
         plain = next((way for way in result["ways"] if way["tokens_a_round"] == 1), None)
 

@@ -9,9 +9,6 @@ from typing import NamedTuple
 
 _FILL = 0
 """The token that fills a call up. Nobody reads what comes after it."""
-_WORTH_A_CALL = 8
-"""A call costs about as much as so many tokens: a row is filled up by fewer rather than leave
-another row's rest for a call of its own."""
 
 
 class Pieces(NamedTuple):
@@ -51,6 +48,9 @@ class Calls:
     batch: int
     block: Callable[[int], int]
     """Which context a sequence is in: a call runs sequences of one."""
+    worth_a_call: int = 8
+    """A call costs about as much as so many tokens: a row is filled up by at most so many rather
+    than leave another row's rest for a call of its own."""
 
     def of(self, rows: Sequence[Pieces]) -> Iterator[list[Part]]:
         """The calls that run these rows, each in order."""
@@ -99,7 +99,7 @@ class Calls:
         longest = max(multiples)
         padded = []
         for length in multiples:
-            is_nearly_longest = longest - length <= _WORTH_A_CALL
+            is_nearly_longest = longest - length <= self.worth_a_call
             padded.append(longest if is_nearly_longest else length)
         return padded
 

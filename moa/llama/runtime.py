@@ -88,6 +88,8 @@ class Shape:
     gpu_layers: int
     """-1: all."""
     threads: int
+    value_type: str = ""
+    """What values are kept in, where it is not what keys are."""
     experts_on_host: bool = False
     """Whether a mixture's experts stay in the machine's memory, whatever layers are on a card."""
     mapped: bool = False
@@ -101,6 +103,11 @@ class Shape:
     def block(self, sequence: int) -> int:
         """Which of the contexts a sequence is in."""
         return sequence // self.block_size if self.block_size else 0
+
+    @property
+    def kept_values(self) -> str:
+        """What values are kept in."""
+        return self.value_type or self.kv_type
 
     @property
     def sequences_of_a_block(self) -> int:
@@ -226,7 +233,7 @@ class Runtime:
         parameters.n_threads = shape.threads
         parameters.n_threads_batch = shape.threads
         parameters.type_k = KV_TYPES[shape.kv_type]
-        parameters.type_v = KV_TYPES[shape.kv_type]
+        parameters.type_v = KV_TYPES[shape.kept_values]
         # Each sequence has cells of its own, in the order of its tokens: among cells that all
         # share, a token's place would depend on the others, and so would the order of sums.
         parameters.kv_unified = False
@@ -413,6 +420,7 @@ class Runtime:
             "devices": self.devices(),
             "gpu_layers": 0 if self.on_cpu else self.shape.gpu_layers,
             "kv_type": self.shape.kv_type,
+            "value_type": self.shape.kept_values,
             "batch": self.shape.batch,
             "repack": not self.shape.mapped,
             "experts_on_host": self.shape.experts_on_host and not self.on_cpu,

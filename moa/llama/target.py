@@ -1,12 +1,11 @@
 """A target in a GGUF file, which llama.cpp's library runs in this process.
 
-**The same bits in every batch.** llama.cpp picks its kernels by how many tokens it gets: products
-of one token, of up to seven and of eight or more add in different orders, and so does attention of
-one token over a long context, or of 64 and more. So the same token gets other numbers in another
-batch, and now and then another token is chosen. Here every token of a dense model on a CPU runs
-through one and the same kernels: each sequence brings a multiple of eight tokens, at most 56, to a
-call, and as many of them get logits; what is missing is filled up with tokens that nobody looks at,
-and that are forgotten with the draft. A sequence has cells of its own, in the order of its tokens.
+**The same bits in every batch.** llama.cpp picks its kernels by how many tokens it gets, and they
+add in different orders. So the same token gets other numbers in another batch, and now and then
+another token is chosen. Here every token of a dense model on a CPU runs through one and the same
+kernels, because calls have as many tokens as `moa/llama/same_bits.py` says; what is missing is
+filled up with tokens that nobody looks at, and that are forgotten with the draft. As many of a
+call's tokens get logits. A sequence has cells of its own, in the order of its tokens.
 `Capabilities.batch_invariant` says whether this holds; where it does not (a mixture's experts see
 other tokens of the batch, a card has kernels of its own), the numbers depend a little on the batch,
 as they do in llama.cpp.
@@ -43,6 +42,7 @@ from moa.llama.memory_plan import (
     plan_of,
 )
 from moa.llama.runtime import EXPERTS, Run, Runtime, Shape, check_kv_type
+from moa.llama.same_bits import EIGHTS, CallSizes, few_tokens
 from moa.llama.sequences import Sequences
 from moa.sampling import NO_LOGITS
 from moa.target.contract import (
@@ -59,13 +59,12 @@ from moa.target.identity import SCHEME, file_id, identity_of, tokenizer_hash
 from moa.target.registry import registered
 from moa.target.rows import Row, RowBatch
 
-_UNIT = 8
-"""From so many tokens on, llama.cpp's products of a CPU add in one order, in multiples of it."""
-_LONGEST = 56
-"""Most tokens of a sequence in a call: attention of 64 and more adds in another order."""
 _BATCH_ON_CPU = 128
 """Most tokens of a call. More are no faster there, and logits of all of them have their memory."""
 _BATCH_ON_CARD = 512
+_VALUES = "bf16"
+"""What values are kept in beside keys in float16, where every call is to have the same bits."""
+_RUNNING_STATES = re.compile(r"\.(ssm_|shortconv|time_mix)")
 _WORKSPACE = 2**30
 """Bytes of a card that are left for the work of a forward."""
 
@@ -141,18 +140,19 @@ class LlamaTarget:
         if options.rpc:
             library.add_servers(options.rpc)
         capacity = capacity_of(self._head, options)
-        self.runtime = Runtime(library, path, _shape(self._head, library, options, capacity))
+        shape, sizes = _shape(self._head, library, options, capacity)
+        self.runtime = Runtime(library, path, shape)
         self.facts = _facts(self._head, self._words, self.runtime)
         self.cache = Sequences(self.runtime, slots=options.slots, capacity=capacity)
-        # A mixture's experts see other tokens of the batch, and a card or a running state has
-        # kernels that add in other orders.
-        in_one_order = not is_mixture(self._head) and not self.runtime.recurrent
-        exact = options.exact and self.runtime.on_cpu and in_one_order
+        exact = sizes is not None and not self.runtime.recurrent
+        if sizes is None or not exact:
+            sizes = CallSizes(unit=1, longest=shape.batch, batch=shape.batch, worth_a_call=8)
         self._calls = Calls(
-            unit=_UNIT if exact else 1,
-            longest=_LONGEST if exact else self.runtime.shape.batch,
-            batch=self.runtime.shape.batch,
-            block=self.runtime.shape.block,
+            unit=sizes.unit,
+            longest=sizes.longest,
+            batch=sizes.batch,
+            block=shape.block,
+            worth_a_call=sizes.worth_a_call,
         )
         self._capabilities = Capabilities(
             decoder="llama.cpp", trees=False, states=False, batch_invariant=exact
@@ -184,7 +184,7 @@ class LlamaTarget:
         """A hash of the file and of all that decides how llama.cpp adds: its build, the processor's
         instructions, what is on a card, and how calls are cut. Targets with the same one compute the
         same."""
-        about = self.runtime.adds_by | {"unit": self._calls.unit}
+        about = self.runtime.adds_by | {"unit": self._calls.unit, "longest": self._calls.longest}
         if not self._capabilities.batch_invariant:
             # Attention of one token is cut into as many pieces as there are threads.
             about["threads"] = self.runtime.shape.threads
@@ -228,7 +228,7 @@ class LlamaTarget:
         devices = ", ".join(self.runtime.devices()) or platform.machine()
         return Machine(
             device="cpu" if self.runtime.on_cpu else "auto",
-            dtype=f"{_most_common_kind(self._head)}, keys and values {self.runtime.shape.kv_type}",
+            dtype=f"{_most_common_kind(self._head)}, {_kept(self.runtime.shape)}",
             hardware=f"{devices}, {threads} {unit}",
         )
 
@@ -344,10 +344,13 @@ class LlamaTarget:
         self.runtime.close()
 
 
-def _shape(head: GgufHead, library: Library, options: LoadOptions, capacity: int) -> Shape:
+def _shape(
+    head: GgufHead, library: Library, options: LoadOptions, capacity: int
+) -> tuple[Shape, CallSizes | None]:
     """How the model of a file is laid out in memory for sessions of `capacity` tokens: how many
     there are at once, what is kept in which precision, and with a graphics card how many layers are
-    on it."""
+    on it. And how many tokens a call has, so that each gets the same bits in all of them; None
+    where no such sizes are known, or they are not asked for."""
     kv_type = options.kv_type or KV_TYPE
     check_kv_type(kv_type)  # before anything is computed from it
     cells = capacity + PADDING
@@ -355,11 +358,28 @@ def _shape(head: GgufHead, library: Library, options: LoadOptions, capacity: int
     on_card = options.device != "cpu" and options.gpu_layers != 0 and library.has_card
     if not on_card:
         plan = plan_of(head, options)
-        return Shape(
+        value_type = kv_type
+        sizes = None
+        # A mixture's experts see other tokens of the batch, and a running state has kernels of its
+        # own.
+        if options.exact and not is_mixture(head) and not _keeps_a_running_state(head):
+            value_type = options.kv_type or _values_of(head)
+            sizes = few_tokens(
+                head,
+                library.instructions,
+                kv_type=kv_type,
+                value_type=value_type,
+                threads=threads,
+            )
+            if sizes is None:
+                value_type = kv_type
+                sizes = EIGHTS
+        shape = Shape(
             sequences=plan.sequences,
             capacity=cells,
-            batch=_BATCH_ON_CPU,
+            batch=_BATCH_ON_CPU if sizes is None else sizes.batch,
             kv_type=kv_type,
+            value_type=value_type,
             gpu_layers=0,
             threads=threads,
             experts_on_host=options.cpu_moe,
@@ -367,6 +387,7 @@ def _shape(head: GgufHead, library: Library, options: LoadOptions, capacity: int
             block_size=plan.block,
             sequence_bytes=plan.sequence,
         )
+        return shape, sizes
     # A card's memory is for this alone: all of it is taken, and one call runs all sessions.
     sequences = most_sequences(options, capacity)
     gpu_layers = options.gpu_layers
@@ -377,7 +398,7 @@ def _shape(head: GgufHead, library: Library, options: LoadOptions, capacity: int
             kv_bytes_per_token(head, kv_type) * sequences * capacity,
             experts_on_host=options.cpu_moe,
         )
-    return Shape(
+    shape = Shape(
         sequences=sequences,
         capacity=cells,
         batch=_BATCH_ON_CARD,
@@ -389,6 +410,20 @@ def _shape(head: GgufHead, library: Library, options: LoadOptions, capacity: int
         block_size=0,
         sequence_bytes=0,
     )
+    # A card has kernels that add in other orders.
+    return shape, None
+
+
+def _values_of(head: GgufHead) -> str:
+    """What values are kept in beside keys in float16. Latent attention has one cache for both, and
+    llama.cpp refuses different types."""
+    return KV_TYPE if head.has("{arch}.attention.kv_lora_rank") else _VALUES
+
+
+def _keeps_a_running_state(head: GgufHead) -> bool:
+    """Whether a layer keeps a state instead of keys and values, by the names of its tensors:
+    llama.cpp itself says so only of a model that is loaded."""
+    return any(_RUNNING_STATES.search(tensor.name) for tensor in head.tensors)
 
 
 def _threads() -> int:
@@ -399,6 +434,13 @@ def _threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _kept(shape: Shape) -> str:
+    """What keys and values are kept in, for people."""
+    if shape.kept_values == shape.kv_type:
+        return f"keys and values {shape.kv_type}"
+    return f"keys {shape.kv_type}, values {shape.kept_values}"
 
 
 def _most_common_kind(head: GgufHead) -> str:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.real import acceptance, cuts, exact, faults, links
+from benchmarks.real import acceptance, cuts, exact, faults, forwards, links, mixture
 from benchmarks.real.__main__ import main
 from benchmarks.real.lines import Lines, read
 from benchmarks.real.passing import code_of, passes
-from benchmarks.real.prompts import Prompt, all_prompts
+from benchmarks.real.prompts import Prompt, all_prompts, as_line
 from benchmarks.real.recorded import RecordedDrafting, RecordedGraph, RecordedTarget, Text
 from benchmarks.real.sibling import Sibling
 from benchmarks.real.writing import Task, write
@@ -254,3 +254,63 @@ def test_every_way_to_draft_is_asked_and_the_server_only_where_it_can() -> None:
     assert all(with_server.count(draft) > 30 for draft in faults.DRAFTS)
     without = {faults.drafting_of(task, server=False) for task in tasks}
     assert without == set(faults.DRAFTS) - {"server"}
+
+
+def test_forwards_are_timed_beside_llama_cpps_own_and_again_only_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    need_llama()
+    file = save_gguf(tiny("llama", max_position_embeddings=2048), tmp_path / "tiny.gguf")
+    assert main(["forwards", str(tmp_path), str(file)]) == 0
+    lines = list(read(tmp_path / "forwards.jsonl"))
+    assert len(lines) == len(forwards.SHAPES) + 3  # the prompt, and the memory of each of the two
+    assert all(line["ours"] > 0 < line["llama.cpp"] for line in lines if "sessions" in line)
+    assert main(["forwards", str(tmp_path), str(file)]) == 0
+    assert len(list(read(tmp_path / "forwards.jsonl"))) == len(lines)
+    capsys.readouterr()
+    assert main(["tables", str(tmp_path)]) == 0
+    assert "times llama.cpp's own call" in capsys.readouterr().out
+
+
+def test_a_prompt_beside_an_answer_and_clients_that_come_and_go_are_told_of(
+    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = [
+        Prompt("chat", f"p{n}", [{"role": "user", "content": f"word {n}"}]) for n in range(4)
+    ]
+    lines = "".join(as_line(prompt) + "\n" for prompt in prompts)
+    (tmp_path / "prompts.jsonl").write_text(lines)
+    target = str(pair / "target")
+    bundle = ["--bundle", str(pair / "out" / "bundle"), "--threads", "0"]
+    assert main(["beside", str(tmp_path), target, *bundle, "--prompt", "24"]) == 0
+    (found,) = read(tmp_path / "beside.jsonl")
+    assert found["prompt"] == 24
+    assert found["tokens_beside"] >= 1
+    words = ["crowd", str(tmp_path), target, *bundle, "--clients", "3", "--minutes", "0.05"]
+    assert main([*words, "--tokens", "8"]) == 0
+    *_, end = read(tmp_path / "crowd.jsonl")
+    assert end["answers"] >= 3
+    assert (end["unverified"], end["short"], end["differ"]) == (0, 0, 0)
+    capsys.readouterr()
+    assert main(["tables", str(tmp_path)]) == 0
+    assert "answers of 3 clients" in capsys.readouterr().out
+
+
+def test_a_mixture_is_streamed_in_every_way_with_its_own_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    need_llama()
+    model = tiny("qwen3_moe", norm_topk_prob=True, max_position_embeddings=1024)
+    file = save_gguf(model, tmp_path / "tiny.gguf")
+    out = Lines(tmp_path / "mixture.jsonl")
+    mixture.measure(file, out, tokens=12, threads=1, chances=(0.0, 1.0))
+    drafted = f"drafts of {mixture.WAYS[1].name.split()[-1]}"
+    for chance in ("0.0", "1.0"):
+        ways = out.found[chance]["ways"]
+        assert ways["plain"]["guesses"] == 0 < ways[drafted]["guesses"]
+        assert all(way["same"] == way["texts"] for way in ways.values())
+    # Where every guess is right there are fewer rounds, and fewer guesses for the same text.
+    wrong, right = (out.found[chance]["ways"][drafted]["guesses"] for chance in ("0.0", "1.0"))
+    assert right < wrong
+    assert main(["tables", str(tmp_path)]) == 0
+    assert "times the better of the others" in capsys.readouterr().out
