@@ -62,8 +62,8 @@ _LONGEST_PAUSE = 10.0
 _LONGEST_ASKED_PAUSE = 300.0
 """Seconds of a `retry-after` that are believed."""
 _DOUBTED_SECONDS = 10.0
-"""For so long after a request has failed the list of models proves nothing: many services have it
-while they answer nothing else."""
+"""For so long after a request was answered with an error the list of models proves nothing: many
+services have it while they answer nothing else."""
 
 
 @dataclass
@@ -92,15 +92,16 @@ class Upstream:
     """Why it does not answer, as far as is known; empty if it does."""
     heard_at: float = float("-inf")
     """When it last answered."""
-    failed_at: float = float("-inf")
-    """When a request last failed."""
+    doubted_until: float = float("-inf")
+    """Until when its list of models does not prove that it answers."""
 
     def failed(self, now: float, error: UpstreamError) -> None:
         """Note a failure: it is not asked again for a pause, or for the seconds that it asked for
         itself, if these are more."""
         self.pause = min(max(2 * self.pause, _FIRST_PAUSE), _LONGEST_PAUSE)
         self.not_before = now + max(self.pause, min(error.retry_after, _LONGEST_ASKED_PAUSE))
-        self.failed_at = now
+        if error.reached:
+            self.doubted_until = now + _DOUBTED_SECONDS
         self.away = error.line()
 
     def worked(self, now: float) -> None:
@@ -260,7 +261,7 @@ class Upstreams:
             if upstream.heard_at < began:  # no request was answered meanwhile
                 upstream.away = trouble
                 self._note(upstream)
-        elif self._clock() - upstream.failed_at >= _DOUBTED_SECONDS:
+        elif self._clock() >= upstream.doubted_until:
             upstream.heard_at = self._clock()
             upstream.away = ""
             self._note(upstream)
@@ -656,7 +657,7 @@ def _is_about_length(message: str) -> bool:
 def _unreachable(error: httpx.HTTPError) -> UpstreamError:
     """The error for an upstream that no connection, or no answer, came from."""
     what = safe_line(str(error)) or type(error).__name__
-    return UpstreamError(f"the upstream is not reached: {what}")
+    return UpstreamError(f"the upstream is not reached: {what}", reached=False)
 
 
 def _chosen(models: Sequence[dict[str, Any]], wanted: str) -> UpstreamFacts:

@@ -90,14 +90,22 @@ class UpstreamError(MoaError):
     """The upstream did not do what was asked.
 
     `later`: it may after `retry_after` seconds, or another upstream may now. Else nothing but a
-    person can mend it: a wrong key, an unknown model.
+    person can mend it: a wrong key, an unknown model. `reached`: something answered there, though
+    not as it should.
     """
 
     def __init__(
-        self, message: str, *, later: bool = True, retry_after: float = 0.0, hint: str = ""
+        self,
+        message: str,
+        *,
+        later: bool = True,
+        reached: bool = True,
+        retry_after: float = 0.0,
+        hint: str = "",
     ) -> None:
         super().__init__(message, hint=hint)
         self.later = later
+        self.reached = reached
         self.retry_after = retry_after
 
 

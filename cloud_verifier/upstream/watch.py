@@ -11,7 +11,7 @@ from collections.abc import Callable
 from cloud_verifier.upstream.client import Upstreams
 
 _FIRST_PAUSE = 2.0
-_LONGEST_PAUSE = 30.0
+_LONGEST_PAUSE = 10.0
 """Seconds between two looks at upstreams of which none answers: doubled each time."""
 _STALE_SECONDS = 5.0
 """What was heard longer ago proves nothing any more: a request may have gone nowhere since."""

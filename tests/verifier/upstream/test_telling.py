@@ -15,7 +15,8 @@ import pytest
 from cloud_verifier.settings import Settings
 from cloud_verifier.upstream import watch
 from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
-from cloud_verifier.upstream.contract import Usage
+from cloud_verifier.upstream.client import Upstreams
+from cloud_verifier.upstream.contract import Continuation, UpstreamError, Usage
 from cloud_verifier.upstream.spending import Prices, Spending
 from edge_client import EdgeClient
 from edge_client.cli.serve import tell_of_the_verifier
@@ -23,12 +24,14 @@ from edge_client.serve.answerer import EdgeAnswerer
 from edge_client.serve.endpoint import endpoint
 from edge_client.serve.settings import ServeSettings
 from moa.process.listening import Port
+from moa.sampling import SamplingSettings
 from tests.verifier.upstream.scripted import (
     MODELS,
     Answer,
     Request,
     Upstream,
     chunk,
+    reset,
     running,
     stream,
     whole,
@@ -180,6 +183,30 @@ async def test_tokens_that_an_upstream_does_not_tell_are_counted_by_the_devices_
         prompt = len(device.encode("What is 17 plus 25?"))
     assert f'tokens_total{{kind="written",upstream="{upstream.url}"}} {text:.1f}' in page
     assert f'tokens_total{{kind="read",upstream="{upstream.url}"}} {prompt:.1f}' in page
+
+
+async def test_a_list_of_models_proves_that_an_engine_is_back_but_not_that_it_answers_again() -> (
+    None
+):
+    """An engine that was started again has it, and so has a service that is overloaded."""
+    clock = Clock()
+    now = Switched(BUSY)
+    asked = Continuation(ids=[1], text="a", sampling=SamplingSettings(), most=8)
+    async with running(now) as upstream:
+        upstreams = Upstreams([upstream.url], interface="completions", clock=clock)
+        for answer, is_back_at_once in ((reset, True), (BUSY, False)):
+            now.now = answer
+            clock.now += 60
+            with pytest.raises(UpstreamError):
+                async for _ in upstreams.go_on(asked):
+                    pass
+            assert upstreams.away
+            await upstreams.look()
+            assert (upstreams.away == "") == is_back_at_once
+        clock.now += 10
+        await upstreams.look()
+        assert upstreams.away == ""
+        await upstreams.close()
 
 
 # ---- the budget
