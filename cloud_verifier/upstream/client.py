@@ -39,7 +39,10 @@ from moa.safe_text import safe_line
 
 _CONNECT_SECONDS = 5.0
 _SILENT_SECONDS = 60.0
-"""Without a byte; a long prompt is read without one."""
+"""Without a byte in mid-answer, after which it has broken off."""
+_READING_SECONDS = 600.0
+"""Without a byte before the answer, at most: a slow engine reads a long prompt without one. To ask
+again would have it read anew."""
 _PROBE_SECONDS = 10.0
 _LOOK_SECONDS = 5.0
 """An upstream that does not tell its models within so long counts as away, until it answers."""
@@ -169,7 +172,7 @@ class Upstreams:
         if interface != "auto":
             dialect(interface)  # a wrong name is said now
         self._http = httpx.AsyncClient(
-            timeout=httpx.Timeout(_SILENT_SECONDS, connect=_CONNECT_SECONDS),
+            timeout=httpx.Timeout(_READING_SECONDS, connect=_CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
             follow_redirects=False,  # a portal redirects; keys go nowhere else
             transport=transport,
@@ -294,7 +297,7 @@ class Upstreams:
             has_begun = False
             request = self.figures.request(upstream.url, asked, self._clock())
             try:
-                async with contextlib.aclosing(self._ask(upstream, asked)) as pieces:
+                async with contextlib.aclosing(self._heard(upstream, asked)) as pieces:
                     async for piece in pieces:
                         has_begun = True
                         self._worked(upstream)
@@ -319,6 +322,33 @@ class Upstreams:
             finally:
                 request.end(self.encode)
         raise UpstreamError(str(last_error), retry_after=self._wait())
+
+    async def _heard(self, upstream: Upstream, asked: Continuation) -> AsyncGenerator[Piece, None]:
+        """Yield the pieces of an upstream's answer; an error if it is silent. One that has not begun
+        to answer may be reading the prompt: it is waited for as long as it tells its models."""
+        async with contextlib.aclosing(self._ask(upstream, asked)) as pieces:
+            piece = await self._first(upstream, pieces)
+            while piece is not None:
+                yield piece
+                try:
+                    async with asyncio.timeout(_SILENT_SECONDS):
+                        piece = await anext(pieces, None)
+                except TimeoutError:
+                    raise _silent() from None
+
+    async def _first(self, upstream: Upstream, pieces: AsyncGenerator[Piece, None]) -> Piece | None:
+        """Wait for the first piece of an answer while the upstream tells its models."""
+        coming = asyncio.ensure_future(anext(pieces, None))
+        try:
+            while not (await asyncio.wait({coming}, timeout=_SILENT_SECONDS))[0]:
+                await self._look_at(upstream)
+                if upstream.away:
+                    raise _silent()
+            return coming.result()
+        finally:
+            if not coming.done():
+                coming.cancel()
+                await asyncio.gather(coming, return_exceptions=True)
 
     def _wait(self) -> float:
         """Seconds until the first of the upstreams may be asked again."""
@@ -658,6 +688,11 @@ def _unreachable(error: httpx.HTTPError) -> UpstreamError:
     """The error for an upstream that no connection, or no answer, came from."""
     what = safe_line(str(error)) or type(error).__name__
     return UpstreamError(f"the upstream is not reached: {what}", reached=False)
+
+
+def _silent() -> UpstreamError:
+    """The error for an upstream that does not answer any more."""
+    return UpstreamError("the upstream is silent", reached=False)
 
 
 def _chosen(models: Sequence[dict[str, Any]], wanted: str) -> UpstreamFacts:

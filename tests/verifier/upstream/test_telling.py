@@ -13,7 +13,7 @@ import httpx2 as httpx
 import pytest
 
 from cloud_verifier.settings import Settings
-from cloud_verifier.upstream import watch
+from cloud_verifier.upstream import client, watch
 from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 from cloud_verifier.upstream.client import Upstreams
 from cloud_verifier.upstream.contract import Continuation, UpstreamError, Usage
@@ -44,6 +44,7 @@ TELLS = stream(chunk(TEXT), chunk("", "stop"), {"choices": [], "usage": USAGE}, 
 TELLS_NOT = stream(chunk(TEXT), chunk("", "stop"), "data: [DONE]\n\n")
 ERROR = {"error": {"message": "overloaded"}}
 BUSY = whole(ERROR, "503 Service Unavailable")
+ASKED = Continuation(ids=[1], text="a", sampling=SamplingSettings(), most=8)
 QUESTION: Any = {"messages": [{"role": "user", "content": "What is 17 plus 25?"}]}
 
 
@@ -71,10 +72,10 @@ async def behind(*upstreams: Upstream, **more: Any) -> AsyncIterator[UpstreamVer
 
 
 @contextlib.asynccontextmanager
-async def served(client: EdgeClient) -> AsyncIterator[httpx.AsyncClient]:
+async def served(device: EdgeClient) -> AsyncIterator[httpx.AsyncClient]:
     """The endpoint of a device, asked over HTTP."""
     async with (
-        endpoint(client, ServeSettings(), "", Port("127.0.0.1", 0)) as address,
+        endpoint(device, ServeSettings(), "", Port("127.0.0.1", 0)) as address,
         httpx.AsyncClient(base_url=address, timeout=60) as http,
     ):
         yield http
@@ -191,14 +192,13 @@ async def test_a_list_of_models_proves_that_an_engine_is_back_but_not_that_it_an
     """An engine that was started again has it, and so has a service that is overloaded."""
     clock = Clock()
     now = Switched(BUSY)
-    asked = Continuation(ids=[1], text="a", sampling=SamplingSettings(), most=8)
     async with running(now) as upstream:
         upstreams = Upstreams([upstream.url], interface="completions", clock=clock)
         for answer, is_back_at_once in ((reset, True), (BUSY, False)):
             now.now = answer
             clock.now += 60
             with pytest.raises(UpstreamError):
-                async for _ in upstreams.go_on(asked):
+                async for _ in upstreams.go_on(ASKED):
                     pass
             assert upstreams.away
             await upstreams.look()
@@ -207,6 +207,58 @@ async def test_a_list_of_models_proves_that_an_engine_is_back_but_not_that_it_an
         await upstreams.look()
         assert upstreams.away == ""
         await upstreams.close()
+
+
+async def test_a_prompt_that_takes_minutes_to_read_is_read_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine is silent meanwhile, and tells its models. Asked again it would begin anew."""
+    monkeypatch.setattr(client, "_SILENT_SECONDS", 0.02)
+    looks = 0
+    read = asyncio.Event()
+
+    async def models(request: Request, writer: asyncio.StreamWriter) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 4:
+            read.set()
+        await whole(MODELS)(request, writer)
+
+    async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+        await read.wait()
+        await TELLS(request, writer)
+
+    async with running(answer, models) as upstream:
+        upstreams = Upstreams([upstream.url], interface="completions")
+        texts = [piece.text async for piece in upstreams.go_on(ASKED)]
+        await upstreams.close()
+    assert "".join(texts) == TEXT
+    assert len(upstream.asked) == 1
+
+
+@pytest.mark.parametrize("begins", [True, False])
+async def test_an_engine_that_falls_silent_is_given_up(
+    begins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In mid-answer; and before it, where it does not tell its models any more."""
+    monkeypatch.setattr(client, "_SILENT_SECONDS", 0.02)
+    over = asyncio.Event()
+    models = Switched(whole(MODELS))
+
+    async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+        if begins:
+            await stream(chunk(TEXT))(request, writer)
+        else:
+            models.now = BUSY
+        await over.wait()
+
+    async with running(answer, models) as upstream:
+        upstreams = Upstreams([upstream.url], interface="completions")
+        with pytest.raises(UpstreamError, match="the upstream is silent"):
+            async for _ in upstreams.go_on(ASKED):
+                pass
+        await upstreams.close()
+        over.set()
 
 
 # ---- the budget
