@@ -30,6 +30,7 @@ from moa.errors import UsageError
 from moa.grammar import compiling
 from moa.grammar.children import CHILDREN, Children, Starved
 from moa.grammar.spec import JSON_STYLE, Grammar, GrammarError
+from moa.grammar.tokens import tokens_of
 from moa.text_stream import common_prefix
 from moa.tree import DraftTree
 
@@ -146,7 +147,7 @@ class GrammarCompiler:
         if not self._eos_ids:
             raise UsageError("a grammar needs an end token, and this model names none")
         try:
-            return LLTokenizer(self._read(), n_vocab=self._size, eos_token=self._eos_ids)
+            return tokens_of(self._read(), size=self._size, eos_ids=self._eos_ids)
         except ValueError as error:
             raise UsageError(f"this tokenizer cannot follow a grammar: {error}") from None
 
