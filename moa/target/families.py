@@ -175,31 +175,48 @@ def _reasons(config: Mapping[str, Any], family: str) -> Iterator[str]:
     setting (`understands`) that is a reason in any other.
     """
     known = _FAMILIES.get(family, Family())
+    yield from _reasons_in_settings(config, known)
+    yield from _reasons_in_layers(config, known)
+    # The config files of some families do not name the setting that is the reason.
+    if family in _REASON_BY_FAMILY:
+        yield _REASON_BY_FAMILY[family]
+    if any(_depends_on_batch(rope_type, family) for rope_type in _rope_types(config)):
+        yield _ROPE
+    if known.chains_only and not hasattr(Cache, "get_recurrent_state"):
+        yield "its running states need transformers 5"
+    sharing_layers = config.get("num_kv_shared_layers")
+    if family == "gemma4_text" and sharing_layers == config.get("num_hidden_layers"):
+        yield "all of its layers read another model's keys and values"
+
+
+def _reasons_in_settings(config: Mapping[str, Any], known: Family) -> Iterator[str]:
+    """Yield the reason for each setting that a target cannot have."""
     for setting, reason in _REASON_BY_SETTING.items():
         value = config.get(setting)
+        if not value or setting in known.understands:
+            continue
         # `use_bidirectional_attention` may say "vision": pictures see each other, and a text is
         # read from left to right.
-        if value and value != "vision" and setting not in known.understands:
+        if value != "vision":
             yield reason
+
+
+def _reasons_in_layers(config: Mapping[str, Any], known: Family) -> Iterator[str]:
+    """Yield the reason for each layer of a kind that a target cannot have."""
     for kind in config.get("layer_types") or ():
         if kind in _ATTENTION_KINDS:
             continue
         if known.chains_only and kind in RECURRENT_KINDS:
             continue
         yield _CHUNKED if kind == "chunked_attention" else _RUNNING_STATE
-    # The config files of some families do not name the setting that is the reason.
-    if family in _REASON_BY_FAMILY:
-        yield _REASON_BY_FAMILY[family]
-    for rope_type in _rope_types(config):
-        # Rotary frequencies that depend on the longest text are fixed beforehand in some families.
-        is_unsettled = rope_type in _ROPE_TO_SETTLE and family not in _SETTLED_ROPE
-        if is_unsettled or rope_type in _BATCH_DEPENDENT_ROPE:
-            yield _ROPE
-    if known.chains_only and not hasattr(Cache, "get_recurrent_state"):
-        yield "its running states need transformers 5"
-    sharing_layers = config.get("num_kv_shared_layers")
-    if family == "gemma4_text" and sharing_layers == config.get("num_hidden_layers"):
-        yield "all of its layers read another model's keys and values"
+
+
+def _depends_on_batch(rope_type: str, family: str) -> bool:
+    """Whether rotary frequencies of this type change with the longest row of a batch. Some families'
+    are settled beforehand, by the longest text that a target serves."""
+    if rope_type in _ROPE_TO_SETTLE:
+        return family not in _SETTLED_ROPE
+    return rope_type in _BATCH_DEPENDENT_ROPE
 
 
 def _family(name: str) -> Family:

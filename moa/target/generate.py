@@ -9,7 +9,7 @@ from typing import Any
 
 from moa.sampling import SamplingSettings
 from moa.target.choosing import Judged, accept_rows
-from moa.target.contract import Committed, Target
+from moa.target.contract import Committed, Step, Target
 from moa.target.rows import Row
 from moa.wire.finish import TurnRules, first_finish
 
@@ -41,34 +41,44 @@ def generate(
     sampling = sampling or SamplingSettings()
     texts = [Continued(list(prompt), len(prompt)) for prompt in prompts]
     eos = frozenset(target.facts.eos_ids)
-    capacity = target.cache.capacity
     slots = [target.cache.acquire() for _ in texts]
     try:
         for index, text in enumerate(texts):
             for committed in _prefill(target, slots[index], text.ids[:-1]):
                 seen(index, committed)
         while active := [index for index, text in enumerate(texts) if not text.finish]:
-            # Each text's last token is not run yet: a forward of it gives the next one. It is a
-            # draft of one node, without a parent (-1), after which the target chooses.
-            rows = []
-            judged = []
-            for index in active:
-                ids = texts[index].ids
-                rows.append(Row.chain(slots[index], ids[-1:]))
-                judged.append(Judged(ids[-1:], [-1], ids, sampling))
-            step = target.forward(rows)
-            all_accepted = accept_rows(step, judged)
+            ids = [texts[index].ids for index in active]
+            step, next_tokens = _run_last_tokens(
+                target, [slots[index] for index in active], ids, sampling
+            )
             for row, index in enumerate(active):
                 seen(index, target.commit(step, row, [0]))
                 text = texts[index]
-                token = all_accepted[row].next_token
-                rules = TurnRules(text.prompt, new_tokens, capacity, eos)
-                _, text.finish = first_finish(rules, text.ids, [token], None)
-                text.ids.append(token)
+                rules = TurnRules(text.prompt, new_tokens, target.cache.capacity, eos)
+                _, text.finish = first_finish(rules, text.ids, [next_tokens[row]], None)
+                text.ids.append(next_tokens[row])
     finally:
         for slot in slots:
             target.cache.release(slot)
     return texts
+
+
+def _run_last_tokens(
+    target: Target,
+    slots: Sequence[int],
+    texts: Sequence[list[int]],
+    sampling: SamplingSettings,
+) -> tuple[Step, list[int]]:
+    """Run the last token of each text, which its slot has not run yet. Returns the forward, and the
+    next token of each text."""
+    rows = []
+    judged = []
+    for slot, ids in zip(slots, texts, strict=True):
+        # A draft of one node, without a parent (-1), after which the target chooses.
+        rows.append(Row.chain(slot, ids[-1:]))
+        judged.append(Judged(ids[-1:], [-1], ids, sampling))
+    step = target.forward(rows)
+    return step, [accepted.next_token for accepted in accept_rows(step, judged)]
 
 
 def _prefill(target: Target, slot: int, ids: Sequence[int]) -> Iterator[Committed]:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from moa.errors import UnsupportedModelError, UsageError
 from moa.gguf.reader import GgufHead, StoredBlocks, read_head
-from moa.gguf.tokenizer import tokenizer_of
+from moa.gguf.tokenizer import GgufTokenizer, tokenizer_of
 from moa.gguf.weights import rows_of
 from moa.process.user_folders import cache_folder
 from moa.target.identity import SHAPES, SOURCE_ID, file_id
@@ -163,32 +163,20 @@ def config_of(model: GgufModel) -> dict[str, Any]:
     """Return the content of a `config.json` for a GGUF file, from its metadata; an error for a
     model that is not read from GGUF, or a damaged file."""
     head = model.head
-    family = _FAMILIES.get(head.architecture)
-    if family is None:
-        raise UnsupportedModelError(
-            f"{head.path}: models of the kind {head.architecture!r} are not read from GGUF",
-            hint=f"take the model's folder, or a file of {', '.join(_FAMILIES)}",
-        )
-    heads = head.number("{arch}.attention.head_count")
-    hidden = head.number("{arch}.embedding_length")
-    if not 0 < heads <= hidden:
-        raise UsageError(f"{head.path} is damaged: {heads} heads in a width of {hidden}")
-    # Without an LM head of its own a model's head is its embedding.
-    tied = "output.weight" not in model.names
+    family = _family_of(head)
+    sizes = _sizes(head)
     config: dict[str, Any] = {
         "model_type": family,
         "architectures": [_ARCHITECTURES[family]],
         "vocab_size": len(head.array("tokenizer.ggml.tokens", str)),
-        "hidden_size": hidden,
-        "intermediate_size": head.number("{arch}.feed_forward_length"),
-        "num_hidden_layers": head.number("{arch}.block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": head.number("{arch}.attention.head_count_kv", heads),
-        "head_dim": head.number("{arch}.attention.key_length", hidden // heads),
-        "max_position_embeddings": head.number("{arch}.context_length"),
+    }
+    config |= sizes
+    config |= {
         "rms_norm_eps": head.real("{arch}.attention.layer_norm_rms_epsilon"),
         "rope_theta": head.real("{arch}.rope.freq_base", 10000.0),
-        "tie_word_embeddings": tied,
+        # Without an LM head of its own a model's head is its embedding.
+        "tie_word_embeddings": "output.weight" not in model.names,
+        # The precision in which `_Tensor` unpacks matrices, whatever the file stores them in.
         "torch_dtype": "bfloat16",
         "bos_token_id": _token(head, "bos"),
         "eos_token_id": _token(head, "eos"),
@@ -196,11 +184,42 @@ def config_of(model: GgufModel) -> dict[str, Any]:
     }
     config |= _linear_rotation(head)
     if family == "llama":
+        # The other families' code says which projections have a bias; Llama's asks the config.
         config |= {"attention_bias": "blk.0.attn_q.bias" in model.names, "mlp_bias": False}
         config |= _llama3_rotation(model, config)
     if family.startswith("gemma"):
         config |= _gemma(head, config)
     return config
+
+
+def _family_of(head: GgufHead) -> str:
+    """The family of a file's model, as transformers names it; an error for one that is not read
+    from GGUF."""
+    family = _FAMILIES.get(head.architecture)
+    if family is None:
+        raise UnsupportedModelError(
+            f"{head.path}: models of the kind {head.architecture!r} are not read from GGUF",
+            hint=f"take the model's folder, or a file of {', '.join(_FAMILIES)}",
+        )
+    return family
+
+
+def _sizes(head: GgufHead) -> dict[str, Any]:
+    """The entries of a `config.json` for the sizes of a model; an error where the file is
+    damaged."""
+    heads = head.number("{arch}.attention.head_count")
+    hidden = head.number("{arch}.embedding_length")
+    if not 0 < heads <= hidden:
+        raise UsageError(f"{head.path} is damaged: {heads} heads in a width of {hidden}")
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": head.number("{arch}.feed_forward_length"),
+        "num_hidden_layers": head.number("{arch}.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": head.number("{arch}.attention.head_count_kv", heads),
+        "head_dim": head.number("{arch}.attention.key_length", hidden // heads),
+        "max_position_embeddings": head.number("{arch}.context_length"),
+    }
 
 
 _ARCHITECTURES = {
@@ -270,13 +289,7 @@ def _llama3_rotation(model: GgufModel, config: Mapping[str, Any]) -> dict[str, A
     path, tensor = tables[0]
     table = np.concatenate(list(rows_of(path, tensor))).ravel()
     factor = float(table.max())  # that of the longest wavelengths
-    exponents = np.arange(0, config["head_dim"], 2, dtype=np.float64) / config["head_dim"]
-    wavelengths = 2 * np.pi * config["rope_theta"] ** exponents
-    wavelengths_in_context = _LLAMA3_CONTEXT / wavelengths
-    # From 0, where a frequency is divided by the whole factor, to 1, where it stays.
-    kept = (wavelengths_in_context - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)
-    kept = kept.clip(0, 1)
-    expected = 1 / ((1 - kept) / factor + kept)
+    expected = _llama3_table(config["head_dim"], config["rope_theta"], factor)
     if table.shape != expected.shape or not np.allclose(table, expected, rtol=1e-3):
         raise UnsupportedModelError(
             f"{model.head.path}: its table of rotations is not that of Llama 3",
@@ -292,6 +305,19 @@ def _llama3_rotation(model: GgufModel, config: Mapping[str, Any]) -> dict[str, A
     return {"rope_scaling": scaling}
 
 
+def _llama3_table(head_dim: int, rope_theta: float, factor: float) -> NDArray[np.float64]:
+    """By what Llama 3 divides the rotary frequency of each pair of a head's numbers: long
+    wavelengths by the whole factor, short ones by nothing, those between by something between."""
+    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
+    wavelengths = 2 * np.pi * rope_theta**exponents
+    wavelengths_in_context = _LLAMA3_CONTEXT / wavelengths
+    # From 0, where a frequency is divided by the whole factor, to 1, where it stays.
+    kept = (wavelengths_in_context - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)
+    kept = kept.clip(0, 1)
+    table: NDArray[np.float64] = 1 / ((1 - kept) / factor + kept)
+    return table
+
+
 def _token(head: GgufHead, use: str) -> int | None:
     """The id of the special token for a use (`bos`, `eos`, `eot`, ...); None if the file names none."""
     key = f"tokenizer.ggml.{use}_token_id"
@@ -303,11 +329,30 @@ def _describe(model: GgufModel, config: Mapping[str, Any], folder: Path) -> None
     template, and the shapes of the weights."""
     head = model.head
     tokenizer = tokenizer_of(head)
-    eos: list[int] = []
+    settings = _tokenizer_settings(tokenizer, config["max_position_embeddings"])
+    generation = {"eos_token_id": _end_tokens(head), "bos_token_id": config["bos_token_id"]}
+    _put(folder / "config.json", json.dumps(config, indent=2).encode())
+    _put(folder / "generation_config.json", json.dumps(generation, indent=2).encode())
+    _put(folder / "tokenizer_config.json", json.dumps(settings, indent=2).encode())
+    shapes = {tensor.name: tensor.shape for tensor in _renamed(model, config)}
+    _put(folder / SHAPES, json.dumps(shapes).encode())
+    _put(folder / "tokenizer.json", tokenizer.json.encode())
+    if tokenizer.chat_template:
+        _put(folder / "chat_template.jinja", tokenizer.chat_template.encode())
+
+
+def _end_tokens(head: GgufHead) -> list[int]:
+    """The ids of the tokens that end a text, a turn or a message, each once."""
+    ids: list[int] = []
     for use in ("eos", "eot", "eom"):
         token = _token(head, use)
-        if token is not None and token not in eos:  # of a text, a turn or a message
-            eos.append(token)
+        if token is not None and token not in ids:
+            ids.append(token)
+    return ids
+
+
+def _tokenizer_settings(tokenizer: GgufTokenizer, longest: int) -> dict[str, Any]:
+    """The content of a `tokenizer_config.json`. `longest` is the most tokens of a text."""
     special_tokens = {
         "bos_token": tokenizer.begin,
         "eos_token": tokenizer.end,
@@ -317,20 +362,12 @@ def _describe(model: GgufModel, config: Mapping[str, Any], folder: Path) -> None
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "model_max_length": config["max_position_embeddings"],
+        "model_max_length": longest,
     }
     for name, text in special_tokens.items():
         if text is not None:
             settings[name] = text
-    generation = {"eos_token_id": eos, "bos_token_id": config["bos_token_id"]}
-    _put(folder / "config.json", json.dumps(config, indent=2).encode())
-    _put(folder / "generation_config.json", json.dumps(generation, indent=2).encode())
-    _put(folder / "tokenizer_config.json", json.dumps(settings, indent=2).encode())
-    shapes = {tensor.name: tensor.shape for tensor in _renamed(model, config)}
-    _put(folder / SHAPES, json.dumps(shapes).encode())
-    _put(folder / "tokenizer.json", tokenizer.json.encode())
-    if tokenizer.chat_template:
-        _put(folder / "chat_template.jinja", tokenizer.chat_template.encode())
+    return settings
 
 
 # ---- weights

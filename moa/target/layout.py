@@ -139,39 +139,44 @@ class Layout:
         masks."""
         batch = self._batch
         pool = self._pool
-        sizes = [batch.sizes[row] for row in rows]
         slots = [batch.slots[row] for row in rows]
-        width = max(sizes)
+        width = max(batch.sizes[row] for row in rows)
         view = max(int(self._lengths[row]) + batch.sizes[row] for row in rows)
         in_place = len(rows) == 1 and pool.contiguous[slots[0]]
         if not in_place:
             view = pages_for(view) * PAGE  # a copy takes whole pages
-        tokens: Tensor | slice
-        padded_tokens = None
-        real_places = None
-        if len(rows) == 1:
-            tokens = self._tokens_of(rows[0])
-        else:
-            tokens_of_rows = [np.arange(batch.starts[row], batch.starts[row + 1]) for row in rows]
-            tokens = self._on_device(np.concatenate(tokens_of_rows))
-            padded_tokens = tokens
-            if min(sizes) < width:
-                # Padding repeats a row's own tokens; what is computed for it is thrown away.
-                padded = [np.resize(of_row, width) for of_row in tokens_of_rows]
-                padded_tokens = self._on_device(np.concatenate(padded))
-                is_real = np.arange(width) < np.array(sizes)[:, None]
-                real_places = self._on_device(np.flatnonzero(is_real))
+        places = self._token_places(rows, width)
         return Group(
             rows=len(rows),
             width=width,
             view=view,
             first=PAGE * int(pool.tables[slots[0], 0]) if in_place else -1,
             pages=None if in_place else self._on_device(self._pages(slots, view // PAGE)),
-            padded_tokens=padded_tokens,
-            real_places=real_places,
-            tokens=tokens,
+            padded_tokens=places.padded_tokens,
+            real_places=places.real_places,
+            tokens=places.tokens,
             members=rows,
             masks=self._masks(rows, width, view),
+        )
+
+    def _token_places(self, rows: Sequence[int], width: int) -> _TokenPlaces:
+        """Which tokens the rows of a group have, and where they stand once these are padded to
+        `width` tokens."""
+        batch = self._batch
+        if len(rows) == 1:
+            return _TokenPlaces(self._tokens_of(rows[0]))
+        tokens_of_rows = [np.arange(batch.starts[row], batch.starts[row + 1]) for row in rows]
+        tokens = self._on_device(np.concatenate(tokens_of_rows))
+        sizes = np.array([batch.sizes[row] for row in rows])
+        if sizes.min() == width:
+            return _TokenPlaces(tokens, padded_tokens=tokens)
+        # Padding repeats a row's own tokens; what is computed for it is thrown away.
+        padded = [np.resize(of_row, width) for of_row in tokens_of_rows]
+        is_real = np.arange(width) < sizes[:, None]
+        return _TokenPlaces(
+            tokens,
+            padded_tokens=self._on_device(np.concatenate(padded)),
+            real_places=self._on_device(np.flatnonzero(is_real)),
         )
 
     def _tokens_of(self, row: int) -> slice:
@@ -216,26 +221,47 @@ class Layout:
         dtype = self._pool.k.dtype
         hidden = np.float32(torch.finfo(dtype).min)
         mask = np.full((len(rows), 1, width, view), hidden, dtype=np.float32)
-        for place, row in enumerate(rows):
-            length = int(self._lengths[row])
-            size = self._batch.sizes[row]
-            mask[place, 0, :, :length] = 0.0
-            among_tokens = mask[place, 0, :size, length : length + size]
-            among_tokens[self._trees[row]] = 0.0
+        for row_mask, row in zip(mask[:, 0], rows, strict=True):
+            self._show(row_mask, row)
             if window is not None:
-                # Counted along the tree's path, where siblings share a position, and not by
-                # columns.
-                positions = length + self._depths[self._tokens_of(row)]
-                seen_positions = np.concatenate([np.arange(length), positions])
-                is_far = positions[:, None] - seen_positions >= window
-                mask[place, 0, :size, : length + size][is_far] = hidden
+                self._hide_far(row_mask, row, window, hidden)
         if self._repeats > 1:
             mask = np.tile(mask, (1, 1, self._repeats, 1))
         return torch.from_numpy(mask).to(self._pool.k.device, dtype)
 
+    def _show(self, mask: npt.NDArray[np.float32], row: int) -> None:
+        """Set to 0, in a mask `[tokens, columns]` that hides all, what the tokens of a row see: the
+        slot's committed tokens, and each its ancestors in the draft and itself."""
+        length = int(self._lengths[row])
+        size = self._batch.sizes[row]
+        mask[:, :length] = 0.0
+        among_tokens = mask[:size, length : length + size]
+        among_tokens[self._trees[row]] = 0.0
+
+    def _hide_far(
+        self, mask: npt.NDArray[np.float32], row: int, window: int, hidden: np.float32
+    ) -> None:
+        """Set to `hidden`, in the mask `[tokens, columns]` of a row, what its sliding window hides.
+        Distances are counted along the tree's path, where siblings share a position, and not by
+        columns."""
+        length = int(self._lengths[row])
+        size = self._batch.sizes[row]
+        positions = length + self._depths[self._tokens_of(row)]
+        seen_positions = np.concatenate([np.arange(length), positions])
+        is_far = positions[:, None] - seen_positions >= window
+        mask[:size, : length + size][is_far] = hidden
+
     def _on_device(self, array: npt.NDArray) -> Tensor:
         """The array as a tensor on the pool's device."""
         return torch.from_numpy(array).to(self._pool.k.device)
+
+
+class _TokenPlaces(NamedTuple):
+    """The tokens of a group, as `Group` has them."""
+
+    tokens: Tensor | slice
+    padded_tokens: Tensor | None = None
+    real_places: Tensor | None = None
 
 
 class _RowSize(NamedTuple):

@@ -16,6 +16,9 @@ from moa.target.slots import Slots
 PAGE = 16
 """Tokens of a page: the most that a sequence wastes, and the unit of reading."""
 
+LayerCache = tuple[Tensor, Tensor]
+"""Keys and values of a layer, `[columns, kv_heads, head_dim]` each: a column for each token."""
+
 
 class PagePool(Slots):
     """Keys and values of every layer, `[layers, columns, kv_heads, head_dim]`, allocated once; on a
@@ -30,6 +33,10 @@ class PagePool(Slots):
     page_tokens = PAGE
     pages: int
     """Of all slots."""
+    memories: list[Tensor]
+    """Keys, then values, of the layers of one shape: `[layers, columns, kv_heads, head_dim]`."""
+    layers: list[LayerCache]
+    """Keys and values of each layer."""
     pages_held: list[int]
     """Pages in each slot's table."""
 
@@ -56,21 +63,12 @@ class PagePool(Slots):
         self.pages_per_slot = pages_for(capacity)
         self.pages = pages_for(tokens) if tokens else slots * self.pages_per_slot
         super().__init__(slots, min(capacity, self.pages * PAGE))
-        shapes = list(shapes) or [(kv_heads, head_dim)] * layers
-        columns = (self.pages + spare) * PAGE
-        self.memories: list[Tensor] = []
-        """Keys, then values, of the layers of one shape: `[layers, columns, kv_heads, head_dim]`."""
-        by_layer: dict[int, tuple[Tensor, Tensor]] = {}
-        for shape in dict.fromkeys(shapes):
-            layers_alike = [layer for layer, its_shape in enumerate(shapes) if its_shape == shape]
-            memory_shape = (len(layers_alike), columns, *shape)
-            keys = _zeros(memory_shape, dtype, torch.device(device))
-            values = _zeros(memory_shape, dtype, torch.device(device))
-            self.memories += [keys, values]
-            for index, layer in enumerate(layers_alike):
-                by_layer[layer] = (keys[index], values[index])
-        self.layers = [by_layer[layer] for layer in range(len(shapes))]
-        """Keys and values of each layer."""
+        self.memories, self.layers = _memories(
+            shapes=list(shapes) or [(kv_heads, head_dim)] * layers,
+            columns=(self.pages + spare) * PAGE,
+            dtype=dtype,
+            device=torch.device(device),
+        )
         self.uniform = len(self.memories) == 2
         """Whether all layers are of one shape."""
         self.k, self.v = self.memories[:2]
@@ -112,28 +110,37 @@ class PagePool(Slots):
         slot = self.acquire()
         whole_pages = tokens // PAGE
         rest = tokens % PAGE
-        pages = self.tables[source, :whole_pages]
-        self.tables[slot, :whole_pages] = pages
-        self._users[pages] += 1
-        self.pages_held[slot] = whole_pages
-        self.lengths[slot] = whole_pages * PAGE
-        if whole_pages:
-            # Pages that are in order and without gaps can be read without a copy.
-            is_run = bool(pages[-1] - pages[0] == whole_pages - 1)
-            self.contiguous[slot] = is_run and self.contiguous[source]
+        self._share_pages(source, slot, whole_pages)
         if rest:
             try:
                 self.begin([slot], [rest])
             except BaseException:
                 self.release(slot)  # whatever it is: else the slot is lost
                 raise
-            copy_start = PAGE * int(self.tables[slot, whole_pages])
-            source_start = PAGE * int(self.tables[source, whole_pages])
-            for memory in self.memories:
-                copied = memory[:, source_start : source_start + rest]
-                memory[:, copy_start : copy_start + rest] = copied
+            last = whole_pages  # the place of the last page in both tables
+            self._copy_page(int(self.tables[source, last]), int(self.tables[slot, last]), rest)
         self.lengths[slot] = tokens
         return slot
+
+    def _share_pages(self, source: int, slot: int, count: int) -> None:
+        """Let an empty slot begin with the first `count` pages of another one."""
+        pages = self.tables[source, :count]
+        self.tables[slot, :count] = pages
+        self._users[pages] += 1
+        self.pages_held[slot] = count
+        self.lengths[slot] = count * PAGE
+        if count:
+            # Pages that are in order and without gaps can be read without a copy.
+            is_run = bool(pages[-1] - pages[0] == count - 1)
+            self.contiguous[slot] = is_run and self.contiguous[source]
+
+    def _copy_page(self, source: int, target: int, tokens: int) -> None:
+        """Copy the keys and values of the first `tokens` of one page to another."""
+        from_column = source * PAGE
+        to_column = target * PAGE
+        for memory in self.memories:
+            copied = memory[:, from_column : from_column + tokens]
+            memory[:, to_column : to_column + tokens] = copied
 
     def release(self, slot: int) -> None:
         """Release a slot, and its pages of keys and values. A page that no slot holds any more is
@@ -245,6 +252,29 @@ class PagePool(Slots):
 def pages_for(tokens: int) -> int:
     """The number of pages that `tokens` take; the last one may not be full."""
     return math.ceil(tokens / PAGE)
+
+
+def _memories(
+    *,
+    shapes: Sequence[tuple[int, int]],
+    columns: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[list[Tensor], list[LayerCache]]:
+    """Allocate keys and values of layers with these numbers of heads and widths. Layers of one
+    shape share a tensor for keys and one for values. Returns these tensors, and their part for each
+    layer."""
+    memories: list[Tensor] = []
+    by_layer: dict[int, LayerCache] = {}
+    for shape in dict.fromkeys(shapes):  # each once
+        layers_alike = [layer for layer, its_shape in enumerate(shapes) if its_shape == shape]
+        memory_shape = (len(layers_alike), columns, *shape)
+        keys = _zeros(memory_shape, dtype, device)
+        values = _zeros(memory_shape, dtype, device)
+        memories += [keys, values]
+        for index, layer in enumerate(layers_alike):
+            by_layer[layer] = (keys[index], values[index])
+    return memories, [by_layer[layer] for layer in range(len(shapes))]
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
@@ -71,12 +72,19 @@ def _why_not(config: PretrainedConfig) -> str:
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
         return "its head has a bias"
     for number, layer in enumerate(layers):
-        # Exactly one part may take the cache, and it must be attention.
-        keeping = [part for part in layer.modules() if part is not layer and takes_cache(part)]
-        if len(keeping) != 1 or not all(hasattr(keeping[0], name) for name in _PROJECTIONS):
-            return f"layer {number} keeps something else than keys and values"
-        if any(isinstance(part, nn.modules.conv._ConvNd) for part in layer.modules()):
-            return f"layer {number} has a convolution"
+        if reason := _why_layer_is_not(layer):
+            return f"layer {number} {reason}"
+    return ""
+
+
+def _why_layer_is_not(layer: nn.Module) -> str:
+    """Why a layer is not plain, as the end of a sentence; empty if it is."""
+    # Exactly one part may take the cache, and it must be attention.
+    keeping = [part for part in layer.modules() if part is not layer and takes_cache(part)]
+    if len(keeping) != 1 or not all(hasattr(keeping[0], name) for name in _PROJECTIONS):
+        return "keeps something else than keys and values"
+    if any(isinstance(part, nn.modules.conv._ConvNd) for part in layer.modules()):
+        return "has a convolution"
     return ""
 
 
@@ -87,27 +95,34 @@ def refuse_unless_shown(target: Target, model: Any) -> None:
     rng = np.random.default_rng(0)
     ids = rng.integers(0, target.facts.vocab_size, _TEXT).tolist()
     draft = rng.integers(0, target.facts.vocab_size, len(_PARENTS)).tolist()
-    slot = target.cache.acquire()
-    try:
-        step = target.forward([Row.chain(slot, ids)])
-        target.commit(step, 0, range(_TEXT))
-        row = Row(slot, draft, list(_PARENTS), "all")
-        found = target.forward([row]).host_logits([Node(0, node) for node in range(len(draft))])
-    finally:
-        target.cache.release(slot)
-    for node, logits in enumerate(found):
+    for node, found in enumerate(_logits_in_pieces(target, ids, draft)):
         whole = torch.tensor([[*ids, *_path_to(node, draft)]], device=model.device)
         with torch.inference_mode():
             wanted = model(whole, use_cache=False).logits[0, -1].float().cpu().numpy()
         share = _FLOAT32_ERROR if model.dtype == torch.float32 else _LOW_PRECISION_ERROR
         allowed = share * max(1.0, float(wanted.std()))
-        difference = np.abs(logits[: len(wanted)] - wanted).max()
+        difference = np.abs(found[: len(wanted)] - wanted).max()
         if not difference <= allowed:  # so written, NaN is refused, too
             raise UnsupportedModelError(
                 f"{target.facts.family} cannot be a target: in pieces it says something else than"
                 " as a whole",
                 hint="it is no family that is known here; llama.cpp may run a GGUF file of it",
             )
+
+
+def _logits_in_pieces(
+    target: Target, ids: Sequence[int], draft: Sequence[int]
+) -> NDArray[np.float32]:
+    """Run a text, and then a branching draft behind it. Returns the logits after each node of the
+    draft, `[nodes, vocabulary]`."""
+    slot = target.cache.acquire()
+    try:
+        step = target.forward([Row.chain(slot, ids)])
+        target.commit(step, 0, range(len(ids)))
+        row = Row(slot, draft, list(_PARENTS), "all")
+        return target.forward([row]).host_logits([Node(0, node) for node in range(len(draft))])
+    finally:
+        target.cache.release(slot)
 
 
 def _path_to(node: int, draft: Sequence[int]) -> list[int]:

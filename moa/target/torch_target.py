@@ -278,18 +278,11 @@ class Target:
         pieces of its prompt, for which drafts must be chains in less than float32; `accelerator`
         replaces the device's own.
         """
-        head: Any = model.get_output_embeddings()
-        embedding: Any = model.get_input_embeddings()
-        if getattr(head, "bias", None) is not None:
-            raise UnsupportedModelError(
-                f"{facts.family} cannot be a target: its LM head has a bias"
-            )
         self.model = model
         self.facts = facts
         self.folder = folder
         self._quantized = quantize
-        self.head_weight: Tensor = head.weight
-        self.embedding_weight: Tensor = embedding.weight
+        self.head_weight, self.embedding_weight = _head_and_embedding(model, facts)
         self.device = self.embedding_weight.device
         self.dtype = self.embedding_weight.dtype
         # Gemma rounds its scale to the weights' precision before it multiplies.
@@ -297,26 +290,21 @@ class Target:
         self.embedding_scale = float(torch.tensor(scaling.embedding, dtype=self.dtype))
         self.logit_softcap = scaling.softcap
         self.logit_scale = scaling.logits
-        if packed and can_run(model, facts):
-            accelerator = accelerator or Accelerator.of(self.device, library_products=not exact)
-        else:
+        if not packed or not can_run(model, facts):
             accelerator = None
+        elif accelerator is None:
+            accelerator = Accelerator.of(self.device, library_products=not exact)
         capacity = min(capacity, facts.max_positions)
+        # Frequencies that depend on the longest text are fixed now, before any decoder reads them.
         settle_rope(model.get_decoder(), longest=capacity)
         chains = chains_only(model.config)
-        pool_class = RecurrentPool if chains else PagePool
-        self.cache = pool_class(
-            layers=facts.layers,
-            shapes=list(cached_layers(model.config).values()),
+        self.cache = self._make_cache(
             slots=slots,
-            kv_heads=facts.kv_heads,
             capacity=capacity,
-            tokens=min(kv_tokens, slots * capacity),
+            tokens=kv_tokens,
+            chains=chains,
             # Graphs of a fixed size write their padding to a page of no slot.
             spare=1 if accelerator is not None else 0,
-            head_dim=facts.head_dim,
-            dtype=self.dtype,
-            device=self.device,
         )
         self.taps_final_state = False
         self.graphs: Graphs | None = None
@@ -330,6 +318,25 @@ class Target:
             trees=not chains and (accelerator is None or not exact or self.dtype == torch.float32),
             states=True,
             batch_invariant=accelerator is not None and accelerator.kernels.in_fixed_order,
+        )
+
+    def _make_cache(
+        self, *, slots: int, capacity: int, tokens: int, chains: bool, spare: int
+    ) -> PagePool:
+        """Make the KV cache of this model, with the running states of layers that have those
+        instead of keys and values (`chains`: drafts cannot branch)."""
+        pool_class = RecurrentPool if chains else PagePool
+        return pool_class(
+            layers=self.facts.layers,
+            shapes=list(cached_layers(self.model.config).values()),
+            slots=slots,
+            kv_heads=self.facts.kv_heads,
+            capacity=capacity,
+            tokens=min(tokens, slots * capacity),
+            spare=spare,
+            head_dim=self.facts.head_dim,
+            dtype=self.dtype,
+            device=self.device,
         )
 
     def _make_decoder(
@@ -494,25 +501,21 @@ class Target:
         if self.cache.versions[slot] != step.versions[b]:
             raise UsageError(f"slot {slot} has moved on since this forward")
         batch.check_path(b, path)
+        row_start = int(batch.starts[b])
+        tokens = [int(batch.ids[row_start + node]) for node in path]
         start = self.cache.lengths[slot]
         self.cache.commit(slot, path)
         if isinstance(self.cache, RecurrentPool):
-            # Its drafts are chains, so the path is the first tokens of the row.
-            self.cache.remember(slot, list(batch.rows[b].tokens[: len(path)]))
-        hidden = step.hidden(b)
-        # A path of the row's first nodes in order ends with the node of its own length, less one.
-        branches = len(path) > 0 and path[-1] != len(path) - 1
-        if branches:
-            hidden = hidden[torch.tensor(path, device=self.device)]
-        else:
-            hidden = hidden[: len(path)]  # a view: nothing is copied
+            # A slot that begins with a part of this text has no running state after that part: it
+            # must run these tokens again.
+            self.cache.remember(slot, tokens)
         return Committed(
             pool=self.cache,
             slot=slot,
             start=start,
-            hidden=hidden,
+            hidden=_along(step.hidden(b), path),
             tapped=step.tapped(b, path) if step.taps else None,
-            tokens=[int(batch.ids[batch.starts[b] + node]) for node in path],
+            tokens=tokens,
         )
 
     def tap(self, layers: Sequence[int]) -> None:
@@ -580,6 +583,26 @@ def with_states(target: contract.Target) -> Target:
             hint="leave the drafter out",
         )
     return cast(Target, target)  # this module's targets are the ones that say so
+
+
+def _head_and_embedding(model: PreTrainedModel, facts: TargetFacts) -> tuple[Tensor, Tensor]:
+    """Return the weights of the LM head and of the embedding, `[vocab, hidden]` each, which may be
+    the same; an `UnsupportedModelError` where the head has a bias."""
+    head: Any = model.get_output_embeddings()
+    embedding: Any = model.get_input_embeddings()
+    if getattr(head, "bias", None) is not None:
+        raise UnsupportedModelError(f"{facts.family} cannot be a target: its LM head has a bias")
+    return head.weight, embedding.weight
+
+
+def _along(states: Tensor, path: Sequence[int]) -> Tensor:
+    """Return a row's states at the nodes of a path, `[len(path), hidden]`: a view where the nodes
+    are the row's first ones."""
+    count = len(path)
+    # The numbers of a path's nodes rise. So if the last of n nodes is node n - 1, they are 0 to n - 1.
+    if count == 0 or path[-1] == count - 1:
+        return states[:count]
+    return states[torch.tensor(path, device=states.device)]
 
 
 def _best(logits: Tensor) -> Tensor:

@@ -125,38 +125,55 @@ class Buffers:
         inputs = self._blank(tier)
         first_token = 0
         first_block = 0
-        for forward_row, (row, start, stop) in enumerate(pieces):
-            slot = batch.slots[row]
-            size = stop - start
-            row_start = int(batch.starts[row])
-            source = slice(row_start + start, row_start + stop)
-            # Tokens of the same row before this piece are in the cache by now, as context.
-            length = self._pool.lengths[slot] + start
-            parents = batch.parents[source] - start  # counted within the piece
-
-            tokens = slice(first_token, first_token + size)
-            depths = np.arange(size)
-            if size <= NODES:  # longer rows are chains
-                depths, inputs.masks[tokens] = _ancestors(parents)
-            inputs.ids[tokens] = batch.ids[source]
-            inputs.positions[tokens] = length + depths
-            inputs.columns[tokens] = self._pool.columns(slot, np.arange(length, length + size))
-            inputs.token_row[tokens] = forward_row
-            inputs.lengths[forward_row] = length
+        for forward_row, piece in enumerate(pieces):
+            size = piece.stop - piece.start
+            self._write_row(inputs, forward_row, batch, piece)
+            self._write_tokens(inputs, slice(first_token, first_token + size), batch, piece)
+            inputs.token_row[first_token : first_token + size] = forward_row
+            first_token += size
             # Rows of padding, behind the last one, are empty: they start where it ends.
-            inputs.starts[forward_row + 1 :] = first_token + size
-
+            inputs.starts[forward_row + 1 :] = first_token
+            # Attention takes the row's tokens in blocks.
             block_starts = np.arange(0, size, self._block)
             blocks = slice(first_block, first_block + len(block_starts))
             inputs.block_row[blocks] = forward_row
             inputs.block_first[blocks] = block_starts
-
-            pages_held = self._pool.pages_held[slot]
-            inputs.table[forward_row, :pages_held] = self._pool.tables[slot, :pages_held]
-            first_token += size
-            first_block += len(block_starts)
+            first_block = blocks.stop
         inputs.judged[: len(judged)] = judged
         self._upload(tier)
+
+    def _write_row(
+        self, inputs: ForwardInput[IntArray], forward_row: int, batch: RowBatch, piece: RowPiece
+    ) -> None:
+        """Write what a row of the forward attends to: how many tokens of its text come before this
+        piece, and the pages of its slot."""
+        slot = batch.slots[piece.row]
+        inputs.lengths[forward_row] = self._length_before(batch, piece)
+        pages_held = self._pool.pages_held[slot]
+        inputs.table[forward_row, :pages_held] = self._pool.tables[slot, :pages_held]
+
+    def _write_tokens(
+        self, inputs: ForwardInput[IntArray], tokens: slice, batch: RowBatch, piece: RowPiece
+    ) -> None:
+        """Write the tokens of a piece to these places of the forward: what they are, where they
+        stand in the text and in the cache, and which of each other they see."""
+        row_start = int(batch.starts[piece.row])
+        source = slice(row_start + piece.start, row_start + piece.stop)
+        size = piece.stop - piece.start
+        length = self._length_before(batch, piece)
+        depths = np.arange(size)
+        if size <= NODES:  # longer rows are chains
+            parents = batch.parents[source] - piece.start  # counted within the piece
+            depths, inputs.masks[tokens] = _ancestors(parents)
+        inputs.ids[tokens] = batch.ids[source]
+        inputs.positions[tokens] = length + depths
+        in_text = np.arange(length, length + size)
+        inputs.columns[tokens] = self._pool.columns(batch.slots[piece.row], in_text)
+
+    def _length_before(self, batch: RowBatch, piece: RowPiece) -> int:
+        """How many tokens of a slot's text are in the cache before this piece of a row: committed
+        ones, and those of the pieces before it, which have run by now."""
+        return self._pool.lengths[batch.slots[piece.row]] + piece.start
 
     def _blank(self, tier: Tier) -> ForwardInput[IntArray]:
         """Fill the host's array with inputs of this size that are all padding: tokens of no row,
@@ -243,7 +260,8 @@ def _ancestors(parents: IntArray) -> tuple[IntArray, IntArray]:
     A parent comes before its children. A parent below 0 is the text before the draft, which every
     node sees and no mask names. The kernel reads a mask as int64, so a tree has at most 64 nodes.
     """
-    if (parents == np.arange(-1, len(parents) - 1)).all():  # a chain, whose masks are known
+    is_chain = bool((parents == np.arange(-1, len(parents) - 1)).all())
+    if is_chain:  # its masks are known
         return np.arange(len(parents)), _CHAIN[: len(parents)]
     depths: list[int] = []
     masks: list[int] = []

@@ -26,13 +26,45 @@ from moa.target.cuda.buffers import (
     cut,
 )
 from moa.target.cuda.graphs import Capture, Graphs, Work, cuda_graphs
-from moa.target.cuda.weights import Weights
+from moa.target.cuda.weights import Layer, Weights
 from moa.target.decoder import Forward
 from moa.target.pages import PAGE, PagePool
 from moa.target.rows import RowBatch
 
 if TYPE_CHECKING:
     from moa.target.cuda.kernels import TritonKernels
+
+
+class _Memory(NamedTuple):
+    """Intermediate results of a forward, `[tokens, ...]` each. Every layer writes over those of the
+    layer before."""
+
+    x: Tensor
+    """The states that each layer adds to."""
+    normed: Tensor
+    """The states after a norm."""
+    more: Tensor
+    """What attention or the feed-forward part adds to the states."""
+    hidden: Tensor
+    """Final states, after the last norm."""
+    qkv: Tensor
+    """Queries, keys and values side by side."""
+    query: Tensor
+    """Rotated queries, `[tokens, heads, head_dim]`."""
+    attended: Tensor
+    """What attention has read."""
+    parts: Tensor
+    """Of `attended`, a part for each split of the columns."""
+    sums: Tensor
+    """Best score, and sum of weights, of each part."""
+    both: Tensor
+    """The two inner matrices' results of the feed-forward part, side by side."""
+    gated: Tensor
+    """One of these, gated by the other."""
+
+    def of_first(self, tokens: int) -> _Memory:
+        """Views of the results of the first tokens."""
+        return _Memory(*(whole[:tokens] for whole in self))
 
 
 class GraphDecoder:
@@ -59,17 +91,18 @@ class GraphDecoder:
         middle = len(weights.layers[0].gate_up)
         self.hidden = memory(facts.hidden_size)
         """Final states, after the last norm, of the latest forward."""
-        # In the order in which `run` names them.
-        self._scratch = (
-            *(memory(facts.hidden_size) for _ in range(3)),
-            self.hidden,
-            memory(inner + 2 * facts.kv_heads * facts.head_dim),
-            memory(facts.heads, facts.head_dim),
-            memory(inner),
-            memory(facts.heads, splits, facts.head_dim, of=torch.float32),
-            memory(facts.heads, splits, 2, of=torch.float32),
-            memory(middle),
-            memory(middle // 2),
+        self._memory = _Memory(
+            x=memory(facts.hidden_size),
+            normed=memory(facts.hidden_size),
+            more=memory(facts.hidden_size),
+            hidden=self.hidden,
+            qkv=memory(inner + 2 * facts.kv_heads * facts.head_dim),
+            query=memory(facts.heads, facts.head_dim),
+            attended=memory(inner),
+            parts=memory(facts.heads, splits, facts.head_dim, of=torch.float32),
+            sums=memory(facts.heads, splits, 2, of=torch.float32),
+            both=memory(middle),
+            gated=memory(middle // 2),
         )
         self._logits = memory(len(weights.head), of=torch.float32)
         self.best = memory(of=torch.float32)
@@ -89,49 +122,92 @@ class GraphDecoder:
     @property
     def nbytes(self) -> int:
         """Memory of the static tensors, without the inputs."""
-        tensors = (*self._scratch, self._logits, self.best, self.choices, self.tapped)
+        tensors = (*self._memory, self._logits, self.best, self.choices, self.tapped)
         return sum(tensor.nbytes for tensor in tensors)
 
     def run(self, forward: ForwardInput[Tensor], tier: Tier) -> None:
         """Run the tokens whose inputs are in `forward`, in a forward of the size `tier`. The final
         states are left in `hidden`; if the LM head runs, the best logits are in `best` and their
         tokens in `choices`. Keys and values go to the pool."""
-        kernels = self._kernels
         weights = self._weights
-        eps = self._weights.facts.rms_norm_eps
-        x, normed, more, hidden, qkv, query, attended, parts, sums, both, gated = (
-            whole[: tier.tokens] for whole in self._scratch
-        )
-        torch.index_select(weights.embedding, 0, forward.ids, out=x)
-        # What the layer before adds to `x`: the kernel of the next norm adds it on the way.
+        memory = self._memory.of_first(tier.tokens)
+        torch.index_select(weights.embedding, 0, forward.ids, out=memory.x)
+        # What the layer before adds to the states: the kernel of the next norm adds it on the way.
         added = None
         for number, layer in enumerate(weights.layers):
-            keys, values = self._pool.layers[number]
-            kernels.add_norm(x, added, layer.attention_norm, eps, normed)
-            for tapped_layer, first_column in self._taps:
-                if tapped_layer == number:
-                    columns = slice(first_column, first_column + x.shape[1])
-                    self.tapped[: tier.tokens, columns].copy_(x)
-            kernels.product(normed, layer.qkv, layer.qkv_bias, qkv)
-            kernels.rotate_and_store(
-                forward, qkv, weights.rotary_table, layer.head_norms, eps, query, keys, values
-            )
-            kernels.attend(
-                forward, query, keys, values, layer.window, layer.scale, parts, sums, attended
-            )
-            kernels.product(attended, layer.out, layer.out_bias, more)
-            kernels.add_norm(x, more, layer.mlp_norm, eps, normed)
-            kernels.product(normed, layer.gate_up, None, both)
-            kernels.gate(both, gated)
-            kernels.product(gated, layer.down, None, more)
-            added = more
-        kernels.add_norm(x, added, weights.norm, eps, hidden)
+            self._attention(number, layer, forward, memory, added)
+            self._feed_forward(layer, memory)
+            added = memory.more
+        eps = weights.facts.rms_norm_eps
+        self._kernels.add_norm(memory.x, added, weights.norm, eps, memory.hidden)
         if tier.head:
-            judged = normed  # memory that is not needed any more
-            logits = self._logits[: tier.tokens]
-            torch.index_select(hidden, 0, forward.judged, out=judged)
-            kernels.product(judged, weights.head, None, logits)
-            torch.max(logits, -1, out=(self.best[: tier.tokens], self.choices[: tier.tokens]))
+            self._choose(forward, memory)
+
+    def _attention(
+        self,
+        number: int,
+        layer: Layer,
+        forward: ForwardInput[Tensor],
+        memory: _Memory,
+        added: Tensor | None,
+    ) -> None:
+        """Run the attention of layer `number`. What the layer before adds to the states, `added`,
+        is added first; what this one adds is left in `more`."""
+        kernels = self._kernels
+        eps = self._weights.facts.rms_norm_eps
+        keys, values = self._pool.layers[number]
+        kernels.add_norm(memory.x, added, layer.attention_norm, eps, memory.normed)
+        self._keep_taps(number, memory.x)
+        kernels.product(memory.normed, layer.qkv, layer.qkv_bias, memory.qkv)
+        kernels.rotate_and_store(
+            forward,
+            memory.qkv,
+            self._weights.rotary_table,
+            layer.head_norms,
+            eps,
+            memory.query,
+            keys,
+            values,
+        )
+        kernels.attend(
+            forward,
+            memory.query,
+            keys,
+            values,
+            layer.window,
+            layer.scale,
+            memory.parts,
+            memory.sums,
+            memory.attended,
+        )
+        kernels.product(memory.attended, layer.out, layer.out_bias, memory.more)
+
+    def _keep_taps(self, number: int, x: Tensor) -> None:
+        """Copy the inputs of layer `number` to its columns of `tapped`, if it is tapped."""
+        for tapped_layer, first_column in self._taps:
+            if tapped_layer == number:
+                columns = slice(first_column, first_column + x.shape[1])
+                self.tapped[: len(x), columns].copy_(x)
+
+    def _feed_forward(self, layer: Layer, memory: _Memory) -> None:
+        """Run the feed-forward part of a layer. What attention adds to the states, `more`, is added
+        first; then `more` gets what this part adds."""
+        kernels = self._kernels
+        eps = self._weights.facts.rms_norm_eps
+        kernels.add_norm(memory.x, memory.more, layer.mlp_norm, eps, memory.normed)
+        kernels.product(memory.normed, layer.gate_up, None, memory.both)
+        kernels.gate(memory.both, memory.gated)
+        kernels.product(memory.gated, layer.down, None, memory.more)
+
+    def _choose(self, forward: ForwardInput[Tensor], memory: _Memory) -> None:
+        """Run the LM head for the judged tokens, and leave the best logit of each in `best` and its
+        token in `choices`."""
+        judged = memory.normed  # memory that is not needed any more
+        count = len(judged)
+        logits = self._logits[:count]
+        torch.index_select(memory.hidden, 0, forward.judged, out=judged)
+        self._kernels.product(judged, self._weights.head, None, logits)
+        torch.max(logits, -1, out=(self.best[:count], self.choices[:count]))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The LM head's float32 logits `[n,vocab]` of final states `[n,hidden]`. It is computed

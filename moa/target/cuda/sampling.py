@@ -168,29 +168,37 @@ def _choose(rows: Tensor, draws: Sequence[Draw], kind: _Kind, sorted_first: int)
     finite = rows.amax(-1).isfinite()  # NaN and infinity are the maximum of their row
     if kind.masked:
         rows = rows.where(_allowed(draws, rows), -torch.inf)
+    chosen = _choose_allowed(rows, draws, kind, sorted_first)
+    return torch.where(finite, chosen, NO_NUMBER)
+
+
+def _choose_allowed(rows: Tensor, draws: Sequence[Draw], kind: _Kind, sorted_first: int) -> Tensor:
+    """The tokens `[n]` after nodes with these logits, in which what a grammar forbids is minus
+    infinity: `_choose` without its first and last step."""
     if kind.greedy and not kind.penalizes and not kind.adjusts:
-        return torch.where(finite, rows.argmax(-1), NO_NUMBER)
+        return rows.argmax(-1)
     scores = rows.double()  # as in numpy's rule
     if kind.penalizes:
-        penalty = _column([draw.settings.repetition_penalty for draw in draws], scores)
-        less_likely = torch.where(scores > 0, scores / penalty, scores * penalty)
-        scores = torch.where(_seen(draws, scores), less_likely, scores)
+        scores = _penalized(scores, draws)
     if kind.adjusts:
         scores = _adjusted(scores, draws)
     if kind.greedy:
-        return torch.where(finite, scores.argmax(-1), NO_NUMBER)
+        return scores.argmax(-1)
     scores = scores / _column([draw.settings.temperature for draw in draws], scores)
-    seeds = [draw.settings.seed for draw in draws]
-    positions = [draw.position for draw in draws]
-    unsigned = noise_keys(seeds, positions)
-    keys = torch.from_numpy(unsigned.view(np.int64)).to(scores.device).unsqueeze(1)
+    keys = _noise_keys(draws, scores.device)
     if kind.filters:
-        chosen = _filtered(scores, draws, keys, min(sorted_first, scores.shape[1]))
-        return torch.where(finite, chosen, NO_NUMBER)
+        return _filtered(scores, draws, keys, min(sorted_first, scores.shape[1]))
     noisy = scores + gumbel(keys, torch.arange(scores.shape[1], device=scores.device))
     # What is forbidden stays so even where the noise is infinite.
-    chosen = _best(noisy.where(scores > -torch.inf, -torch.inf), best_score=scores.amax(-1))
-    return torch.where(finite, chosen, NO_NUMBER)
+    return _best(noisy.where(scores > -torch.inf, -torch.inf), best_score=scores.amax(-1))
+
+
+def _noise_keys(draws: Sequence[Draw], device: torch.device) -> Tensor:
+    """The keys of each node's sampling noise, `[n, 1]`: unsigned numbers with the bits of int64."""
+    seeds = [draw.settings.seed for draw in draws]
+    positions = [draw.position for draw in draws]
+    keys = noise_keys(seeds, positions).view(np.int64)
+    return torch.from_numpy(keys).to(device).unsqueeze(1)
 
 
 def _best(noisy: Tensor, best_score: Tensor) -> Tensor:
@@ -215,45 +223,77 @@ def _filtered(scores: Tensor, draws: Sequence[Draw], keys: Tensor, count: int) -
     """
     vocab = scores.shape[1]
     best_scores, ids = _sorted_best(scores, count)
-    best = best_scores[:, :1]
-
     top_k = torch.tensor([[draw.settings.top_k or vocab] for draw in draws], device=scores.device)
     has_top_k = top_k < vocab
-    # Ties at the edge stay in, as in `moa.sampling.candidates`.
-    edge = best_scores.gather(-1, (top_k - 1).clamp(max=count - 1))
-    is_possible = best_scores > -torch.inf
-    among_top_k = is_possible & ((best_scores >= edge) | ~has_top_k)
-
-    # Probabilities among the tokens that top-k leaves: without it, those of the whole vocabulary.
-    weight = (best_scores - best).exp()
-    mass = torch.where(
-        has_top_k,
-        weight.where(among_top_k, 0.0).sum(-1, keepdim=True),
-        (scores - best).exp().sum(-1, keepdim=True),
-    )
-    probability = weight.where(among_top_k, 0.0) / mass
-    likelier_mass = probability.cumsum(-1) - probability  # of the tokens before each one
-
-    top_p, min_p = _edges(draws, scores)
-    fewest = min_p * probability[:, :1]
-    may_stay = (likelier_mass < top_p + _CLOSE) & (probability >= fewest * (1.0 - _CLOSE))
-    may_stay &= among_top_k
-    surely_stays = (likelier_mass < top_p - _CLOSE) & (probability >= fewest * (1.0 + _CLOSE))
-    surely_stays[:, 0] = True  # the likeliest always stays
-
-    noisy = (best_scores + gumbel(keys, ids)).where(may_stay, -torch.inf)
-    index = _best(noisy, best_score=best.squeeze(-1))
-    index_or_0 = index.clamp(min=0).unsqueeze(-1)
-    is_decided = (index >= 0) & surely_stays.gather(-1, index_or_0).squeeze(-1)
-    token = ids.gather(-1, index_or_0).squeeze(-1)
-    chosen = torch.where(is_decided, token, _UNSURE)
+    among_top_k = _among_top_k(best_scores, top_k, has_top_k)
+    probability = _probabilities(scores, best_scores, among_top_k, has_top_k)
+    survivors = _survivors(probability, among_top_k, draws)
+    chosen = _drawn(best_scores, ids, keys, survivors)
     if count == vocab:
         return chosen
     # Behind the last one that was sorted there may be others of its score, and more of top-k,
     # whose mass top-p must know.
     is_last = best_scores <= best_scores[:, -1:]
-    needs_more = (may_stay & is_last).any(-1) | (has_top_k & among_top_k & is_last).any(-1)
+    needs_more = (survivors.possible & is_last).any(-1)
+    needs_more |= (has_top_k & among_top_k & is_last).any(-1)
     return torch.where(needs_more, _WIDER, chosen)
+
+
+class _Survivors(NamedTuple):
+    """Flags `[n, count]`: which of the best tokens of each node the filters leave."""
+
+    possible: Tensor
+    """They may stay: another way to round may leave some of them out."""
+    sure: Tensor
+    """They stay however sums are rounded."""
+
+
+def _among_top_k(best_scores: Tensor, top_k: Tensor, has_top_k: Tensor) -> Tensor:
+    """A flag for each of the best scores `[n, count]`, the likeliest first: whether it is among the
+    `top_k` `[n, 1]` of its node, or in a node without top-k a possible token. Ties at the edge stay
+    in, as in `moa.sampling.candidates`."""
+    edge = best_scores.gather(-1, (top_k - 1).clamp(max=best_scores.shape[1] - 1))
+    is_possible = best_scores > -torch.inf
+    return is_possible & ((best_scores >= edge) | ~has_top_k)
+
+
+def _probabilities(
+    scores: Tensor, best_scores: Tensor, among_top_k: Tensor, has_top_k: Tensor
+) -> Tensor:
+    """The probability of each of the best tokens `[n, count]` among those that top-k leaves: without
+    it, those of the whole vocabulary."""
+    best = best_scores[:, :1]
+    weight = (best_scores - best).exp().where(among_top_k, 0.0)
+    mass = torch.where(
+        has_top_k,
+        weight.sum(-1, keepdim=True),
+        (scores - best).exp().sum(-1, keepdim=True),
+    )
+    return weight / mass
+
+
+def _survivors(probability: Tensor, among_top_k: Tensor, draws: Sequence[Draw]) -> _Survivors:
+    """Which of the tokens with these probabilities `[n, count]`, the likeliest first, top-p and
+    min-p leave of those that are among the top k."""
+    top_p, min_p = _edges(draws, probability)
+    likelier_mass = probability.cumsum(-1) - probability  # of the tokens before each one
+    fewest = min_p * probability[:, :1]
+    possible = (likelier_mass < top_p + _CLOSE) & (probability >= fewest * (1.0 - _CLOSE))
+    possible &= among_top_k
+    sure = (likelier_mass < top_p - _CLOSE) & (probability >= fewest * (1.0 + _CLOSE))
+    sure[:, 0] = True  # the likeliest always stays
+    return _Survivors(possible, sure)
+
+
+def _drawn(best_scores: Tensor, ids: Tensor, keys: Tensor, survivors: _Survivors) -> Tensor:
+    """The token `[n]` of the largest score with noise of those that survive the filters; `_UNSURE`
+    where rounding could decide which do, or which score is the largest."""
+    noisy = (best_scores + gumbel(keys, ids)).where(survivors.possible, -torch.inf)
+    index = _best(noisy, best_score=best_scores[:, 0])
+    index_or_0 = index.clamp(min=0).unsqueeze(-1)
+    is_sure = survivors.sure.gather(-1, index_or_0).squeeze(-1)
+    token = ids.gather(-1, index_or_0).squeeze(-1)
+    return torch.where((index >= 0) & is_sure, token, _UNSURE)
 
 
 def _sorted_best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -272,8 +312,9 @@ def _edges(draws: Sequence[Draw], like: Tensor) -> tuple[Tensor, Tensor]:
     min_ps = []
     for draw in draws:
         settings = draw.settings
-        # Without both nothing may be left out, not even behind a sum that rounds to 1.
         filters = settings.top_p < 1.0 or settings.min_p > 0.0
+        # As in `moa.sampling.candidates`: with one of the two both apply. With neither, which is
+        # top-k alone, nothing more is left out, not even a token behind a sum that rounds to 1.
         top_ps.append(settings.top_p if filters else np.inf)
         min_ps.append(settings.min_p)
     return _column(top_ps, like), _column(min_ps, like)
@@ -289,6 +330,13 @@ def _allowed(draws: Sequence[Draw], rows: Tensor) -> Tensor:
     allowed = bits.bool().flatten(1)[:, : rows.shape[1]]
     # Logits may be wider than the grammar's vocabulary: what is behind it is forbidden.
     return torch.nn.functional.pad(allowed, (0, rows.shape[1] - allowed.shape[1]))
+
+
+def _penalized(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """The scores with the repetition penalty: tokens of the text so far become less likely."""
+    penalty = _column([draw.settings.repetition_penalty for draw in draws], scores)
+    less_likely = torch.where(scores > 0, scores / penalty, scores * penalty)
+    return torch.where(_seen(draws, scores), less_likely, scores)
 
 
 def _adjusted(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
