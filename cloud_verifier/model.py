@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cloud_verifier.drafter_memory import drafter_memory
 from cloud_verifier.emulated import slowed_down
 from cloud_verifier.engine.contract import ModelFacts
 from cloud_verifier.engine.draft import drafting_slots
@@ -28,7 +29,7 @@ from moa.process.memory import resident_bytes
 from moa.records import DTYPES
 from moa.target.contract import ExpectedLoad, LoadOptions, Target
 from moa.target.loading import read_facts, tokenizer_hash_of
-from moa.target.memory_plan import plan_memory
+from moa.target.memory_plan import DrafterMemory, plan_memory
 from moa.target.registry import open_target, source_of
 from moa.target.torch_target import with_states
 from moa.wire.finish import Decode
@@ -156,7 +157,12 @@ def _load(settings: Settings) -> Served:
     if settings.server_drafter and not is_gguf(settings.server_drafter):
         streams = _drafter_of_streams(settings.server_drafter)
     taps = taps_of(settings, stored, streams)
-    target = load_target(settings)
+    drafters = drafter_memory(
+        file=settings.server_drafter if is_gguf(settings.server_drafter) else "",
+        bundle=_bundle_folder(settings),
+        folders=[one.folder for one in (stored, streams) if one is not None],
+    )
+    target = load_target(settings, drafters)
     facts = target.facts
     small = small_model(settings, target)
     drafter = load_drafter(stored, target) if stored is not None else None
@@ -300,8 +306,9 @@ def expected_load(settings: Settings) -> ExpectedLoad:
     )
 
 
-def load_target(settings: Settings) -> Target:
-    """Load the target into memory, with the KV cache that the settings ask for."""
+def load_target(settings: Settings, drafters: DrafterMemory) -> Target:
+    """Load the target into memory, with the KV cache that the settings ask for, or what of it fits
+    beside the `drafters`."""
     options = LoadOptions(
         device=settings.device,
         dtype=settings.dtype,
@@ -318,7 +325,7 @@ def load_target(settings: Settings) -> Target:
         library=settings.llama_library,
     )
     source = settings.target or str(_embedded().target)
-    plan = plan_memory(source, options) if source_of(source).planned else None
+    plan = plan_memory(source, options, drafters) if source_of(source).planned else None
     if plan is not None:
         log.info("the target %s", plan, extra={"event": "memory", **plan.figures})
         options = dataclasses.replace(options, kv_tokens=plan.kv_tokens)
@@ -403,10 +410,8 @@ def reads_records(
 def load_graph(settings: Settings, device: str, drafter: str) -> LoadedGraph | None:
     """Returns the exported graph that drafts streams on a CPU, from the bundle that the settings
     name; None without one. It must be the bundle of the drafter whose identity is `drafter`."""
-    folder = settings.bundle
-    if not folder and not settings.target and not settings.drafter and device == "cpu":
-        folder = str(_embedded().bundle)
-    if not folder:
+    folder = _bundle_folder(settings)
+    if not folder or (not settings.bundle and device != "cpu"):
         return None
     if not drafter:
         raise UsageError(
@@ -423,6 +428,14 @@ def load_graph(settings: Settings, device: str, drafter: str) -> LoadedGraph | N
             hint="make one with `moa-export build`",
         )
     return LoadedGraph.load(bundle)
+
+
+def _bundle_folder(settings: Settings) -> str:
+    """The bundle that the settings name, or the embedded one where they name no model; empty if
+    there is none."""
+    if settings.bundle or settings.target or settings.drafter:
+        return settings.bundle
+    return str(_embedded().bundle)
 
 
 def serve_model(

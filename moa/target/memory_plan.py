@@ -25,6 +25,16 @@ _INT8_BYTES = 1
 """Bytes of a quantized weight."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class DrafterMemory:
+    """Bytes that a drafter takes in the target's process."""
+
+    at_start: int = 0
+    """Its weights."""
+    per_token: int = 0
+    """Its keys and values of a session's token, at most."""
+
+
 @dataclass(frozen=True)
 class MemoryPlan:
     """Bytes on the CPU."""
@@ -37,18 +47,25 @@ class MemoryPlan:
     """What the KV cache may grow to; it takes memory as it is used."""
     free: int
     """Available now; 0 where the system does not say."""
+    drafter: DrafterMemory = DrafterMemory()
+    """Of the model that drafts streams here, which has a cache of its own for the same tokens."""
     smaller: str = ""
     """How to take less, if there is a way."""
 
     @property
+    def bytes_per_token(self) -> int:
+        """What a session's token takes, in the target's cache and in the drafter's."""
+        return self.kv_bytes_per_token + self.drafter.per_token
+
+    @property
     def kv_limit(self) -> int:
-        """The KV cache at its largest."""
-        return self.kv_tokens * self.kv_bytes_per_token
+        """The KV caches at their largest."""
+        return self.kv_tokens * self.bytes_per_token
 
     @property
     def at_start(self) -> int:
         """Before any session."""
-        return self.weights + self.head + _LIBRARIES
+        return self.weights + self.head + self.drafter.at_start + _LIBRARIES
 
     @property
     def figures(self) -> dict[str, int]:
@@ -56,6 +73,7 @@ class MemoryPlan:
         sizes = {
             "weights": self.weights,
             "head": self.head,
+            "drafter": self.drafter.at_start,
             "libraries": _LIBRARIES,
             "at_start": self.at_start,
             "kv_limit": self.kv_limit,
@@ -69,16 +87,26 @@ class MemoryPlan:
     def __str__(self) -> str:
         free = f"; {_gb(self.free)} are free" if self.free else ""
         return (
-            f"takes {_gb(self.at_start)}: weights {_gb(self.weights)}, the head's copy"
-            f" {_gb(self.head)}, libraries {_gb(_LIBRARIES)}; the KV cache grows with use, up to"
+            f"takes {_gb(self.at_start)}: {self.parts}; the KV cache grows with use, up to"
             f" {_gb(self.kv_limit)} ({self.kv_tokens:,} tokens){free}"
         )
 
+    @property
+    def parts(self) -> str:
+        """What is there at the start, in words."""
+        drafter = f", drafter {_gb(self.drafter.at_start)}" if self.drafter.at_start else ""
+        return (
+            f"weights {_gb(self.weights)}, the head's copy {_gb(self.head)}{drafter},"
+            f" libraries {_gb(_LIBRARIES)}"
+        )
 
-def plan_memory(source: str, options: LoadOptions) -> MemoryPlan | None:
-    """Return what a target in torch will take of the machine's memory, before any of its weights
-    are read, with as much KV cache as fits; a `UsageError` where it does not fit. None for a device
-    other than a CPU, which has memory of its own."""
+
+def plan_memory(
+    source: str, options: LoadOptions, drafter: DrafterMemory | None = None
+) -> MemoryPlan | None:
+    """Return what a target in torch will take of the machine's memory together with the `drafter`
+    beside it, before any weights are read, with as much KV cache as fits; a `UsageError` where it
+    does not fit. None for a device other than a CPU, which has memory of its own."""
     device = pick_device(options.device)
     if device != "cpu":
         return None
@@ -101,6 +129,7 @@ def plan_memory(source: str, options: LoadOptions) -> MemoryPlan | None:
         kv_bytes_per_token=cached_numbers * dtype.itemsize,
         kv_tokens=min(options.kv_tokens or tokens_if_full, tokens_if_full),
         free=available_bytes(),
+        drafter=drafter or DrafterMemory(),
         smaller=smaller,
     )
     return _fitted(plan, source)
@@ -113,14 +142,13 @@ def _fitted(plan: MemoryPlan, source: str) -> MemoryPlan:
         return plan  # the system does not say what is free
     usable = int(plan.free * (1 - _KEPT_FREE))
     left_for_cache = usable - plan.at_start
-    tokens = min(plan.kv_tokens, left_for_cache // plan.kv_bytes_per_token)
+    tokens = min(plan.kv_tokens, left_for_cache // plan.bytes_per_token)
     fewest_tokens = min(plan.kv_tokens, _LEAST_TOKENS)
     if tokens < fewest_tokens:
-        needed = plan.at_start + fewest_tokens * plan.kv_bytes_per_token
+        needed = plan.at_start + fewest_tokens * plan.bytes_per_token
         raise UsageError(
-            f"{source} needs {_gb(needed)} of memory here (weights {_gb(plan.weights)}, the head's"
-            f" copy {_gb(plan.head)}, libraries {_gb(_LIBRARIES)}, KV cache of {fewest_tokens:,} tokens),"
-            f" and of {_gb(plan.free)} free it may take {_gb(usable)}",
+            f"{source} needs {_gb(needed)} of memory here ({plan.parts},"
+            f" KV cache of {fewest_tokens:,} tokens), and of {_gb(plan.free)} free it may take {_gb(usable)}",
             hint=plan.smaller or "free some, or take a smaller target",
         )
     return replace(plan, kv_tokens=tokens)

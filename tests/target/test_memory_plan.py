@@ -14,7 +14,7 @@ from moa.errors import UsageError
 from moa.process import memory
 from moa.target.contract import LoadOptions
 from moa.target.loading import load_model
-from moa.target.memory_plan import plan_memory
+from moa.target.memory_plan import DrafterMemory, plan_memory
 from testing.tiny import save_tiny, tiny, tiny_tokenizer
 
 OPTIONS = LoadOptions(device="cpu", dtype="float32", slots=8, capacity=512, kv_tokens=4096)
@@ -62,6 +62,27 @@ def test_the_cache_s_limit_follows_free_memory_and_nothing_is_loaded_that_would_
     with_free(monkeypatch, 0)  # a system that does not say
     assert (plan := plan_memory(folder, many)) is not None
     assert plan.kv_tokens == 100_000 * 512
+
+
+def test_a_drafter_beside_the_target_takes_its_part(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was not counted: a sibling whose cache is as large as the target's took twice the limit."""
+    many = dataclasses.replace(OPTIONS, slots=100_000, kv_tokens=10**9)
+    with_free(monkeypatch, 1_200_000_000)
+    alone = plan_memory(folder, many)
+    drafter = DrafterMemory(at_start=90_000_000, per_token=2 * PER_TOKEN)
+    beside = plan_memory(folder, many, drafter)
+    assert alone is not None
+    assert beside is not None
+    assert beside.at_start == alone.at_start + 90_000_000
+    assert beside.kv_limit == 3 * PER_TOKEN * beside.kv_tokens
+    usable = 0.9 * 1_200_000_000
+    assert usable - 3 * PER_TOKEN < beside.at_start + beside.kv_limit <= usable
+    assert "drafter 0.1 GB" in str(beside)
+    assert "drafter" not in str(alone)
+    with pytest.raises(UsageError, match=r"drafter 0\.3 GB, libraries"):
+        plan_memory(folder, many, dataclasses.replace(drafter, at_start=300_000_000))
 
 
 def test_a_head_that_is_the_embedding_once_more_is_kept_once(tmp_path: Path) -> None:

@@ -53,6 +53,9 @@ _SETTLES = 5.0
 _MEGABYTES = 200.0
 """Beyond what the verifier had before the first client, and its cache of keys and values, which
 grows with use."""
+_MEGABYTES_A_SESSION = 0.4
+"""What a session has beside that once its text is long: the drafter's cache, and activation records.
+It is given to the next one, so that the sum grows until each slot has seen a long text."""
 _STARVED = 0.1
 """Of the time, for which the verifier's threads may wait for a processor: on a busier machine the
 times say more of it than of the verifier, and are not judged."""
@@ -328,6 +331,7 @@ async def thousand(options: argparse.Namespace) -> Found:
         more = running.descriptors - descriptors
         complaints = running.complaints()
         room = before + running.logged("loaded")["kv_megabytes"] + _MEGABYTES
+        room += options.clients * _MEGABYTES_A_SESSION
     without = crowd.during(calm)
     beside = crowd.during(harassed)
     if not without or not beside:

@@ -17,6 +17,7 @@ from cloud_verifier.model import load, told_while_it_lasts
 from cloud_verifier.settings import Settings
 from edge_client.device import embedded_bundle
 from moa.errors import UsageError
+from moa.target.memory_plan import DrafterMemory
 from testing import gguf_tiny
 from testing.tiny import tiny
 from tests.edge.kit import pair
@@ -27,7 +28,7 @@ def test_what_cannot_draft_is_refused_before_the_target_is_loaded(
 ) -> None:
     """A sibling's folder cost the load of the target, and its memory, before it was refused."""
 
-    def never(settings: Settings) -> Any:
+    def never(settings: Settings, drafters: DrafterMemory) -> Any:
         raise AssertionError("the target is being loaded")
 
     monkeypatch.setattr("cloud_verifier.model.load_target", never)
@@ -56,7 +57,7 @@ def test_a_small_model_of_another_tokenizer_is_refused_before_the_target_is_load
     class Loading(Exception):
         pass
 
-    def load_target(settings: Settings) -> Any:
+    def load_target(settings: Settings, drafters: DrafterMemory) -> Any:
         raise Loading
 
     monkeypatch.setattr("cloud_verifier.model.load_target", load_target)

@@ -1,0 +1,51 @@
+"""What the drafter of streams takes of the machine's memory beside the target, from the heads of its
+files: it is known before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from moa.bundle import Bundle
+from moa.gguf.reader import read_head
+from moa.llama.memory_plan import KV_TYPE, kv_bytes_per_token
+from moa.manifest import KVHeads, Manifest
+from moa.target.memory_plan import DrafterMemory
+
+_FLOAT32_BYTES = 4
+_GROWN = 2
+"""Arrays of a graph's cache grow by doubling: they may have twice the rows that are used."""
+
+
+def drafter_memory(
+    *, file: str = "", bundle: str = "", folders: Iterable[Path] = ()
+) -> DrafterMemory:
+    """Return what drafters take together: a GGUF `file`, a `bundle` whose graph drafts, and those
+    whose `folders` torch reads, for activation records or for drafts. A session that is shorter
+    than the file's or the bundle's own limit takes less."""
+    at_start = sum(map(_weights_bytes, set(folders)))
+    per_token = 0
+    if file:
+        head = read_head(Path(file).expanduser())
+        at_start += head.path.stat().st_size
+        per_token += kv_bytes_per_token(head, KV_TYPE)
+    if bundle:
+        opened = Bundle.open(bundle)
+        at_start += opened.variant().size
+        per_token += _graph_bytes_per_token(opened.manifest)
+    return DrafterMemory(at_start=at_start, per_token=per_token)
+
+
+def _graph_bytes_per_token(manifest: Manifest) -> int:
+    """Bytes of a token in a graph's cache, and of its activation record."""
+    cached: list[KVHeads] = list(manifest.cache)
+    if manifest.records is not None:
+        cached += [manifest.records, *manifest.records.borrowed]
+    numbers = sum(2 * layer.kv_heads * layer.head_dim for layer in cached)  # keys and values
+    return numbers * _FLOAT32_BYTES * _GROWN
+
+
+def _weights_bytes(drafter: Path) -> int:
+    """Bytes of a drafter's weights: a folder's, or one file's."""
+    files = [drafter] if drafter.is_file() else drafter.glob("*.safetensors")
+    return sum(file.stat().st_size for file in files)

@@ -1,0 +1,67 @@
+"""What the drafter of streams takes is planned before it is loaded: never less than it then takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cloud_verifier import model
+from cloud_verifier.drafter_memory import drafter_memory
+from cloud_verifier.settings import Settings
+from edge_client.device import embedded_bundle
+from moa.bundle import Bundle
+from moa.gguf.reader import read_head
+from moa.graph.drafter import run
+from moa.graph.load import LoadedGraph
+from moa.target.contract import LoadOptions
+from moa.target.memory_plan import DrafterMemory
+from testing import gguf_tiny
+from testing.tiny import tiny
+from tests.edge.kit import pair
+
+
+def test_a_graph_s_cache_takes_no_more_than_planned() -> None:
+    bundle = Bundle.open(embedded_bundle())
+    planned = drafter_memory(bundle=str(embedded_bundle()))
+    drafter = LoadedGraph.load(bundle).drafter()
+    tokens = 600  # the arrays have grown, to less than twice that
+    run(drafter.read([5] * tokens))
+    cached = sum(array.nbytes for array in drafter._rows.arrays)
+    records: Any = drafter.records
+    rows = np.zeros((tokens, records.wire.count, records.wire.width), np.float32)
+    records.put(0, rows, rows)
+    held = sum(
+        array.nbytes for part in (records._rows, records._borrowed_rows) for array in part.arrays
+    )
+    assert 0.4 * planned.per_token * tokens < cached + held <= planned.per_token * tokens
+    assert planned.at_start == bundle.variant().size
+
+
+def test_a_file_and_folders_take_their_sizes(tmp_path: Path) -> None:
+    file = gguf_tiny.save(tiny("qwen2"), tmp_path / "small.gguf")
+    planned = drafter_memory(file=str(file))
+    head = read_head(file)
+    heads = head.number("{arch}.attention.head_count_kv")
+    width = head.number("{arch}.embedding_length") // head.number("{arch}.attention.head_count")
+    assert planned.at_start == file.stat().st_size
+    assert planned.per_token == 2 * head.number("{arch}.block_count") * heads * width * 2
+    folder = pair() / "drafter"
+    weights = (folder / "model.safetensors").stat().st_size
+    assert drafter_memory(folders=[folder, folder]) == DrafterMemory(at_start=weights)
+
+
+def test_the_target_is_planned_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Planned(Exception):
+        pass
+
+    def plan(source: str, options: LoadOptions, drafter: DrafterMemory) -> Any:
+        folders = [model._embedded().drafter]
+        assert drafter == drafter_memory(bundle=str(embedded_bundle()), folders=folders)
+        raise Planned
+
+    monkeypatch.setattr(model, "plan_memory", plan)
+    with pytest.raises(Planned):
+        model.load(Settings())
