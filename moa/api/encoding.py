@@ -60,21 +60,9 @@ async def encoded(
     if question.ids is not None:
         prompt = _Prompt(question.ids)
     else:
-        room = sys.maxsize
-        if question.may_trim:
-            room = prompt_room(context, min(longest, ask.max_tokens or ANSWER_ROOM))
-        question, unread = await asyncio.to_thread(_readable, question, context)
-        prompt, left_out = await asyncio.to_thread(_prompt, tokenizer, question, room)
-        tools_are_offered = question.tools is not None and question.tools.choice == "auto"
-        if tools_are_offered and len(prompt.ids) > context - context // _TOOLS_LEAVE:
-            # Apps such as Open WebUI offer dozens of tools with every message: a short context is
-            # for the messages.
-            question = replace(question, tools=None)
-            prompt, left_out = await asyncio.to_thread(_prompt, tokenizer, question, room)
-        left_out += unread
+        question, prompt, left_out = await _fitted(tokenizer, ask, context, longest)
     _check_ids(prompt.ids, context, vocabulary)
     _check_biases(ask, vocabulary)
-
     grammar = ask.grammar
     text_is_free = grammar is None
     if question.tools is not None:
@@ -83,10 +71,8 @@ async def encoded(
         text_is_free = text_is_free and question.tools.choice in ("auto", "none")
     predicted: Sequence[int] = ()
     if question.prediction:
-        # An edit may skip parts of the prediction, so it may be longer than the answer.
-        most = 2 * min(longest, context - len(prompt.ids)) + _PREDICTED_MARGIN
-        text = question.prediction[: most * _PREDICTED_CHARACTERS_A_TOKEN]
-        predicted = (await asyncio.to_thread(tokenizer.plain, text))[:most]
+        room = min(longest, context - len(prompt.ids))
+        predicted = await asyncio.to_thread(_predicted, tokenizer, question.prediction, room)
     return Encoded(
         ids=prompt.ids,
         prediction=predicted,
@@ -96,6 +82,36 @@ async def encoded(
         left_out=left_out,
         messages=prompt.messages,
     )
+
+
+async def _fitted(
+    tokenizer: Tokenizing, ask: AnswerRequest, context: int, longest: int
+) -> tuple[Question, _Prompt, int]:
+    """Put a question into a prompt that fits into the context. Returns the question without the
+    tools that it may lose for that, the prompt, and how many of its oldest messages were left
+    out."""
+    question = ask.question
+    room = sys.maxsize
+    if question.may_trim:
+        room = prompt_room(context, min(longest, ask.max_tokens or ANSWER_ROOM))
+    question, unread = await asyncio.to_thread(_readable, question, context)
+    prompt, left_out = await asyncio.to_thread(_prompt, tokenizer, question, room)
+    tools_are_offered = question.tools is not None and question.tools.choice == "auto"
+    if tools_are_offered and len(prompt.ids) > context - context // _TOOLS_LEAVE:
+        # Apps such as Open WebUI offer dozens of tools with every message: a short context is for
+        # the messages.
+        question = replace(question, tools=None)
+        prompt, left_out = await asyncio.to_thread(_prompt, tokenizer, question, room)
+    return question, prompt, left_out + unread
+
+
+def _predicted(tokenizer: Tokenizing, prediction: str, room: int) -> Sequence[int]:
+    """The tokens of what a client predicts of an answer, which has `room` tokens at most; as many
+    as are of use."""
+    # An edit may skip parts of the prediction, so it may be longer than the answer.
+    most = 2 * room + _PREDICTED_MARGIN
+    text = prediction[: most * _PREDICTED_CHARACTERS_A_TOKEN]
+    return tokenizer.plain(text)[:most]
 
 
 def answer_limit(ask: AnswerRequest, default: int, most: int = Limits.max_new_tokens) -> int:

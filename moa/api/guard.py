@@ -75,42 +75,37 @@ class Guard:
                 await send({"type": "websocket.close", "code": 1008})
             return
         started = time.monotonic()
-        status = 0  # until a response begins
-        is_gone = scope.get("state", {}).get("is_gone")  # only our server has it
-
-        async def send_with_headers(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message = {**message, "headers": _with_security(message["headers"])}
-            # Until the server tells us that a client is gone, each write to it would be work for
-            # nobody, and a line of asyncio's.
-            if is_gone is None or not is_gone():
-                await send(message)
-
-        request = Request(scope)
+        response = _Response(scope, send)
         scope["app"] = self  # the routes raise their refusals to this middleware
         try:
-            self._access.check_source(request.headers)
-            await self._app(scope, receive, send_with_headers)
+            self._access.check_source(Request(scope).headers)
+            await self._app(scope, receive, response.send)
         except Exception as error:
-            if status:  # too late for an error response: close the connection
+            if response.status:  # too late for an error response: close the connection
                 raise
-            refusal = self._as_api_error(error, scope["path"])
-            if refusal.status in _STRANGERS:
-                await self._wait_or_abort(scope)
-            response = Json(refusal.body(), refusal.status, headers=refusal.headers())
-            await self._readable(response)(scope, receive, send_with_headers)
+            await self._refuse(error, scope, receive, response.send)
         finally:
-            route = getattr(scope.get("route"), "path", "other")
-            self._metrics.requests.labels(route, str(status)).inc()
-            log.info(
-                "%s %s %d",
-                scope["method"],
-                route,
-                status,
-                extra={"event": "request", "ms": round(1000 * (time.monotonic() - started), 1)},
-            )
+            self._record(scope, response.status, time.monotonic() - started)
+
+    async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send an error as a response of the API; a stranger's only after a while."""
+        refusal = self._as_api_error(error, scope["path"])
+        if refusal.status in _STRANGERS:
+            await self._wait_or_abort(scope)
+        response = Json(refusal.body(), refusal.status, headers=refusal.headers())
+        await self._readable(response)(scope, receive, send)
+
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
+        """Count and log a request that has had this response; status 0: none."""
+        route = getattr(scope.get("route"), "path", "other")
+        self._metrics.requests.labels(route, str(status)).inc()
+        log.info(
+            "%s %s %d",
+            scope["method"],
+            route,
+            status,
+            extra={"event": "request", "ms": round(1000 * seconds, 1)},
+        )
 
     async def _wait_or_abort(self, scope: Scope) -> None:
         """Wait before a refusal is sent, the longer the more of them its address has had. Where too
@@ -136,6 +131,26 @@ class Guard:
                 if self._defects.take(1, time.monotonic()):
                     log.error("a request failed", exc_info=error, extra={"event": "request_failed"})
                 return ApiError(500, "an error inside; the server's log says more")
+
+
+class _Response:
+    """The response to one request on its way to the client."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self.status = 0
+        """0 until the response begins."""
+        self._send = send
+        self._is_gone = scope.get("state", {}).get("is_gone")  # only our server has it
+
+    async def send(self, message: Message) -> None:
+        """Pass a part of the response on, its beginning with our headers."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message = {**message, "headers": _with_security(message["headers"])}
+        # Until the server tells us that a client is gone, each write to it would be work for
+        # nobody, and a line of asyncio's.
+        if self._is_gone is None or not self._is_gone():
+            await self._send(message)
 
 
 def _with_security(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from moa.api.answer import AnswerEvent, Cut, Ended, Mode, Piece, Reading, Reason, Scored, Verified
@@ -27,6 +28,16 @@ class Show(NamedTuple):
     """Of tokens that have been verified since the last change."""
 
 
+@dataclass
+class _AtClient:
+    """What the client of an answer has."""
+
+    shown: int = 0
+    """Characters of the text."""
+    verified: int = 0
+    """How many of them it knows to be verified."""
+
+
 class Presenter:
     """The text of one answer at its client."""
 
@@ -38,10 +49,7 @@ class Presenter:
         """All of the text."""
         self._verified = 0
         """How many characters of it will not be withdrawn."""
-        self._shown = 0
-        """How many characters the client has."""
-        self._verified_shown = 0
-        """How many of them it knows to be verified."""
+        self._client = _AtClient()
         self._scored: tuple[Scored, ...] = ()
         """Log-probabilities that the client does not have yet."""
 
@@ -60,32 +68,48 @@ class Presenter:
                 self._scored += event.logprobs
                 self._verified = max(self._verified, event.characters)
             case Cut():
-                self._text = self._text[: event.characters]
-                self._verified = min(self._verified, event.characters)
-                if event.characters < self._shown:
-                    self._shown = event.characters
-                    cut = event.characters
+                cut = self._cut(event.characters)
             case Ended():
-                if self._mode == "hold":
-                    _raise_if_not_verified(event)
-                self._text = event.text
-                if event.verified or self._mode == "keep":
-                    self._verified = len(self._text)
+                self._end(event)
             case _:
                 return None
+        return self._change(cut, is_end=isinstance(event, Ended))
+
+    def _cut(self, characters: int) -> int | None:
+        """Keep so many characters of the text. Returns how many of its own the client must keep,
+        None if it has no more than these."""
+        self._text = self._text[:characters]
+        self._verified = min(self._verified, characters)
+        if self._client.shown <= characters:
+            return None
+        self._client.shown = characters
+        return characters
+
+    def _end(self, ended: Ended) -> None:
+        """Take over the whole text of an answer that has ended; raise if mode `hold` cannot show
+        it."""
+        if self._mode == "hold":
+            _raise_if_not_verified(ended)
+        self._text = ended.text
+        if ended.verified or self._mode == "keep":
+            self._verified = len(self._text)
+
+    def _change(self, cut: int | None, *, is_end: bool) -> Show | None:
+        """Returns the change that brings the client's text up to date; None if it is. At the
+        answer's end (`is_end`) log-probabilities do not wait for a change."""
+        client = self._client
         end = self._verified if self._mode == "hold" else len(self._text)
-        text = self._text[self._shown : end]
-        self._shown = max(self._shown, end)
-        verified_shown = min(self._verified, self._shown)
-        # Log-probabilities alone wait for a change, but not beyond the answer's end.
-        must_send_logprobs = isinstance(event, Ended) and bool(self._scored)
-        is_change = bool(text) or cut is not None or verified_shown != self._verified_shown
+        new_text = self._text[client.shown : end]
+        client.shown = max(client.shown, end)
+        verified = min(self._verified, client.shown)
+        is_change = bool(new_text) or cut is not None or verified != client.verified
+        must_send_logprobs = is_end and bool(self._scored)
         if not is_change and not must_send_logprobs:
             return None
-        self._verified_shown = verified_shown
+        client.verified = verified
         logprobs = self._scored
         self._scored = ()
-        return Show(text, verified_shown, cut, logprobs)
+        return Show(new_text, verified, cut, logprobs)
 
 
 class Patience:

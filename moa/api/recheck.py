@@ -139,39 +139,52 @@ class Recheck:
         before it has verified anything. The device keeps its text, and writes none meanwhile."""
         before = self.shape.ends[0]
         correction = Correction(before.text)
+        try:
+            await self._write_again(answerer, correction, before)
+        except Exception as error:
+            self.failures += 1
+            self._log_failure(error)
+        finally:
+            if self._open:
+                self._end_stream(correction, before)
+
+    async def _write_again(self, answerer: Counted, correction: Correction, before: Ended) -> None:
+        """Have the answer written once more, with the text that it had `before` as the prediction,
+        and correct the stream as it comes."""
         question = replace(self.ask.question, prediction=before.text)
         ask = replace(
             self.ask, question=question, was_written=True, was_ended=before.reason == "eos"
         )
-        try:
-            encoded = await answerer.encode(ask)
-            async with answerer.answering(ask, encoded) as answer:
-                async for event in answer.events:
-                    for counted in answer.counted(event):
-                        self._tell(counted, correction)
-        except Exception as error:
-            self.failures += 1
-            if isinstance(error, MoaError):
-                reason = error.line()
-                traceback = None
-            else:  # a defect of ours
-                reason = type(error).__name__
-                traceback = error
-            log.warning(
-                "answer %s could not be checked: %s",
-                self.recording.id,
-                safe_line(reason),
-                exc_info=traceback,
-            )
-        finally:
-            if self._open:
-                if not self.shape.ends[0].verified:
-                    # The client has another text now, of which a part is not verified.
-                    cut_short = replace(before, text=correction.shown, verified=False)
-                    self._add(*self.shape.end(0, cut_short))
-                self._add(DONE)
-                self.recording.close()
-                self._open = False
+        encoded = await answerer.encode(ask)
+        async with answerer.answering(ask, encoded) as answer:
+            async for event in answer.events:
+                for counted in answer.counted(event):
+                    self._tell(counted, correction)
+
+    def _log_failure(self, error: Exception) -> None:
+        """Log why the answer could not be checked."""
+        if isinstance(error, MoaError):
+            reason = error.line()
+            traceback = None
+        else:  # a defect of ours
+            reason = type(error).__name__
+            traceback = error
+        log.warning(
+            "answer %s could not be checked: %s",
+            self.recording.id,
+            safe_line(reason),
+            exc_info=traceback,
+        )
+
+    def _end_stream(self, correction: Correction, before: Ended) -> None:
+        """End the stream again, which this check has opened."""
+        if not self.shape.ends[0].verified:
+            # The client has another text now, of which a part is not verified.
+            cut_short = replace(before, text=correction.shown, verified=False)
+            self._add(*self.shape.end(0, cut_short))
+        self._add(DONE)
+        self.recording.close()
+        self._open = False
 
     def _tell(self, event: AnswerEvent, correction: Correction) -> None:
         """Add to the recorded stream what an event of the check changes: in the client's text,
