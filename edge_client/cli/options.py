@@ -10,7 +10,8 @@ import secrets
 import stat
 import sys
 import threading
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,22 +121,42 @@ def settings_from(options: argparse.Namespace, **defaults: Any) -> ClientSetting
 @contextlib.asynccontextmanager
 async def opened(settings: ClientSettings) -> AsyncIterator[EdgeClient]:
     """A client that is open while the body runs. If it takes longer than a second to open, a
-    terminal is told what is being waited for."""
+    terminal is told what is being waited for, and for how long."""
     from edge_client.client import EdgeClient  # it loads ONNX Runtime: not every command needs that
 
     starts = settings.verifier == "local" and not settings.offline
     what = "starting a verifier on this machine" if starts else "loading the drafter"
-    # In a thread: to load a large drafter keeps the event loop busy.
-    timer = threading.Timer(_SILENT_SECONDS, say, [f"{what} ..."])
-    timer.daemon = True
-    if sys.stderr is not None and sys.stderr.isatty():
-        timer.start()
     async with contextlib.AsyncExitStack() as stack:
-        try:
+        with _telling(what):
             client = await stack.enter_async_context(EdgeClient(settings))
-        finally:
-            timer.cancel()
         yield client
+
+
+@contextlib.contextmanager
+def _telling(what: str) -> Iterator[None]:
+    """A context whose body makes the user wait: a terminal is told so each second, on one line. In a
+    thread, for to load a large drafter keeps the event loop busy."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    over = threading.Event()
+
+    def tell() -> None:
+        began = time.monotonic()
+        end = ""
+        while not over.wait(_SILENT_SECONDS):
+            waited = f"{what} ... {time.monotonic() - began:.0f} s"
+            print(f"\redge-client: {waited}", end="", file=sys.stderr, flush=True)
+            end = "\n"
+        print(end, end="", file=sys.stderr, flush=True)
+
+    telling = threading.Thread(target=tell, daemon=True)
+    telling.start()
+    try:
+        yield
+    finally:
+        over.set()
+        telling.join()
 
 
 def draw_seed() -> int:

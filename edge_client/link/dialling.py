@@ -17,6 +17,7 @@ from websockets.exceptions import (
     InvalidURI,
     NegotiationError,
 )
+from websockets.frames import CloseCode
 
 from edge_client.link.retry import Retry
 from moa.errors import LinkError, MoaError, RemoteError, UsageError
@@ -144,6 +145,8 @@ def explain(
                 f"cannot resolve {safe_line(host)}: {safe_line(error.strerror or str(error))}",
                 hint="is the name right, and is this device online?",
             )
+        case ConnectionClosed() if worked:
+            return _explain_close(error, url)
         case ConnectionClosed() | OSError() | EOFError():
             hint = "is `cloud-verifier serve` running there?"
             if tls:
@@ -154,6 +157,16 @@ def explain(
             return LinkError(f"cannot reach {url}: {said}", hint=hint)
         case _:
             return LinkError(f"cannot reach {url}: {type(error).__name__}: {safe_line(str(error))}")
+
+
+def _explain_close(error: ConnectionClosed, url: str) -> MoaError:
+    """The error for the end of a connection that has worked."""
+    sent = error.sent if error.rcvd is None else None
+    if sent is not None and sent.code == CloseCode.INTERNAL_ERROR:
+        # What the library closes with where its ping is not answered in time.
+        return LinkError(f"no word from {url} any more")
+    reason = safe_line(error.rcvd.reason) if error.rcvd is not None else ""
+    return LinkError(f"the connection to {url} was lost" + (f": {reason}" if reason else ""))
 
 
 def _explain_status(error: InvalidStatus, url: str, *, token: bool) -> MoaError:

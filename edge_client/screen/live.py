@@ -27,6 +27,8 @@ _LONG_SECONDS = 0.5
 _OTHER_ROWS = 3
 """Rows of the window that the redrawn text leaves: for the status, for the line that says that there
 is more of it, and for the cursor."""
+_FAST = 10.0
+"""Tokens a second that are told without a decimal."""
 _TROUBLE = ("offline", "refused")
 """States of the link whose reason the reader should see."""
 _DOING = {
@@ -221,7 +223,7 @@ def summary(done: Done, statuses: Sequence[Status], *, more: str = "") -> str:
     last = stats["last_token_seconds"]
     parts = [
         tokens(stats["tokens"]),
-        f"{stats['tokens'] / max(1e-3, last):.0f}/s",
+        f"{_speed(stats['tokens'] / max(1e-3, last))}/s",
     ]
     if first >= _LONG_SECONDS:
         parts.append(f"first after {first:.1f} s")
@@ -238,6 +240,11 @@ def summary(done: Done, statuses: Sequence[Status], *, more: str = "") -> str:
     elif done.reason not in ("eos", "stop"):
         parts.append(ENDS.get(done.reason, f"ended by {done.reason}"))
     return " · ".join(parts)
+
+
+def _speed(a_second: float) -> str:
+    """Returns tokens a second; slow ones with a decimal, for else some would be none."""
+    return f"{a_second:.0f}" if a_second >= _FAST else f"{a_second:.1f}"
 
 
 def how_much_is_verified(done: Done, statuses: Sequence[Status]) -> str:

@@ -123,7 +123,7 @@ def test_how_much_is_verified_and_the_context_is_full_is_on_the_screen(
     events = [Prompt(ids=[1, 2, 3]), token(3, "one", status), token(4, "two", "provisional")]
     more = "/continue goes on"
     text = shown([*events, done("onetwo", verified=False)], context=64, more=more)
-    assert "2 tokens · 2/s · first after 1.0 s · 1.50 tokens a forward · " in text, (
+    assert "2 tokens · 1.6/s · first after 1.0 s · 1.50 tokens a forward · " in text, (
         "the wait at the end is no part of the speed"
     )
     assert f"{says} · cut at 2 tokens: /continue goes on · context 5 of 64" in one_line(text)

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
-from websockets.exceptions import InvalidMessage
+from websockets.exceptions import ConnectionClosedError, InvalidMessage
+from websockets.frames import Close
 
 from edge_client.client import EdgeClient
 from edge_client.link.dialling import Dialling, explain
@@ -215,6 +216,12 @@ def test_failures_to_connect_are_explained() -> None:
     assert "port 80;" in explain(refused, "ws://localhost", tls=False).hint, (
         "an address without a port"
     )
+    silent = ConnectionClosedError(None, Close(1011, "keepalive ping timeout"), None)
+    assert str(explain(silent, url, tls=False, worked=True)) == f"no word from {url} any more"
+    killed = ConnectionClosedError(None, None, None)
+    assert str(explain(killed, url, tls=False, worked=True)) == f"the connection to {url} was lost"
+    ended = ConnectionClosedError(Close(1012, "restarts"), Close(1012, "restarts"), True)
+    assert str(explain(ended, url, tls=False, worked=True)).endswith("was lost: restarts")
     assert "port 80;" not in explain(refused, "wss://localhost", tls=True).hint
     unknown = explain(
         socket.gaierror(socket.EAI_AGAIN, "Temporary failure"), "ws://verifier.test:1", tls=False
