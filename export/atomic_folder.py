@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import secrets
 import shutil
 import signal
@@ -25,8 +26,8 @@ def new_folder(
     after an error. It needs `needed` bytes; `force` replaces a bundle that is there. A `trial` only
     checks whether that would work.
 
-    A killed process leaves a `.NAME.building-*` folder behind, which has no manifest and so is no
-    bundle.
+    A killed process leaves a `.NAME.building-PROCESS-*` folder behind, which has no manifest and so
+    is no bundle.
     """
     out = out.absolute()
     parent = out.parent
@@ -51,7 +52,8 @@ def new_folder(
 def _make_beside(out: Path) -> Path:
     """Make an empty folder in the one of `out`, on whose disk it can be renamed. Returns its
     path."""
-    folder = out.parent / f".{out.name}.building-{secrets.token_hex(4)}"
+    # By its process, so that whoever has killed that knows what it has left.
+    folder = out.parent / f".{out.name}.building-{os.getpid()}-{secrets.token_hex(4)}"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir()

@@ -3,6 +3,8 @@ once; mistakes are one line."""
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import json
 import os
 import signal
@@ -12,14 +14,16 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from moa.cli import up as up_command
 from testing.tiny import save_tiny
+from tests.edge.test_screen import on_screen
 
 SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48}
 _PROGRAM = "from moa.cli.moa_edge import main; main()"
@@ -120,6 +124,58 @@ def test_mistakes_are_one_line(
     assert process.returncode == code
     assert says in errors.splitlines()[-1]
     assert "Traceback" not in errors
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+def test_what_a_program_says_has_a_line_of_its_own_on_a_terminal(tmp_path: Path) -> None:
+    """The line that changes is there meanwhile."""
+    ours, theirs = os.openpty()
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "TERM": "xterm", "COLUMNS": "200"}
+    command = [sys.executable, "-c", _PROGRAM, "up", "/nowhere", "--device-model", "/there"]
+    sent = b""
+    with subprocess.Popen(command, env=environment, stderr=theirs):
+        os.close(theirs)
+        # At the end of the process a pseudo-terminal has either nothing more or an error.
+        with suppress(OSError):
+            while piece := os.read(ours, 4096):
+                sent += piece
+        os.close(ours)
+    rows = ["".join(letter for letter, _ in row) for row in on_screen(sent.decode())]
+    assert rows[0].startswith("moa-edge up: error: no model at /nowhere"), rows
+
+
+_STUCK = """
+import os, pathlib, signal, sys, time
+def main():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as in a long computation
+    out = pathlib.Path(sys.argv[sys.argv.index("-o") + 1])
+    folder = out.parent / f".{out.name}.building-{os.getpid()}-0a"
+    folder.mkdir()
+    (folder / "weights").write_bytes(bytes(1000))
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs signals")
+async def test_a_bundle_that_is_given_up_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stuck.py").write_text(_STUCK)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(up_command, "_BUILD", "stuck:main")
+    bundles = tmp_path / "bundles"
+    others = bundles / ".one.building-1-0b"
+    others.mkdir(parents=True)
+    options = argparse.Namespace(target="t", device_model="d")
+    plan = {"bundle": str(bundles / "one"), "made": False, "seconds": 1.0}
+    making = asyncio.create_task(up_command._build(options, plan))
+    async with asyncio.timeout(60):
+        while not list(bundles.glob(".one.building-*/weights")):
+            await asyncio.sleep(0.01)
+    making.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await making
+    assert list(bundles.iterdir()) == [others], "that of another process stays"
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -18,13 +19,14 @@ import time
 import webbrowser
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console
 from rich.status import Status
 
 from moa.errors import MoaError, UsageError, run_cli
-from moa.process.children import end_child, start_child
+from moa.process.children import END_SECONDS, end_child, start_child
 from moa.safe_text import safe_line
 
 PROGRAM = "moa-edge up"
@@ -37,6 +39,8 @@ _PAGE = "chat page and API at "
 """How `edge-client serve` begins the line with its address."""
 _START_SECONDS = 900.0
 """Seconds that a program has to start: a large target may lie on a slow disk."""
+_BUILD_END_SECONDS = 1.0
+"""Seconds that what makes a bundle has to end: it has nothing to save, and may compute for long."""
 _LONGEST_LINE = 400
 """Characters of a program's line that are shown."""
 _LEAST_SECONDS_LEFT = 5
@@ -94,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _ChildFailed(Exception):
-    """A child has failed and said why, on the terminal that both share."""
+    """A child has failed, and what it said of that was shown."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"exit code {code}")
@@ -118,6 +122,7 @@ async def _up(options: argparse.Namespace) -> int:
     stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
     if not work.done():
+        _say("ending ...")
         work.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await work
@@ -181,17 +186,19 @@ async def _plan(options: argparse.Namespace) -> dict[str, Any]:
         flags.append("--dry-run")
     if options.again:
         flags.append("--again")
-    with _status("reading what the files say of both models"):
+    with _status("reading what the files say of both models") as status:
         child = await start_child(
             _PLAN,
             options.target,
             options.device_model,
             *flags,
             stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
         )
         async with _ended_after(child):
             assert child.stdout is not None
-            said = await child.stdout.read()
+            assert child.stderr is not None
+            said, _ = await asyncio.gather(child.stdout.read(), _pass_on(child.stderr, status))
             code = await child.wait()
     if code:
         raise _ChildFailed(code)
@@ -226,7 +233,7 @@ async def _build(options: argparse.Namespace, plan: dict[str, Any]) -> None:
         _BUILD, *arguments, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )
     last_line = ""
-    async with _ended_after(child):
+    async with _left_nothing(plan["bundle"], child), _ended_after(child, _BUILD_END_SECONDS):
         with _status("making the bundle") as status:
             clock = asyncio.ensure_future(_show_time(status, started, plan["seconds"]))
             assert child.stderr is not None
@@ -242,6 +249,18 @@ async def _build(options: argparse.Namespace, plan: dict[str, Any]) -> None:
     if code:
         raise MoaError(f"the bundle was not made: {last_line}")
     _say(f"made the bundle in {time.monotonic() - started:.0f} s: {plan['bundle']}")
+
+
+@contextlib.asynccontextmanager
+async def _left_nothing(bundle: str, child: asyncio.subprocess.Process) -> AsyncIterator[None]:
+    """Remove what a child that made this bundle has left, gigabytes of a large model, if it was
+    killed."""
+    try:
+        yield
+    finally:
+        place = Path(bundle)
+        for folder in place.parent.glob(f".{place.name}.building-{child.pid}-*"):
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
 async def _show_time(status: _StatusLine, started: float, estimated: float) -> None:
@@ -342,22 +361,29 @@ async def _passed_on(stream: asyncio.StreamReader) -> AsyncIterator[None]:
             await passing_on
 
 
-async def _pass_on(stream: asyncio.StreamReader) -> None:
-    """Show the lines of a program that runs."""
+async def _pass_on(stream: asyncio.StreamReader, status: _StatusLine | None = None) -> None:
+    """Show the lines of a program that runs: by this one, which knows what else is on the terminal.
+    The line that changes, if there is one, says from then on what the program does."""
     async for raw in stream:
         line = _clean(raw)
-        if line:
-            _say(line)
+        if not line:
+            continue
+        _say(line)
+        if status is not None:
+            status.show(line.removeprefix(f"{PROGRAM}: ").partition(":")[0])
 
 
 @contextlib.asynccontextmanager
-async def _ended_after(child: asyncio.subprocess.Process) -> AsyncIterator[None]:
-    """End a child after the body, if it has not ended."""
+async def _ended_after(
+    child: asyncio.subprocess.Process, seconds: float = END_SECONDS
+) -> AsyncIterator[None]:
+    """End a child after the body, if it has not ended: by itself within so many seconds, or else it
+    is killed."""
     try:
         yield
     finally:
         if child.returncode is None:
-            await end_child(child)
+            await end_child(child, seconds)
 
 
 # ---- the screen

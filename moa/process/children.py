@@ -22,7 +22,7 @@ raise SystemExit({function}())
 """
 """What a child runs. However its parent ends, the pipe that is the child's standard input closes: then
 it ends itself."""
-_END_SECONDS = 10.0
+END_SECONDS = 10.0
 """Seconds that a child has to end by itself."""
 
 
@@ -48,13 +48,13 @@ async def start_child(
     )
 
 
-async def end_child(process: asyncio.subprocess.Process) -> None:
-    """Ask a child process to end, kill it if it has not after a while, and wait until it is
+async def end_child(process: asyncio.subprocess.Process, seconds: float = END_SECONDS) -> None:
+    """Ask a child process to end, kill it if it has not after so many seconds, and wait until it is
     gone."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:
-        async with asyncio.timeout(_END_SECONDS):
+        async with asyncio.timeout(seconds):
             await process.communicate()
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):
